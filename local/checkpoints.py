@@ -1,0 +1,110 @@
+"""Kafka's text side files: offset checkpoints, leader epochs, ``partition.metadata``, ``meta.properties``.
+
+A checkpoint is: a line ``0`` (version), a line with the number of entries, then an entry a line. It is replaced
+whole (`storage.replace_file`), so a crash leaves the old one or the new one. A damaged one is Corrupt, never guessed
+at; an absent or an empty one holds nothing. Source: kafka `CheckpointFile`, `PartitionMetadataFile`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+
+from local import names
+from local.errors import Corrupt, InvalidRequest, NotFound
+from local.names import TopicPartition
+from local.storage import Storage, join, replace_file
+
+
+def read_offsets(storage: Storage, path: str) -> dict[TopicPartition, int]:
+    """The offset per partition of a ``…-offset-checkpoint`` file."""
+    found: dict[TopicPartition, int] = {}
+    for line, fields in _read(storage, path, 3):
+        topic, partition, offset = fields
+        try:
+            found[TopicPartition(topic, int(partition))] = int(offset)
+        except (ValueError, InvalidRequest):
+            raise Corrupt("reading a checkpoint, not an entry", path=path, line=line) from None
+    return found
+
+
+def write_offsets(storage: Storage, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+    _write(storage, path, (f"{name.topic} {name.partition} {offset}" for name, offset in sorted(offsets.items())))
+
+
+def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]]:
+    """The (leader epoch, start offset) pairs of a ``leader-epoch-checkpoint``, both ascending."""
+    found: list[tuple[int, int]] = []
+    for line, (epoch, start) in _read(storage, path, 2):
+        try:
+            found.append((int(epoch), int(start)))
+        except ValueError:
+            raise Corrupt("reading a leader-epoch checkpoint, not an entry", path=path, line=line) from None
+    return found
+
+
+def encode_epochs(epochs: Iterable[tuple[int, int]]) -> bytes:
+    return _encode(f"{epoch} {start}" for epoch, start in epochs)
+
+
+def write_epochs(storage: Storage, path: str, epochs: Iterable[tuple[int, int]]) -> None:
+    replace_file(storage, path, encode_epochs(epochs))
+
+
+def read_topic_id(storage: Storage, directory: str) -> str | None:
+    """The topic id in ``partition.metadata``; None when there is no such file."""
+    path = join(directory, names.PARTITION_METADATA)
+    try:
+        lines = storage.read(path).decode("utf-8", "replace").splitlines()
+    except NotFound:
+        return None
+    fields = dict(line.partition(": ")[::2] for line in lines)
+    try:
+        return names.check_topic_id(fields["topic_id"])
+    except (KeyError, InvalidRequest):
+        raise Corrupt("reading partition metadata, no topic id", path=path) from None
+
+
+def write_topic_id(storage: Storage, directory: str, topic_id: str) -> None:
+    body = f"version: 0\ntopic_id: {topic_id}\n".encode()
+    replace_file(storage, join(directory, names.PARTITION_METADATA), body)
+
+
+def ensure_meta_properties(storage: Storage, root: str) -> str:
+    """The directory's id from ``meta.properties``, which is written on first use."""
+    path = join(root, names.META_PROPERTIES)
+    try:
+        lines = storage.read(path).decode("utf-8", "replace").splitlines()
+    except NotFound:
+        directory_id, cluster_id = (names.encode_uuid(uuid.uuid4()) for _ in range(2))
+        body = f"version=1\ncluster.id={cluster_id}\nnode.id=1\ndirectory.id={directory_id}\n"
+        replace_file(storage, path, body.encode())
+        return directory_id
+    fields = dict(line.partition("=")[::2] for line in lines if not line.startswith("#"))
+    return fields.get("directory.id", "")
+
+
+def _read(storage: Storage, path: str, width: int) -> list[tuple[int, list[str]]]:
+    try:
+        text = storage.read(path).decode("utf-8", "replace")
+    except NotFound:
+        return []
+    lines = text.splitlines()
+    if not lines:
+        return []
+    if lines[0] != "0" or len(lines) < 2 or not lines[1].isdigit() or int(lines[1]) != len(lines) - 2:
+        raise Corrupt("reading a checkpoint, version or count differs", path=path)
+    rows = [(at, line.split(" ")) for at, line in enumerate(lines[2:], start=3)]
+    for at, fields in rows:
+        if len(fields) != width:
+            raise Corrupt("reading a checkpoint, not an entry", path=path, line=at)
+    return rows
+
+
+def _encode(lines: Iterable[str]) -> bytes:
+    rows = list(lines)
+    return "\n".join(["0", str(len(rows)), *rows, ""]).encode()
+
+
+def _write(storage: Storage, path: str, lines: Iterable[str]) -> None:
+    replace_file(storage, path, _encode(lines))

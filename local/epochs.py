@@ -1,0 +1,41 @@
+"""Which leader epoch began at which offset: the lineage of a log, and what decides between two histories.
+
+`LeaderEpochs` is a value; its file is ``leader-epoch-checkpoint``. Both columns ascend.
+Source: kafka `LeaderEpochFileCache`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEpochs:
+    """Pairs (epoch, start offset), both strictly ascending."""
+
+    entries: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def latest(self) -> int | None:
+        return self.entries[-1][0] if self.entries else None
+
+    def assign(self, epoch: int, start_offset: int) -> LeaderEpochs:
+        """With `epoch` beginning at `start_offset`; entries that contradict it go (history before them is kept)."""
+        if self.entries and self.entries[-1][0] == epoch and start_offset >= self.entries[-1][1]:
+            return self
+        kept = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
+        return LeaderEpochs((*kept, (epoch, start_offset)))
+
+    def truncate_from_end(self, offset: int) -> LeaderEpochs:
+        """Without the epochs that begin at or after `offset`."""
+        return LeaderEpochs(tuple((e, s) for e, s in self.entries if s < offset))
+
+    def truncate_from_start(self, offset: int) -> LeaderEpochs:
+        """As seen from a log that begins at `offset`: the epoch that holds it starts there."""
+        below = [e for e, s in self.entries if s <= offset]
+        kept = tuple((e, s) for e, s in self.entries if s > offset)
+        return LeaderEpochs(((below[-1], offset), *kept) if below else kept)
+
+    def between(self, base_offset: int, next_offset: int) -> tuple[tuple[int, int], ...]:
+        """The pairs of ``[base_offset, next_offset)``, the first of them starting at `base_offset`."""
+        return self.truncate_from_end(next_offset).truncate_from_start(base_offset).entries

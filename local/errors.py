@@ -1,0 +1,74 @@
+"""The error tree of the whole project: one class for each thing a caller would do.
+
+Every message reads ``what was attempted: key=value key=value``; the facts stay on the exception for programs.
+Foreign errors are translated at the one door of their library (the disk's in `local.storage`, the store's in
+`remote.fsspec_store`), so nothing outside this tree ever needs to be caught above those doors.
+"""
+
+from __future__ import annotations
+
+
+class LogError(Exception):
+    """Base of the tree. `attempt` in lower case says what was tried; `facts` say where."""
+
+    def __init__(self, attempt: str, **facts: object) -> None:
+        super().__init__(attempt, facts)
+        self.attempt = attempt
+        self.facts = facts
+
+    def __str__(self) -> str:
+        return describe(self.attempt, self.facts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword facts have to survive the pickling that Spark does between its processes.
+        return (_rebuild, (type(self), self.attempt, self.facts))
+
+
+class InvalidRequest(LogError):
+    """The call is wrong; the same call will fail again. Fix it."""
+
+
+class OffsetOutOfRange(InvalidRequest):
+    """The offset lies outside ``[log_start_offset, next_offset]``; both are in `facts`."""
+
+
+class NotFound(LogError):
+    """The named thing does not exist."""
+
+
+class AccessDenied(LogError):
+    """The store or the disk refuses us: credentials, permissions. Fix the set-up."""
+
+
+class Unavailable(LogError):
+    """Not now. The only class that is worth retrying."""
+
+
+class Conflict(LogError):
+    """Somebody else got there first, or holds what we need."""
+
+
+class AlreadyExists(Conflict):
+    """A create-if-absent found the name taken, or cannot tell whether its own attempt took it."""
+
+
+class Fenced(Conflict):
+    """A newer writer owns the partition. Stop; nothing this writer does may be seen any more."""
+
+
+class Corrupt(LogError):
+    """Bytes that contradict their checksum or their format. Stop, keep the evidence, scrub."""
+
+
+class DiskFailed(LogError):
+    """The local disk refused a read, a write or an fsync. The file's state is unknown until it is reopened."""
+
+
+def describe(attempt: str, facts: dict[str, object]) -> str:
+    """One line: the attempt, then ``key=value`` facts; facts that are None are left out."""
+    told = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
+    return f"{attempt}: {told}" if told else attempt
+
+
+def _rebuild(kind: type[LogError], attempt: str, facts: dict[str, object]) -> LogError:
+    return kind(attempt, **facts)

@@ -1,0 +1,368 @@
+"""The one door to the hot loops: scan, decode, gather, encode, filter.
+
+Picks the compiled `local._kernels` where it was built and `local.pure_kernels` otherwise, or where the environment says
+``TIERED_PURE_KERNELS=1``. Both know plain batches only; inflating and compressing happen here, around them.
+
+What arrives from a disk or a store is hostile until checked: CRC, then structure, each count and length against the
+bytes that are there. Raises Corrupt and InvalidRequest, nothing else.
+
+Memory: a kilobyte can hold a gigabyte, in an attack and in honest data. One batch may inflate to INFLATED_BYTES_MAX,
+above which it is Corrupt. Many batches of one call are not: `decode_in_steps` reads any number of them in steps of
+about STEP_BYTES, and `decode_columns`, which gives all at once, refuses more than the caller allows.
+
+Every function may be called from several threads at once; the compiled loops let go of the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local import pure_kernels
+from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES, BatchHeader, read_header, seal
+from local.columns import COLUMNS_ROW_BYTES, BatchTable, Columns
+from local.compression import INFLATED_BYTES_MAX, Codec, compress, decompress, decompress_into, size_guesses
+from local.errors import Corrupt, InvalidRequest
+from local.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    _chosen = pure_kernels
+else:
+    _chosen = pure_kernels
+    if os.environ.get("TIERED_PURE_KERNELS", "0") in ("", "0"):
+        try:
+            from local import _kernels as _chosen
+        except ImportError:  # built without a compiler; `implementation` tells, and so does `tiered doctor`
+            _chosen = pure_kernels
+
+DECOMPRESSED_BYTES_MAX = INFLATED_BYTES_MAX  # of all batches of one `decode_columns`; never below that of one batch
+STEP_BYTES = 64 << 20
+_ARENA_BYTES_MIN = 1 << 20
+_ARENA_RATIO = 4  # first guess of inflated over compressed
+
+
+def implementation() -> Literal["compiled", "pure"]:
+    """Which of the twins runs."""
+    return "pure" if _chosen is pure_kernels else "compiled"
+
+
+def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> BatchTable:
+    """The consecutive batches from byte `position`; stops at the first that is torn or wrong, without raising.
+
+    With `verify` every CRC is checked. Raises InvalidRequest when `position` lies outside `data`.
+    """
+    return _chosen.scan_batches(_bytes_of(data), verify=verify, position=position)
+
+
+def decode_columns(
+    data: Buffer,
+    *,
+    verify: bool = True,
+    include_control: bool = False,
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+    table: BatchTable | None = None,
+) -> Columns:
+    """The records of the whole batches in `data`, which may end in a partial one: that is left out.
+
+    `table` spares the scan when the caller has one of this very `data`. Without `verify` CRCs are not looked at, the
+    structure always is. Records of control batches are left out unless `include_control`; their rows in the table
+    stay. Raises Corrupt with ``at`` and ``base_offset``, and InvalidRequest when compressed batches and the plain ones
+    beside them take more than `decompressed_bytes_max` inflated: what may be that much is read by `decode_in_steps`.
+    """
+    view = _bytes_of(data)
+    table = _scanned(view, verify=verify) if table is None else _checked(view, table)
+    packed = _packed(table, include_control=include_control)
+    if not packed.any():
+        return _plain_columns(view, table, verify=verify, include_control=include_control)
+    if verify:
+        _verify(view, table)
+    arena, starts, ends = _inflated(view, table, packed.tolist(), decompressed_bytes_max)
+    done = len(ends)
+    if ends[-1] > decompressed_bytes_max:
+        where = {"at": int(table.positions[done - 1]), "base_offset": int(table.base_offsets[done - 1])}
+        raise InvalidRequest(
+            "decoding batches, together they inflate past the limit of one call; decode them in steps",
+            limit=decompressed_bytes_max,
+            batches=len(table),
+            **where,
+        )
+    return _chosen.decode_batches(arena, table, starts, ends, verify=False, include_control=include_control)
+
+
+def decode_in_steps(
+    data: Buffer,
+    *,
+    verify: bool = True,
+    include_control: bool = False,
+    step_bytes: int = STEP_BYTES,
+    table: BatchTable | None = None,
+) -> Iterator[Columns]:
+    """The records of `decode_columns`, a run of whole batches at a time, however much they inflate to.
+
+    A step has one batch at least, and ends with the batch that takes its inflated bytes past `step_bytes`, or before
+    the one that would take its columns there. Its table holds its own batches: `positions` are bytes of `data`,
+    `valid_bytes` and `problem` are those of all of it. No whole batch, no step. Each step's memory is free as soon as
+    the caller lets go of it. Raises as `decode_columns` does, some steps may have been given before.
+    """
+    view = _bytes_of(data)
+    table = _scanned(view, verify=verify) if table is None else _checked(view, table)
+    packed = _packed(table, include_control=include_control)
+    if verify and packed.any():
+        _verify(view, table)
+        verify = False
+    skipped = (table.attributes & CONTROL != 0) & (not include_control)
+    # Counts are the header's own word until the records are walked; a wrong one only makes a step short.
+    rows_before = np.concatenate(([0], np.cumsum(np.where(skipped, 0, table.record_counts), dtype=np.int64)))
+    done = 0
+    while done < len(table):
+        rows_until = rows_before[done] + step_bytes // COLUMNS_ROW_BYTES
+        upto = max(done + 1, int(np.searchsorted(rows_before, rows_until, "right")) - 1)
+        run, bits = table.select(slice(done, upto)), packed[done:upto]
+        if bits.any():
+            arena, starts, ends = _inflated(view, run, bits.tolist(), step_bytes)
+            run = run.select(slice(len(ends)))
+            step = _chosen.decode_batches(arena, run, starts, ends, verify=False, include_control=include_control)
+            del arena
+        else:
+            step = _plain_columns(view, run, verify=verify, include_control=include_control)
+        done += len(run)
+        yield step
+        del step  # while the next one is made, only the caller may hold this one
+
+
+def gather(
+    data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """The named ranges side by side: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; -1 is empty.
+
+    Raises InvalidRequest for a range outside `data`, and above 2^31-1 bytes, which 32-bit offsets cannot address.
+    """
+    starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
+    return _chosen.gather(_bytes_of(data), starts, lengths)
+
+
+def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
+    """(the record section with offset deltas 0, 1, ..; base timestamp, the first record's; largest timestamp).
+
+    Records are (key, value, timestamp_ms[, headers]). Raises InvalidRequest for none, or one that is no such record.
+    """
+    return _chosen.encode_records(records)
+
+
+def encode_plain_batch(
+    records: Sequence[tuple[object, ...]],
+    base_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    append_time_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+) -> bytes:
+    """A whole batch without codec; `local.batch.encode_batch` is the one to call."""
+    return _chosen.encode_batch(
+        records, base_offset, leader_epoch, attributes, append_time_ms, producer_id, producer_epoch, base_sequence
+    )
+
+
+def filter_batches(data: Buffer, keep: NDArray[np.bool_], *, keep_last_batch: bool) -> bytes:
+    """`data` with only the kept records; `keep` has a flag for each record of `decode_columns(include_control=True)`.
+
+    A batch of which all is kept, and every control batch, passes byte for byte. One of which some is kept is rebuilt:
+    base offset, last offset, producer fields, leader epoch, flags and codec (at its default level) stay; the base
+    timestamp is the first kept record's or else the delete horizon; the largest timestamp is that of the kept records
+    (under log append time it stays). One of which none is kept is left out, but with `keep_last_batch` the last batch
+    of `data` stays as an empty one, so that the log's next offset survives.
+    Every CRC is checked first. Memory: the result, and one inflated batch at a time. Raises Corrupt, and InvalidRequest
+    when `keep` has not one flag per record or `data` does not end with a batch. Source: kafka `MemoryRecords.filterTo`.
+    """
+    view = _bytes_of(data)
+    table = _scanned(view, verify=True)
+    if table.problem is not None:
+        raise InvalidRequest("filtering batches, the data ends inside one", at=table.valid_bytes, bytes=len(view))
+    flags = np.ascontiguousarray(keep)
+    if flags.dtype != np.bool_ or flags.shape != (int(table.record_counts.sum(dtype=np.int64)),):
+        counted = int(table.record_counts.sum(dtype=np.int64))
+        raise InvalidRequest("filtering batches, not one flag per record", flags=flags.shape, records=counted)
+    ends = np.cumsum(table.record_counts, dtype=np.int64)
+    starts = ends - table.record_counts
+    actions = _actions(table, flags, starts, ends, keep_last_batch=keep_last_batch)
+    repack = np.flatnonzero((actions == REBUILD) & ((table.attributes & CODEC_BITS) != Codec.NONE)).tolist()
+    if not repack:
+        return _chosen.rebuild_batches(view, table, actions, flags, starts)
+    parts: list[bytes] = []
+    done = 0
+    for row in repack:
+        run = slice(done, row)
+        parts.append(_chosen.rebuild_batches(view, table.select(run), actions[run], flags, starts[run]))
+        parts.append(_repacked(view, table.row(row), int(table.positions[row]), flags[starts[row] : ends[row]]))
+        done = row + 1
+    rest = slice(done, None)
+    parts.append(_chosen.rebuild_batches(view, table.select(rest), actions[rest], flags, starts[rest]))
+    return b"".join(parts)
+
+
+# -- tables
+
+
+def _bytes_of(data: Buffer) -> memoryview:
+    try:
+        return memoryview(data).cast("B")
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("reading batches, not one contiguous buffer", got=type(data).__name__) from error
+
+
+def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
+    """The structure of all whole batches; the CRCs are left to the loop that reads the bytes anyway."""
+    table = _chosen.scan_batches(view, verify=False)
+    if table.is_corrupt:
+        at = table.valid_bytes
+        # A header that makes no sense is most often a damaged one: let the checksum have the word, if it may.
+        problem = _chosen.scan_batches(view, verify=verify, position=at).problem or table.problem
+        base_offset = int.from_bytes(view[at : at + 8], "big", signed=True)
+        raise Corrupt(f"decoding a batch, {problem}", at=at, base_offset=base_offset)
+    return table
+
+
+def _checked(view: memoryview, table: BatchTable) -> BatchTable:
+    """The caller's own table, if it can belong to `view`."""
+    ends = table.positions + table.sizes
+    if (table.positions < 0).any() or (table.sizes < HEADER_BYTES).any() or (ends > len(view)).any():
+        raise InvalidRequest("decoding batches, the table is of other data", bytes=len(view), rows=len(table))
+    return table
+
+
+def _packed(table: BatchTable, *, include_control: bool) -> NDArray[np.bool_]:
+    """Which batches have to be inflated."""
+    packed: NDArray[np.bool_] = ((table.attributes & CODEC_BITS) != Codec.NONE) & (table.sizes > HEADER_BYTES)
+    return packed if include_control else packed & ((table.attributes & CONTROL) == 0)
+
+
+def _plain_columns(view: memoryview, table: BatchTable, *, verify: bool, include_control: bool) -> Columns:
+    starts, ends = table.positions + HEADER_BYTES, table.positions + table.sizes
+    return _chosen.decode_batches(view, table, starts, ends, verify=verify, include_control=include_control)
+
+
+def _verify(view: memoryview, table: BatchTable) -> None:
+    """Every CRC of the table's batches in one go, before a decompressor sees a byte. Raises Corrupt."""
+    drop = np.full(len(table), DROP, np.uint8)
+    none, starts = np.empty(0, np.bool_), np.zeros(len(table), np.int64)
+    unread = replace(table, record_counts=np.zeros(len(table), np.int32))
+    _chosen.rebuild_batches(view, unread, drop, none, starts)
+
+
+# -- inflating
+
+
+def _inflated(
+    view: memoryview, table: BatchTable, packed: list[bool], budget: int
+) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
+    """(an arena with sections plain, side by side; where each begins; where it ends).
+
+    Of all batches, or of those up to the one that takes the arena past `budget`.
+    """
+    ends: list[int] = []
+    used = 0
+    arena = np.empty(max(_ARENA_BYTES_MIN, min(budget, _ARENA_RATIO * len(view))), np.uint8)
+    places = zip(packed, table.positions.tolist(), table.sizes.tolist(), table.attributes.tolist(), strict=True)
+    for row, (is_packed, position, size, bits) in enumerate(places):
+        section = view[position + HEADER_BYTES : position + size]
+        if is_packed:
+            try:
+                arena, length = _inflate_row(Codec(bits & CODEC_BITS), section, arena, used, budget)
+            except Corrupt as error:
+                raise _placed(error, table.row(row), position, limit=INFLATED_BYTES_MAX) from error
+        else:
+            length = len(section)
+            arena = _grown(arena, used, length, budget)
+            arena[used : used + length] = np.frombuffer(section, np.uint8)
+        used += length
+        ends.append(used)
+        if used > budget:
+            break
+    starts = np.array([0, *ends[:-1]], np.int64)
+    return arena[:used].data, starts, np.array(ends, np.int64)
+
+
+def _inflate_row(
+    codec: Codec, section: memoryview, arena: NDArray[np.uint8], used: int, budget: int
+) -> tuple[NDArray[np.uint8], int]:
+    """(the arena, grown if it had to be; bytes written at `used`). Raises Corrupt."""
+    damage: Corrupt | None = None
+    for size in size_guesses(codec, section, INFLATED_BYTES_MAX):
+        arena = _grown(arena, used, size, budget)
+        try:
+            return arena, decompress_into(codec, section, arena[used : used + size].data)
+        except Corrupt as error:
+            damage = error
+    assert damage is not None
+    raise damage
+
+
+def _grown(arena: NDArray[np.uint8], used: int, more: int, budget: int) -> NDArray[np.uint8]:
+    """The arena with room for `more` bytes behind the `used` ones. Pages never written to cost no memory."""
+    if len(arena) - used >= more:
+        return arena
+    want = 2 * used if 4 * used < budget else budget + more  # the last growth has room for a batch past the budget
+    larger = np.empty(max(used + more, want), np.uint8)
+    larger[:used] = arena[:used]
+    return larger
+
+
+def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object) -> Corrupt:
+    """The same error, saying which batch of the caller's data it is about."""
+    where = {"at": position, "base_offset": header.base_offset}
+    return Corrupt(error.attempt, **{**error.facts, **facts, **where})
+
+
+# -- filtering
+
+
+def _actions(
+    table: BatchTable,
+    flags: NDArray[np.bool_],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    *,
+    keep_last_batch: bool,
+) -> NDArray[np.uint8]:
+    """What becomes of each batch."""
+    running = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)))
+    kept = running[ends] - running[starts]
+    actions = np.full(len(table), REBUILD, np.uint8)
+    actions[kept == table.record_counts] = VERBATIM
+    actions[kept == 0] = DROP
+    actions[(table.attributes & CONTROL) != 0] = VERBATIM
+    if keep_last_batch and len(table) and actions[-1] == DROP:
+        actions[-1] = EMPTY if table.record_counts[-1] else VERBATIM
+    return actions
+
+
+def _repacked(view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.bool_]) -> bytes:
+    """One compressed batch with some of its records: inflated, rebuilt plain, compressed again."""
+    pure_kernels.check_crc(view, header, position)
+    section = view[position + HEADER_BYTES : position + header.size_bytes]
+    try:
+        inflated = decompress(header.codec, section, INFLATED_BYTES_MAX)
+    except Corrupt as error:
+        raise _placed(error, header, position, limit=INFLATED_BYTES_MAX) from error
+    plain = memoryview(seal(replace(header, attributes=header.attributes & ~CODEC_BITS), inflated))
+    del inflated
+    try:
+        table = _scanned(plain, verify=False)
+        one = np.array([REBUILD], np.uint8)
+        rebuilt = _chosen.rebuild_batches(plain, table, one, flags, np.zeros(1, np.int64))
+    except Corrupt as error:
+        raise _placed(error, header, position) from error
+    del plain
+    changed = read_header(rebuilt)
+    assert changed is not None
+    packed = compress(header.codec, memoryview(rebuilt)[HEADER_BYTES:])
+    return seal(replace(changed, attributes=header.attributes), packed)

@@ -1,0 +1,121 @@
+"""From the files of a partition directory to its segments: what `Log.open` finds, recovers, refuses.
+
+| segment | trusted | what is done |
+|---|---|---|
+| below the recovery point, or a clean shutdown before | its bytes are durable | indexes checked, rebuilt when off |
+| reaching beyond the recovery point | up to it | every CRC checked; the tail beyond is cut where it is torn or wrong |
+
+Bytes that were vouched for are never cut: damage there is Corrupt, naming file and byte, and the files stay as they are
+for repair. Beyond the recovery point the first bad batch ends the log and later segments go, as nothing after a hole
+was acknowledged as durable. A segment that begins inside the one before it is a roll that failed half way: it goes when
+it is empty, and is Corrupt otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from local import names, recovery
+from local.epochs import LeaderEpochs
+from local.errors import Corrupt
+from local.segment import Segment
+from local.segment_reading import end_of, trim_to_whole_batches
+from local.settings import LogSettings
+from local.storage import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLog:
+    """Sealed segments, ascending, and the log end; `epochs` with what the recovered batches said."""
+
+    segments: list[Segment]
+    next_offset: int
+    epochs: LeaderEpochs
+
+
+def load(
+    storage: Storage, directory: str, settings: LogSettings, epochs: LeaderEpochs, *, recovery_point: int | None
+) -> LoadedLog:
+    """Every segment, recovered where it must be; `recovery_point` None trusts all of it (a clean shutdown).
+
+    Raises Corrupt for damage below the recovery point, InvalidRequest for message formats that are not read.
+    """
+    recovery.finish_swaps(storage, directory)
+    bases = recovery.segment_bases(storage, directory)
+    segments: list[Segment] = []
+    known_ends: dict[int, int] = {}
+    next_offset = 0
+    for at, base in enumerate(bases):
+        end = bases[at + 1] if at + 1 < len(bases) else None
+        if recovery_point is not None and (end is None or end > recovery_point):
+            found = recovery.recover_segment(
+                storage, directory, base, interval_bytes=settings.index_interval_bytes, trusted_to=recovery_point
+            )
+            epochs = _with(epochs, found)
+            segments.append(Segment.load(storage, directory, base))
+            next_offset = known_ends[base] = found.next_offset
+            if found.cut and end is not None:
+                discard(storage, directory, [Segment(storage, directory, later) for later in bases[at + 1 :]])
+                break
+        else:
+            if recovery.check_indexes(storage, directory, base):
+                recovery.rebuild_indexes(storage, directory, base, interval_bytes=settings.index_interval_bytes)
+            segments.append(Segment.load(storage, directory, base))
+            next_offset = end if end is not None else end_of(segments[-1])
+    if len(segments) > 1 and segments[-1].size_bytes == 0:
+        # The last one may be what a failed roll left behind; its predecessor went on being written to.
+        known_ends[segments[-2].base_offset] = end_of(segments[-2])
+    kept = _without_overlap(storage, directory, segments, known_ends)
+    if len(kept) < len(segments):
+        next_offset = known_ends[kept[-1].base_offset]
+    return LoadedLog(segments=kept, next_offset=next_offset, epochs=epochs)
+
+
+def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
+    """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment."""
+    there = storage.list(directory) if storage.exists(directory) else []
+    parsed = [found for name in there if (found := names.parse_segment_file(name))]
+    bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
+    segments = [Segment.look(storage, directory, base) for base in bases]
+    next_offset = trim_to_whole_batches(segments[-1]) if segments else log_start_offset
+    if not segments:
+        segments = [Segment(storage, directory, next_offset)]
+    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs())
+
+
+def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> None:
+    """Remove segments at once, newest first, so that a crash leaves a log without a hole."""
+    for segment in reversed(segments):
+        suffixes = segment.existing_suffixes()
+        segment.retire()
+        for suffix in suffixes:
+            storage.unlink(segment.path(suffix))
+        storage.sync_directory(directory)
+
+
+def _without_overlap(
+    storage: Storage, directory: str, segments: list[Segment], known_ends: Mapping[int, int]
+) -> list[Segment]:
+    kept: list[Segment] = []
+    for segment in segments:
+        end = known_ends.get(kept[-1].base_offset, 0) if kept else 0
+        if end <= segment.base_offset:
+            kept.append(segment)
+        elif segment.size_bytes == 0:
+            discard(storage, directory, [segment])
+        else:
+            raise Corrupt(
+                "loading a log, a segment reaches into the next one",
+                path=kept[-1].path(names.LOG),
+                next_offset=end,
+                next_base_offset=segment.base_offset,
+            )
+    return kept
+
+
+def _with(epochs: LeaderEpochs, found: recovery.RecoveredSegment) -> LeaderEpochs:
+    for epoch, start in found.epochs:
+        if epochs.latest is None or epoch > epochs.latest:
+            epochs = epochs.assign(epoch, start)
+    return epochs

@@ -1,0 +1,480 @@
+"""One partition's log on a disk: append, roll, read, drop, recover. Kafka's format, Kafka's promises.
+
+Concurrency: one lock serialises writers; readers take a frozen `LogView` (the segment list and the offsets) and never
+wait. A reader whose segment is dropped or replaced under it gets the next view and starts over, so it never sees a
+hole. Offsets: ``log_start_offset <= local_log_start_offset <= next_offset``; the last is Kafka's log end offset.
+
+Durability: an append with `Durability.MEMORY` is where Kafka's own default leaves it (in the page cache, lost with
+the power); with `Durability.FLUSHED` it is on the platter. A sealed segment always is.
+
+This module is longer than its neighbours because it is everything that happens under the log's one lock; what needs no
+lock lies beside it (`log_view`, `loading`, `encoding`).
+
+A write that fails leaves the active segment in an unknown state: it is recovered in place from its own bytes; if that
+fails too, the log refuses everything until it is reopened.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+from local import checkpoints, loading, names, recovery, swap
+from local.batch import BatchHeader, assign_offset, read_header
+from local.encoding import check_ready_made, encode_batches
+from local.epochs import LeaderEpochs
+from local.errors import DiskFailed, LogError, NotFound, OffsetOutOfRange
+from local.log_view import READ_BYTES, LogView
+from local.names import TopicPartition
+from local.record import Record
+from local.segment import RELATIVE_OFFSET_MAX, Segment
+from local.segment_info import SegmentInfo
+from local.settings import LogSettings
+from local.storage import Storage, join
+
+
+class Durability(Enum):
+    """How far an append has come when it returns."""
+
+    MEMORY = "memory"
+    FLUSHED = "flushed"
+
+
+class AppendResult(NamedTuple):
+    """The offsets ``[base_offset, next_offset)`` that an append was given."""
+
+    base_offset: int
+    next_offset: int
+
+
+class Log:
+    """See the module text. Build one with `Log.open`."""
+
+    def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
+        self.partition = partition
+        self.settings = settings
+        self.directory = directory
+        self.cleaner_offset: int | None = None
+        self.epochs = LeaderEpochs()
+        self.leader_epoch = 0
+        self.recovery_point = 0
+        self._storage = storage
+        self._lock = threading.RLock()
+        self._view = LogView((), (), 0, 0)
+        self._deleted: list[tuple[int, str]] = []
+        self._unflushed_records = 0
+        self._unflushed_since_ms = 0
+        self._failed = False
+        self._look_again: Callable[[], None] | None = None
+
+    @classmethod
+    def open(
+        cls,
+        storage: Storage,
+        directory: str,
+        partition: TopicPartition,
+        settings: LogSettings,
+        *,
+        now_ms: int,
+        was_clean: bool = False,
+        recovery_point: int = 0,
+        log_start_offset: int | None = None,
+        is_tiered: bool = False,
+        read_only: bool = False,
+    ) -> Log:
+        """Load what is there, recover what needs it, and end with an active segment; all durable on return.
+
+        `log_start_offset` is the checkpointed one. With `is_tiered` it is taken as it is, although the local files
+        may begin later; without, the first local segment's base is its lower bound. With `read_only` nothing is
+        written: a torn tail is left alone and not shown, and the log refuses every change.
+        """
+        log = cls(storage, directory, partition, settings)
+        if read_only:
+            log._look(log_start_offset or 0, is_tiered=is_tiered)
+            return log
+        storage.make_directory(directory)
+        written = LeaderEpochs(tuple(checkpoints.read_epochs(storage, log._path(names.LEADER_EPOCHS))))
+        loaded = loading.load(
+            storage, directory, settings, written, recovery_point=None if was_clean else recovery_point
+        )
+        segments, next_offset, epochs = loaded.segments, loaded.next_offset, loaded.epochs
+        start = log_start_offset or 0
+        if segments and not is_tiered:
+            start = max(start, segments[0].base_offset)
+        if not segments or next_offset < start:
+            loading.discard(storage, directory, segments)
+            next_offset = start
+            segments = [Segment.create(storage, directory, next_offset, created_ms=now_ms)]
+        else:
+            segments[-1].activate()
+        log._publish(segments, log_start_offset=start, next_offset=next_offset)
+        log.recovery_point = next_offset
+        log._save_epochs(epochs.truncate_from_end(next_offset))
+        log.leader_epoch = log.epochs.latest or 0
+        return log
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._view.log_start_offset
+
+    @property
+    def local_log_start_offset(self) -> int:
+        return self._view.local_log_start_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._view.next_offset
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._view.segments)
+
+    def segments(self) -> tuple[SegmentInfo, ...]:
+        """Facts about every local segment, ascending; the last is the active one."""
+        return self._view.infos(self.cleaner_offset)
+
+    def segment(self, base_offset: int) -> Segment:
+        """The segment with exactly this base. Raises NotFound."""
+        found = self._view.segment(base_offset)
+        if found is None:
+            raise NotFound("finding a local segment", partition=self.partition, base_offset=base_offset)
+        return found
+
+    # -- append --------------------------------------------------------------------------------------------------
+
+    def append(
+        self, records: Sequence[Record], *, now_ms: int, durability: Durability = Durability.MEMORY
+    ) -> AppendResult:
+        """Encode `records` into as many batches as `batch_bytes` asks for and add them in order.
+
+        Raises InvalidRequest (nothing was added) for an empty call, a record above `max_message_bytes` or a record
+        without key in a compacted topic; DiskFailed when the disk refuses (some of the records may have been added,
+        none was acknowledged).
+        """
+        return self.append_encoded(self.encode(records, now_ms=now_ms), now_ms=now_ms, durability=durability)
+
+    def encode(self, records: Sequence[Record], *, now_ms: int) -> list[bytearray]:
+        """The records as batches for `append_encoded`, with everything checked; adds nothing. Raises as `append`."""
+        return encode_batches(records, self.settings, partition=self.partition, now_ms=now_ms)
+
+    def append_encoded(
+        self, batches: list[bytearray], *, now_ms: int, durability: Durability = Durability.MEMORY
+    ) -> AppendResult:
+        """Add what `encode` made, once: the batches are given their offsets in place. Raises DiskFailed."""
+        with self._lock:
+            return self._append_all(batches, now_ms, durability)
+
+    def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
+        """Add one ready-made v2 batch: checked whole, given its offsets, kept as it is otherwise.
+
+        Raises Corrupt for what a recovery or a reader would refuse, InvalidRequest for what does not belong here.
+        """
+        check_ready_made(batch, self.settings, partition=self.partition)
+        with self._lock:
+            return self._append_all([bytearray(batch)], now_ms, durability)
+
+    def flush(self) -> None:
+        """Everything appended so far is durable when this returns; the recovery point rises to the log end."""
+        with self._lock:
+            self._check_usable()
+            self._sync_active()
+
+    @property
+    def is_read_only(self) -> bool:
+        return self._look_again is not None
+
+    def look_again(self) -> None:
+        """A read-only log: see the directory as it is now (another process writes, drops and cleans there)."""
+        if self._look_again is not None:
+            self._look_again()
+
+    def flush_if_due(self, now_ms: int) -> bool:
+        """Flush when records have waited for `flush_ms`; True when it did."""
+        with self._lock:
+            waited = now_ms - self._unflushed_since_ms
+            if self.settings.flush_ms is None or not self._unflushed_records or waited < self.settings.flush_ms:
+                return False
+            self.flush()
+            return True
+
+    def roll(self, *, now_ms: int) -> bool:
+        """Seal the active segment and begin a new one; False when it is empty (an empty one is never sealed)."""
+        with self._lock:
+            self._check_usable()
+            view = self._view
+            if view.segments[-1].size_bytes == 0:
+                return False
+            self._seal(view.segments[-1])
+            self.recovery_point = view.next_offset
+            self._unflushed_records = 0
+            self._publish([*view.segments, self._next_segment(view, now_ms)])
+            return True
+
+    # -- read ----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, bytes_max: int = READ_BYTES) -> memoryview:
+        """Whole batches, the first of them holding `offset` or being the next one after it; empty at the log end.
+
+        At least one batch, however large; otherwise at most `bytes_max` bytes. Records before `offset` in the first
+        batch are the caller's to skip. Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
+        """
+        while True:
+            view = self._view
+            view.check_inside(self.partition, offset)
+            try:
+                return view.read(offset, bytes_max)
+            except NotFound:
+                self._raise_unless_replaced(view)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first local record at or after `timestamp_ms` (and the log start); None when there is none."""
+        while True:
+            view = self._view
+            try:
+                return view.search(timestamp_ms)
+            except NotFound:
+                self._raise_unless_replaced(view)
+
+    # -- shrink --------------------------------------------------------------------------------------------------
+
+    def raise_log_start(self, offset: int) -> None:
+        """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
+        with self._lock:
+            if offset > self.next_offset:
+                raise OffsetOutOfRange(
+                    "raising the log start", partition=self.partition, offset=offset, next_offset=self.next_offset
+                )
+            if offset > self.log_start_offset:
+                self._publish(list(self._view.segments), log_start_offset=offset)
+
+    def drop_before(self, offset: int, *, now_ms: int, delay_ms: int, raises_log_start: bool) -> int:
+        """Drop sealed segments wholly below `offset`; returns how many. Their files go `delay_ms` later.
+
+        Order of effects: the start offset and the segment list first (no new reader enters), then the names become
+        ``.deleted``, then, later, the files go. A crash after any step leaves segments that the next round drops.
+        """
+        with self._lock:
+            view = self._view
+            doomed = view.sealed_below(offset)
+            if not doomed:
+                return 0
+            kept = view.segments[len(doomed) :]
+            start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
+            self._publish(list(kept), log_start_offset=start)
+            for segment in doomed:
+                # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
+                self._mark_deleted(segment, now_ms + delay_ms)
+                self._storage.sync_directory(self.directory)
+            return len(doomed)
+
+    def remove_deleted(self, now_ms: int) -> int:
+        """Unlink the ``.deleted`` files that are due; returns how many."""
+        with self._lock:
+            due = [entry for entry in self._deleted if entry[0] <= now_ms]
+            for entry in due:
+                self._storage.unlink(entry[1])
+                self._deleted.remove(entry)
+            return len(due)
+
+    def restart_at(self, offset: int, epochs: LeaderEpochs, *, now_ms: int) -> None:
+        """Forget every local record and go on at `offset`, with the lineage `epochs` of what lies below.
+
+        For a log whose records below `offset` are all in the remote tier. Order of effects: the files go first, the
+        lineage after, so a crash in between leaves an empty log, which restarts the same way.
+        """
+        with self._lock:
+            loading.discard(self._storage, self.directory, self._view.segments)
+            fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
+            self._publish([fresh], next_offset=offset)
+            self._save_epochs(epochs)
+            self.recovery_point = offset
+
+    def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
+        """Steps 3 and 4 of `local.swap`: the announced segment takes the place of neighbouring sealed `old` ones.
+
+        When the disk fails in between, the log is unusable until it is reopened, which finishes the swap.
+        """
+        with self._lock, self._failing():
+            for segment in old:
+                self._mark_deleted(segment, now_ms + delay_ms)
+            self._storage.sync_directory(self.directory)
+            swap.put_in_place(self._storage, self.directory, base_offset)
+            fresh = Segment.load(self._storage, self.directory, base_offset)
+            kept = [segment for segment in self._view.segments if segment not in old]
+            bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
+            self._publish(kept)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Batches appended from now on carry `epoch`; its start is written down with the first of them."""
+        with self._lock:
+            self.leader_epoch = max(epoch, self.leader_epoch)
+
+    def close(self) -> bool:
+        """Make everything durable and let go of the files; False when that could not be done (recover at the start)."""
+        with self._lock:
+            active = self._view.segments[-1]
+            if active.is_active and not self._failed:
+                with suppress(LogError):
+                    self._seal(active)
+                    self.recovery_point = self.next_offset
+            for segment in self._view.segments:
+                segment.close()
+            return not self._failed
+
+    def release(self) -> None:
+        """Let go of the files without writing anything; the log has to be reopened."""
+        with self._lock:
+            self._failed = True
+            for segment in self._view.segments:
+                segment.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _look(self, log_start_offset: int, *, is_tiered: bool) -> None:
+        """What is on the disk at this moment; every change is refused from here on."""
+        self._failed = True
+        self._look_again = partial(self._look, log_start_offset, is_tiered=is_tiered)
+        loaded = loading.look(self._storage, self.directory, log_start_offset)
+        if loaded.next_offset > loaded.segments[0].base_offset and not is_tiered:
+            log_start_offset = max(log_start_offset, loaded.segments[0].base_offset)
+        self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
+        self._publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
+        self.recovery_point = loaded.next_offset
+
+    def _path(self, name: str) -> str:
+        return join(self.directory, name)
+
+    def _append_all(self, batches: list[bytearray], now_ms: int, durability: Durability) -> AppendResult:
+        self._check_usable()
+        base_offset = next_offset = self.next_offset
+        for batch in batches:
+            header = read_header(batch)
+            assert header is not None, "encoded or checked before"
+            self._roll_if_due(len(batch), header, now_ms)
+            self._assign_epoch(next_offset)
+            assign_offset(batch, next_offset, self.leader_epoch)
+            next_offset = self._write(batch, header, next_offset)
+        if not self._unflushed_records:
+            self._unflushed_since_ms = now_ms
+        self._unflushed_records += next_offset - base_offset
+        if durability is Durability.FLUSHED or self._unflushed_records >= (self.settings.flush_messages or 1 << 62):
+            self._sync_active()
+        return AppendResult(base_offset, next_offset)
+
+    def _write(self, batch: bytearray, header: BatchHeader, base_offset: int) -> int:
+        last_offset = base_offset + header.last_offset_delta
+        try:
+            self._view.segments[-1].append(
+                batch,
+                last_offset=last_offset,
+                max_timestamp_ms=header.max_timestamp_ms,
+                interval_bytes=self.settings.index_interval_bytes,
+            )
+        except LogError:
+            self._recover_active()
+            raise
+        self._publish(None, next_offset=last_offset + 1)
+        return last_offset + 1
+
+    def _roll_if_due(self, size: int, header: BatchHeader, now_ms: int) -> None:
+        """Kafka's conditions: bytes, time since the segment's first batch, full indexes, offset span."""
+        active, settings = self._view.segments[-1], self.settings
+        if active.size_bytes == 0:
+            return
+        began = active.roll_base_ms
+        waited = now_ms - active.created_ms if began is None else header.max_timestamp_ms - began
+        span = self.next_offset + header.last_offset_delta - active.base_offset
+        if (
+            active.size_bytes > settings.segment_bytes - size
+            or waited > settings.segment_ms
+            or active.is_index_full(settings.segment_index_bytes)
+            or span > RELATIVE_OFFSET_MAX
+        ):
+            self.roll(now_ms=now_ms)
+
+    def _assign_epoch(self, offset: int) -> None:
+        if self.epochs.latest != self.leader_epoch:
+            self._save_epochs(self.epochs.assign(self.leader_epoch, offset))
+
+    def _save_epochs(self, epochs: LeaderEpochs) -> None:
+        self.epochs = epochs
+        checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
+
+    def _sync_active(self) -> None:
+        with self._failing():
+            self._view.segments[-1].sync_log()
+        self.recovery_point = self.next_offset
+        self._unflushed_records = 0
+
+    def _seal(self, active: Segment) -> None:
+        with self._failing():
+            active.seal()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An fsync that failed is never tried again (the kernel may have dropped the pages and forgotten): the log is
+        unusable, and vouches for nothing more, until it is reopened and recovered."""
+        try:
+            yield
+        except LogError:
+            self._failed = True
+            raise
+
+    def _next_segment(self, view: LogView, now_ms: int) -> Segment:
+        """A fresh active segment; when it cannot be made the sealed one is opened again, and the log goes on."""
+        try:
+            return Segment.create(self._storage, self.directory, view.next_offset, created_ms=now_ms)
+        except LogError:
+            with self._failing():
+                view.segments[-1].activate()
+            raise
+
+    def _recover_active(self) -> None:
+        """After a write that failed half way: rebuild the active segment from its own bytes."""
+        *sealed, broken = self._view.segments
+        with self._failing():
+            broken.retire()
+            found = recovery.recover_segment(
+                self._storage,
+                self.directory,
+                broken.base_offset,
+                interval_bytes=self.settings.index_interval_bytes,
+                trusted_to=self.recovery_point,
+            )
+            active = Segment.load(self._storage, self.directory, broken.base_offset)
+            active.activate()
+            self._publish([*sealed, active], next_offset=max(found.next_offset, broken.base_offset))
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise DiskFailed("using a log whose disk failed, reopen it to recover", partition=self.partition)
+
+    def _publish(
+        self, segments: list[Segment] | None, *, log_start_offset: int | None = None, next_offset: int | None = None
+    ) -> None:
+        old = self._view
+        chosen = old.segments if segments is None else tuple(segments)
+        bases = old.bases if segments is None else tuple(s.base_offset for s in chosen)
+        start = old.log_start_offset if log_start_offset is None else log_start_offset
+        self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset)
+
+    def _raise_unless_replaced(self, view: LogView) -> None:
+        """Called in an `except NotFound`: goes on when a segment was replaced or dropped under a reader."""
+        with self._lock:  # whoever did it holds the lock until the new view is out
+            if self._view is view:
+                raise
+
+    def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
+        suffixes = segment.existing_suffixes()
+        segment.retire()
+        for suffix in suffixes:
+            path = segment.path(suffix)
+            self._storage.rename(path, path + names.DELETED)
+            self._deleted.append((due_ms, path + names.DELETED))

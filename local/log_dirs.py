@@ -1,0 +1,157 @@
+"""A directory of logs, held by one process: lock, identity, checkpoints, clean-shutdown marker, the open logs.
+
+Order of effects at open: lock → read the marker → remove it, durably → read checkpoints → load the logs (trusting
+them only if the marker was there). At close: seal every log → write the checkpoints → write the marker → unlock. The
+marker vouches for bytes that are already durable, and never outlives the first write (O8). A crash at any point
+leaves no marker, and the next open recovers from the recovery points, which are only ever written after the bytes
+below them were synced.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from local import checkpoints, names
+from local.errors import Conflict, DiskFailed, InvalidRequest, NotFound
+from local.log import Log
+from local.names import TopicPartition, parse_partition_directory
+from local.settings import LogSettings
+from local.storage import Storage, StorageFile, join, replace_file
+
+_CLEAN_MARKER = b'{"version":0,"brokerEpoch":-1}'
+
+
+class LogDirectory:
+    """The logs below one root. One process at a time: a second one gets Conflict."""
+
+    def __init__(self, storage: Storage, root: str, *, read_only: bool = False) -> None:
+        """Take the directory; logs are opened with `open_log`. Raises Conflict, AccessDenied, DiskFailed, Corrupt.
+
+        With `read_only` nothing is locked or written, and logs are seen as they are now.
+        """
+        self.storage = storage
+        self.root = root
+        self.read_only = read_only
+        self.logs: dict[TopicPartition, Log] = {}
+        self.was_clean = False
+        self._lock: StorageFile | None = None
+        self._files = threading.Lock()
+        if not read_only:
+            self._take()
+        self._recovery_points = self._read(names.RECOVERY_POINTS)
+        self._log_starts = self._read(names.LOG_START_OFFSETS)
+        self._cleaner_offsets = self._read(names.CLEANER_OFFSETS)
+
+    def partitions(self) -> list[TopicPartition]:
+        """Every partition that has a directory here, sorted."""
+        found = (parse_partition_directory(name) for name in self.storage.list(self.root))
+        return sorted(p for p in found if p and self.storage.is_directory(join(self.root, p.directory)))
+
+    def topic_id(self, partition: TopicPartition) -> str:
+        """Raises NotFound for a partition that is not here."""
+        found = checkpoints.read_topic_id(self.storage, join(self.root, partition.directory))
+        if found is None:
+            raise NotFound("finding a partition", partition=partition, directory=self.root)
+        return found
+
+    def create(self, partition: TopicPartition, topic_id: str) -> None:
+        """An empty directory for a new partition; durable on return. Raises InvalidRequest when it is another's."""
+        directory = join(self.root, partition.directory)
+        self.storage.make_directory(directory)
+        existing = checkpoints.read_topic_id(self.storage, directory)
+        if existing not in (None, topic_id):
+            raise InvalidRequest("creating a partition, it exists", partition=partition, topic_id=existing)
+        checkpoints.write_topic_id(self.storage, directory, topic_id)
+
+    def open_log(
+        self, partition: TopicPartition, settings: LogSettings, *, now_ms: int, is_tiered: bool = False
+    ) -> Log:
+        """The log of `partition`, loaded and recovered as its checkpoints say; the same object on a second call."""
+        if partition in self.logs:
+            return self.logs[partition]
+        log = Log.open(
+            self.storage,
+            join(self.root, partition.directory),
+            partition,
+            settings,
+            now_ms=now_ms,
+            was_clean=self.was_clean,
+            recovery_point=self._recovery_points.get(partition, 0),
+            log_start_offset=self._log_starts.get(partition),
+            is_tiered=is_tiered,
+            read_only=self.read_only,
+        )
+        if settings.is_compacted:
+            # A checkpoint past the log's end (it was truncated) vouches for nothing.
+            log.cleaner_offset = min(self._cleaner_offsets.get(partition, 0), log.next_offset)
+        self.logs[partition] = log
+        return log
+
+    def write_checkpoints(self) -> None:
+        """Recovery points, log starts and cleaner offsets of all open logs; each file replaced whole."""
+        with self._files:
+            self._write(names.RECOVERY_POINTS, {name: log.recovery_point for name, log in self._open_logs()})
+        self.write_log_starts()
+        self.write_cleaner_offsets()
+
+    def write_cleaner_offsets(self) -> None:
+        """After a cleaning, once its swaps are durable."""
+        with self._files:
+            known = ((name, log.cleaner_offset) for name, log in self._open_logs())
+            self._write(names.CLEANER_OFFSETS, {name: offset for name, offset in known if offset is not None})
+
+    def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
+        """The log starts, those in `raised` as they are about to be: written down before readers are told."""
+        with self._files:
+            starts = {name: log.log_start_offset for name, log in self._open_logs()}
+            for name, offset in (raised or {}).items():
+                starts[name] = max(offset, starts.get(name, 0))
+            self._write(names.LOG_START_OFFSETS, starts)
+
+    def close(self) -> None:
+        """Seal, checkpoint, mark clean, unlock. When a log cannot be sealed the marker stays away, and it is said."""
+        if self.read_only:
+            self.abandon()
+            return
+        try:
+            unsealed = [log.partition for _, log in self._open_logs() if not log.close()]
+            self.write_checkpoints()
+            if unsealed:
+                raise DiskFailed("closing logs, not sealed; the next start recovers them", partitions=unsealed)
+            replace_file(self.storage, join(self.root, names.CLEAN_SHUTDOWN), _CLEAN_MARKER)
+        finally:
+            self._unlock()
+
+    def abandon(self) -> None:
+        """Let go of files and the lock without writing anything, as a crash would."""
+        for _, log in self._open_logs():
+            log.release()
+        self._unlock()
+
+    def _open_logs(self) -> list[tuple[TopicPartition, Log]]:
+        """A copy: logs are opened while checkpoints are written."""
+        return list(self.logs.items())
+
+    def _take(self) -> None:
+        self.storage.make_directory(self.root)
+        try:
+            self._lock = self.storage.lock(join(self.root, names.LOCK))
+        except Conflict:
+            raise Conflict("opening a log directory, another manager has it open", directory=self.root) from None
+        checkpoints.ensure_meta_properties(self.storage, self.root)
+        marker = join(self.root, names.CLEAN_SHUTDOWN)
+        self.was_clean = self.storage.exists(marker)
+        self.storage.unlink(marker)
+        self.storage.sync_directory(self.root)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _read(self, name: str) -> dict[TopicPartition, int]:
+        return checkpoints.read_offsets(self.storage, join(self.root, name))
+
+    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        checkpoints.write_offsets(self.storage, join(self.root, name), offsets)

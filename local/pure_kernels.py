@@ -1,0 +1,449 @@
+"""The hot loops in plain Python: the oracle the compiled twin is tested against, and the fallback without a compiler.
+
+Same functions, same arguments, same answers as `local._kernels`; some hundred times slower. Read this one to learn what
+the kernels do. They know plain batches only: `local.kernels` inflates and compresses around them. The file is longer
+than most because it is read side by side with its twin.
+
+Raises, all of them: Corrupt for bytes that contradict the format, InvalidRequest for a wrong call; nothing else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local.batch_header import (
+    BATCH_BYTES_MAX,
+    CODEC_BITS,
+    CONTROL,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_MIN,
+    LENGTH_OVERHEAD,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAGIC_END,
+    RECORD_BYTES_MIN,
+    TRANSACTIONAL,
+    BatchHeader,
+    seal,
+)
+from local.columns import COLUMN_DTYPES, TABLE_DTYPES, TORN, BatchTable, Columns
+from local.compression import Codec
+from local.crc32c import crc32c
+from local.errors import Corrupt, InvalidRequest
+from local.varint import append_varint, read_varint, read_varlong, varint_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+
+DROP, VERBATIM, REBUILD, EMPTY = range(4)  # what `rebuild_batches` does with a batch
+
+
+class PlainRecord(NamedTuple):
+    """One record's place in the data: `rest` is where the offset delta begins, which no rewriting changes."""
+
+    start: int
+    rest: int
+    end: int
+    timestamp: int
+    offset_delta: int
+    key_start: int
+    key_length: int
+    value_start: int
+    value_length: int
+    header_start: int
+    header_count: int
+
+
+def crc32c_of(data: Buffer, seed: int = 0) -> int:
+    """`local.crc32c.crc32c`, here so that both twins have one to compare."""
+    return crc32c(data, seed)
+
+
+# -- scanning
+
+
+def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> BatchTable:
+    """The consecutive batches from byte `position`; stops at the first that is torn or wrong, without raising.
+
+    With `verify` every batch's CRC is checked. Raises InvalidRequest when `position` lies outside `data`.
+    """
+    view = memoryview(data).cast("B")
+    if not 0 <= position <= len(view):
+        raise InvalidRequest("scanning batches, position outside the data", position=position, bytes=len(view))
+    rows: list[tuple[int, ...]] = []
+    at, last_offset, problem = position, -1, None
+    while at < len(view) and problem is None:
+        problem = _size_problem(view, at)
+        if problem is None:
+            fields = HEADER.unpack_from(view, at)
+            size = fields[1] + LENGTH_OVERHEAD
+            problem = _batch_problem(view[at : at + size], fields, last_offset, verify=verify)
+        if problem is None:
+            base, _length, epoch, _magic, crc, bits, delta, *rest, count = fields
+            rows.append((at, size, base, base + delta, epoch, bits, *rest, count, crc))
+            at, last_offset = at + size, base + delta
+    columns = list(zip(*rows, strict=True)) or [()] * len(TABLE_DTYPES)
+    arrays = {name: np.array(column, TABLE_DTYPES[name]) for name, column in zip(TABLE_DTYPES, columns, strict=True)}
+    return BatchTable(**arrays, valid_bytes=at, problem=problem)
+
+
+def _size_problem(view: memoryview, at: int) -> str | None:
+    """The magic is looked at first: only then is the length known to mean what it does here."""
+    left = len(view) - at
+    if left < MAGIC_END:
+        return TORN
+    magic = view[at + MAGIC_END - 1]
+    if magic != MAGIC:
+        return f"magic {magic}"
+    length = int.from_bytes(view[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
+    if length < LENGTH_MIN:
+        return "length below 49"
+    if length > BATCH_BYTES_MAX - LENGTH_OVERHEAD:
+        return "length above 2^31-13"
+    return TORN if length + LENGTH_OVERHEAD > left else None
+
+
+def _batch_problem(batch: memoryview, fields: tuple[int, ...], last_offset: int, *, verify: bool) -> str | None:
+    base, _length, _epoch, _magic, crc, bits, delta, *_rest, count = fields
+    if verify and crc32c(batch[CRC_START:]) != crc:
+        return "crc differs"
+    if base < 0 or base > LONG_MAX - 1 - INT_MAX:
+        return "offset outside 0..2^63"
+    if delta < 0:
+        return "last offset delta below 0"
+    if base <= last_offset:
+        return "offset goes back"
+    if count < 0 or count > delta + 1:
+        return "record count outside its offsets"
+    if bits & CODEC_BITS > Codec.ZSTD:
+        return "no such codec"
+    if bits & CODEC_BITS == Codec.NONE and count * RECORD_BYTES_MIN > len(batch) - HEADER_BYTES:
+        return "record count above its bytes"
+    return None
+
+
+# -- decoding
+
+
+def decode_batches(
+    data: memoryview,
+    table: BatchTable,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    *,
+    verify: bool,
+    include_control: bool,
+) -> Columns:
+    """The records of every batch of `table`; row i's lie plain in ``data[starts[i]:ends[i]]``.
+
+    With `verify` `data` is what `table` was scanned from and the CRCs are checked. Raises Corrupt naming the batch.
+    """
+    rows: list[tuple[int, ...]] = []
+    for ordinal in range(len(table)):
+        header, position = table.row(ordinal), int(table.positions[ordinal])
+        if verify:
+            check_crc(data, header, position)
+        if header.is_control and not include_control:
+            continue
+        for record in walk_records(data, header, int(starts[ordinal]), int(ends[ordinal]), position):
+            rows.append(
+                (
+                    header.base_offset + record.offset_delta,
+                    record.timestamp,
+                    record.key_start,
+                    record.value_start,
+                    record.header_start,
+                    record.key_length,
+                    record.value_length,
+                    record.header_count,
+                    ordinal,
+                )
+            )
+    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMN_DTYPES)
+    arrays = {name: np.array(column, COLUMN_DTYPES[name]) for name, column in zip(COLUMN_DTYPES, columns, strict=True)}
+    return Columns(data=data, table=table, **arrays)
+
+
+def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
+    """Raises Corrupt when the batch at byte `position` differs from its checksum, or leaves `data`."""
+    end = position + header.size_bytes
+    if position < 0 or end > len(data):
+        raise wrong_batch("it leaves the data", header, position)
+    found = crc32c(data[position + CRC_START : end])
+    if found != header.crc:
+        facts = {"expected": f"{header.crc:08x}", "found": f"{found:08x}"}
+        raise Corrupt("decoding a batch, crc differs", at=position, base_offset=header.base_offset, **facts)
+
+
+def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, position: int) -> list[PlainRecord]:
+    """The records in ``data[at:end]``, everything about them checked. Raises Corrupt naming the batch."""
+    if not 0 <= at <= end <= len(data):
+        raise wrong_batch("it leaves the data", header, position)
+    if header.record_count * RECORD_BYTES_MIN > end - at:
+        raise wrong_batch("record count above its bytes", header, position)
+    records: list[PlainRecord] = []
+    last_delta = -1
+    for _ in range(header.record_count):
+        try:
+            record = _read_record(data, header, at, end)
+        except Corrupt as error:
+            raise wrong_batch("a record leaves its bounds", header, position) from error
+        if not last_delta < record.offset_delta <= header.last_offset_delta:
+            raise wrong_batch("offsets do not ascend within the batch", header, position)
+        records.append(record)
+        at, last_delta = record.end, record.offset_delta
+    if at != end:
+        raise wrong_batch("bytes left over", header, position)
+    return records
+
+
+def wrong_batch(found: str, header: BatchHeader, position: int) -> Corrupt:
+    """The one error about a batch's inside."""
+    return Corrupt(f"decoding a batch, {found}", at=position, base_offset=header.base_offset)
+
+
+def _read_record(data: memoryview, header: BatchHeader, at: int, end: int) -> PlainRecord:
+    start = at
+    length, at = read_varint(data, at, end)
+    if not 0 < length <= end - at:
+        raise Corrupt("reading a record, length", at=at)
+    end = at + length
+    delta, rest = read_varlong(data, at + 1, end)  # the record's attributes, one byte, mean nothing so far
+    offset_delta, at = read_varint(data, rest, end)
+    key_length, key_start = read_varint(data, at, end)
+    at = _skip(key_start, key_length, end)
+    value_length, value_start = read_varint(data, at, end)
+    header_start = _skip(value_start, value_length, end)
+    count, at = read_varint(data, header_start, end)
+    if count < 0 or 2 * count > end - at:
+        raise Corrupt("reading a record, header count", at=at)
+    for _ in range(count):
+        header_length, at = read_varint(data, at, end)
+        if header_length < 0:
+            raise Corrupt("reading a record, header key without length", at=at)
+        header_length, at = read_varint(data, _skip(at, header_length, end), end)
+        at = _skip(at, header_length, end)
+    if at != end:
+        raise Corrupt("reading a record, bytes left over", at=at)
+    is_append_time = header.attributes & LOG_APPEND_TIME
+    timestamp = header.max_timestamp_ms if is_append_time else wrapped(header.base_timestamp_ms + delta)
+    return PlainRecord(
+        start, rest, end, timestamp, offset_delta, key_start, key_length, value_start, value_length, header_start, count
+    )
+
+
+def _skip(at: int, length: int, end: int) -> int:
+    if not -1 <= length <= end - at:
+        raise Corrupt("reading a record, field length", at=at, length=length)
+    return at + max(length, 0)
+
+
+def wrapped(number: int) -> int:
+    """The number in 64 bits, as Java and C add."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+# -- gathering
+
+
+def gather(
+    data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """The named ranges side by side: (n + 1 offsets, bytes), the two buffers of an Arrow binary array; -1 is empty.
+
+    Raises InvalidRequest for a range outside `data`, and above 2^31-1 bytes, which 32-bit offsets cannot address.
+    """
+    if len(starts) != len(lengths):
+        raise InvalidRequest("gathering bytes, starts and lengths differ", starts=len(starts), lengths=len(lengths))
+    offsets, parts = [0], []
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        if length > 0:
+            if start < 0 or start > len(data) - length:
+                raise InvalidRequest("gathering bytes, a range leaves the data", start=start, length=length)
+            parts.append(data[start : start + length])
+        offsets.append(offsets[-1] + max(length, 0))
+    if offsets[-1] > INT_MAX:
+        raise InvalidRequest("gathering bytes, more than 32-bit offsets can address", bytes=offsets[-1])
+    return np.array(offsets, np.int32), np.frombuffer(b"".join(parts), np.uint8)
+
+
+# -- encoding
+
+
+def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
+    """(the record section with offset deltas 0, 1, ..; base timestamp, the first record's; largest timestamp).
+
+    Raises InvalidRequest for no record, a record that is not (key, value, timestamp_ms[, headers]), or too many bytes.
+    """
+    if not records:
+        raise InvalidRequest("encoding a batch without records")
+    section = bytearray()
+    base = largest = timestamp_of(records[0])
+    for offset_delta, record in enumerate(records):
+        key, value, timestamp, headers = normal_record(record)
+        largest = max(largest, timestamp)
+        body = bytearray(b"\0")
+        append_varint(body, wrapped(timestamp - base))
+        append_varint(body, offset_delta)
+        _append_field(body, key)
+        _append_field(body, value)
+        append_varint(body, len(headers))
+        for header_key, header_value in headers:
+            _append_field(body, header_key)
+            _append_field(body, header_value)
+        append_varint(section, len(body))
+        section += body
+        if len(section) > BATCH_BYTES_MAX - HEADER_BYTES:
+            raise InvalidRequest("encoding a batch, larger than 2^31 bytes", bytes=len(section))
+    return bytes(section), base, largest
+
+
+def encode_batch(
+    records: Sequence[tuple[object, ...]],
+    base_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    append_time_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+) -> bytes:
+    """A whole plain batch; `append_time_ms` is its largest timestamp where the attributes say log append time."""
+    section, base_ms, largest_ms = encode_records(records)
+    header = BatchHeader(
+        base_offset=base_offset,
+        batch_length=LENGTH_MIN,
+        leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=len(records) - 1,
+        base_timestamp_ms=base_ms,
+        max_timestamp_ms=append_time_ms if attributes & LOG_APPEND_TIME else largest_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        record_count=len(records),
+    )
+    return seal(header, section)
+
+
+def normal_record(
+    record: object,
+) -> tuple[bytes | None, bytes | None, int, list[tuple[bytes, bytes | None]]]:
+    """(key, value, timestamp_ms, headers as bytes), whatever buffers and integers the caller used.
+
+    Raises InvalidRequest for anything that is not such a record.
+    """
+    if not isinstance(record, tuple) or not 3 <= len(record) <= 4:
+        raise InvalidRequest("encoding a record, not (key, value, timestamp_ms[, headers])", got=type(record).__name__)
+    timestamp, headers = timestamp_of(record), []
+    given = record[3] if len(record) == 4 else ()
+    if not isinstance(given, tuple | list):
+        raise InvalidRequest("encoding a record, its headers are no sequence", got=type(given).__name__)
+    for header in given:
+        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
+            raise InvalidRequest("encoding a header, not (str, bytes or None)", got=type(header).__name__)
+        try:
+            headers.append((header[0].encode(), _field(header[1])))
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("encoding a header, its key is no utf-8", key=ascii(header[0])) from error
+    return _field(record[0]), _field(record[1]), timestamp, headers
+
+
+def timestamp_of(record: object) -> int:
+    """The record's timestamp. Raises InvalidRequest unless it is -1 (none) or 0..2^63-1."""
+    try:
+        timestamp = operator.index(record[2])  # type: ignore[index]
+    except (TypeError, IndexError, KeyError) as error:
+        raise InvalidRequest("encoding a record, its timestamp is no integer", record=type(record).__name__) from error
+    if not -1 <= timestamp <= LONG_MAX:
+        raise InvalidRequest("encoding a record, timestamp outside -1..2^63-1", timestamp_ms=timestamp)
+    return timestamp
+
+
+def _field(value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise InvalidRequest("encoding a record, a field is neither bytes nor None", got=type(value).__name__)
+
+
+def _append_field(body: bytearray, value: bytes | None) -> None:
+    if value is None:
+        append_varint(body, -1)
+    else:
+        append_varint(body, len(value))
+        body += value
+
+
+# -- rebuilding
+
+
+def rebuild_batches(
+    data: memoryview,
+    table: BatchTable,
+    actions: NDArray[np.uint8],
+    keep: NDArray[np.bool_],
+    keep_starts: NDArray[np.int64],
+) -> bytes:
+    """The batches of `table` after DROP, VERBATIM, REBUILD or EMPTY each; CRCs of all of them are checked first.
+
+    `keep[keep_starts[i]:]` are the flags of row i's records. Rows to REBUILD are plain. Raises Corrupt.
+    """
+    parts: list[bytes | memoryview] = []
+    for row, action in enumerate(actions.tolist()):
+        header, position = table.row(row), int(table.positions[row])
+        check_crc(data, header, position)
+        if action == VERBATIM:
+            parts.append(data[position : position + header.size_bytes])
+        elif action == EMPTY:
+            parts.append(emptied(header))
+        elif action == REBUILD:
+            first = int(keep_starts[row])
+            flags = keep[first : first + header.record_count].tolist()
+            parts.append(_rebuilt(data, header, position, flags))
+    return b"".join(parts)
+
+
+def emptied(header: BatchHeader) -> bytes:
+    """The batch without records, which keeps its offsets and its producer's state alive.
+
+    Codec and delete horizon go, the largest timestamp stays (kafka `DefaultRecordBatch.writeEmptyHeader`).
+    """
+    bits = header.attributes & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL)
+    return seal(replace(header, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
+
+
+def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[bool]) -> bytes:
+    """Base timestamp: the delete horizon where there is one, else the first kept record's (`MemoryRecordsBuilder`)."""
+    records = walk_records(data, header, position + HEADER_BYTES, position + header.size_bytes, position)
+    kept = [record for record, flag in zip(records, flags, strict=True) if flag]
+    base_ms = header.base_timestamp_ms if header.has_delete_horizon else kept[0].timestamp
+    # Where the deltas still hold the records go over byte for byte, only their neighbours are missing.
+    is_same = base_ms == header.base_timestamp_ms and not header.attributes & LOG_APPEND_TIME
+    section = bytearray()
+    for record in kept:
+        if is_same:
+            section += data[record.start : record.end]
+            continue
+        delta = wrapped(record.timestamp - base_ms)
+        append_varint(section, 1 + varint_bytes(delta) + record.end - record.rest)
+        section.append(0)
+        append_varint(section, delta)
+        section += data[record.rest : record.end]
+    largest_ms = max(record.timestamp for record in kept)
+    changed = replace(header, base_timestamp_ms=base_ms, max_timestamp_ms=largest_ms, record_count=len(kept))
+    return seal(changed, section)

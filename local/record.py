@@ -1,0 +1,35 @@
+"""Records as people write and read them: plain named tuples, so a million of them stay cheap."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+Header = tuple[str, bytes | None]
+
+
+class TimestampType(IntEnum):
+    """Bit 3 of a batch's attributes."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class Record(NamedTuple):
+    """A record to append. None as key is 'no key', None as value is a tombstone."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[Header, ...] = ()
+
+
+class StoredRecord(NamedTuple):
+    """A record as read back, at its offset."""
+
+    offset: int
+    timestamp_ms: int
+    timestamp_type: TimestampType
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...] = ()

@@ -1,0 +1,253 @@
+"""Making a log directory whole again: swaps finished or undone, torn tails cut, indexes rebuilt.
+
+States of the files of one swap (the cleaner's, see `local.swap`) and what start-up makes of them:
+
+| found | meaning | result |
+|---|---|---|
+| originals, ``.cleaned`` | the new segment was being written | originals; ``.cleaned`` removed |
+| originals, ``.swap`` (and a lower ``.cleaned``) | not all renamed | originals; both removed |
+| originals, ``.swap``, no ``.cleaned`` | complete | new; originals in its range removed |
+| ``.deleted``, ``.swap`` | old ones marked | new |
+| the log final, an index ``.swap`` | being put in place | new; that index removed and rebuilt |
+
+A log file's bytes are trusted up to the recovery point only; beyond it every batch's CRC is checked and the first
+torn or wrong one ends the log (which segments are recovered, and what becomes of later ones: `local.loading`).
+
+Order of effects: truncate, sync the file, rebuild the indexes, sync them, sync the directory, only then may anything
+be appended (else new records would land behind torn bytes). A crash inside recovery is recovered the same way.
+Source: kafka `LogLoader`, `LogSegment.recover`.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import zlib
+from dataclasses import dataclass
+
+from local import kernels, offset_index, time_index
+from local.batch import HEADER_BYTES, read_header
+from local.columns import BatchTable
+from local.errors import Corrupt, InvalidRequest, NotFound
+from local.names import (
+    CLEANED,
+    DELETED,
+    LOG,
+    OFFSET_INDEX,
+    SEGMENT_SUFFIXES,
+    SWAP,
+    TEMPORARY,
+    TIME_INDEX,
+    parse_segment_file,
+    segment_file,
+)
+from local.segment import RELATIVE_OFFSET_MAX, build_indexes
+from local.storage import Storage, join
+
+_log = logging.getLogger(__name__)
+
+# offset, size, CRC-32 of what follows it, magic: the head of a message of format 0 or 1.
+_LEGACY = struct.Struct(">qiIb")
+_LEGACY_BYTES_MIN = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredSegment:
+    """What recovery made of a segment. `cut` says why its tail went, None when nothing had to be cut."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    cut: str | None
+    epochs: tuple[tuple[int, int], ...]
+
+
+def finish_swaps(storage: Storage, directory: str) -> None:
+    """Remove what is on its way out or half made, put complete swaps in place (table above). Durable on return.
+
+    A swap is complete when its ``.log.swap`` is there and no ``.cleaned`` at or below its base. An index left with a
+    ``.swap`` name without its log is removed, not renamed: it cannot be told whether the log beside it is the new
+    one, and an index is rebuilt in any case.
+    """
+    files = [(name, *parsed) for name in storage.list(directory) if (parsed := parse_segment_file(name))]
+    cleaned = [base for _, base, suffix in files if suffix.endswith(CLEANED)]
+    swapped = {base for _, base, suffix in files if suffix == LOG + SWAP}
+    complete = {base for base in swapped if not cleaned or base < min(cleaned)}
+    _remove(storage, directory, [name for name, base, suffix in files if _is_doomed(base, suffix, complete)])
+    ranges = [_range_of(storage, directory, base) for base in sorted(complete)]
+    # The originals go first and durably: a crash here still leaves every .log.swap, and so the same outcome.
+    _remove(
+        storage,
+        directory,
+        [
+            name
+            for name, base, suffix in files
+            if suffix in SEGMENT_SUFFIXES and any(start <= base < end for start, end in ranges)
+        ],
+    )
+    for name, base, suffix in files:
+        if suffix.endswith(SWAP) and base in complete:
+            storage.rename(join(directory, name), join(directory, name.removesuffix(SWAP)))
+    if complete:
+        storage.sync_directory(directory)
+
+
+def segment_bases(storage: Storage, directory: str) -> list[int]:
+    """Base offsets of the segments there, ascending; index files without a log and leftovers are removed."""
+    parsed = {name: found for name in storage.list(directory) if (found := parse_segment_file(name))}
+    bases = sorted(base for base, suffix in parsed.values() if suffix == LOG)
+    known = set(bases)
+    stray = [n for n, (base, suffix) in parsed.items() if suffix in SEGMENT_SUFFIXES and base not in known]
+    stray += [name for name in storage.list(directory) if name.endswith(TEMPORARY)]
+    _remove(storage, directory, stray)
+    return bases
+
+
+def recover_segment(
+    storage: Storage, directory: str, base_offset: int, *, interval_bytes: int, trusted_to: int = 0
+) -> RecoveredSegment:
+    """Check every batch, cut at the first bad one, rebuild both indexes; all durable on return.
+
+    Raises Corrupt, and cuts nothing, when the first bad batch lies below `trusted_to`: those bytes were durable once,
+    so this is damage and no torn write. Raises InvalidRequest for batches of formats 0 and 1, which are not read yet.
+    """
+    path = join(directory, segment_file(base_offset, LOG))
+    data = storage.map(path)
+    try:
+        table = kernels.scan_batches(data)
+        size, valid = len(data), table.valid_bytes
+        _refuse_legacy(data, valid, path)
+    finally:
+        data.release()
+    cut = table.problem
+    if len(table) and not _fits(table.base_offsets[0], table.last_offsets[-1], base_offset):
+        table, valid, cut = kernels.scan_batches(b""), 0, "offsets outside the segment"
+    next_offset = int(table.last_offsets[-1]) + 1 if len(table) else base_offset
+    if valid < size and next_offset < trusted_to:
+        raise Corrupt(f"recovering a segment, {cut} below the recovery point", path=path, at=valid, durable=trusted_to)
+    # Synced even when nothing is cut: what was read may still be in the page cache only, and counts as durable now.
+    _truncate_and_sync(storage, path, valid if valid < size else None)
+    if valid < size:
+        _log.warning("cut a segment's tail: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
+    _write_indexes(storage, directory, base_offset, table, interval_bytes)
+    return RecoveredSegment(
+        base_offset=base_offset,
+        next_offset=next_offset,
+        size_bytes=valid,
+        cut=cut if valid < size else None,
+        epochs=_epochs(table.leader_epochs.tolist(), table.base_offsets.tolist()),
+    )
+
+
+def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, interval_bytes: int) -> None:
+    """Both indexes anew from the batch headers; the log is not touched. Raises Corrupt where the headers break off.
+
+    A wrong CRC is left for whoever reads that batch: the rest of the segment stays readable.
+    """
+    path = join(directory, segment_file(base_offset, LOG))
+    data = storage.map(path)
+    try:
+        table = kernels.scan_batches(data, verify=False)
+        _refuse_legacy(data, table.valid_bytes, path)
+        if table.problem is not None:
+            raise Corrupt(f"rebuilding indexes, {table.problem}", path=path, at=table.valid_bytes)
+    finally:
+        data.release()
+    _log.warning("rebuilt a segment's indexes: path=%s", path)
+    _write_indexes(storage, directory, base_offset, table, interval_bytes)
+
+
+def check_indexes(storage: Storage, directory: str, base_offset: int) -> str | None:
+    """Why a segment's indexes cannot be used, None when they can. Reads both files whole."""
+    try:
+        size = storage.size(join(directory, segment_file(base_offset, LOG)))
+        path = join(directory, segment_file(base_offset, OFFSET_INDEX))
+        offset_index.check(storage.read(path), size, path=path)
+        path = join(directory, segment_file(base_offset, TIME_INDEX))
+        times = storage.read(path)
+        time_index.check(times, path=path)
+    except (NotFound, Corrupt) as error:
+        return str(error)
+    if not times and size and _first_timestamp(storage, directory, base_offset) >= 0:
+        return "the time index of a segment with timestamps is empty"
+    return None
+
+
+def _first_timestamp(storage: Storage, directory: str, base_offset: int) -> int:
+    """The first batch's largest timestamp; -1 where its records have none (such a segment has no time entries)."""
+    path = join(directory, segment_file(base_offset, LOG))
+    header = read_header(storage.read(path, 0, HEADER_BYTES))
+    return header.max_timestamp_ms if header is not None else -1
+
+
+def _refuse_legacy(data: memoryview, at: int, path: str) -> None:
+    """Raises InvalidRequest when a whole, valid message of format 0 or 1 stands where reading stopped.
+
+    Its own CRC tells it from a torn or zero-filled tail, so nobody's old log is taken for damage and cut away.
+    """
+    entry = data[at:]
+    if len(entry) < _LEGACY.size:
+        return
+    _, size, crc, magic = _LEGACY.unpack_from(entry)
+    whole = _LEGACY_BYTES_MIN <= size <= len(entry) - 12
+    if magic in (0, 1) and whole and zlib.crc32(entry[16 : 12 + size]) == crc:
+        raise InvalidRequest("opening a log, messages of format 0 and 1 are not read yet", path=path, at=at)
+
+
+def _write_indexes(storage: Storage, directory: str, base_offset: int, table: BatchTable, interval_bytes: int) -> None:
+    indexes = build_indexes(table, base_offset, interval_bytes)
+    _write(storage, join(directory, segment_file(base_offset, OFFSET_INDEX)), indexes.offset)
+    _write(storage, join(directory, segment_file(base_offset, TIME_INDEX)), indexes.time)
+    storage.sync_directory(directory)
+
+
+def _is_doomed(base: int, suffix: str, complete: set[int]) -> bool:
+    return suffix.endswith((DELETED, CLEANED)) or (suffix.endswith(SWAP) and base not in complete)
+
+
+def _range_of(storage: Storage, directory: str, base: int) -> tuple[int, int]:
+    """The offsets that a ``.log.swap`` replaces: its base up to one past its last batch (kept empty if need be)."""
+    data = storage.map(join(directory, segment_file(base, LOG) + SWAP))
+    try:
+        table = kernels.scan_batches(data, verify=False)
+        return base, int(table.last_offsets[-1]) + 1 if len(table) else base + 1
+    finally:
+        data.release()
+
+
+def _fits(first: int, last: int, base_offset: int) -> bool:
+    return base_offset <= first and last - base_offset <= RELATIVE_OFFSET_MAX
+
+
+def _epochs(epochs: list[int], offsets: list[int]) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for epoch, offset in zip(epochs, offsets, strict=True):
+        if epoch >= 0 and (not found or epoch > found[-1][0]):
+            found.append((epoch, offset))
+    return tuple(found)
+
+
+def _truncate_and_sync(storage: Storage, path: str, size: int | None) -> None:
+    file = storage.open(path)
+    try:
+        if size is not None:
+            file.truncate(size)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _write(storage: Storage, path: str, body: bytearray) -> None:
+    file = storage.create(path)
+    try:
+        file.append(body)
+        file.sync()
+    finally:
+        file.close()
+
+
+def _remove(storage: Storage, directory: str, names: list[str]) -> None:
+    for name in names:
+        storage.unlink(join(directory, name))
+    if names:
+        storage.sync_directory(directory)

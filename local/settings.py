@@ -1,0 +1,32 @@
+"""What one log needs to know of its topic's settings: Kafka's names with underscores, Kafka's defaults, parsed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from local.compression import Codec
+from local.record import TimestampType
+
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """Sizes in bytes, times in ms. Source of names and defaults: kafka `LogConfig`.
+
+    `compression` is the codec of batches that this log encodes itself; batches that arrive ready-made keep theirs.
+    `batch_bytes` is ours: about how many bytes of records go into one batch when many are appended at once.
+    """
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    index_interval_bytes: int = 4096
+    segment_index_bytes: int = 10 << 20
+    max_message_bytes: int = 1_048_588
+    batch_bytes: int = 256 << 10
+    compression: Codec = Codec.NONE
+    compression_level: int | None = None
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    is_compacted: bool = False
+    flush_messages: int | None = None
+    flush_ms: int | None = None

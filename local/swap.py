@@ -1,0 +1,68 @@
+"""Replacing neighbouring sealed segments by one new segment, so that a crash leaves all old or all new.
+
+| step | effect | after a crash here, start-up finds and makes of it |
+|---|---|---|
+| 1 | write ``<base>.log.cleaned`` and indexes, sync each, sync the directory | ``.cleaned``: thrown away, old |
+| 2 | rename ``.cleaned`` to ``.swap``: indexes, then the log; sync the directory | a ``.cleaned`` left: old; else new |
+| 3 | old segments retired; old files renamed ``.deleted``; sync the directory | ``.swap``: new |
+| 4 | rename ``.swap`` to final: the log last; sync the directory; only then the new list for readers | new |
+| 5 | ``.deleted`` files go after the delay | new |
+
+The log is renamed last in step 2, so a ``.log.swap`` without any ``.cleaned`` always has its indexes, and last in
+step 4, so an index with its final name and a ``.log.swap`` still count as one unfinished swap. The directory sync of
+step 3 matters: without it a renamed ``.log`` could become durable while an original of its range comes back, and two
+segments would hold the same offsets. Readers: an old segment object answers NotFound from step 3 on; they ask the
+log again until step 4 has published the new list.
+Source: kafka `LocalLog.replaceSegments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, segment_file
+from local.segment import Indexes
+from local.storage import Body, Storage, join
+
+_INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)
+
+
+def write_cleaned(storage: Storage, directory: str, base_offset: int, body: Iterable[Body]) -> str:
+    """Step 1 for the log file: its path, durable."""
+    path = join(directory, segment_file(base_offset, LOG) + CLEANED)
+    file = storage.create(path)
+    try:
+        for part in body:
+            file.append(part)
+        file.sync()
+    finally:
+        file.close()
+    return path
+
+
+def write_cleaned_indexes(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:
+    """Step 1 for the indexes, and the directory."""
+    for suffix, data in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
+        file = storage.create(join(directory, segment_file(base_offset, suffix) + CLEANED))
+        try:
+            file.append(data)
+            file.sync()
+        finally:
+            file.close()
+    storage.sync_directory(directory)
+
+
+def announce(storage: Storage, directory: str, base_offset: int) -> None:
+    """Step 2: from here on the new segment wins."""
+    for suffix in _INDEXES_THEN_LOG:
+        path = join(directory, segment_file(base_offset, suffix))
+        storage.rename(path + CLEANED, path + SWAP)
+    storage.sync_directory(directory)
+
+
+def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
+    """Step 4; the old files must have other names already."""
+    for suffix in _INDEXES_THEN_LOG:
+        path = join(directory, segment_file(base_offset, suffix))
+        storage.rename(path + SWAP, path)
+    storage.sync_directory(directory)

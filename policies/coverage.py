@@ -1,0 +1,42 @@
+"""Which offsets the store holds: the committed rows merged into ranges once, then looked up by bisection.
+
+It knows offsets only. Rows may overlap, touch or leave holes, and may come in any order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Half-open ranges, ascending: the i-th is ``[base_offsets[i], next_offsets[i])``. No two overlap or touch."""
+
+    base_offsets: tuple[int, ...]
+    next_offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Coverage:
+        """Merge half-open ranges, in whatever order they come."""
+        bases: list[int] = []
+        nexts: list[int] = []
+        for base_offset, next_offset in sorted(ranges):
+            if nexts and base_offset <= nexts[-1]:
+                nexts[-1] = max(nexts[-1], next_offset)
+            else:
+                bases.append(base_offset)
+                nexts.append(next_offset)
+        return cls(tuple(bases), tuple(nexts))
+
+    @property
+    def next_offset(self) -> int | None:
+        """One above the highest offset held; None when nothing is."""
+        return self.next_offsets[-1] if self.next_offsets else None
+
+    def holds(self, base_offset: int, next_offset: int) -> bool:
+        """Whether every offset of ``[base_offset, next_offset)`` is held; true for an empty range."""
+        at = bisect_right(self.base_offsets, base_offset) - 1
+        reached = max(base_offset, self.next_offsets[at]) if at >= 0 else base_offset
+        return reached >= next_offset

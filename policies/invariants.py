@@ -1,0 +1,238 @@
+"""What no plan may do, checked by walking its decisions in order. `apply` asserts it, property tests shoot at it.
+
+This is written apart from the policies on purpose: it knows the invariants of the design (I2, I6, I10), not retention.
+The work is about linear in the facts and the decisions together, so every fact is looked up by its name or bisected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+
+from local.segment_info import SegmentInfo
+from policies.decisions import (
+    AdvanceLogStart,
+    CleanLog,
+    CopySegment,
+    Decision,
+    DeleteUnlinked,
+    DropLocal,
+    ExpireRemote,
+    RollActive,
+)
+from policies.snapshot import PartitionSnapshot
+from remote.segment import RemoteSegment, SegmentState
+
+_Gap = tuple[int, int]  # half open; the last one of all has no end
+_NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
+
+
+@dataclass(slots=True)
+class _World:
+    """The snapshot as the decisions so far have changed it. Copies do not count as copies: they may fail.
+
+    `rows` by ulid and `local` by base offset are what is left, oldest first. `gaps`, None until asked for, are the
+    offsets that no row of `rows` holds; rows below the log start that went may still count there. `copyable` are the
+    closed segments that are not empty, ascending. `named_keys` are the unlinked objects that a row still names.
+    """
+
+    snapshot: PartitionSnapshot
+    log_start_offset: int
+    rows: OrderedDict[str, RemoteSegment]
+    local: OrderedDict[int, SegmentInfo]
+    closed: dict[int, SegmentInfo]
+    copyable: list[SegmentInfo]
+    copied_upto: int
+    unlinked_ms: dict[str, int]
+    named_keys: frozenset[str]
+    gaps: list[_Gap] | None = None
+    is_cleaned: bool = False
+
+    def holds(self, base_offset: int, next_offset: int) -> bool:
+        """Whether the remaining rows hold every offset of the range at or above the log start."""
+        retained_from = max(base_offset, self.log_start_offset)
+        if retained_from >= next_offset:
+            return True
+        if self.gaps is None:
+            self.gaps = _gaps(self.rows.values())
+        gap_base, _ = self.gaps[bisect_right(self.gaps, retained_from, key=itemgetter(1))]
+        return gap_base >= next_offset
+
+    def next_to_copy(self) -> SegmentInfo | None:
+        """The first closed segment with records that are retained and neither committed nor copied by this plan."""
+        reached = max(self.copied_upto, self.log_start_offset)
+        at = bisect_right(self.copyable, reached, key=attrgetter("next_offset"))
+        return self.copyable[at] if at < len(self.copyable) else None
+
+    def closed_segment(self, base_offset: int, next_offset: int) -> SegmentInfo | None:
+        """The snapshot's segment of exactly that range, unless it is active."""
+        segment = self.closed.get(base_offset)
+        return segment if segment is not None and segment.next_offset == next_offset else None
+
+
+def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> list[str]:
+    """One sentence per broken invariant, in the plan's order; empty for a sound plan."""
+    world = _world(snapshot)
+    found: list[str] = []
+    for decision in decisions:
+        found += [f"{type(decision).__name__} {_where(decision)}: {broken}" for broken in _check(world, decision)]
+    return found
+
+
+def _world(snapshot: PartitionSnapshot) -> _World:
+    rows = [row for row in snapshot.remote if row.state is SegmentState.COPY_FINISHED]
+    unlinked_ms = {unlinked.key: unlinked.unlinked_ms for unlinked in snapshot.unlinked}
+    keys = (key for row in snapshot.remote for key in (row.data_key, row.indexes_key))
+    return _World(
+        snapshot=snapshot,
+        log_start_offset=snapshot.log_start_offset,
+        rows=OrderedDict((row.ulid, row) for row in rows),
+        local=OrderedDict((segment.base_offset, segment) for segment in snapshot.segments),
+        closed={segment.base_offset: segment for segment in snapshot.closed},
+        copyable=[segment for segment in snapshot.closed if not segment.is_empty],
+        copied_upto=max((row.next_offset for row in rows), default=0),
+        unlinked_ms=unlinked_ms,
+        named_keys=frozenset(key for key in keys if key in unlinked_ms),
+    )
+
+
+def _gaps(rows: Iterable[RemoteSegment]) -> list[_Gap]:
+    """The ranges that no row holds, ascending, from offset 0 on."""
+    gaps: list[_Gap] = []
+    reached = 0
+    for base_offset, next_offset in sorted((row.base_offset, row.next_offset) for row in rows):
+        if base_offset > reached:
+            gaps.append((reached, base_offset))
+        reached = max(reached, next_offset)
+    return [*gaps, (reached, _NO_END)]
+
+
+def _check(world: _World, decision: Decision) -> list[str]:
+    """What is wrong with the next decision; also applies it to `world`."""
+    match decision:
+        case RollActive():
+            return _check_roll(world.snapshot, decision)
+        case CleanLog():
+            return _check_clean(world, decision)
+        case CopySegment():
+            return _check_copy(world, decision)
+        case DropLocal():
+            return _check_drop(world, decision)
+        case AdvanceLogStart():
+            return _check_advance(world, decision)
+        case ExpireRemote():
+            return _check_expire(world, decision)
+        case DeleteUnlinked():
+            return _check_delete(world, decision)
+
+
+def _check_roll(snapshot: PartitionSnapshot, decision: RollActive) -> list[str]:
+    active = snapshot.active
+    if active is None or active.base_offset != decision.base_offset:
+        return ["not the active segment"]
+    return ["the active segment is empty"] if active.is_empty else []
+
+
+def _check_clean(world: _World, decision: CleanLog) -> list[str]:
+    snapshot = world.snapshot
+    broken = []
+    if not snapshot.rules.cleanup_compact:
+        broken.append("the topic is not compacted")
+    if decision.upto_offset > snapshot.stable_offset:
+        broken.append(f"reaches above the stable offset {snapshot.stable_offset}")
+    if snapshot.active is not None and decision.upto_offset > snapshot.active.base_offset:
+        broken.append("reaches into the active segment")
+    if decision.upto_offset <= decision.first_dirty_offset:
+        broken.append("has nothing to clean")
+    world.is_cleaned = True
+    return broken
+
+
+def _check_copy(world: _World, decision: CopySegment) -> list[str]:
+    snapshot = world.snapshot
+    broken = []
+    if not snapshot.is_copying_on:
+        broken.append("copying is off for this topic")
+    if world.is_cleaned:
+        broken.append("stands behind a cleaning, which may replace the segment")
+    if world.closed_segment(decision.base_offset, decision.next_offset) is None:
+        broken.append("not a closed local segment")
+    if decision.next_offset > snapshot.stable_offset:
+        broken.append(f"reaches above the stable offset {snapshot.stable_offset}")
+    if snapshot.rules.cleanup_compact and decision.next_offset > (snapshot.cleaner_offset or 0):
+        broken.append(f"not wholly below the cleaner checkpoint {snapshot.cleaner_offset} (I6)")
+    if decision.base_offset < world.copied_upto:
+        broken.append(f"overlaps what is copied up to {world.copied_upto}")
+    due = world.next_to_copy()
+    if due is not None and due.base_offset < decision.base_offset:
+        broken.append(f"leaves a hole, [{due.base_offset}, {due.next_offset}) is neither copied nor empty")
+    world.copied_upto = max(world.copied_upto, decision.next_offset)
+    return broken
+
+
+def _check_drop(world: _World, decision: DropLocal) -> list[str]:
+    broken = []
+    segment = world.closed_segment(decision.base_offset, decision.next_offset)
+    if segment is None:
+        return ["not a closed local segment"]
+    if next(iter(world.local), None) != decision.base_offset:
+        broken.append("not the oldest local segment")
+    if not segment.is_empty and not world.holds(decision.base_offset, decision.next_offset):
+        broken.append("the only copy of retained records (I2)")
+    world.local.pop(decision.base_offset, None)
+    return broken
+
+
+def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
+    broken = []
+    if decision.offset <= world.log_start_offset:
+        broken.append(f"not above the log start {world.log_start_offset}")
+    if decision.offset > world.snapshot.next_offset:
+        broken.append(f"above the log end {world.snapshot.next_offset}")
+    if not world.snapshot.rules.cleanup_delete:
+        broken.append("the topic has no delete policy")
+    world.log_start_offset = max(world.log_start_offset, decision.offset)
+    return broken
+
+
+def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
+    broken = []
+    if decision.ulid not in world.rows:
+        return ["no committed row"]
+    if next(iter(world.rows)) != decision.ulid:
+        broken.append("not the oldest row")
+    row = world.rows.pop(decision.ulid)
+    if row.next_offset > world.log_start_offset:
+        broken.append(f"holds records at or above the log start {world.log_start_offset}")
+        world.gaps = None
+    return broken
+
+
+def _check_delete(world: _World, decision: DeleteUnlinked) -> list[str]:
+    snapshot = world.snapshot
+    unlinked_ms = world.unlinked_ms.get(decision.key)
+    if unlinked_ms is None:
+        return ["not an unlinked object (I10)"]
+    broken = []
+    if snapshot.now_ms - unlinked_ms < snapshot.rules.delete_grace_ms:
+        broken.append("within the grace time")
+    if decision.key in world.named_keys:
+        broken.append("a row still names it")
+    return broken
+
+
+def _where(decision: Decision) -> str:
+    match decision:
+        case RollActive():
+            return f"at {decision.base_offset}"
+        case CleanLog():
+            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
+        case CopySegment() | DropLocal() | ExpireRemote():
+            return f"[{decision.base_offset}, {decision.next_offset})"
+        case AdvanceLogStart():
+            return f"to {decision.offset}"
+        case DeleteUnlinked():
+            return decision.key

@@ -1,0 +1,104 @@
+"""Which local segments go. Two kinds, since the order of effects differs.
+
+`local_drops` lets go of what is safe this moment: committed in the store, or below the log start. `local_expirations`
+gives up the only copy of records that retention no longer wants, so the log start must pass them first; it exists only
+where nothing is copied (an untiered topic, or a tier switched to read-only).
+
+Source: `UnifiedLog.deleteOldSegments`: log start, then size, then time, each a scan from the oldest segment which the
+first one that may not go ends. By time the comparison is strict. The active segment never goes here; it is rolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from local.segment_info import SegmentInfo
+from policies.decisions import DropLocal, ExpireRemote
+from policies.remote_retention import log_bytes
+from policies.rules import Limits
+from policies.snapshot import PartitionSnapshot
+
+MayGo = Callable[[SegmentInfo], bool]
+
+
+def local_limits(snapshot: PartitionSnapshot) -> Limits:
+    """`local.retention.*` while segments are being copied, `retention.*` otherwise (KIP-405, KIP-950)."""
+    return snapshot.rules.local_limits if snapshot.is_copying_on else snapshot.rules.log_limits
+
+
+def local_drops(snapshot: PartitionSnapshot) -> list[DropLocal]:
+    """The local segments to drop now, oldest first; never the active one, never the only copy of a retained record.
+
+    What the same plan is going to copy does not count as copied.
+    """
+
+    def may_go(segment: SegmentInfo) -> bool:
+        return segment.base_offset not in snapshot.copying and snapshot.has_safe_copy(segment)
+
+    limits = local_limits(snapshot)
+    dropped = _by_log_start(snapshot.closed, snapshot.log_start_offset, may_go)
+    kept_bytes = sum(segment.size_bytes for segment in snapshot.segments[len(dropped) :])
+    dropped += _by_size(snapshot.closed[len(dropped) :], kept_bytes, limits.bytes, may_go)
+    return dropped + _by_time(snapshot.closed[len(dropped) :], snapshot.now_ms, limits.ms, may_go)
+
+
+def local_expirations(
+    snapshot: PartitionSnapshot, dropped: Sequence[DropLocal], expired: Sequence[ExpireRemote]
+) -> list[DropLocal]:
+    """The local segments that retention ends for good, oldest first, to drop once the log start has passed them.
+
+    `dropped` and `expired` are what `local_drops` and `expirations` say of the same snapshot. Empty while segments are
+    being copied: then only rows of the store expire. An older row that stays keeps it empty too, and nothing at or
+    after a segment under way goes.
+    """
+    if snapshot.is_copying_on or len(expired) < len(snapshot.committed):
+        return []
+
+    def may_go(segment: SegmentInfo) -> bool:
+        return segment.base_offset not in snapshot.copying
+
+    limits = snapshot.rules.log_limits
+    rest = snapshot.closed[len(dropped) :]
+    going_bytes = sum(row.size_bytes for row in expired if row.next_offset > snapshot.log_start_offset)
+    kept_bytes = log_bytes(snapshot) - going_bytes
+    ended = _by_size(rest, kept_bytes, limits.bytes, may_go)
+    return ended + _by_time(rest[len(ended) :], snapshot.now_ms, limits.ms, may_go)
+
+
+def _by_log_start(segments: Sequence[SegmentInfo], log_start_offset: int, may_go: MayGo) -> list[DropLocal]:
+    dropped: list[DropLocal] = []
+    for segment in segments:
+        if segment.next_offset > log_start_offset or not may_go(segment):
+            break
+        dropped.append(_drop(segment, f"below the log start {log_start_offset}"))
+    return dropped
+
+
+def _by_size(segments: Sequence[SegmentInfo], kept_bytes: int, limit: int | None, may_go: MayGo) -> list[DropLocal]:
+    """A segment goes only if what is left without it still reaches the limit."""
+    dropped: list[DropLocal] = []
+    for segment in segments:
+        if limit is None or kept_bytes - segment.size_bytes < limit or not may_go(segment):
+            break
+        dropped.append(_drop(segment, f"{kept_bytes} bytes kept, limit {limit}"))
+        kept_bytes -= segment.size_bytes
+    return dropped
+
+
+def _by_time(segments: Sequence[SegmentInfo], now_ms: int, limit: int | None, may_go: MayGo) -> list[DropLocal]:
+    dropped: list[DropLocal] = []
+    for segment in segments:
+        age_ms = now_ms - segment.age_timestamp_ms
+        if limit is None or age_ms <= limit or not may_go(segment):
+            break
+        dropped.append(_drop(segment, f"newest record {age_ms} ms old, limit {limit} ms"))
+    return dropped
+
+
+def _drop(segment: SegmentInfo, reason: str) -> DropLocal:
+    return DropLocal(
+        base_offset=segment.base_offset,
+        next_offset=segment.next_offset,
+        size_bytes=segment.size_bytes,
+        reason=reason,
+    )

@@ -1,0 +1,56 @@
+"""The plan: every policy's decisions about one partition, in an order every prefix of which is safe.
+
+Roll, clean and copy only add. A plan that cleans copies nothing: the cleaning merges and replaces the segments that the
+copies would name, and a copy left undone before one that is done is a hole in the bucket for good. Local drops follow,
+judged by what was committed **before** this plan. Then the log start moves, and only below it do segments and rows go
+that have no other copy. Last come bytes that left the index a grace time ago. A crash after any of them leaves a log
+that the next plan continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policies.compaction import cleanings
+from policies.decisions import AdvanceLogStart, Decision, DropLocal, ExpireRemote, Plan
+from policies.local_retention import local_drops, local_expirations
+from policies.remote_retention import deletions, expirations
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import copies, rolls
+
+
+def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
+    """What to do with one partition, in order. Pure: the same snapshot gives the same list.
+
+    A decision speaks about the segments of the snapshot. A cleaning earlier in the list changes sizes, so apply looks
+    again: a range that no longer exists is left for the next round.
+    """
+    dropped, expired = local_drops(snapshot), expirations(snapshot)
+    ended = local_expirations(snapshot, dropped, expired)
+    cleaned = cleanings(snapshot)
+    return [
+        *rolls(snapshot, going_count=len(dropped) + len(ended)),
+        *cleaned,
+        *([] if cleaned else copies(snapshot)),
+        *dropped,
+        *_advance(snapshot, expired, ended),
+        *ended,
+        *expired,
+        *deletions(snapshot),
+    ]
+
+
+def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
+    """The plan for several partitions; those with nothing to do are absent."""
+    decided = {snapshot.partition: plan_partition(snapshot) for snapshot in snapshots}
+    return Plan(now_ms=now_ms, decisions={partition: found for partition, found in decided.items() if found})
+
+
+def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:
+    """One step of the log start past everything that ends: to the **next** offset of the last of it."""
+    ending: list[ExpireRemote | DropLocal] = [*expired, *ended]
+    passed = [one for one in ending if one.next_offset > snapshot.log_start_offset]
+    if not passed:
+        return []
+    last = max(passed, key=lambda one: one.next_offset)
+    return [AdvanceLogStart(offset=last.next_offset, reason=f"retention, {last.reason}")]

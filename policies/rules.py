@@ -1,0 +1,52 @@
+"""What one partition's topic asks for, already resolved: no -1, no -2, no inheritance left to think about.
+
+None always means *unlimited*. The words behind each field (`retention.ms`, `local.retention.ms`, ...) and the resolving
+live in `tiered.properties` and `tiered.config`; here are values only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRules:
+    """Times in ms, sizes in bytes, None = unlimited. Defaults are Kafka's, `delete_grace_ms` is ours.
+
+    `copy_lag_ms` and `copy_lag_bytes` are KIP-1241's: zero in either copies at once, and with None in both nothing is
+    ever copied. `retention_*` binds only where `cleanup_delete` is set: read it through `log_limits`.
+    """
+
+    cleanup_delete: bool = True
+    cleanup_compact: bool = False
+    retention_ms: int | None = 7 * DAY_MS
+    retention_bytes: int | None = None
+    local_retention_ms: int | None = 7 * DAY_MS
+    local_retention_bytes: int | None = None
+    segment_ms: int = 7 * DAY_MS
+    copy_disabled: bool = False
+    copy_lag_ms: int | None = 0
+    copy_lag_bytes: int | None = None
+    delete_grace_ms: int = DAY_MS
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+
+    @property
+    def log_limits(self) -> Limits:
+        """How much of the whole log, both tiers together, is kept; without the delete policy everything is."""
+        return Limits(self.retention_ms, self.retention_bytes) if self.cleanup_delete else Limits(None, None)
+
+    @property
+    def local_limits(self) -> Limits:
+        """How much the disk keeps of a topic whose segments are being copied, whatever its cleanup policy."""
+        return Limits(self.local_retention_ms, self.local_retention_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A limit by age in ms and one by size in bytes; None = unlimited."""
+
+    ms: int | None
+    bytes: int | None

@@ -1,0 +1,104 @@
+"""Which closed segments are copied to the store, and when the active one is closed.
+
+Source: KIP-405 (`RemoteLogManager.candidateLogSegments`), KIP-1241 (copy lag), `UnifiedLog.deletableSegments` for the
+roll of an idle active segment.
+"""
+
+from __future__ import annotations
+
+from local.segment_info import SegmentInfo
+from policies.decisions import CopySegment, RollActive
+from policies.local_retention import local_limits
+from policies.snapshot import PartitionSnapshot
+
+
+def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
+    """At most one roll of the active segment; an empty one never rolls.
+
+    `going_count` is how many closed segments retention lets go of in the same plan.
+
+    It rolls when its newest record is older than `segment.ms` (appends roll by the oldest one, which the log itself
+    sees), and when retention reaches it: everything before it is going and it breaches too. It goes in a later round.
+    """
+    active = snapshot.active
+    if active is None or active.is_empty:
+        return []
+    reason = _idle(snapshot, active) or _breached(snapshot, active, going_count)
+    return [RollActive(base_offset=active.base_offset, size_bytes=active.size_bytes, reason=reason)] if reason else []
+
+
+def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
+    """The closed segments to copy, oldest first; each must be committed before the next one is.
+
+    Candidates hold an offset at or above max(highest committed, log start) and lie wholly below the stable offset. A
+    compacted topic copies only what lies wholly below the cleaner's checkpoint (I6). The first segment that may not go
+    ends the scan, as does one already being copied: order of commits is order of offsets. So the copies follow one
+    another from the store's end up, and no local record at or above the log start is left out in between.
+    """
+    if not snapshot.is_copying_on:
+        return []
+    start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
+    chosen: list[CopySegment] = []
+    newer_bytes = sum(segment.size_bytes for segment in snapshot.segments)
+    for segment in snapshot.closed:
+        newer_bytes -= segment.size_bytes
+        if segment.next_offset <= start or segment.is_empty:
+            continue
+        reason = _copy_reason(snapshot, segment, newer_bytes)
+        if reason is None:
+            break
+        chosen.append(
+            CopySegment(
+                base_offset=segment.base_offset,
+                next_offset=segment.next_offset,
+                size_bytes=segment.size_bytes,
+                reason=reason,
+            )
+        )
+    return chosen
+
+
+def _copy_reason(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> str | None:
+    """Why `segment` goes now, or None if it may not."""
+    if segment.next_offset > snapshot.stable_offset or segment.base_offset in snapshot.copying:
+        return None
+    if snapshot.remote_next_offset is not None and segment.base_offset < snapshot.remote_next_offset:
+        return None  # straddles what is committed: two rows would claim the same offsets
+    if snapshot.rules.cleanup_compact and segment.next_offset > (snapshot.cleaner_offset or 0):
+        return None
+    due = _due(snapshot, segment, newer_bytes)
+    if due is None:
+        return None
+    return f"closed and cleaned, {due}" if snapshot.rules.cleanup_compact else f"closed, {due}"
+
+
+def _due(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> str | None:
+    """Whether the copy lag has passed (KIP-1241): by age, or by how many bytes of the log are newer."""
+    lag_ms, lag_bytes = snapshot.rules.copy_lag_ms, snapshot.rules.copy_lag_bytes
+    if lag_ms == 0 or lag_bytes == 0:
+        return "not yet in the store"
+    age_ms = snapshot.now_ms - segment.age_timestamp_ms
+    if lag_ms is not None and (age_ms < 0 or age_ms >= lag_ms):  # a future timestamp does not hold a copy up
+        return f"copy lag of {lag_ms} ms passed"
+    if lag_bytes is not None and newer_bytes >= lag_bytes:
+        return f"copy lag of {lag_bytes} bytes passed"
+    return None
+
+
+def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
+    idle_ms = snapshot.now_ms - active.age_timestamp_ms
+    limit = snapshot.rules.segment_ms
+    return f"newest record {idle_ms} ms old, segment.ms={limit}" if idle_ms > limit else None
+
+
+def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:
+    """Kafka rolls only when the scan reaches the active segment, so an outage does not shred the log into crumbs."""
+    if going_count < len(snapshot.closed):
+        return None
+    limits = local_limits(snapshot)
+    age_ms = snapshot.now_ms - active.age_timestamp_ms
+    if limits.ms is not None and age_ms > limits.ms:
+        return f"newest record {age_ms} ms old, retention {limits.ms} ms"
+    if limits.bytes == 0:
+        return "retention of 0 bytes"
+    return None

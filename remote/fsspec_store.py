@@ -1,0 +1,94 @@
+"""Opening a store by its URL: the one door to fsspec.
+
+| URL | store |
+|---|---|
+| ``s3://bucket/prefix`` | `remote.s3_store` over s3fs; options are s3fs's own (``endpoint_url key secret anon ...``) |
+| ``file:///absolute/directory`` | `remote.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
+| ``memory://name`` | `remote.memory_store`; one store per name in this process |
+
+Options may hold secrets. They go to the client and are kept nowhere else: not in URLs, errors or representations.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
+
+from local.errors import InvalidRequest
+from remote.file_store import FileStore
+from remote.memory_store import MemoryStore
+from remote.retrying_store import RetryingStore, RetryPolicy
+from remote.store import ObjectStore
+
+SCHEMES = ("s3", "file", "memory")
+_memory_lock = threading.Lock()
+_memory_stores: dict[str, MemoryStore] = {}
+
+
+def open_store(
+    url: str, options: Mapping[str, object] | None = None, *, policy: RetryPolicy | None = None
+) -> ObjectStore:
+    """The store at `url`, with the one retry layer around it. Nothing is asked of it yet.
+
+    Raises InvalidRequest for a URL or an option that is none, or when the scheme's library is not installed.
+    """
+    parts = _split(url)
+    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+    if parts.username is not None or parts.password is not None:
+        raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
+    if parts.scheme not in SCHEMES or parts.query or parts.fragment:
+        raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
+    retries = policy or RetryPolicy()
+    if parts.scheme == "s3":
+        return RetryingStore(_open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries), retries)
+    if options:
+        raise InvalidRequest("opening a store, it takes no options", url=shown, options=",".join(sorted(options)))
+    if parts.scheme == "memory":
+        with _memory_lock:
+            return _memory_stores.setdefault(shown, MemoryStore(shown))
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidRequest("opening a store, a file url needs an absolute path: file:///directory", url=shown)
+    return RetryingStore(FileStore(_unescaped(parts.path)), retries)
+
+
+def make_filesystem(protocol: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
+    """A fresh fsspec file system, its client built: never a shared one, so closing it takes nothing from anybody else.
+
+    Left to itself it would build the client in its first request. Errors are the library's; the caller translates.
+    """
+    import fsspec
+
+    filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False, **options)
+    filesystem.connect()
+    return filesystem
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # the text of the error holds the url, which may hold a secret
+        scheme = url.partition("://")[0] if "://" in url else None
+        raise InvalidRequest("opening a store, not a store's url", scheme=scheme, schemes=",".join(SCHEMES)) from None
+    if "\0" in parts.path or "%00" in parts.path:
+        raise InvalidRequest("opening a store, not a store's url", scheme=parts.scheme, schemes=",".join(SCHEMES))
+    return parts
+
+
+def _unescaped(path: str) -> str:
+    """The path as the operating system has it; any bytes may be escaped."""
+    return os.fsdecode(unquote_to_bytes(path))
+
+
+def _open_s3(bucket: str, prefix: str, options: dict[str, object], policy: RetryPolicy) -> ObjectStore:
+    if not bucket:
+        raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=f"s3:///{prefix}")
+    try:
+        from remote.s3_store import S3Store
+    except ImportError as error:
+        missing = error.name or "s3fs"
+        hint = "pip install 'tiered[s3]'"
+        raise InvalidRequest("opening a store, a library is missing", library=missing, install=hint) from error
+    return S3Store(bucket, prefix, options, policy=policy)

@@ -1,0 +1,101 @@
+"""The changes a writer commits: pure functions from a head to the next, to be handed to `MetadataLog.commit`.
+
+A commit whose answer was lost may be tried again on top of a head that already has the change. So each change, applied
+to a head that has it, gives that very head back (the same object: there is nothing to commit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from local.errors import InvalidRequest
+from remote.head import Head, UnlinkedObject
+from remote.segment import RemoteSegment
+
+Change = Callable[[Head], Head]
+
+
+def add_segments(rows: Sequence[RemoteSegment]) -> Change:
+    """Make uploaded segments visible, in offset order. Raises InvalidRequest where their offsets are taken.
+
+    A segment that is there already under another name (an earlier commit of it whose answer was lost) stays as it is;
+    the objects of this second upload go on the list of those to delete.
+    """
+
+    def change(head: Head) -> Head:
+        known = {row.ulid for row in head.segments} | {each.key for each in head.unlinked}
+        for row in rows:
+            if row.ulid in known or row.data_key in known:
+                continue
+            if any(_is_same_segment(row, each) for each in head.segments):
+                head = replace(head, unlinked=head.unlinked + _objects_of(row, head.committed_ms, head.epoch))
+                continue
+            reached = head.segments[-1].next_offset if head.segments else 0
+            if row.base_offset < reached:
+                facts = {"base_offset": row.base_offset, "next_offset": row.next_offset, "reached": reached}
+                raise InvalidRequest("adding a remote segment, its offsets are taken", **facts)
+            head = replace(head, segments=(*head.segments, replace(row, committed_ms=head.committed_ms)))
+        return head
+
+    return change
+
+
+def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: int | None = None) -> Change:
+    """Take rows out and put their objects on the list of those to delete; raise the log start to at least this.
+
+    The bytes stay for now: readers of an older head may still be at them.
+    """
+    names = frozenset(ulids)
+
+    def change(head: Head) -> Head:
+        gone = [row for row in head.segments if row.ulid in names]
+        unlinked = tuple(each for row in gone for each in _objects_of(row, now_ms, head.epoch))
+        start = max(head.log_start_offset, log_start_offset or 0)
+        if not unlinked and start == head.log_start_offset:
+            return head
+        kept = tuple(row for row in head.segments if row.ulid not in names)
+        return replace(head, segments=kept, unlinked=head.unlinked + unlinked, log_start_offset=start)
+
+    return change
+
+
+def forget_unlinked(keys: Collection[str]) -> Change:
+    """Strike objects off the list once they are deleted."""
+    gone = frozenset(keys)
+
+    def change(head: Head) -> Head:
+        kept = tuple(each for each in head.unlinked if each.key not in gone)
+        return head if len(kept) == len(head.unlinked) else replace(head, unlinked=kept)
+
+    return change
+
+
+def set_properties(properties: dict[str, str]) -> Change:
+    """Record the topic's settings."""
+    return lambda head: head if head.properties == properties else replace(head, properties=dict(properties))
+
+
+def loses_objects(old: Head, new: Head) -> str | None:
+    """What `new` forgets that `old` still held responsible; None when nothing is left behind unnamed."""
+    named = {key for row in new.segments for key in (row.data_key, row.indexes_key)}
+    named |= {each.key for each in new.unlinked}
+    for row in old.segments:
+        for key in (row.data_key, row.indexes_key):
+            if key not in named:
+                return f"an object is neither in a row nor on the list of those to delete, key={key}"
+    if new.log_start_offset < old.log_start_offset:
+        return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
+    return None
+
+
+def _objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[UnlinkedObject, ...]:
+    objects = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
+    return tuple(
+        UnlinkedObject(key=key, size_bytes=size, unlinked_ms=unlinked_ms, epoch=epoch) for key, size in objects
+    )
+
+
+def _is_same_segment(one: RemoteSegment, other: RemoteSegment) -> bool:
+    names = ("base_offset", "next_offset", "size_bytes", "data_crc32c")
+    return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -1,0 +1,105 @@
+"""Every object name of the remote tier and its inverse, in one place.
+
+Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
+
+| key | object |
+|---|---|
+| ``data/<base 20>-<last 20>-<epoch 10>-<ulid>.log`` | a segment, byte for byte Kafka's ``.log`` |
+| ``data/<the same stem>.indexes`` | its indexes, see `remote.index_bundle` |
+| ``meta/head/<sequence 20>`` | a head, see `remote.head` |
+| ``meta/probe/<ulid>`` | written and removed by `remote.probe` |
+
+Numbers are padded with zeros so that a listing comes in order. `last` is the last offset, inclusive, as Kafka's own
+names would have it. A name is used once: the epoch keeps writers apart and the ulid one writer's attempts.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+from local.errors import InvalidRequest
+from local.names import PARTITION_MAX, TopicPartition, check_topic, check_topic_id
+
+HEADS = "meta/head/"
+DATA = "data/"
+PROBES = "meta/probe/"
+DATA_SUFFIX, INDEXES_SUFFIX = ".log", ".indexes"
+TOPIC_ID_LENGTH = 22
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_DATA_KEY = re.compile(r"data/([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})(\.log|\.indexes)", re.ASCII)
+_HEAD_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataKey:
+    """What the name of a data or indexes object says. `last_offset` is inclusive."""
+
+    base_offset: int
+    last_offset: int
+    epoch: int
+    ulid: str
+    suffix: str
+
+
+def partition_prefix(topic: str, topic_id: str, partition: int) -> str:
+    """``orders-<22 characters>/3/``. Raises InvalidRequest for a name Kafka would refuse."""
+    checked = TopicPartition(topic, partition)
+    return f"{topic_directory(topic, topic_id)}/{checked.partition}/"
+
+
+def topic_directory(topic: str, topic_id: str) -> str:
+    return f"{check_topic(topic)}-{check_topic_id(topic_id)}"
+
+
+def parse_topic_directory(name: str) -> tuple[str, str] | None:
+    """(topic, topic id), told apart by the id's fixed width since both may hold dashes; None for anything else."""
+    topic, dash, topic_id = name[: -TOPIC_ID_LENGTH - 1], name[-TOPIC_ID_LENGTH - 1 :][:1], name[-TOPIC_ID_LENGTH:]
+    if dash != "-":
+        return None
+    try:
+        return check_topic(topic), check_topic_id(topic_id)
+    except InvalidRequest:
+        return None
+
+
+def parse_partition(name: str) -> int | None:
+    """The partition of a path component such as ``3``; None for anything else, ``03`` included."""
+    if not (name.isascii() and name.isdigit()) or str(int(name)) != name or int(name) > PARTITION_MAX:
+        return None
+    return int(name)
+
+
+def data_key(base_offset: int, last_offset: int, epoch: int, ulid: str) -> str:
+    return f"{DATA}{base_offset:020d}-{last_offset:020d}-{epoch:010d}-{ulid}{DATA_SUFFIX}"
+
+
+def indexes_key(base_offset: int, last_offset: int, epoch: int, ulid: str) -> str:
+    return f"{DATA}{base_offset:020d}-{last_offset:020d}-{epoch:010d}-{ulid}{INDEXES_SUFFIX}"
+
+
+def parse_data_key(key: str) -> DataKey | None:
+    """The inverse of `data_key` and `indexes_key`; None for anything else."""
+    found = _DATA_KEY.fullmatch(key)
+    if not found:
+        return None
+    base, last, epoch, ulid, suffix = found.groups()
+    return DataKey(base_offset=int(base), last_offset=int(last), epoch=int(epoch), ulid=ulid, suffix=suffix)
+
+
+def head_key(sequence: int) -> str:
+    return f"{HEADS}{sequence:020d}"
+
+
+def parse_head_key(key: str) -> int | None:
+    """The sequence of a head's key; None for anything else."""
+    found = _HEAD_KEY.fullmatch(key)
+    return int(found[1]) if found else None
+
+
+def new_ulid(now_ms: int) -> str:
+    """26 characters that sort by `now_ms`, with 80 random bits. Source: github.com/ulid/spec"""
+    number = (now_ms & ((1 << 48) - 1)) << 80 | secrets.randbits(80)
+    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

@@ -1,0 +1,354 @@
+"""The commit protocol: who may write a partition's remote metadata, and when what was written is true.
+
+The truth is the head with the highest sequence (`remote.head`). A commit creates head N+1, whole, **only if absent**.
+The store decides who was first; there is no clock, no lease and no lock in it.
+
+States
+======
+
+| state | by | next |
+|---|---|---|
+| READER | the constructor | WRITER by `become_writer` |
+| WRITER | a head of ours that raised the epoch by one | FENCED when a head of a higher epoch is seen |
+| FENCED | | none: every verb raises Fenced from here on |
+
+Order of effects
+================
+
+1. `become_writer` commits a head with epoch + 1, before any upload. That commit **is** leadership. It also stops the
+   writer before: whatever that one commits next must be created at a sequence which is taken.
+2. Objects go up under names that were never used (`remote.transfer`). Nobody sees them yet.
+3. `commit` creates head N+1, which names them. From then on they are read, and only then may the local tier let go.
+4. Rows leave a head before their bytes leave the store. Before deleting, `check_still_writer` proves that the epoch is
+   still ours, from the store and not from memory.
+
+An answer that is no answer
+===========================
+
+A create may end in "taken" (412), "conflict" (409) or nothing (timeout, reset), and still have happened: clients try
+again by themselves and find their own object. So each of these is followed by reading N+1:
+
+| N+1 | meaning | reaction |
+|---|---|---|
+| has our commit id | it happened | success |
+| does not exist | not yet | the same body again, same commit id; a late first attempt is then found as ours |
+| has a higher epoch | another writer | Fenced, for good |
+| has our epoch | an earlier commit of ours whose answer was lost | rebase: apply the change on top of it |
+| has a lower epoch, or another parent | nobody who keeps the protocol wrote this | Corrupt |
+
+What a crash leaves
+===================
+
+| after | left behind | readers see | repair |
+|---|---|---|---|
+| objects up, no commit | objects that no head names | N | none needed: of an older epoch, never to be named |
+| create sent, answer lost | head N+1 | N+1 | the next start reads it |
+| head N+1 created, nothing done locally | | N+1 | the row is there, so the segment is not copied again |
+| expiry committed, bytes not deleted | objects in `unlinked` | N+1 | deleted later, any number of times |
+| bytes deleted, not yet struck off | `unlinked` names what is gone | N+1 | deleting again is no error |
+
+Reading the latest
+==================
+
+From a known N, N+1 is asked for (a 404 is the cheap answer "nothing new"); after PROBES_MAX steps, and without a known
+N, the heads are listed. A listing only says where to begin: the head found is read, and N+1 after it. Nothing ever
+goes back behind the cached head. Heads are never deleted yet, so a 404 on N+1 proves that N is the latest; collecting
+old heads (and the boundary it needs) is a later step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+
+from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
+from remote.head import Head, decode_head, encode_head
+from remote.head_changes import Change, loses_objects
+from remote.keys import HEADS, head_key, new_ulid, parse_head_key
+from remote.store import ObjectStore
+
+PROBES_MAX = 4  # GETs of N+1 before a listing is cheaper
+RESENDS_MAX = 3  # sends of one commit whose answer stays away; each is a whole round of the store's own retries
+REBASES_MAX = 8  # our own earlier commits found in the way of one commit
+TAKEOVERS_MAX = 16  # other writers found in the way of becoming one
+
+
+class LogState(Enum):
+    READER = "reader"
+    WRITER = "writer"
+    FENCED = "fenced"
+
+
+NEXT_STATES: dict[LogState, frozenset[LogState]] = {
+    LogState.READER: frozenset({LogState.WRITER}),
+    LogState.WRITER: frozenset({LogState.FENCED}),
+    LogState.FENCED: frozenset(),
+}
+
+
+class MetadataLog:
+    """One partition's chain of heads. Thread safe; commits of one instance wait for each other.
+
+    `prefix` ends in a slash, see `remote.keys.partition_prefix`. All verbs raise Unavailable when the store cannot be
+    reached, Corrupt when a head is damaged and Fenced once another writer has been seen.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str, *, new_id: Callable[[int], str] = new_ulid) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._new_id = new_id
+        self._lock = threading.RLock()
+        self._state = LogState.READER
+        self._epoch = 0
+        self._head: Head | None = None
+
+    def __repr__(self) -> str:
+        return f"MetadataLog({self._store.url!r}, {self._prefix!r}, {self._state.value}, epoch={self._epoch})"
+
+    @property
+    def state(self) -> LogState:
+        return self._state
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this writer owns. Raises InvalidRequest for a reader."""
+        self._check_writer()
+        return self._epoch
+
+    @property
+    def cached(self) -> Head | None:
+        """The latest head seen so far, without asking the store."""
+        return self._head
+
+    def load(self) -> Head | None:
+        """The latest head, from the store; None when nobody has ever opened the partition for writing."""
+        with self._lock:
+            self._check_not_fenced()
+            found = self._newer_than(self._head)
+            if found is not None:
+                self._adopt(found)
+            return self._head
+
+    def refresh(self) -> Head:
+        """As `load`. Raises NotFound where there is no head."""
+        head = self.load()
+        if head is None:
+            raise NotFound("reading a partition's head, there is none", store=self._store.url, prefix=self._prefix)
+        return head
+
+    def become_writer(
+        self,
+        writer_id: str,
+        now_ms: int,
+        *,
+        topic: str,
+        topic_id: str,
+        partition: int,
+        properties: Mapping[str, str] | None = None,
+    ) -> Head:
+        """Raise the epoch by one and own it; creates the first head where there is none.
+
+        Another writer that does the same at the same moment ends up before or after us; whoever is after, wins.
+        `properties` None keeps what the last head says. Raises InvalidRequest when the heads are another partition's.
+        """
+        with self._lock:
+            if self._state is not LogState.READER:
+                raise InvalidRequest("becoming a writer, not a reader", prefix=self._prefix, state=self._state.value)
+            for _ in range(TAKEOVERS_MAX):
+                latest = self.load()
+                if latest is None:
+                    draft = _first_head(topic, topic_id, partition)
+                else:
+                    draft = _check_same(latest, topic, topic_id, partition)
+                settings = dict(draft.properties if properties is None else properties)
+                epoch = latest.epoch + 1 if latest else 1
+                draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
+                winner = self._create(replace(draft, properties=settings))
+                self._head = winner
+                if winner.commit_id == draft.commit_id:
+                    self._move(LogState.WRITER)
+                    self._epoch = epoch
+                    return winner
+        raise Conflict("becoming a writer, others keep doing the same", prefix=self._prefix, tries=TAKEOVERS_MAX)
+
+    def commit(self, change: Change, now_ms: int) -> Head:
+        """Apply `change` to the latest head and make the outcome the truth; the head that has it.
+
+        `change` is a pure function and may be called several times, also on a head that already has it; one that gives
+        back the very head it was given commits nothing. Its errors pass through, with nothing done. Raises Fenced when
+        another writer took over: nothing of this change is visible then. After Unavailable it is unknown whether the
+        change is visible; committing it again settles that.
+        """
+        with self._lock:
+            self._check_writer()
+            for _ in range(REBASES_MAX):
+                assert self._head is not None
+                base = self._head
+                draft = self._successor(base, base, epoch=self._epoch, writer_id=base.writer_id, now_ms=now_ms)
+                changed = change(draft)
+                if changed is draft:
+                    return base
+                self._check_change(base, draft, changed)
+                winner = self._create(changed)
+                self._adopt(winner)
+                if winner.commit_id == changed.commit_id:
+                    return winner
+        raise Conflict("committing a head, our own commits keep coming up", prefix=self._prefix, tries=REBASES_MAX)
+
+    def check_still_writer(self) -> Head:
+        """Prove from the store that our epoch is the latest, as must be done before deletes; the latest head.
+
+        Raises Fenced otherwise.
+        """
+        with self._lock:
+            self._check_writer()
+            return self.refresh()
+
+    # --- creating N+1 ------------------------------------------------------------------------------------------------
+
+    def _create(self, head: Head) -> Head:
+        """The head that is at this sequence in the end, ours or not. Raises Unavailable when that stays unknown."""
+        body = encode_head(head)
+        key = self._prefix + head_key(head.sequence)
+        for last in (False,) * (RESENDS_MAX - 1) + (True,):
+            try:
+                self._store.put_if_absent(key, body)
+                return head
+            except (AlreadyExists, Unavailable) as error:
+                found = self._read(head.sequence)
+                if found is not None:
+                    return self._check_successor(head, found)
+                if last:
+                    facts = {"store": self._store.url, "key": key, "cause": str(error)}
+                    raise Unavailable("committing a head, the store gives no answer", **facts) from error
+        raise AssertionError("the loop above returns or raises")
+
+    def _check_successor(self, ours: Head, found: Head) -> Head:
+        """What was found where ours should be: ours, or another child of the same parent."""
+        if found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1:
+            facts = {"sequence": found.sequence, "parent": found.parent_id, "expected": ours.parent_id}
+            raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
+        return found
+
+    def _successor(self, base: Head | None, draft: Head, *, epoch: int, writer_id: str, now_ms: int) -> Head:
+        return replace(
+            draft,
+            sequence=base.sequence + 1 if base else 1,
+            epoch=epoch,
+            commit_id=self._new_id(now_ms),
+            parent_id=base.commit_id if base else None,
+            writer_id=writer_id,
+            committed_ms=now_ms,
+        )
+
+    def _check_change(self, base: Head, draft: Head, changed: Head) -> None:
+        identity = ("sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition")
+        wrong = next((f"it alters {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None)
+        wrong = wrong or loses_objects(base, changed)
+        if wrong:
+            raise InvalidRequest(f"committing a head, {wrong}", prefix=self._prefix)
+
+    # --- reading the latest ------------------------------------------------------------------------------------------
+
+    def _newer_than(self, known: Head | None) -> Head | None:
+        """The latest head of the store, never one behind `known`."""
+        latest, steps = known, 0
+        while True:
+            if latest is None or steps == PROBES_MAX:
+                listed = self._last_listed(latest.sequence if latest else 0)
+                if listed is not None:
+                    latest = self._read_listed(listed)
+                elif latest is None:
+                    return None
+                steps = 0
+            following = self._read(latest.sequence + 1)
+            if following is None:
+                return latest
+            if following.parent_id != latest.commit_id or following.epoch < latest.epoch:
+                facts = {"sequence": following.sequence, "parent": following.parent_id, "expected": latest.commit_id}
+                raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
+            latest, steps = following, steps + 1
+
+    def _last_listed(self, after: int) -> int | None:
+        last = None
+        for info in self._store.list(self._prefix + HEADS, start_after=self._prefix + head_key(after)):
+            sequence = parse_head_key(info.key.removeprefix(self._prefix))
+            last = sequence if sequence is not None else last
+        return last
+
+    def _read_listed(self, sequence: int) -> Head:
+        head = self._read(sequence)
+        if head is None:
+            facts = {"store": self._store.url, "key": self._prefix + head_key(sequence)}
+            raise Unavailable("reading a head, listed but not there", **facts)
+        return head
+
+    def _read(self, sequence: int) -> Head | None:
+        key = self._prefix + head_key(sequence)
+        try:
+            body = self._store.get(key)
+        except NotFound:
+            return None
+        try:
+            head = decode_head(body)
+        except Corrupt as error:
+            raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
+        if head.sequence != sequence:
+            raise Corrupt("reading a head, it has another's name", store=self._store.url, key=key, says=head.sequence)
+        return head
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, found: Head) -> None:
+        """Take a head from the store as the latest. Raises Fenced when it is another writer's."""
+        if self._state is LogState.WRITER and found.epoch != self._epoch:
+            if found.epoch < self._epoch:
+                facts = {"sequence": found.sequence, "epoch": found.epoch, "ours": self._epoch}
+                raise Corrupt("reading a head, its epoch is from the past", prefix=self._prefix, **facts)
+            self._move(LogState.FENCED)
+            self._head = found
+            self._check_not_fenced()
+        self._head = found
+
+    def _move(self, to: LogState) -> None:
+        assert to in NEXT_STATES[self._state]
+        self._state = to
+
+    def _check_not_fenced(self) -> None:
+        if self._state is LogState.FENCED:
+            assert self._head is not None
+            facts = {"epoch": self._head.epoch, "ours": self._epoch, "writer": self._head.writer_id}
+            raise Fenced("writing a partition, another writer took over", prefix=self._prefix, **facts)
+
+    def _check_writer(self) -> None:
+        self._check_not_fenced()
+        if self._state is not LogState.WRITER:
+            raise InvalidRequest("writing a partition, not opened for writing", prefix=self._prefix)
+
+
+def _first_head(topic: str, topic_id: str, partition: int) -> Head:
+    return Head(
+        sequence=1,
+        epoch=1,
+        commit_id="",
+        parent_id=None,
+        writer_id="",
+        topic=topic,
+        topic_id=topic_id,
+        partition=partition,
+        log_start_offset=0,
+        committed_ms=0,
+        properties={},
+    )
+
+
+def _check_same(head: Head, topic: str, topic_id: str, partition: int) -> Head:
+    if (head.topic, head.topic_id, head.partition) != (topic, topic_id, partition):
+        facts = {
+            "found": f"{head.topic}-{head.topic_id}/{head.partition}",
+            "expected": f"{topic}-{topic_id}/{partition}",
+        }
+        raise InvalidRequest("becoming a writer, the heads are another partition's", **facts)
+    return head

@@ -1,0 +1,117 @@
+"""A store that counts requests and bytes, in the classes that S3 bills."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from remote.store import Body, ObjectInfo, ObjectStore, UploadSource, parts_of
+
+LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObjects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCounts:
+    """Requests by class, and bytes. Uploads in parts count begin, each part and completion, all in the PUT class.
+
+    HEAD is in the GET class, as S3 bills it. Deletes are free there, and counted by request.
+    """
+
+    puts: int = 0
+    gets: int = 0
+    lists: int = 0
+    deletes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def __sub__(self, before: RequestCounts) -> RequestCounts:
+        """What came since `before`."""
+        return RequestCounts(**{name: getattr(self, name) - getattr(before, name) for name in self.__slots__})
+
+    def __add__(self, other: RequestCounts) -> RequestCounts:
+        return RequestCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+
+class MeteredStore:
+    """See `remote.store.ObjectStore`. A request is counted when it is made, whatever becomes of it.
+
+    `bytes_in` go into the store, `bytes_out` come out of it and are counted when they arrived. Tries that a store
+    inside makes by itself are not seen; put this one inside a RetryingStore to see them.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._counts = RequestCounts()
+
+    def __repr__(self) -> str:
+        return f"MeteredStore({self._inner!r})"
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def counts(self) -> RequestCounts:
+        """Everything so far."""
+        with self._lock:
+            return self._counts
+
+    def put(self, key: str, body: Body) -> None:
+        self._count(RequestCounts(puts=1, bytes_in=len(body)))
+        self._inner.put(key, body)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        self._count(RequestCounts(puts=1, bytes_in=len(body)))
+        self._inner.put_if_absent(key, body)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        parts = len(parts_of(source.size_bytes))
+        self._count(RequestCounts(puts=parts + 2 if parts > 1 else 1, bytes_in=source.size_bytes))
+        self._inner.upload(key, source)
+
+    def get(self, key: str) -> bytes:
+        self._count(RequestCounts(gets=1))
+        return self._arrived(self._inner.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._count(RequestCounts(gets=1))
+        return self._arrived(self._inner.get_range(key, start, length))
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        self._count(RequestCounts(gets=len(ranges)))
+        bodies = self._inner.get_ranges(key, ranges)
+        self._count(RequestCounts(bytes_out=sum(map(len, bodies))))
+        return bodies
+
+    def head(self, key: str) -> ObjectInfo:
+        self._count(RequestCounts(gets=1))
+        return self._inner.head(key)
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        names = self._inner.list_prefixes(prefix)
+        self._count(RequestCounts(lists=max(1, -(-len(names) // LIST_PAGE))))
+        return names
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        self._count(RequestCounts(lists=1))
+        for number, info in enumerate(self._inner.list(prefix, start_after=start_after)):
+            if number and number % LIST_PAGE == 0:
+                self._count(RequestCounts(lists=1))
+            yield info
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = tuple(keys)
+        self._count(RequestCounts(deletes=-(-len(wanted) // LIST_PAGE)))
+        self._inner.delete(wanted)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _arrived(self, body: bytes) -> bytes:
+        self._count(RequestCounts(bytes_out=len(body)))
+        return body
+
+    def _count(self, more: RequestCounts) -> None:
+        with self._lock:
+            self._counts = self._counts + more

@@ -1,0 +1,195 @@
+"""Reading tiered segments: ranges of the data object, made of whole chunks, each checked before a byte is given out.
+
+No client checks a ranged GET. So a read is widened to chunk boundaries, and each chunk is compared with the length and
+CRC32C in the segment's ``.indexes`` object. A chunk that differs is fetched once more, for the wire may have done it;
+when it differs again it is Corrupt, and the error names the object, the range and the segment's offsets.
+
+Bytes are not copied on the way: the cache keeps what a GET brought, in one piece, and a read that lies within it is a
+view of it. A read that reaches over several is copied together once.
+
+Chunks next to each other come in one GET. A miss fetches READ_AHEAD_CHUNKS more than asked for, as far as the segment
+goes; a long read is cut into ranges of RANGE_BYTES that are fetched side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from local import offset_index, time_index
+from local.crc32c import crc32c
+from local.errors import Corrupt
+from remote.chunk_cache import ChunkCache, Key, Slice
+from remote.chunks import ChunkTable
+from remote.head import Head
+from remote.index_bundle import IndexBundle, decode_bundle
+from remote.metadata_log import MetadataLog
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+
+READ_AHEAD_CHUNKS = 4
+RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
+_INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
+
+
+class RemotePartition:
+    """One partition, read-only. Thread safe; the cache may be shared by any number of partitions of one store.
+
+    All verbs raise Unavailable when the store cannot be reached. Verbs on a segment raise NotFound when its objects
+    are gone: it has expired since the head was read, so refresh the head once and look again.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        cache: ChunkCache | None = None,
+        *,
+        metadata: MetadataLog | None = None,
+        read_ahead_chunks: int = READ_AHEAD_CHUNKS,
+    ) -> None:
+        """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does)."""
+        self._store = store
+        self._prefix = prefix
+        self._cache = ChunkCache() if cache is None else cache
+        self._read_ahead_chunks = read_ahead_chunks
+        self._log = MetadataLog(store, prefix) if metadata is None else metadata
+
+    @property
+    def prefix(self) -> str:
+        return self._prefix
+
+    def head(self) -> Head:
+        """The head as last read; read now if it never was. Raises NotFound when there is none."""
+        return self._log.cached or self._log.refresh()
+
+    def refresh(self) -> Head:
+        """The latest head, from the store. Raises NotFound when there is none."""
+        return self._log.refresh()
+
+    def indexes(self, segment: RemoteSegment) -> IndexBundle:
+        """The segment's indexes: one GET the first time. Raises Corrupt when they are damaged."""
+        key = self._prefix + segment.indexes_key, _INDEXES
+        return self._cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
+
+    def position_of_offset(self, segment: RemoteSegment, offset: int) -> int:
+        """A batch's position at or before the one that holds `offset`; 0 where the index has nothing lower."""
+        return offset_index.lookup(self.indexes(segment).offset, segment.base_offset, offset)[1]
+
+    def position_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> int:
+        """A batch's position at or before the first with a record at or after `timestamp_ms`."""
+        bundle = self.indexes(segment)
+        _, offset = time_index.lookup(bundle.time, segment.base_offset, timestamp_ms - 1)
+        return offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
+
+    def read(self, segment: RemoteSegment, position: int, length: int) -> memoryview:
+        """Checked bytes ``[position, position + length)`` of the segment, fewer where it ends.
+
+        The bytes are immutable and may be a view of what is cached; as long as it is held, so is all that its GET
+        brought, at most RANGE_BYTES. Raises Corrupt.
+        """
+        assert position >= 0
+        assert length >= 0
+        table = self.indexes(segment).chunks
+        numbers = table.chunks_of(position, length)
+        if not numbers:
+            return memoryview(b"")
+        skipped = position - numbers[0] * table.chunk_bytes
+        return _cut_out(self._chunks(segment, table, numbers), skipped, length)
+
+    # --- fetching ----------------------------------------------------------------------------------------------------
+
+    def _chunks(self, segment: RemoteSegment, table: ChunkTable, numbers: range) -> list[Slice]:
+        name = self._prefix + segment.data_key
+        end = min(numbers.stop + self._read_ahead_chunks, len(table.crcs))
+        return self._cache.fetch(
+            [(name, number) for number in numbers],
+            lambda keys: self._load(segment, table, keys, numbers),
+            ahead=[(name, number) for number in range(numbers.stop, end)],
+        )
+
+    def _load(
+        self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range
+    ) -> Mapping[Key, Slice]:
+        runs = list(_runs(sorted(number for _, number in keys), max(1, RANGE_BYTES // table.chunk_bytes)))
+        name = keys[0][0]
+        try:
+            bodies = self._store.get_ranges(name, [_range_of(table, run) for run in runs])
+        except Corrupt:
+            bodies = [b""] * len(runs)  # the object is short: each chunk for itself, to say which
+        loaded: dict[Key, Slice] = {}
+        for run, body in zip(runs, bodies, strict=True):
+            for number in run:
+                chunk = Slice(body, (number - run.start) * table.chunk_bytes, table.chunk_range(number)[1])
+                if number in wanted:
+                    loaded[name, number] = self._checked_chunk(segment, table, number, chunk)
+                elif _is_right(table, number, chunk):
+                    loaded[name, number] = chunk
+        return loaded
+
+    def _checked_chunk(self, segment: RemoteSegment, table: ChunkTable, number: int, chunk: Slice) -> Slice:
+        if _is_right(table, number, chunk):
+            return chunk
+        name, (start, length) = self._prefix + segment.data_key, table.chunk_range(number)
+        offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
+        facts = {"object": name, "start": start, "length": length, **offsets}
+        try:
+            again = Slice(self._store.get_range(name, start, length), 0, length)
+        except Corrupt as error:
+            raise Corrupt("reading a tiered segment, the object is short", **facts) from error
+        if not _is_right(table, number, again):
+            crcs = {"expected": f"{table.crcs[number]:08x}", "found": f"{crc32c(again.body):08x}"}
+            raise Corrupt("reading a tiered segment, a chunk's checksum differs", **facts, **crcs)
+        return again
+
+    def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
+        name = self._prefix + segment.indexes_key
+        try:
+            return self._indexes_once(name, segment)
+        except Corrupt:
+            return self._indexes_once(name, segment)
+
+    def _indexes_once(self, name: str, segment: RemoteSegment) -> IndexBundle:
+        body = self._store.get(name)
+        offsets = {"object": name, "base_offset": segment.base_offset, "next_offset": segment.next_offset}
+        if len(body) != segment.indexes_bytes:
+            facts = {**offsets, "expected_bytes": segment.indexes_bytes, "found_bytes": len(body)}
+            raise Corrupt("reading a tiered segment's indexes, their size differs", **facts)
+        try:
+            bundle = decode_bundle(body)
+        except Corrupt as error:
+            raise Corrupt(error.attempt, **offsets, **error.facts) from error
+        if (bundle.chunks.size_bytes, bundle.chunks.whole_crc) != (segment.size_bytes, segment.data_crc32c):
+            raise Corrupt("reading a tiered segment's indexes, they are another segment's", **offsets)
+        return bundle
+
+
+def _is_right(table: ChunkTable, number: int, chunk: Slice) -> bool:
+    end = chunk.start + chunk.size_bytes
+    return end <= len(chunk.body) and crc32c(memoryview(chunk.body)[chunk.start : end]) == table.crcs[number]
+
+
+def _cut_out(chunks: Sequence[Slice], skipped: int, length: int) -> memoryview:
+    """`length` bytes behind the first `skipped` of the chunks, which are neighbours; fewer where they end."""
+    runs = [list(run) for _, run in groupby(chunks, key=lambda chunk: id(chunk.body))]
+    views = [memoryview(run[0].body)[run[0].start : run[-1].start + run[-1].size_bytes] for run in runs]
+    views[0] = views[0][skipped:]
+    before_last = sum(map(len, views[:-1]))
+    views[-1] = views[-1][: length - before_last]
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))
+
+
+def _runs(numbers: Sequence[int], longest: int) -> Iterator[range]:
+    """Ascending numbers as runs of neighbours, none longer than `longest`."""
+    start = 0
+    for at in range(1, len(numbers) + 1):
+        ends = at == len(numbers) or numbers[at] != numbers[at - 1] + 1 or at - start == longest
+        if ends:
+            yield range(numbers[start], numbers[at - 1] + 1)
+            start = at
+
+
+def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
+    start = table.chunk_range(run.start)[0]
+    last, length = table.chunk_range(run.stop - 1)
+    return start, last + length - start

@@ -1,0 +1,160 @@
+"""The one retry layer: a store that tries again what was merely unavailable, until a deadline.
+
+The clients' own retries are turned down (`remote.s3_store`); two layers would multiply. Only `Unavailable` is tried
+again, with exponential backoff and full jitter, so that many clients do not come back at once. What finally fails
+says how often it was tried; such an error is never tried again by an outer layer, so nesting is harmless.
+
+A create that is tried again may find its own first attempt and say AlreadyExists: see `ObjectStore.put_if_absent`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import tenacity
+
+from local.errors import Unavailable, describe
+from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
+
+T = TypeVar("T")
+LIST_PAGE = 1000  # keys that S3 gives for one LIST: a page of ours is one request there
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When to stop trying and how long to wait in between. Seconds.
+
+    No try begins later than `deadline_s` after the first; one that is under way is not cut short (the clients' own
+    timeouts do that). A call that took `tell_after_s` so far, the next wait included, says once in the log what it
+    waits for. `sleep` is a seam for tests.
+    """
+
+    attempts_max: int = 8
+    deadline_s: float = 30.0
+    wait_first_s: float = 0.1
+    wait_max_s: float = 5.0
+    tell_after_s: float = 2.0  # about as long as a person watches nothing happen
+    sleep: Callable[[float], None] = time.sleep
+
+    def call(self, attempt: Callable[[], T], *, verb: str | None = None, key: str | None = None) -> T:
+        """What `attempt` gives, the first time it does. Raises its last Unavailable, with the number of tries.
+
+        `verb` and `key` tell in the log what is being tried.
+        """
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(self.attempts_max) | tenacity.stop_before_delay(self.deadline_s),
+            wait=tenacity.wait_random_exponential(multiplier=self.wait_first_s, max=self.wait_max_s),
+            retry=tenacity.retry_if_exception(_may_try_again),
+            sleep=self.sleep,
+            before_sleep=_Telling(self.tell_after_s, {"verb": verb, "key": key}),
+            reraise=True,
+        )
+        try:
+            return retrying(attempt)
+        except Unavailable as error:
+            if "attempts" in error.facts:
+                raise
+            tries = retrying.statistics.get("attempt_number", 1)
+            raise Unavailable(error.attempt, **error.facts, attempts=tries) from error
+
+
+class RetryingStore:
+    """See `remote.store.ObjectStore`; every verb under one `RetryPolicy`."""
+
+    def __init__(self, inner: ObjectStore, policy: RetryPolicy | None = None) -> None:
+        self._inner = inner
+        self._policy = policy or RetryPolicy()
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self._inner!r})"
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def put(self, key: str, body: Body) -> None:
+        self._policy.call(lambda: self._inner.put(key, body), verb="put", key=key)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        self._policy.call(lambda: self._inner.put_if_absent(key, body), verb="put_if_absent", key=key)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._policy.call(lambda: self._inner.upload(key, source), verb="upload", key=key)
+
+    def get(self, key: str) -> bytes:
+        return self._policy.call(lambda: self._inner.get(key), verb="get", key=key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._policy.call(lambda: self._inner.get_range(key, start, length), verb="get_range", key=key)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._policy.call(lambda: self._inner.get_ranges(key, ranges), verb="get_ranges", key=key)
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._policy.call(lambda: self._inner.head(key), verb="head", key=key)
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        return self._policy.call(lambda: self._inner.list_prefixes(prefix), verb="list_prefixes", key=prefix)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        listing = _Listing(self._inner, prefix, start_after)
+        while page := self._policy.call(listing.page, verb="list", key=prefix):
+            yield from page
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = tuple(keys)
+        first = wanted[0] if wanted else None
+        self._policy.call(lambda: self._inner.delete(wanted), verb="delete", key=first)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Listing:
+    """A listing in pages. One that broke off is begun again behind the last page it gave."""
+
+    def __init__(self, store: ObjectStore, prefix: str, start_after: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._last = start_after
+        self._infos: Iterator[ObjectInfo] | None = None
+
+    def page(self) -> list[ObjectInfo]:
+        """The next ones, none at the end. Raises what the store raises; calling again tries the same page again."""
+        infos, self._infos = self._infos, None  # an iterator that raised is of no more use
+        if infos is None:
+            infos = self._store.list(self._prefix, start_after=self._last)
+        page = list(itertools.islice(infos, LIST_PAGE))
+        if page:
+            self._infos, self._last = infos, page[-1].key
+        return page
+
+
+class _Telling:
+    """Before a wait: one line in the log for a call that is not soon served, so that waiting is never silent."""
+
+    def __init__(self, after_s: float, facts: dict[str, object]) -> None:
+        self._after_s = after_s
+        self._facts = facts
+        self._told = False
+
+    def __call__(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if self._told or (state.seconds_since_start or 0.0) + state.upcoming_sleep < self._after_s:
+            return
+        assert isinstance(error, Unavailable)
+        self._told = True
+        cause = error.facts.get("cause") or error.attempt
+        log.warning(
+            "%s", describe("waiting for the store", {**self._facts, "attempts": state.attempt_number, "cause": cause})
+        )
+
+
+def _may_try_again(error: BaseException) -> bool:
+    return isinstance(error, Unavailable) and "attempts" not in error.facts

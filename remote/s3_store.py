@@ -1,0 +1,254 @@
+"""The S3 store, over s3fs: every verb is one request where S3 has one for it.
+
+What s3fs is kept from doing: retrying (one layer, `remote.retrying_store`), caching listings, reading ahead, asking
+HEAD before GET, and guessing whether a missing key is a directory. Every body and every part is sent with the CRC32
+that botocore adds by default; S3 refuses a body that differs. The user's `config_kwargs` can turn that off.
+
+Large uploads go up in parts, each retried by itself; at most UPLOAD_THREADS parts of PART_BYTES are in memory. They
+are invisible until completed. An upload that fails is aborted as well as it can be; what a killed process leaves is
+for a lifecycle rule (abort incomplete multipart uploads). A completion whose answer was lost is settled by the size of
+what is there; names are never used twice, so it can only be ours.
+
+A file system must not be used in a forked child, so every process makes its own at its first request. Its client is
+built then too, so wrong options show there, as InvalidRequest that names them and shows no value.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+from remote.fsspec_store import make_filesystem
+from remote.retrying_store import RetryPolicy
+from remote.s3_errors import refusal, translated
+from remote.store import Body, ObjectInfo, UploadSource, check_body, check_key, check_range, parts_of
+
+log = logging.getLogger(__name__)
+
+UPLOAD_THREADS = 4  # parts in flight for one upload; more gains nothing on a fast link and holds more memory
+READ_CONCURRENCY = 8  # ranges in flight for one get_ranges
+DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
+
+
+class S3Store:
+    """See `remote.store.ObjectStore`. `options` are s3fs's; `policy` is for the parts of large uploads."""
+
+    def __init__(
+        self, bucket: str, prefix: str = "", options: Mapping[str, object] | None = None, *, policy: RetryPolicy
+    ) -> None:
+        self._bucket = bucket
+        self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._options = _client_options(options or {})
+        self._given = tuple(options or ())
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._filesystem: Any = None
+        self._pid = 0
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._root}".rstrip("/")
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._call("storing an object", "put_object", key, Body=bytes(body))
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        check_body(key, len(body))
+        self._call("creating an object", "put_object", key, Body=bytes(body), IfNoneMatch="*")
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        check_body(key, source.size_bytes)
+        parts = parts_of(source.size_bytes)
+        if len(parts) == 1:
+            self.put(key, source.read(*parts[0]))
+            return
+        begun = self._patient("uploading an object", "create_multipart_upload", key)
+        upload_id = str(begun["UploadId"])
+        try:
+            tags = self._send_parts(key, upload_id, parts, source)
+            self._complete(key, upload_id, tags, source.size_bytes)
+        except BaseException:
+            self._abort(key, upload_id)
+            raise
+
+    def _send_parts(
+        self, key: str, upload_id: str, parts: Sequence[tuple[int, int]], source: UploadSource
+    ) -> list[dict[str, object]]:
+        def send(number: int) -> dict[str, object]:
+            body = source.read(*parts[number - 1])
+            body = body if isinstance(body, bytes) else bytes(body)
+            names = {"UploadId": upload_id, "PartNumber": number, "Body": body}
+            answer = self._patient("uploading a part", "upload_part", key, **names)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        with ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="tiered-upload") as pool:
+            try:
+                return list(pool.map(send, range(1, len(parts) + 1)))
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _complete(self, key: str, upload_id: str, tags: list[dict[str, object]], size_bytes: int) -> None:
+        names = {"UploadId": upload_id, "MultipartUpload": {"Parts": tags}}
+        try:
+            self._patient("completing an upload", "complete_multipart_upload", key, **names)
+        except (NotFound, Unavailable):
+            # Gone, or no answer: an earlier try may have completed it.
+            if self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) != size_bytes:
+                raise
+
+    def _abort(self, key: str, upload_id: str) -> None:
+        try:
+            self._call("aborting an upload", "abort_multipart_upload", key, UploadId=upload_id)
+        except LogError as error:
+            log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, error)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> bytes:
+        with self._door("reading an object", key=key):
+            return bytes(self._fs.cat_file(self._path(key)))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.get_ranges(key, [(start, length)])[0]
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        for start, length in ranges:
+            check_range(key, start, length)
+        path, asked = self._path(key), [each for each in ranges if each[1] > 0]
+        starts, ends = [start for start, _ in asked], [start + length for start, length in asked]
+        attempt = "reading a range of an object"
+        facts: dict[str, object] = {"store": self.url, "key": key}
+        with self._door(attempt, key=key):
+            bodies = self._fs.cat_ranges([path] * len(asked), starts, ends, batch_size=READ_CONCURRENCY)
+        answers = iter(zip(asked, bodies, strict=True))
+        return [self._checked_range(attempt, facts, *next(answers)) if length else b"" for _, length in ranges]
+
+    def _checked_range(
+        self, attempt: str, facts: dict[str, object], asked: tuple[int, int], body: bytes | BaseException
+    ) -> bytes:
+        start, length = asked
+        where = {**facts, "start": start, "length": length}
+        if isinstance(body, BaseException):
+            with translated(attempt, options=self._given, **where):
+                raise body
+        if len(body) != length:
+            raise Corrupt(f"{attempt}, it ends before", **where, found=len(body))
+        return body
+
+    def head(self, key: str) -> ObjectInfo:
+        answer = self._call("looking at an object", "head_object", key)
+        return _info(key, int(answer["ContentLength"]), answer.get("LastModified"))
+
+    def _size_or_none(self, key: str) -> int | None:
+        try:
+            return self.head(key).size_bytes
+        except NotFound:
+            return None
+
+    # --- listing and deleting ----------------------------------------------------------------------------------------
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        pages = self._pages(prefix, Delimiter="/")
+        found = [each["Prefix"] for page in pages for each in page.get("CommonPrefixes", ())]
+        return sorted(name.removeprefix(self._root + prefix).rstrip("/") for name in found)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        after = {"StartAfter": self._root + start_after} if start_after else {}
+        for page in self._pages(prefix, **after):
+            for each in page.get("Contents", ()):
+                yield _info(each["Key"].removeprefix(self._root), int(each["Size"]), each.get("LastModified"))
+
+    def _pages(self, prefix: str, **names: object) -> Iterator[dict[str, Any]]:
+        token: dict[str, object] = {}
+        while True:
+            with self._door("listing objects", prefix=prefix or None):
+                page = self._fs.call_s3(
+                    "list_objects_v2", Bucket=self._bucket, Prefix=self._root + prefix, **names, **token
+                )
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = [{"Key": self._root + check_key(key)} for key in keys]
+        for at in range(0, len(wanted), DELETE_PAGE):
+            page = wanted[at : at + DELETE_PAGE]
+            with self._door("deleting objects"):
+                answer = self._fs.call_s3(
+                    "delete_objects", Bucket=self._bucket, Delete={"Objects": page, "Quiet": True}
+                )
+            errors = [(str(each.get("Key")), str(each.get("Code"))) for each in answer.get("Errors", ())]
+            refused = [(key.removeprefix(self._root), code) for key, code in errors]
+            if (error := refusal(refused, "deleting objects", {"store": self.url})) is not None:
+                raise error
+
+    def close(self) -> None:
+        with self._lock:
+            filesystem, self._filesystem = self._filesystem, None
+            creator = getattr(filesystem, "_s3creator", None)
+            if creator is not None and self._pid == os.getpid():
+                filesystem.close_session(filesystem.loop, creator)
+
+    # --- the client --------------------------------------------------------------------------------------------------
+
+    def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
+        """As `_call`, tried again by itself: the parts of an upload are too much to begin anew."""
+        return self._policy.call(lambda: self._call(attempt, method, key, **names), verb=method, key=key)
+
+    def _call(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
+        path = self._root + check_key(key)
+        with self._door(attempt, key=key):
+            answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, Key=path, **names)
+            return answer
+
+    def _door(self, attempt: str, **facts: object) -> AbstractContextManager[None]:
+        """Around every use of the client, the first one included: that builds it."""
+        return translated(attempt, options=self._given, store=self.url, **facts)
+
+    @property
+    def _fs(self) -> Any:  # noqa: ANN401
+        with self._lock:
+            if self._filesystem is None or self._pid != os.getpid():
+                self._filesystem = make_filesystem("s3", self._options)
+                self._filesystem.retries = 1  # s3fs's own layer: one try
+                self._pid = os.getpid()
+            return self._filesystem
+
+    def _path(self, key: str) -> str:
+        return f"{self._bucket}/{self._root}{check_key(key)}"
+
+
+def _client_options(options: Mapping[str, object]) -> dict[str, object]:
+    """s3fs's options with ours below them: whatever the user says wins, but for the retries."""
+    given = options.get("config_kwargs") or {}
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("opening a store, an option is not a table", option="config_kwargs")
+    config = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": READ_TIMEOUT_S,
+        "max_pool_connections": 32,
+        **given,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+    }
+    return {"max_concurrency": 1, **options, "config_kwargs": config}
+
+
+def _info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa: ANN401
+    return ObjectInfo(
+        key=key, size_bytes=size_bytes, modified_ms=int(modified.timestamp() * 1000) if modified is not None else None
+    )

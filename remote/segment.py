@@ -1,0 +1,89 @@
+"""A segment in the object store: its row in the index and its life.
+
+States and codes are KIP-405's. Only COPY_FINISHED is visible to readers. Rows of the other states are never counted
+by retention. In this layout COPY_STARTED lives in the writer's memory alone (an upload that never commits is an
+orphan of an older epoch, see `remote.metadata_log`), so heads hold COPY_FINISHED rows and, as unlinked objects,
+what is in DELETE_STARTED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from local.errors import InvalidRequest
+
+PART_BYTES = 8 << 20  # a segment goes up in parts whose size is a multiple of this
+PARTS_MAX = 10_000  # S3's limit on the parts of one object
+
+
+class SegmentState(IntEnum):
+    COPY_STARTED = 0
+    COPY_FINISHED = 1
+    DELETE_STARTED = 2
+    DELETE_FINISHED = 3
+
+
+NEXT_STATES: dict[SegmentState, frozenset[SegmentState]] = {
+    SegmentState.COPY_STARTED: frozenset({SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED}),
+    SegmentState.COPY_FINISHED: frozenset({SegmentState.DELETE_STARTED}),
+    SegmentState.DELETE_STARTED: frozenset({SegmentState.DELETE_FINISHED}),
+    SegmentState.DELETE_FINISHED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRange:
+    """Where one index lies inside the ``.indexes`` object: bytes ``[start, start + length)``."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSegment:
+    """One row of the remote-log metadata index. Offsets half open; sizes in bytes; timestamps in ms.
+
+    `next_offset` is the following segment's base at upload time, never last record + 1. `epochs` are pairs
+    (leader epoch, start offset), ascending, the first starting at `base_offset`. `cleaned_through` is the cleaner
+    checkpoint at upload time: every record here was compared with all newer ones below it; None = never cleaned.
+    `data_crc32c` covers the stored data object. `data_key`/`indexes_key` are relative to the partition's prefix.
+    """
+
+    ulid: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    stored_bytes: int
+    record_count: int
+    max_timestamp_ms: int | None
+    min_timestamp_ms: int | None
+    epochs: tuple[tuple[int, int], ...]
+    data_crc32c: int
+    data_key: str
+    indexes_key: str
+    indexes_bytes: int
+    indexes: dict[str, IndexRange]
+    codec: str = "none"
+    storage_class: str | None = None
+    cleaned_through: int | None = None
+    committed_ms: int = 0
+    state: SegmentState = SegmentState.COPY_FINISHED
+
+    def holds(self, offset: int) -> bool:
+        return self.base_offset <= offset < self.next_offset
+
+    def to(self, state: SegmentState) -> RemoteSegment:
+        """This row in a later state; the same state again is no change. Raises InvalidRequest otherwise."""
+        if state is self.state:
+            return self
+        if state not in NEXT_STATES[self.state]:
+            raise InvalidRequest(
+                "changing a remote segment's state", segment=self.data_key, now=self.state.name, to=state.name
+            )
+        return replace(self, state=state)
+
+
+def part_step(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
+    """The size of every part but the last of an object that goes up in parts: `part_bytes` or a multiple of it."""
+    return part_bytes * max(1, -(-size_bytes // (part_bytes * PARTS_MAX)))

@@ -1,0 +1,135 @@
+"""The object-store protocol: the few verbs the remote tier needs, and what each of them promises.
+
+Keys are relative to the store's root, use ``/`` and never begin with it. Bodies are bytes. Every implementation and
+every wrapper (retrying, metered, faulty) keeps this contract; `tests/contract` runs one suite over all of them.
+
+Errors, and no others: `NotFound`, `AlreadyExists`, `AccessDenied`, `Unavailable` (may be retried), `InvalidRequest`,
+`Corrupt` (an answer of the wrong length). A verb that raises `Unavailable` may or may not have taken effect.
+Thread safety: all verbs may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from local.errors import InvalidRequest
+from remote.segment import part_step
+
+Body = bytes | bytearray | memoryview
+
+KEY_BYTES_MAX = 1024  # S3's limit on a key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What the store says about one object. `modified_ms` is the store's clock, None where it does not tell."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadSource:
+    """Bytes to upload without holding them all: `read(start, length)` gives exactly those of `size_bytes` bytes.
+
+    `read` may be called from several threads, in any order, and again for a range that failed. Stores ask for the
+    ranges of `parts_of`, so every range starts at a multiple of
+    `remote.segment.PART_BYTES` and each byte is asked for at least once.
+    """
+
+    size_bytes: int
+    read: Callable[[int, int], Body]
+
+
+class ObjectStore(Protocol):
+    """See the module text for the contract that goes for all verbs."""
+
+    @property
+    def url(self) -> str:
+        """Where the root lies, without any secret."""
+        ...
+
+    def put(self, key: str, body: Body) -> None:
+        """Create or replace. Atomic: readers see all of the body or none."""
+        ...
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        """Create, atomically, only if the key is free. Raises AlreadyExists when it is taken.
+
+        AlreadyExists is **ambiguous** after a lost answer: the object may be our own. Callers compare an identity
+        inside the body. An empty body is refused (InvalidRequest): some stores overwrite with it.
+        """
+        ...
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        """Create or replace from `source`, in parts where it is large. Invisible until complete. Empty is refused."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The whole body. Raises NotFound."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`. Raises NotFound; Corrupt when the object ends before."""
+        ...
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """`get_range` for each (start, length), in order, concurrently where the store can."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and time of one object. Raises NotFound."""
+        ...
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        """The next path components below `prefix` that have objects below them, sorted, without slashes.
+
+        `prefix` is ``""`` or ends in ``/``. Raises as `list` does.
+        """
+        ...
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose key begins with `prefix` and sorts after `start_after`, in key order. Never a cached answer.
+
+        Raises NotFound when the store's root (bucket, directory) does not exist; none below a prefix is just nothing.
+        """
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; a missing key is no error."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections. Idempotent."""
+        ...
+
+
+def parts_of(size_bytes: int) -> list[tuple[int, int]]:
+    """How a body of this size goes up: (start, length) of each part, in order. One part means one plain PUT."""
+    step = part_step(size_bytes)
+    return [(start, min(step, size_bytes - start)) for start in range(0, size_bytes, step)]
+
+
+def check_key(key: str) -> str:
+    """The key unchanged. Raises InvalidRequest where some store would read it as another name."""
+    components = key.split("/")
+    # A question mark begins a version id for s3fs.
+    legal = key.isprintable() and "?" not in key and len(key.encode()) <= KEY_BYTES_MAX
+    if not legal or any(each in ("", ".", "..") for each in components):
+        raise InvalidRequest("naming an object, not a legal key", key=repr(key))
+    return key
+
+
+def check_body(key: str, size_bytes: int) -> None:
+    """Raises InvalidRequest for an empty body."""
+    if size_bytes <= 0:
+        raise InvalidRequest("storing an object, the body is empty", key=key)
+
+
+def check_range(key: str, start: int, length: int) -> None:
+    """Raises InvalidRequest for a range that no object can have."""
+    if start < 0 or length < 0:
+        raise InvalidRequest("reading a range of an object, not a range", key=key, start=start, length=length)

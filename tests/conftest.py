@@ -1,0 +1,49 @@
+"""What every test run shares: under ``TIERED_NO_SKIPS=1`` a skipped test fails the run and its reason is listed.
+
+A skip is a courtesy to a machine without Java or a server; where the whole set-up is promised (`.ci/run`) it would hide
+a missing half of the evidence. An expected failure is not a skip.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that start a Java go to one worker: one session serves them all, and two would not fit two cores."""
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    if (
+        NO_SKIPS
+        and _skips(session.config)
+        and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    ):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    skips = _skips(config) if NO_SKIPS else []
+    if skips:
+        terminalreporter.section("skipped, and TIERED_NO_SKIPS=1 allows none", red=True)
+        for report in skips:
+            terminalreporter.line(f"{report.nodeid}: {_reason(report)}")
+
+
+def _skips(config):
+    """The skipped tests and modules of this run; under xdist the controller has them all, the workers none."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return [] if reporter is None else reporter.stats.get("skipped", [])
+
+
+def _reason(report):
+    longrepr = report.longrepr
+    return longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)

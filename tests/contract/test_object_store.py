@@ -1,0 +1,349 @@
+"""One suite over every object store and every wrapper: the text of `remote.store`, as tests."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
+from remote.file_store import FileStore
+from remote.fsspec_store import open_store
+from remote.memory_store import MemoryStore
+from remote.metered_store import MeteredStore
+from remote.probe import probe_store
+from remote.retrying_store import RetryingStore, RetryPolicy
+from remote.segment import PART_BYTES
+from remote.store import UploadSource
+
+ONCE = RetryPolicy(attempts_max=1)
+LARGE = bytes(os.urandom(1 << 16)) * ((2 * PART_BYTES + PART_BYTES // 2) >> 16)
+
+
+def source_of(body):
+    return UploadSource(size_bytes=len(body), read=lambda start, length: memoryview(body)[start : start + length])
+
+
+class ObjectStoreContract:
+    """Subclasses give `store`, whose root is empty."""
+
+    def test_what_is_put_is_got(self, store):
+        store.put("a/b", b"body")
+        assert store.get("a/b") == b"body"
+
+    def test_put_replaces(self, store):
+        store.put("a", b"one")
+        store.put("a", b"longer two")
+        assert store.get("a") == b"longer two"
+
+    @pytest.mark.parametrize("body", [b"bytes", bytearray(b"bytes"), memoryview(b"bytes")])
+    def test_bodies_may_be_any_kind_of_bytes(self, store, body):
+        store.put("a", body)
+        store.put_if_absent("b", body)
+        assert store.get("a") == store.get("b") == b"bytes"
+
+    def test_create_if_absent_creates_once(self, store):
+        store.put_if_absent("a", b"first")
+        with pytest.raises(AlreadyExists, match="key=a"):
+            store.put_if_absent("a", b"second")
+        assert store.get("a") == b"first"
+
+    def test_eight_racing_creators_have_one_winner(self, store):
+        for round_number in range(5):
+            key = f"race/{round_number}"
+            start = threading.Barrier(8)
+
+            def create(number, key=key, start=start):
+                start.wait()
+                try:
+                    store.put_if_absent(key, b"writer %d" % number)
+                    return number
+                except AlreadyExists:
+                    return None
+
+            with ThreadPoolExecutor(8) as pool:
+                winners = [number for number in pool.map(create, range(8)) if number is not None]
+            assert len(winners) == 1
+            assert store.get(key) == b"writer %d" % winners[0]
+
+    @pytest.mark.parametrize("verb", ["put", "put_if_absent"])
+    def test_an_empty_body_is_refused_and_changes_nothing(self, store, verb):
+        store.put("a", b"there")
+        with pytest.raises(InvalidRequest, match="empty"):
+            getattr(store, verb)("a", b"")
+        with pytest.raises(InvalidRequest, match="empty"):
+            store.upload("a", source_of(b""))
+        assert store.get("a") == b"there"
+
+    @pytest.mark.parametrize("size_bytes", [1, 1000, PART_BYTES, PART_BYTES + 1, len(LARGE)])
+    def test_an_upload_arrives_whole(self, store, size_bytes):
+        store.upload("big", source_of(LARGE[:size_bytes]))
+        assert store.head("big").size_bytes == size_bytes
+        assert store.get("big") == LARGE[:size_bytes]
+
+    def test_an_upload_asks_for_parts_at_part_boundaries_and_for_every_byte(self, store):
+        asked = []
+
+        def read(start, length):
+            asked.append((start, length))
+            return LARGE[start : start + length]
+
+        store.upload("big", UploadSource(size_bytes=len(LARGE), read=read))
+        assert all(start % PART_BYTES == 0 for start, _ in asked)
+        assert {at for start, length in asked for at in range(start, start + length, 4096)} == set(
+            range(0, len(LARGE), 4096)
+        )
+
+    def test_an_upload_whose_source_fails_leaves_nothing_and_passes_its_error_on(self, store):
+        def read(start, length):
+            if start:
+                raise NotFound("reading a local segment, there is none", path="/gone")
+            return LARGE[start : start + length]
+
+        with pytest.raises(NotFound, match="path=/gone"):
+            store.upload("big", UploadSource(size_bytes=len(LARGE), read=read))
+        assert list(store.list("")) == []
+
+    def test_ranges_are_exact(self, store):
+        store.put("a", b"0123456789")
+        assert store.get_range("a", 0, 10) == b"0123456789"
+        assert store.get_range("a", 3, 4) == b"3456"
+        assert store.get_range("a", 9, 1) == b"9"
+        assert store.get_range("a", 5, 0) == b""
+        assert store.get_ranges("a", [(8, 2), (0, 1), (2, 0), (0, 3)]) == [b"89", b"0", b"", b"012"]
+        assert store.get_ranges("a", []) == []
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 11), (9, 2), (10, 1), (500, 5)])
+    def test_a_range_past_the_end_is_corrupt(self, store, start, length):
+        store.put("a", b"0123456789")
+        with pytest.raises(Corrupt, match=f"it ends before.*key=a start={start} length={length}"):
+            store.get_range("a", start, length)
+        with pytest.raises(Corrupt):
+            store.get_ranges("a", [(0, 1), (start, length)])
+
+    @pytest.mark.parametrize(("start", "length"), [(-1, 2), (0, -1)])
+    def test_a_range_that_is_none_is_refused(self, store, start, length):
+        store.put("a", b"0123456789")
+        with pytest.raises(InvalidRequest, match="not a range"):
+            store.get_range("a", start, length)
+
+    def test_what_is_missing_is_not_found_and_named(self, store):
+        store.put("a/b", b"x")
+        for read in (store.get, store.head, lambda key: store.get_range(key, 0, 1)):
+            for key in ("none", "a", "a/b/c"):
+                with pytest.raises(NotFound, match=f"key={key}"):
+                    read(key)
+
+    def test_a_listing_is_in_key_order_and_has_sizes(self, store):
+        for key in ("b/2", "b/10", "a", "b-1", "c/d/e"):
+            store.put(key, key.encode())
+        assert [info.key for info in store.list("")] == ["a", "b-1", "b/10", "b/2", "c/d/e"]
+        assert [(info.key, info.size_bytes) for info in store.list("b/")] == [("b/10", 4), ("b/2", 3)]
+        assert [info.key for info in store.list("b")] == ["b-1", "b/10", "b/2"]
+        assert [info.key for info in store.list("b", start_after="b/10")] == ["b/2"]
+        assert [info.key for info in store.list("nothing/")] == []
+        assert store.head("b/2").modified_ms is None or store.head("b/2").modified_ms > 1_600_000_000_000
+
+    def test_a_listing_sees_others_changes_at_once(self, store):
+        store.put("a", b"x")
+        assert [info.key for info in store.list("")] == ["a"]
+        store.put("b", b"x")
+        store.delete(["a"])
+        assert [info.key for info in store.list("")] == ["b"]
+
+    def test_prefixes_are_the_next_components_with_something_below(self, store):
+        for key in ("t-1/0/x", "t-1/10/x", "t-2/0/x", "file"):
+            store.put(key, b"x")
+        assert store.list_prefixes("") == ["t-1", "t-2"]
+        assert store.list_prefixes("t-1/") == ["0", "10"]
+        assert store.list_prefixes("none/") == []
+        store.delete(["t-2/0/x"])
+        assert store.list_prefixes("") == ["t-1"]
+
+    def test_a_delete_takes_what_is_there_and_passes_over_what_is_not(self, store):
+        for number in range(12):
+            store.put(f"k/{number:02d}", b"x")
+        store.delete([f"k/{number:02d}" for number in range(10)] + ["k/none"])
+        assert [info.key for info in store.list("")] == ["k/10", "k/11"]
+        store.delete([])
+
+    @pytest.mark.parametrize("key", ["", "/a", "a//b", "a/", "../a", "a/../b", "./a", "a\nb", "a?b", "k" * 1025])
+    def test_a_key_that_some_store_reads_otherwise_is_refused(self, store, key):
+        for verb in (lambda: store.put(key, b"x"), lambda: store.put_if_absent(key, b"x"), lambda: store.get(key)):
+            with pytest.raises(InvalidRequest, match="not a legal key"):
+                verb()
+
+    def test_keys_with_odd_characters_are_kept(self, store):
+        for key in ("a b", "a+b%20", "ä", "a#b", "a=b&c"):
+            store.put_if_absent(key, key.encode())
+        for key in ("a b", "a+b%20", "ä", "a#b", "a=b&c"):
+            assert store.get(key) == key.encode()
+            assert store.head(key).key == key
+        assert {info.key for info in store.list("")} == {"a b", "a+b%20", "ä", "a#b", "a=b&c"}
+
+    def test_the_probe_finds_create_if_absent_and_leaves_nothing(self, store):
+        assert probe_store(store, "p/").create_if_absent
+        assert list(store.list("")) == []
+
+    def test_close_may_be_called_twice(self, store):
+        store.put("a", b"x")
+        store.close()
+        store.close()
+
+
+class TestMemory(ObjectStoreContract):
+    @pytest.fixture
+    def store(self):
+        return MemoryStore()
+
+
+class TestFile(ObjectStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return FileStore(str(tmp_path))
+
+
+class TestRetrying(ObjectStoreContract):
+    @pytest.fixture
+    def store(self):
+        return RetryingStore(MemoryStore(), ONCE)
+
+
+class TestMetered(ObjectStoreContract):
+    @pytest.fixture
+    def store(self):
+        return MeteredStore(MemoryStore())
+
+
+@pytest.mark.server
+class TestS3(ObjectStoreContract):
+    @pytest.fixture
+    def store(self, s3_endpoint, s3_bucket):
+        store = open_store(f"s3://{s3_bucket}/some/root", s3_endpoint.options())
+        yield store
+        store.close()
+
+    def test_each_verb_is_one_request(self, s3_endpoint, store):
+        # Counted by moto's own log would be another process; the client's call is what costs.
+        calls = []
+        inner = store._inner
+        inner.put("warm", b"x")
+        original = inner._fs._call_s3
+
+        async def counted(method, *args, **kwargs):
+            calls.append(method)
+            return await original(method, *args, **kwargs)
+
+        inner._fs._call_s3 = counted
+        inner._fs.call_s3 = lambda *args, **kwargs: _sync(inner._fs, counted, *args, **kwargs)
+        store.get("warm")
+        store.get_range("warm", 0, 1)
+        store.head("warm")
+        store.put("other", b"x")
+        assert len(list(store.list(""))) == 2
+        store.delete(["warm", "other"])
+        assert calls == ["get_object", "get_object", "head_object", "put_object", "list_objects_v2", "delete_objects"]
+
+    def test_a_failed_upload_leaves_no_parts_behind(self, store):
+        def read(start, length):
+            if start:
+                raise Corrupt("reading a segment", at=start)
+            return LARGE[start : start + length]
+
+        with pytest.raises(Corrupt):
+            store.upload("big", UploadSource(size_bytes=len(LARGE), read=read))
+        filesystem = store._inner._fs
+        answer = filesystem.call_s3("list_multipart_uploads", Bucket=store._inner._bucket)
+        assert not answer.get("Uploads")
+
+    @pytest.mark.parametrize("happened", [True, False])
+    def test_a_completion_without_an_answer_is_settled_by_what_is_there(self, store, monkeypatch, happened):
+        inner = store._inner
+        call = inner._call
+
+        def losing(attempt, method, key, **names):
+            if method != "complete_multipart_upload":
+                return call(attempt, method, key, **names)
+            if happened:
+                call(attempt, method, key, **names)
+            raise Unavailable("completing an upload", key=key)
+
+        monkeypatch.setattr(inner, "_call", losing)
+        monkeypatch.setattr(inner, "_policy", ONCE)
+        if happened:
+            store.upload("big", source_of(LARGE))
+            assert store.get("big") == LARGE
+        else:
+            with pytest.raises(Unavailable, match="completing"):
+                store.upload("big", source_of(LARGE))
+            assert list(store.list("")) == []
+
+    def test_a_part_that_fails_is_sent_again_by_itself(self, store, monkeypatch):
+        inner, sent = store._inner, []
+        call = inner._call
+
+        def failing_once(attempt, method, key, **names):
+            if method == "upload_part":
+                sent.append(names["PartNumber"])
+                if sent.count(2) == 1 and names["PartNumber"] == 2:
+                    raise Unavailable("uploading a part")
+            return call(attempt, method, key, **names)
+
+        monkeypatch.setattr(inner, "_call", failing_once)
+        monkeypatch.setattr(inner, "_policy", RetryPolicy(sleep=lambda _: None))
+        store.upload("big", source_of(LARGE))
+        assert sorted(sent) == [1, 2, 2, 3]
+        assert store.get("big") == LARGE
+
+    def test_an_upload_holds_no_more_than_its_parts_in_flight(self, store, monkeypatch):
+        monkeypatch.setattr("remote.s3_store.UPLOAD_THREADS", 2)
+        inner, lock, held, most = store._inner, threading.Lock(), set(), []
+        call = inner._call
+
+        def watching(attempt, method, key, **names):
+            answer = call(attempt, method, key, **names)
+            if method == "upload_part":
+                with lock:
+                    held.discard((names["PartNumber"] - 1) * PART_BYTES)
+            return answer
+
+        def read(start, length):
+            with lock:
+                held.add(start)
+                most.append(len(held))
+            return memoryview(LARGE)[start : start + length]
+
+        monkeypatch.setattr(inner, "_call", watching)
+        store.upload("big", UploadSource(size_bytes=len(LARGE), read=read))
+        assert max(most) <= 2
+
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of forking with threads
+    def test_a_store_works_in_a_forked_child_too(self, store):
+        store.put("a", b"x")
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(writing, store.get("a"))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        assert os.read(reading, 10) == b"x"
+        os.close(reading)
+        os.waitpid(child, 0)
+        assert store.get("a") == b"x"
+
+    def test_a_listing_of_many_pages_is_whole(self, store):
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: store.put(f"many/{number:05d}", b"x"), range(1100)))
+        assert [info.key for info in store.list("many/")] == [f"many/{number:05d}" for number in range(1100)]
+        store.delete([f"many/{number:05d}" for number in range(1100)])
+        assert list(store.list("many/")) == []
+
+
+def _sync(filesystem, function, *args, **kwargs):
+    from fsspec.asyn import sync
+
+    return sync(filesystem.loop, function, *args, **kwargs)

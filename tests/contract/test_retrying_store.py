@@ -1,0 +1,134 @@
+"""The retry layer and the request counts: what is tried again, how often, and what a person sees of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
+from remote.memory_store import MemoryStore
+from remote.metered_store import LIST_PAGE, MeteredStore, RequestCounts
+from remote.retrying_store import RetryingStore, RetryPolicy
+from remote.segment import PART_BYTES
+from remote.store import ObjectInfo, UploadSource
+
+ONCE = RetryPolicy(attempts_max=1)
+LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)
+
+
+def source_of(body):
+    return UploadSource(size_bytes=len(body), read=lambda start, length: memoryview(body)[start : start + length])
+
+
+class TestRetryPolicy:
+    def test_only_unavailable_is_tried_again(self):
+        for error in (NotFound("x"), AccessDenied("x"), AlreadyExists("x"), Corrupt("x"), InvalidRequest("x")):
+            calls = []
+
+            def fail(calls=calls, error=error):
+                calls.append(1)
+                raise error
+
+            with pytest.raises(type(error)):
+                RetryPolicy(sleep=lambda _: None).call(fail)
+            assert len(calls) == 1
+
+    def test_layers_do_not_multiply(self):
+        calls = []
+
+        def fail():
+            calls.append(1)
+            raise Unavailable("doing a thing", key="k")
+
+        policy = RetryPolicy(attempts_max=4, sleep=lambda _: None)
+        with pytest.raises(Unavailable, match="doing a thing: key=k attempts=4"):
+            policy.call(lambda: policy.call(fail))
+        assert len(calls) == 4
+
+    def test_no_try_begins_after_the_deadline(self):
+        policy = RetryPolicy(attempts_max=1000, deadline_s=0.0, sleep=lambda _: None)
+        calls = []
+
+        def fail():
+            calls.append(1)
+            raise Unavailable("doing a thing")
+
+        with pytest.raises(Unavailable):
+            policy.call(fail)
+        assert len(calls) == 1
+
+    def test_a_listing_that_breaks_off_goes_on_behind_its_last_key(self):
+        memory = MemoryStore()
+        for number in range(10):
+            memory.put(f"k{number}", b"x")
+
+        class Breaking(MemoryStore):
+            breaks = 3
+
+            def list(self, prefix, *, start_after=""):
+                for number, info in enumerate(memory.list(prefix, start_after=start_after)):
+                    if number == 2 and self.breaks:
+                        self.breaks -= 1
+                        raise Unavailable("listing objects")
+                    yield info
+
+        store = RetryingStore(Breaking(), RetryPolicy(sleep=lambda _: None))
+        assert [info.key for info in store.list("")] == [f"k{number}" for number in range(10)]
+
+    @pytest.mark.parametrize("whole_pages", [0, 1])
+    def test_a_listing_is_tried_as_often_as_any_other_call(self, whole_pages):
+        tries = []
+
+        class Down(MemoryStore):
+            def list(self, prefix, *, start_after=""):
+                if not start_after:
+                    yield from [ObjectInfo(key=f"k{at:04}", size_bytes=1) for at in range(whole_pages * LIST_PAGE)]
+                tries.append(start_after)
+                raise Unavailable("listing objects")
+
+        store = RetryingStore(Down(), RetryPolicy(attempts_max=3, sleep=lambda _: None))
+        found = []
+        with pytest.raises(Unavailable, match="attempts=3"):
+            found.extend(info.key for info in store.list(""))
+        assert len(tries) == 3
+        assert len(set(tries)) == (2 if whole_pages else 1)
+
+    def test_waiting_is_told_once_a_call_with_what_is_waited_for(self, caplog):
+        policy = RetryPolicy(attempts_max=5, tell_after_s=0.0, sleep=lambda _: None)
+
+        class Down(MemoryStore):
+            def get(self, key):
+                raise Unavailable("reading an object, the store is busy", store="memory://x", cause="SlowDown")
+
+        store = RetryingStore(Down(), policy)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                store.get("a/b")
+        told = [record.getMessage() for record in caplog.records]
+        assert told == ["waiting for the store: verb=get key=a/b attempts=1 cause=SlowDown"] * 2
+
+    def test_a_call_that_is_soon_served_tells_nothing(self, caplog):
+        failures = [Unavailable("x"), Unavailable("x")]
+
+        def attempt():
+            if failures:
+                raise failures.pop()
+            return 1
+
+        assert RetryPolicy(sleep=lambda _: None).call(attempt, verb="get", key="a") == 1
+        assert caplog.records == []
+
+
+class TestMeteredCounts:
+    def test_requests_and_bytes_are_counted_by_class(self):
+        store = MeteredStore(MemoryStore())
+        store.put("a", b"12345")
+        store.put_if_absent("b", b"123")
+        store.upload("big", source_of(LARGE))  # begin, three parts, completion
+        before = store.counts()
+        assert before == RequestCounts(puts=7, bytes_in=8 + len(LARGE))
+        store.get("a")
+        store.get_ranges("b", [(0, 1), (1, 2)])
+        store.head("a")
+        list(store.list(""))
+        store.delete(["a", "b"])
+        assert store.counts() - before == RequestCounts(gets=4, lists=1, deletes=1, bytes_out=8)

@@ -1,0 +1,78 @@
+"""The S3 server on loopback: it comes up on a port of its own choosing and never outlives who started it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from local.errors import InvalidRequest, NotFound
+from remote.fsspec_store import open_store
+from tiered.demo.s3_endpoint import S3Endpoint
+
+ROOT = Path(__file__).parents[2]
+PARENT = """
+import sys
+from tiered.demo.s3_endpoint import S3Endpoint
+endpoint = S3Endpoint()
+endpoint.start()
+print(endpoint._child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.server
+def test_two_servers_live_side_by_side_and_keep_things_apart(s3_endpoint):
+    with S3Endpoint() as other:
+        assert other.url != s3_endpoint.url
+        other.create_bucket("only-here")
+        other.create_bucket("only-here")
+        for endpoint, found in ((other, True), (s3_endpoint, False)):
+            store = open_store("s3://only-here", endpoint.options())
+            if found:
+                store.put("a", b"x")
+            else:
+                with pytest.raises(NotFound):
+                    store.get("a")
+            store.close()
+        child = other._child
+    assert child.poll() is not None
+    other.stop()
+
+
+@pytest.mark.server
+def test_a_bucket_name_that_is_none_is_refused_and_named(s3_endpoint):
+    with pytest.raises(InvalidRequest, match=r"creating a bucket, refused: bucket=x "):
+        s3_endpoint.create_bucket("x")
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_server_dies_with_its_parent_however_that_ends(end):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    with parent:
+        child = int(parent.stdout.readline())
+        watch = os.pidfd_open(child)
+        parent.send_signal(end)
+        parent.wait(10)
+        ready, _, _ = select.select([watch], [], [], 20)  # readable when the process has ended
+        os.close(watch)
+    assert ready
+
+
+def test_without_moto_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidRequest, match=r"library=moto install=pip install 'tiered\[demo\]'$"):
+        S3Endpoint()

@@ -1,0 +1,215 @@
+"""Opening stores, the errors of files and URLs, the probe, the warnings: beside the contract suite."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+from urllib.parse import quote
+
+import pytest
+
+from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
+from remote.file_store import FileStore
+from remote.fsspec_store import open_store
+from remote.memory_store import MemoryStore
+from remote.probe import probe_store
+from remote.retrying_store import RetryPolicy
+from remote.s3_store import S3Store
+from remote.segment import PART_BYTES
+from remote.store import UploadSource
+from remote.transfer import SegmentToCopy, copy_segment
+
+ONCE = RetryPolicy(attempts_max=1)
+LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)
+
+
+def source_of(body):
+    return UploadSource(size_bytes=len(body), read=lambda start, length: memoryview(body)[start : start + length])
+
+
+class TestOpenStore:
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            ("ftp://host/x", "not a store's url"),
+            ("bucket", "not a store's url"),
+            ("s3://", "no bucket"),
+            ("s3:///prefix", "no bucket"),
+            ("file://relative/path", "absolute path"),
+            ("s3://bucket/x?y=1", "not a store's url"),
+            ("s3://[x", "not a store's url: scheme=s3"),
+            ("file:///a%00b", "not a store's url"),
+        ],
+    )
+    def test_a_url_that_is_none_is_refused(self, url, words):
+        with pytest.raises(InvalidRequest, match=words):
+            open_store(url)
+
+    def test_credentials_in_a_url_are_refused_and_not_repeated(self):
+        with pytest.raises(InvalidRequest, match="credentials") as caught:
+            open_store("s3://key:hunter2@bucket/x")
+        assert "hunter2" not in str(caught.value)
+
+    def test_an_option_of_a_store_without_options_is_refused_by_name(self, tmp_path):
+        with pytest.raises(InvalidRequest, match="options=key,secret") as caught:
+            open_store(f"file://{tmp_path}", {"secret": "hunter2", "key": "k"})
+        assert "hunter2" not in str(caught.value)
+
+    def test_one_memory_url_is_one_store(self):
+        open_store("memory://shared-in-test").put("a", b"x")
+        assert open_store("memory://shared-in-test").get("a") == b"x"
+        assert list(open_store("memory://another-in-test").list("")) == []
+
+    def test_a_file_url_may_be_escaped(self, tmp_path):
+        root = tmp_path / "with space"
+        root.mkdir()
+        store = open_store(f"file://{tmp_path}/with%20space")
+        store.put("a", b"x")
+        assert (root / "a").read_bytes() == b"x"
+
+    @pytest.mark.parametrize("name", ["d#1", "d?1", "100%", "a%20b", "ä", os.fsdecode(b"\xff")])
+    def test_any_directory_has_a_url_and_the_stores_own_url_opens_it_again(self, tmp_path, name):
+        root = tmp_path / name
+        root.mkdir()
+        store = open_store("file://" + quote(os.fsencode(root)))
+        store.put("a", b"x")
+        assert (root / "a").read_bytes() == b"x"
+        assert open_store(store.url).get("a") == b"x"
+        assert store.url.isascii()
+
+
+class TestFileStoreErrors:
+    def test_a_missing_root_is_not_found_and_never_created(self, tmp_path):
+        store = open_store(f"file://{tmp_path}/none")
+        for verb in (lambda: store.put("a", b"x"), lambda: list(store.list("")), lambda: store.list_prefixes("")):
+            with pytest.raises(NotFound, match=r"directory does not exist.*none"):
+                verb()
+        assert not (tmp_path / "none").exists()
+
+    def test_no_permission_is_access_denied(self, tmp_path, monkeypatch):
+        def refuse(*_):
+            raise PermissionError(13, "Permission denied")
+
+        store = FileStore(str(tmp_path))
+        store.put("a", b"x")
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(AccessDenied, match=r"no permission.*key=a"):
+            store.get("a")
+
+    def test_a_full_disk_is_unavailable_and_leaves_the_old_object(self, tmp_path, monkeypatch):
+        def refuse(*_):
+            raise OSError(28, "No space left on device")
+
+        store = FileStore(str(tmp_path))
+        store.put("a", b"old")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", refuse)
+            with pytest.raises(Unavailable, match="cause=enospc"):
+                store.put("a", b"new")
+        assert store.get("a") == b"old"
+        assert [info.key for info in store.list("")] == ["a"]
+
+    def test_the_bytes_and_the_name_are_synced_before_a_create_returns(self, tmp_path):
+        calls = []
+
+        class Noting(FileStore):
+            def _link(self, aside, path):
+                calls.append("link")
+                super()._link(aside, path)
+
+        store = Noting(str(tmp_path))
+        (tmp_path / "~aside").mkdir()
+        disk = store._storage
+        original = disk.create
+
+        def create(path):
+            file = original(path)
+            sync = file.sync
+            file.sync = lambda: (calls.append("sync file"), sync())
+            return file
+
+        disk.create = create
+        sync_directory = disk.sync_directory
+        disk.sync_directory = lambda path: (calls.append("sync directory"), sync_directory(path))
+        store.put_if_absent("a", b"x")
+        assert calls == ["sync file", "link", "sync directory"]
+
+
+def test_a_store_that_ignores_if_absent_fails_the_probe():
+    class Careless(MemoryStore):
+        def put_if_absent(self, key, body):
+            self.put(key, body)
+
+    assert not probe_store(Careless()).create_if_absent
+
+
+def test_a_store_that_refuses_but_overwrites_fails_the_probe():
+    class Lying(MemoryStore):
+        def put_if_absent(self, key, body):
+            try:
+                super().put_if_absent(key, body)
+            except AlreadyExists:
+                self.put(key, body)
+                raise
+
+    assert not probe_store(Lying()).create_if_absent
+
+
+@pytest.mark.parametrize("error", [AccessDenied("x"), NotFound("x"), Unavailable("x")], ids=repr)
+def test_a_probe_that_could_not_be_created_is_not_deleted(error):
+    calls = []
+
+    class Refusing(MemoryStore):
+        def put_if_absent(self, key, body):
+            raise error
+
+        def delete(self, keys):
+            calls.append(keys)
+
+    with pytest.raises(type(error)):
+        probe_store(Refusing())
+    assert calls == []
+
+
+def printed(caplog):
+    """What the format of the command line shows of the log."""
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    for record in caplog.records:
+        handler.emit(record)
+    return out.getvalue()
+
+
+def test_the_warnings_of_the_room_print_their_facts(caplog):
+    class Keeping(MemoryStore):
+        def delete(self, keys):
+            raise AccessDenied("deleting objects, no permission", cause="AccessDenied")
+
+        def upload(self, key, source):
+            raise Unavailable("uploading an object")
+
+    probe_store(Keeping(), "p/")
+    assert re.search(r"leaving a probe behind: key=p/meta/probe/\w{26} cause=.*cause=AccessDenied", printed(caplog))
+    caplog.clear()
+    segment = SegmentToCopy(
+        base_offset=0, next_offset=1, size_bytes=1, record_count=1, max_timestamp_ms=1, min_timestamp_ms=1,
+        epochs=((0, 0),), offset_index=b"", time_index=b"", read=lambda start, length: b"x",
+    )  # fmt: skip
+    with pytest.raises(Unavailable):
+        copy_segment(Keeping(), "t/0/", segment, epoch=1, now_ms=0)
+    assert re.search(
+        r"objects of a failed upload behind: keys=t/0/data/\S+\.log,t/0/data/\S+\.indexes cause=.", printed(caplog)
+    )
+    caplog.clear()
+    store = S3Store("bucket", policy=ONCE)
+
+    class Down:
+        def call_s3(self, *_, **__):
+            raise OSError(111, "refused")
+
+    store._filesystem, store._pid = Down(), os.getpid()
+    store._abort("big", "the-id")
+    assert re.search(r"leaving an incomplete upload behind: key=big cause=.", printed(caplog))

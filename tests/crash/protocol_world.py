@@ -1,0 +1,110 @@
+"""One partition's writer as a manager would be, and what must hold of the store at any moment."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from remote.head import Head, decode_head
+from remote.head_changes import add_segments, expire_segments, forget_unlinked
+from remote.keys import HEADS
+from remote.metadata_log import LogState, MetadataLog
+from remote.range_reader import RemotePartition
+from remote.store import ObjectStore
+from remote.transfer import SegmentToCopy, copy_segment
+
+TOPIC, TOPIC_ID = "orders", "AAAAAAAAAAAAAAAAAAAAAA"
+PREFIX = f"{TOPIC}-{TOPIC_ID}/0/"
+CHUNK = 64
+
+
+def body_of(base: int) -> bytes:
+    return random.Random(base).randbytes(5 * CHUNK + 7)
+
+
+def segment_of(base: int) -> SegmentToCopy:
+    body = body_of(base)
+    return SegmentToCopy(
+        base_offset=base,
+        next_offset=base + 10,
+        size_bytes=len(body),
+        record_count=10,
+        max_timestamp_ms=base,
+        min_timestamp_ms=base,
+        epochs=((0, base),),
+        offset_index=b"",
+        time_index=b"",
+        read=lambda start, length: body[start : start + length],
+    )
+
+
+@dataclass
+class Writer:
+    """What a manager does with one partition, and what it may take as promised."""
+
+    store: ObjectStore
+    name: str = "a"
+    log: MetadataLog = field(init=False)
+    acknowledged: list[int] = field(default_factory=list)  # bases whose commit returned
+    expired: list[int] = field(default_factory=list)  # bases that an expiry was begun for
+
+    def __post_init__(self) -> None:
+        self.log = MetadataLog(self.store, PREFIX)
+
+    def open(self) -> None:
+        if self.log.state is LogState.READER:
+            self.log.become_writer(self.name, 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0, properties={"a": "b"})
+
+    def copy(self, base: int) -> None:
+        head = self.log.cached  # as a manager does; it may lag behind a commit whose answer was lost
+        if base >= head.next_offset:
+            row = copy_segment(
+                self.store, PREFIX, segment_of(base), epoch=self.log.epoch, now_ms=base, chunk_bytes=CHUNK
+            )
+            self.log.commit(add_segments([row]), now_ms=2)
+        self.acknowledged.append(base)
+
+    def expire(self, base: int) -> None:
+        ulids = {row.ulid for row in self.log.refresh().segments if row.base_offset == base}
+        self.expired.append(base)
+        self.log.commit(expire_segments(ulids, now_ms=3, log_start_offset=base + 10), now_ms=3)
+
+    def delete_unlinked(self) -> None:
+        head = self.log.check_still_writer()
+        keys = [each.key for each in head.unlinked]
+        self.store.delete([PREFIX + key for key in keys])
+        self.log.commit(forget_unlinked(keys), now_ms=4)
+
+
+def chain(store: ObjectStore) -> list[Head]:
+    """All heads, after checking that they are one chain."""
+    heads = [decode_head(store.get(info.key)) for info in store.list(PREFIX + HEADS)]
+    assert [head.sequence for head in heads] == list(range(1, len(heads) + 1))
+    for before, after in pairwise(heads):
+        assert after.parent_id == before.commit_id
+        assert after.epoch == before.epoch if after.writer_id == before.writer_id else after.epoch >= before.epoch
+        assert after.epoch - before.epoch in (0, 1)
+        assert after.log_start_offset >= before.log_start_offset
+    return heads
+
+
+def check(store: ObjectStore, *writers: Writer) -> Head | None:
+    """What must hold at any moment, seen by a reader who comes fresh."""
+    heads = chain(store)
+    latest = MetadataLog(store, PREFIX).load()
+    assert latest == (heads[-1] if heads else None)
+    if latest is None:
+        assert not any(writer.acknowledged for writer in writers)
+        return None
+    reader = RemotePartition(store, PREFIX)
+    for row in latest.segments:
+        assert bytes(reader.read(row, 0, row.size_bytes)) == body_of(row.base_offset)
+    bases = [row.base_offset for row in latest.segments]
+    assert len(bases) == len(set(bases))
+    expired = {base for writer in writers for base in writer.expired}
+    for writer in writers:
+        assert set(writer.acknowledged) - expired <= set(bases)
+    for each in latest.unlinked:
+        assert all(each.key not in (row.data_key, row.indexes_key) for row in latest.segments)
+    return latest

@@ -1,0 +1,293 @@
+"""Every store call of the commit protocol failed in every way, and other writers let in between any two calls.
+
+After each: a fresh reader finds a sound chain of heads, everything that was acknowledged, every row readable in full,
+nothing half-made; and the work can be done again to its end. DESIGN's I7, I8 and the crash table of
+`remote.metadata_log`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from local.errors import Fenced, InvalidRequest, LogError, Unavailable
+from remote.head_changes import add_segments, set_properties
+from remote.keys import HEADS, parse_data_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import LogState
+from remote.transfer import copy_segment
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fault_store import KILLS, Fault, FaultStore, Killed
+from protocol_world import CHUNK, PREFIX, TOPIC, TOPIC_ID, Writer, chain, check, segment_of
+
+
+def flow_open(writer: Writer) -> None:
+    writer.open()
+
+
+def flow_copy(writer: Writer) -> None:
+    writer.open()
+    writer.copy(100)
+    writer.copy(110)
+
+
+def flow_expire(writer: Writer) -> None:
+    writer.open()
+    writer.copy(100)
+    writer.copy(110)
+    writer.expire(100)
+    writer.delete_unlinked()
+
+
+FLOWS = [flow_open, flow_copy, flow_expire]
+
+
+def prepared(takeover: bool) -> MemoryStore:
+    """A store where nobody was yet, or where a writer left one segment and an unnamed object behind."""
+    store = MemoryStore()
+    if takeover:
+        before = Writer(store, "before")
+        before.open()
+        before.copy(90)
+        copy_segment(store, PREFIX, segment_of(100), epoch=1, now_ms=0, chunk_bytes=CHUNK)
+    return store
+
+
+def calls_of(flow, takeover: bool) -> int:
+    store = FaultStore(prepared(takeover))
+    flow(Writer(store))
+    return len(store.calls)
+
+
+# --- one fault at a time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takeover", [False, True])
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("fault", list(Fault))
+def test_any_call_may_fail_in_any_way(fault, flow, takeover):
+    for at in range(calls_of(flow, takeover)):
+        inner = prepared(takeover)
+        store = FaultStore(inner, at, fault)
+        writer = Writer(store)
+        expected = Killed if fault in KILLS else Unavailable
+        failed = True
+        with suppress(expected):
+            flow(writer)
+            failed = False
+        latest = check(inner, writer)
+        if fault in (Fault.BEFORE, Fault.OUTAGE, Fault.KILL_BEFORE) and at == 0:
+            assert (latest.epoch if latest else 0) == (1 if takeover else 0)
+        store.deliver(10**9)
+        check(inner, writer)
+        # Then the work is done to its end: by the same writer, or by another after a crash.
+        again = Writer(inner, "b") if fault in KILLS else writer
+        epoch = latest.epoch if latest else 0
+        again.store = again.log._store = inner
+        flow(again)
+        final = check(inner, writer, again)
+        assert final is not None
+        assert final.epoch > epoch or not failed or again is writer
+        assert [row.base_offset for row in final.segments] == expected_rows(flow, takeover)
+        assert not final.unlinked
+
+
+def expected_rows(flow, takeover: bool) -> list[int]:
+    before = [90] if takeover else []
+    return before + {flow_open: [], flow_copy: [100, 110], flow_expire: [110]}[flow]
+
+
+def test_a_commit_whose_answer_was_lost_is_found_and_not_made_twice():
+    for fault in (Fault.AFTER, Fault.EXISTS, Fault.LATE_1):
+        inner = MemoryStore()
+        writer = Writer(inner)
+        writer.open()
+        writer.log._store = FaultStore(inner, 0, fault)
+        head = writer.log.commit(set_properties({"x": fault.value}), now_ms=5)
+        assert head.sequence == 2
+        assert len(chain(inner)) == 2
+
+
+def test_a_commit_that_failed_and_came_true_later_is_rebased_on():
+    inner = MemoryStore()
+    writer = Writer(inner)
+    writer.open()
+    held = FaultStore(inner, 0, Fault.LATE_3)
+    outage = FaultStore(held, 1, Fault.OUTAGE)
+    writer.log._store = outage
+    with pytest.raises(Unavailable):
+        writer.log.commit(set_properties({"first": "1"}), now_ms=5)
+    held.deliver(10**9)
+    writer.log._store = inner
+    head = writer.log.commit(lambda head: replace(head, properties={**head.properties, "second": "2"}), now_ms=6)
+    assert (head.sequence, head.properties) == (3, {"first": "1", "second": "2"})
+
+
+def test_a_segment_copied_again_because_its_commit_came_true_late_is_there_once():
+    inner = MemoryStore()
+    writer = Writer(inner)
+    writer.open()
+    held = FaultStore(inner, 3 + 1, Fault.LATE_3)  # upload, head, put, head come before the commit's create
+    writer.store = writer.log._store = FaultStore(held, 5, Fault.OUTAGE)
+    with pytest.raises(Unavailable):
+        writer.copy(100)
+    held.deliver(10**9)
+    assert len(chain(inner)) == 2  # it came true, and the writer does not know
+    writer.store = writer.log._store = inner
+    writer.copy(100)
+    latest = check(inner, writer)
+    assert [row.base_offset for row in latest.segments] == [100]
+    assert len(latest.unlinked) == 2
+    writer.delete_unlinked()
+    assert len(list(inner.list(PREFIX + "data/"))) == 2
+
+
+def test_a_store_that_never_answers_leaves_the_writer_able_to_go_on():
+    inner = MemoryStore()
+    writer = Writer(inner)
+    writer.open()
+    writer.log._store = FaultStore(inner, 0, Fault.OUTAGE)
+    with pytest.raises(Unavailable, match=r"injected fault|gives no answer"):
+        writer.log.commit(set_properties({"x": "1"}), now_ms=5)
+    writer.log._store = inner
+    assert writer.log.commit(set_properties({"x": "2"}), now_ms=6).properties == {"x": "2"}
+
+
+# --- other writers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takeover", [False, True])
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_writer_that_comes_in_between_any_two_calls_fences_the_first(flow, takeover):
+    for at in range(calls_of(flow, takeover)):
+        inner = prepared(takeover)
+        second = Writer(inner, "second")
+        store = FaultStore(
+            inner, before_call=lambda number, at=at, second=second: second.open() if number == at else None
+        )
+        first = Writer(store, "first")
+        fenced = False
+        try:
+            flow(first)
+        except Fenced:
+            fenced = True
+        check(inner, first, second)
+        if first.log.state is LogState.WRITER and first.log.epoch > second.log.epoch:
+            # The first was not a writer yet when the second came, and took over from it.
+            assert not fenced
+            with pytest.raises(Fenced):
+                second.log.commit(set_properties({"x": "y"}), now_ms=9)
+            continue
+        assert_fenced_for_good(first, inner)
+        flow(second)
+        check(inner, first, second)
+
+
+def assert_fenced_for_good(writer: Writer, store: MemoryStore) -> None:
+    """I8: whatever it tries, readers see no difference, and it is told so every time."""
+    before = {info.key: store.get(info.key) for info in store.list(PREFIX + HEADS)}
+    for attempt in (
+        lambda: writer.log.commit(set_properties({"evil": "1"}), now_ms=9),
+        lambda: writer.log.check_still_writer(),
+        lambda: writer.delete_unlinked(),
+        lambda: writer.copy(500),
+        lambda: writer.log.load(),
+        lambda: writer.log.epoch,
+        lambda: writer.log.become_writer("again", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0),
+    ):
+        with pytest.raises((Fenced, InvalidRequest)):
+            attempt()
+    with pytest.raises(Fenced, match=r"another writer took over.*epoch=\d+ ours=\d+ writer=second"):
+        writer.log.commit(set_properties({"evil": "1"}), now_ms=9)
+    assert {info.key: store.get(info.key) for info in store.list(PREFIX + HEADS)} == before
+
+
+@pytest.mark.parametrize("fault", [Fault.AFTER, Fault.EXISTS, Fault.LATE_1, Fault.LATE_3])
+def test_a_lost_answer_and_another_writer_together(fault):
+    """The first's commit happened, its answer is lost, and the second takes over before the first looks."""
+    for taking_over in range(1, 5):
+        inner = MemoryStore()
+        first, second = Writer(inner, "first"), Writer(inner, "second")
+        first.open()
+        store = FaultStore(
+            inner, 0, fault, before_call=lambda number, at=taking_over, w=second: w.open() if number == at else None
+        )
+        first.log._store = store
+        with suppress(LogError):
+            first.log.commit(set_properties({"x": "1"}), now_ms=5)
+        store.deliver(10**9)
+        heads = chain(inner)
+        second.open()
+        assert sum(head.properties == {"x": "1"} and head.writer_id == "first" for head in heads) <= 1
+        assert chain(inner)[-1].epoch == 2
+        first.log._store = inner
+        with pytest.raises(Fenced):
+            first.log.commit(set_properties({"y": "1"}), now_ms=6)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_racing_writers_have_one_winner_for_every_sequence(count):
+    for seed in range(20):
+        store = MemoryStore()
+        start = threading.Barrier(count)
+
+        def race(number, store=store, start=start, seed=seed):
+            writer = Writer(store, f"w{number}")
+            rng = random.Random(seed * 10 + number)
+            start.wait()
+            writer.open()
+            made = []
+            try:
+                for step in range(rng.randrange(1, 6)):
+                    made.append(writer.log.commit(set_properties({"by": f"{number}.{step}"}), now_ms=step).commit_id)
+            except Fenced:
+                assert writer.log.state is LogState.FENCED
+            return writer, made
+
+        with ThreadPoolExecutor(count) as pool:
+            outcomes = list(pool.map(race, range(count)))
+        heads = chain(store)
+        ids = {head.commit_id for head in heads}
+        assert all(set(made) <= ids for _, made in outcomes)  # what was acknowledged is in the chain
+        assert sum(len(made) for _, made in outcomes) + count == len(heads)  # and nothing else
+        epochs = [writer.log._epoch for writer, _ in outcomes]
+        assert sorted(epochs) == list(range(1, count + 1))
+        for writer, _ in outcomes:
+            if writer.log._epoch < count:
+                with pytest.raises(Fenced):
+                    writer.log.commit(set_properties({"late": "1"}), now_ms=9)
+
+
+def test_a_fenced_writers_uploads_stay_unseen():
+    store = MemoryStore()
+    first, second = Writer(store, "first"), Writer(store, "second")
+    first.open()
+    row = copy_segment(store, PREFIX, segment_of(100), epoch=1, now_ms=0, chunk_bytes=CHUNK)
+    second.open()
+    second.copy(100)
+    with pytest.raises(Fenced):
+        first.log.commit(add_segments([row]), now_ms=2)
+    latest = check(store, first, second)
+    assert latest is not None
+    assert [parse_data_key(each.data_key).epoch for each in latest.segments] == [2]
+
+
+def test_a_writer_that_lost_its_epoch_deletes_nothing_though_nobody_told_it():
+    store = MemoryStore()
+    first, second = Writer(store, "first"), Writer(store, "second")
+    first.open()
+    first.copy(100)
+    first.expire(100)
+    before = {info.key for info in store.list(PREFIX + "data/")}
+    second.open()
+    with pytest.raises(Fenced):
+        first.delete_unlinked()
+    assert {info.key for info in store.list(PREFIX + "data/")} == before != set()

@@ -1,0 +1,224 @@
+"""The rules of the commit protocol one by one: states, refusals, damage, what a look at the store costs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from local.errors import AlreadyExists, Corrupt, Fenced, InvalidRequest, NotFound
+from remote.head import encode_head
+from remote.head_changes import set_properties
+from remote.keys import head_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import PROBES_MAX, LogState, MetadataLog
+from remote.segment import RemoteSegment
+from remote.transfer import copy_segment
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fault_store import FaultStore
+from protocol_world import CHUNK, PREFIX, TOPIC, TOPIC_ID, Writer, chain, segment_of
+
+
+def test_the_states_are_the_tables():
+    store = MemoryStore()
+    writer = Writer(store)
+    assert writer.log.load() is None
+    with pytest.raises(NotFound):
+        writer.log.refresh()
+    with pytest.raises(InvalidRequest, match="not opened for writing"):
+        writer.log.commit(set_properties({}), now_ms=1)
+    with pytest.raises(InvalidRequest, match="not opened for writing"):
+        writer.log.check_still_writer()
+    writer.open()
+    assert (writer.log.state, writer.log.epoch) == (LogState.WRITER, 1)
+    with pytest.raises(InvalidRequest, match="not a reader"):
+        writer.log.become_writer("x", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
+
+
+def test_opening_again_raises_the_epoch_and_keeps_the_rows_and_the_settings():
+    store = MemoryStore()
+    first = Writer(store)
+    first.open()
+    first.copy(100)
+    log = MetadataLog(store, PREFIX)
+    head = log.become_writer("next", 7, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
+    assert (head.epoch, head.writer_id, head.committed_ms, head.properties) == (2, "next", 7, {"a": "b"})
+    assert [row.base_offset for row in head.segments] == [100]
+
+
+def test_heads_of_another_partition_are_refused():
+    store = MemoryStore()
+    Writer(store).open()
+    with pytest.raises(InvalidRequest, match=r"another partition's.*found=orders-A+/0"):
+        MetadataLog(store, PREFIX).become_writer("x", 1, topic="other", topic_id=TOPIC_ID, partition=0)
+
+
+def test_a_change_that_changes_nothing_commits_nothing():
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    assert writer.log.commit(lambda head: head, now_ms=5).sequence == 1
+    assert len(chain(store)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head: replace(head, epoch=head.epoch + 1),
+        lambda head: replace(head, sequence=head.sequence + 1),
+        lambda head: replace(head, topic="other"),
+        lambda head: replace(head, segments=()),
+        lambda head: replace(head, log_start_offset=-1),
+    ],
+)
+def test_a_change_that_breaks_a_rule_is_refused_and_nothing_is_written(change):
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    writer.copy(100)
+    with pytest.raises(InvalidRequest, match="head"):
+        writer.log.commit(change, now_ms=5)
+    assert len(chain(store)) == 2
+
+
+def test_a_damaged_head_is_corrupt_and_named_and_never_passed_over():
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    writer.copy(100)
+    key = PREFIX + head_key(2)
+    store.put(key, store.get(key)[:-1] + b"!")
+    with pytest.raises(Corrupt, match=r"checksum differs.*meta/head/00000000000000000002"):
+        MetadataLog(store, PREFIX).load()
+    with pytest.raises(Corrupt):
+        MetadataLog(store, PREFIX).become_writer("x", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
+
+
+def test_a_head_under_anothers_name_is_corrupt():
+    store = MemoryStore()
+    Writer(store).open()
+    store.put(PREFIX + head_key(2), store.get(PREFIX + head_key(1)))
+    with pytest.raises(Corrupt, match="another's name"):
+        MetadataLog(store, PREFIX).load()
+
+
+def forge(store: MemoryStore, sequence: int, **changes) -> None:
+    """Put a sound head there that does not follow the one before."""
+    latest = chain(store)[-1]
+    store.put(PREFIX + head_key(sequence), encode_head(replace(latest, sequence=sequence, commit_id="F", **changes)))
+
+
+def test_a_head_that_does_not_follow_the_one_before_is_corrupt_for_readers():
+    for changes in ({"parent_id": "stranger"}, {"epoch": 1}):
+        store = MemoryStore()
+        for name in ("a", "b"):
+            Writer(store, name).open()
+        reader = MetadataLog(store, PREFIX)
+        assert reader.load().epoch == 2
+        forge(store, 3, **{"parent_id": reader.cached.commit_id, **changes})
+        with pytest.raises(Corrupt, match="does not follow"):
+            reader.load()
+
+
+def test_a_head_that_does_not_follow_the_one_before_is_corrupt_for_the_writer():
+    for changes in ({"parent_id": "stranger", "epoch": 9}, {"epoch": 1}):
+        store = MemoryStore()
+        Writer(store, "a").open()
+        writer = Writer(store, "b")
+        writer.open()
+        parent = writer.log.cached.commit_id
+        forge(store, 3, **{"parent_id": parent, **changes})
+        with pytest.raises(Corrupt, match=r"does not follow|from the past"):
+            writer.log.commit(set_properties({"x": "1"}), now_ms=5)
+
+
+def test_a_reader_follows_with_one_get_and_lists_only_when_far_behind():
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    counting = FaultStore(store)
+    reader = MetadataLog(counting, PREFIX)
+    assert reader.load().sequence == 1
+    assert counting.calls == ["list", "get", "get"]
+    counting.calls.clear()
+    assert reader.load().sequence == 1
+    assert counting.calls == ["get"]
+    for step in range(2):
+        writer.log.commit(set_properties({"step": str(step)}), now_ms=1)
+    counting.calls.clear()
+    assert reader.load().sequence == 3
+    assert counting.calls == ["get"] * 3
+    for step in range(50):
+        writer.log.commit(set_properties({"step": str(step + 100)}), now_ms=1)
+    counting.calls.clear()
+    assert reader.load().sequence == 53
+    assert counting.calls == ["get"] * PROBES_MAX + ["list", "get", "get"]
+
+
+def test_a_listing_that_lags_never_takes_a_reader_back():
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+
+    class Lagging(MemoryStore):
+        def list(self, prefix, *, start_after=""):
+            return (info for info in tuple(store.list(prefix))[:1] if info.key > start_after)
+
+        def get(self, key):
+            return store.get(key)
+
+    reader = MetadataLog(Lagging(), PREFIX)
+    seen = []
+    for step in range(12):
+        seen.append(reader.load().sequence)
+        for each in range(step):
+            writer.log.commit(set_properties({"step": f"{step}.{each}"}), now_ms=1)
+    assert seen == sorted(seen)
+    assert reader.load() == writer.log.cached
+
+
+def test_names_are_never_used_twice():
+    names: list[str] = []
+
+    class Noting(MemoryStore):
+        def upload(self, key, source):
+            assert key not in names
+            names.append(key)
+            super().upload(key, source)
+
+    store = Noting()
+    for name in ("a", "b"):
+        writer = Writer(store, name)
+        writer.open()
+        for _ in range(3):
+            copy_segment(store, PREFIX, segment_of(100), epoch=writer.log.epoch, now_ms=0, chunk_bytes=CHUNK)
+    assert len(names) == 6
+
+
+def test_a_row_is_one_that_was_uploaded():
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    writer.copy(100)
+    head = writer.log.cached
+    assert isinstance(head.segments[0], RemoteSegment)
+    assert head.segments[0].committed_ms == 2
+
+
+def test_a_store_without_create_if_absent_lets_two_writers_win_which_is_why_it_is_probed():
+    """Shows that the tests above can fail: on a store that overwrites, both writers' commits are acknowledged."""
+
+    class Careless(MemoryStore):
+        def put_if_absent(self, key, body):
+            self.put(key, body)
+
+    store = Careless()
+    first, second = Writer(store, "first"), Writer(store, "second")
+    first.open()
+    second.open()
+    assert first.log.commit(set_properties({"x": "1"}), now_ms=5).sequence == 2
+    with pytest.raises((AssertionError, AlreadyExists, Fenced)):
+        assert MetadataLog(store, PREFIX).load() == second.log.cached

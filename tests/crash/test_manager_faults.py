@@ -1,0 +1,280 @@
+"""Every store call and every disk call of a whole manager's life, cut; then restart, and compare with what was acked.
+
+The story: two topics (one compacted) are written, tiered, dropped locally, expired, deleted after the grace time. A
+fault hits one call. What must hold afterwards is in `_check`: I1 to I5 and I7 to I9, as far as they can be seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from disk_model import ModelDisk, PowerCut
+from fault_store import Fault, FaultStore, Killed
+
+from local import cleaner
+from local.errors import LogError
+from local.log import Durability
+from local.names import TopicPartition
+from local.record import Record
+from policies.decisions import DropLocal, ExpireRemote, Plan
+from policies.snapshot import PartitionSnapshot
+from remote.memory_store import MemoryStore
+from tiered import apply, opening
+from tiered import manager as manager_module
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+
+NOW = 1_800_000_000_000
+DAY = 86_400_000
+PLAIN, COMPACTED = TopicPartition("plain", 0), TopicPartition("compacted", 0)
+TIERED = {"remote.storage.enable": "true", "local.retention.ms": "1ms", "remote.log.delete.grace.ms": "1h"}
+SETTINGS = {
+    "segment.bytes": "1100",
+    "index.interval.bytes": "200",
+    "append.batch.bytes": "300",
+    "file.delete.delay.ms": "0",
+    "min.cleanable.dirty.ratio": "0",
+}
+
+
+class Story:
+    """What was promised so far: acknowledged records by partition and offset."""
+
+    def __init__(self) -> None:
+        self.acked: dict[TopicPartition, dict[int, Record]] = {PLAIN: {}, COMPACTED: {}}
+        self.sent: dict[TopicPartition, dict[int, set[Record]]] = {PLAIN: {}, COMPACTED: {}}
+        self.clock = NOW
+
+    def append(self, manager: LogManager, name: TopicPartition, count: int) -> None:
+        first = manager.reader().offsets(name)[1]
+        records = [
+            Record(b"k%d" % (at % 5), b"%s %d %d" % (name.topic.encode(), at, self.clock), self.clock)
+            for at in range(first, first + count)
+        ]
+        for at, record in enumerate(records, start=first):
+            self.sent[name].setdefault(at, set()).add(record)
+        result = manager.append(name.topic, records, 0, now_ms=self.clock, durability=Durability.FLUSHED)
+        assert result[name] == (first, first + count), "an offset was given twice"
+        self.acked[name].update(enumerate(records, start=first))
+
+    def settle(self, manager: LogManager) -> None:
+        for _ in range(12):
+            if not manager.tick(self.clock):
+                return
+
+
+def open_manager(disk: ModelDisk, store: object, now_ms: int) -> LogManager:
+    loaded = Config.load(None, SETTINGS, {}, local_dir="data")
+    config = replace(loaded, data_dir="./data", remote_url="memory://b")
+    return LogManager.open(config, now_ms=now_ms, storage=disk, store=store)  # type: ignore[arg-type]
+
+
+def play(disk: ModelDisk, store: object, story: Story) -> None:
+    manager = open_manager(disk, store, story.clock)
+    if not manager.topics():
+        manager.create_topic("plain", 1, {**TIERED, "retention.ms": "2d"}, now_ms=story.clock)
+        compact = {**TIERED, "cleanup.policy": "compact", "retention.ms": "-1"}
+        manager.create_topic("compacted", 1, compact, now_ms=story.clock)
+    for _ in range(2):
+        story.append(manager, PLAIN, 50)
+        story.append(manager, COMPACTED, 40)
+        manager.roll("compacted", now_ms=story.clock)
+        story.clock += DAY
+        story.settle(manager)
+    story.clock += 2 * DAY - 1000
+    story.settle(manager)
+    story.append(manager, PLAIN, 5)
+    story.clock += 3_600_000
+    story.settle(manager)
+    manager.close()
+
+
+def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
+    """Restart and compare; then go on writing, restart again, compare again."""
+    for _ in range(2):
+        manager = open_manager(disk, store, story.clock)
+        names = [name for topic in manager.topics() for name in topic.partitions()]
+        for name in names:
+            _check_partition(manager, store, story, name)
+        if names == [COMPACTED, PLAIN]:
+            story.append(manager, PLAIN, 3)
+            story.append(manager, COMPACTED, 3)
+            story.settle(manager)
+            assert manager.problems == {}
+            for name in names:
+                _check_partition(manager, store, story, name)
+        else:
+            assert not any(story.acked.values())
+        manager.close()
+
+
+def _check_partition(manager: LogManager, store: MemoryStore, story: Story, name: TopicPartition) -> None:
+    start, end = manager.reader().offsets(name)
+    found = list(manager.reader().records(name, start))
+    offsets = [record.offset for record in found]
+    assert offsets == sorted(set(offsets)), "an offset was read twice or out of order"
+    for record in found:
+        sent = story.sent[name][record.offset]
+        assert Record(record.key, record.value, record.timestamp_ms) in sent, "a record was made up"
+    kept = {record.offset: (record.key, record.value) for record in found}
+    if name == PLAIN:
+        for offset, record in story.acked[name].items():
+            if record.timestamp_ms > story.clock - 2 * DAY:
+                assert kept.get(offset) == record[:2], f"acknowledged offset {offset} is gone"
+    else:
+        last = {record.key: offset for offset, record in sorted(story.acked[name].items())}
+        newest = {key: offset for offset, (key, _) in sorted(kept.items())}
+        for key, offset in last.items():
+            assert newest.get(key, -1) >= offset, f"the newest record of {key!r} is gone"
+    assert max(story.acked[name], default=-1) < end
+    _check_bucket(store, name)
+
+
+def _check_bucket(store: MemoryStore, name: TopicPartition) -> None:
+    """Rows tile without overlap, and all of them can be read from the bucket alone."""
+    bucket = RemoteLog(store)
+    if name.topic not in bucket.topics():
+        return
+    head = bucket.head(name)
+    reached = 0
+    for row in head.segments:
+        assert row.base_offset >= reached
+        reached = row.next_offset
+    start, end = bucket.reader().offsets(name)
+    count = sum(1 for _ in bucket.reader().records(name, start)) if start < end else 0
+    live = [row for row in head.segments if row.next_offset > head.log_start_offset]
+    assert count <= sum(row.record_count for row in live)
+    if name == PLAIN and all(row.base_offset >= head.log_start_offset for row in live):
+        assert count == sum(row.record_count for row in live)
+
+
+def run_with_store_fault(at: int, fault: Fault) -> None:
+    disk, inner, story = ModelDisk(), MemoryStore("memory://b"), Story()
+    store = FaultStore(inner, at, fault)
+    with suppress(LogError, Killed):
+        play(disk, store, story)
+    store.deliver(1 << 60)
+    disk.locks.clear()
+    check(disk, inner, story)
+
+
+def run_with_power_cut(at: int, *, before: bool, seed: int) -> None:
+    disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
+    disk.cut_at, disk.cut_before = at, before
+    with suppress(PowerCut, LogError):
+        play(disk, store, story)
+    check(disk.crash(random.Random(f"{at} {before} {seed}")), store, story)
+
+
+def rehearse() -> tuple[int, int]:
+    """How many store calls and disk effects the story has."""
+    disk, store, story = ModelDisk(), FaultStore(MemoryStore("memory://b")), Story()
+    play(disk, store, story)
+    return len(store.calls), disk.effects
+
+
+CALLS, EFFECTS = rehearse()
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
+def test_no_single_store_fault_loses_or_doubles_a_record(fault: Fault) -> None:
+    assert CALLS > 50
+    for at in range(CALLS):
+        run_with_store_fault(at, fault)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
+def test_no_power_cut_loses_or_doubles_a_record(before: bool) -> None:
+    assert EFFECTS > 100
+    for at in range(1, EFFECTS + 1, 2):
+        run_with_power_cut(at, before=before, seed=1)
+
+
+def _local_copies_dropped_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    real = manager_module.plan_snapshots
+
+    def drops_first(snapshots: object, now_ms: int) -> Plan:
+        found = real(snapshots, now_ms).decisions  # type: ignore[arg-type]
+        order = {name: sorted(run, key=lambda each: not isinstance(each, DropLocal)) for name, run in found.items()}
+        return Plan(now_ms=now_ms, decisions=order)
+
+    patch.setattr(manager_module, "plan_snapshots", drops_first)
+    patch.setattr(PartitionSnapshot, "has_safe_copy", lambda self, segment: True)
+    patch.setattr(apply, "violations", lambda snapshot, decisions: [])
+
+
+def _row_committed_without_its_upload(patch: pytest.MonkeyPatch) -> None:
+    real = apply.copy_segment
+
+    def copy_segment(store: object, *rest: object, **more: object) -> object:
+        return real(MemoryStore("memory://nowhere"), *rest, **more)  # type: ignore[arg-type]
+
+    patch.setattr(apply, "copy_segment", copy_segment)
+
+
+def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.MonkeyPatch) -> None:
+    def expire(state: apply._Round, run: list[ExpireRemote]) -> list[ExpireRemote]:
+        assert state.store is not None
+        assert state.partition.metadata is not None
+        for decision in run:
+            state.store.delete([state.partition.prefix + decision.data_key])
+            change = apply.expire_segments([decision.ulid], now_ms=state.now_ms)
+            state.partition.metadata.commit(change, state.now_ms)
+        return run
+
+    patch.setattr(apply, "_expire", expire)
+    patch.setattr(apply, "_advance", lambda state, decision: False)
+
+
+def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
+    real = cleaner._newest_offsets
+    patch.setattr(cleaner, "_newest_offsets", lambda segments: {key: at + 1 for key, at in real(segments).items()})
+
+
+def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:
+    """The bucket's end is not looked at: offsets would be given twice by a machine that lost its disk."""
+    patch.setattr(opening, "reconcile", lambda log, head, now_ms: None)
+
+
+def kill_at_every_call() -> None:
+    for fault in (Fault.KILL_BEFORE, Fault.KILL_AFTER):
+        for at in range(CALLS):
+            run_with_store_fault(at, fault)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _local_copies_dropped_before_the_commit,
+        _row_committed_without_its_upload,
+        _expired_objects_deleted_before_their_rows_are_taken_out,
+        _cleaner_drops_the_newest,
+    ],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
+def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LogError)):
+        kill_at_every_call()
+
+
+def test_a_disk_that_is_lost_whole_goes_on_where_the_bucket_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_the_disk() -> list[int]:
+        disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
+        play(disk, store, story)
+        fresh = ModelDisk()
+        fresh.make_directory("./data")
+        fresh.create("./data/topics.json").append(disk.read("./data/topics.json"))
+        manager = open_manager(fresh, store, story.clock)
+        ends = [manager.reader().offsets(name)[1] for name in (PLAIN, COMPACTED)]
+        manager.append("compacted", [Record(b"k", b"v", story.clock)], 0, now_ms=story.clock)
+        return [*ends, manager.reader().offsets(COMPACTED)[1]]
+
+    assert lose_the_disk() == [105, 80, 81]
+    _local_log_starts_at_zero_again(monkeypatch)
+    assert lose_the_disk() != [105, 80, 81]

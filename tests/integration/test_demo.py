@@ -1,0 +1,74 @@
+"""The main job, small, as a user starts it; twice in the same folder, and nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from local.errors import InvalidRequest
+from tiered.demo.workshop import workshop
+
+pytestmark = pytest.mark.server
+
+
+def _tiered(*arguments: str, mark: str = "none") -> subprocess.CompletedProcess[str]:
+    """`mark` goes into the environment, which every process that this one starts inherits."""
+    command = [sys.executable, "-m", "tiered", *arguments]
+    environment = {**os.environ, "DEMO_TEST_MARK": mark}
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+
+
+def _left_running(mark: str) -> list[str]:
+    """Command lines of the processes that carry the mark."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                if f"DEMO_TEST_MARK={mark}".encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text(errors="replace"))
+    return found
+
+
+@pytest.mark.spark
+def test_the_demo_runs_twice_in_one_folder_and_ends_with_a_table(tmp_path: Path) -> None:
+    folder = tmp_path / "tiered-demo-test"
+    for _ in range(2):
+        done = _tiered("demo", "--dir", str(folder), "--limit", "60000", "-o", "json", mark=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        steps = {step["step"]: step for step in told["steps"]}
+        assert {"append", "compact", "upload to S3", "read back, both tiers"} < set(steps)
+        assert any("Spark" in name for name in steps)
+        tiers = {(row["topic"], row["tier"]): row["records"] for row in told["tiers"]}
+        assert tiers["flights", "remote"] > tiers["flights", "local"]
+        assert sum(count for (topic, _), count in tiers.items() if topic == "flights") == 60_000
+        assert _left_running(str(tmp_path)) == []
+        assert [path.name for path in folder.rglob("*.deleted")] == [], "what was dropped is gone"
+    status = _tiered("-C", str(folder), "status", "-o", "json")
+    assert status.returncode == 0, status.stderr
+    consumed = _tiered("-C", str(folder), "consume", "flights/0", "-n", "3", "-o", "jsonl")
+    assert [json.loads(line)["offset"] for line in consumed.stdout.splitlines()] == [0, 1, 2]
+
+
+def test_a_process_that_stays_is_seen(tmp_path: Path) -> None:
+    """The check above can fail."""
+    environment = {**os.environ, "DEMO_TEST_MARK": str(tmp_path)}
+    stays = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    try:
+        assert len(_left_running(str(tmp_path))) == 1
+    finally:
+        stays.communicate(b"\n")
+    assert _left_running(str(tmp_path)) == []
+
+
+def test_a_folder_with_other_things_in_it_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(InvalidRequest, match="holds something else"), workshop(str(tmp_path)):
+        raise AssertionError("must not get here")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["precious"]

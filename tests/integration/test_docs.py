@@ -1,0 +1,157 @@
+"""The tutorial's commands and the examples in Python run as they are printed, and print what the pages say.
+
+A block of the tutorial that runs is marked ``<!-- run -->`` (``<!-- run spark -->`` needs Java). The ``text`` block
+right after it is its output, stdout alone: compared exactly, or as ``<!-- shape -->`` with every number masked, or as
+``<!-- some -->`` with other lines allowed in between. A line ``...`` in a sample stands for any lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial" / "first-road.md"
+EMBEDDING = ROOT / "docs" / "how-to" / "embed-in-python.md"
+README = ROOT / "README.md"
+
+_RUN = re.compile(
+    r"<!-- run(?P<spark> spark)? -->\n```sh\n(?P<command>.*?)```\n"
+    r"(?:\n(?:<!-- (?P<how>shape|some) -->\n)?```text\n(?P<sample>.*?)```\n)?",
+    re.DOTALL,
+)
+_PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_NUMBER = re.compile(r"<?\d[\d,]*(\.\d+)?( ([KMGT]i)?B)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One block that runs, and what it has to print (None: anything)."""
+
+    command: str
+    needs_spark: bool
+    how: str
+    sample: str | None
+
+
+def steps_of(page: Path) -> list[Step]:
+    return [
+        Step(found["command"], bool(found["spark"]), found["how"] or "exact", found["sample"])
+        for found in _RUN.finditer(page.read_text())
+    ]
+
+
+STEPS = steps_of(TUTORIAL)
+
+
+def shell(command: str, folder: Path) -> str:
+    """The stdout of a block run by bash, which stops at the first command that fails. ``tiered`` is this checkout's."""
+    commands = folder / ".commands"
+    if not commands.exists():
+        commands.mkdir()
+        for name, words in (("tiered", "-m tiered"), ("python", "")):
+            (commands / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
+            (commands / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_")}
+    environment |= {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    script = ["bash", "-euo", "pipefail", "-c", command]
+    done = subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def check_output(step: Step, printed: str) -> None:
+    """Line by line, blanks squeezed; the module text says how the kinds differ."""
+    if step.sample is None:
+        return
+    mask = step.how == "shape"
+    wanted, found = lines_of(step.sample, mask), lines_of(printed, mask)
+    if step.how == "some" or "..." in wanted:
+        rest = iter(found)
+        missing = [line for line in wanted if line != "..." and line not in rest]
+        assert not missing, f"{step.command}: {missing} not in {found}"
+    else:
+        assert found == wanted, step.command
+
+
+def lines_of(text: str, mask: bool) -> list[str]:
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return [_NUMBER.sub("#", line) for line in lines] if mask else lines
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the tutorial was followed up to Spark, every output compared."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for step in STEPS:
+        if not step.needs_spark:
+            check_output(step, shell(step.command, folder))
+    return folder
+
+
+def test_the_tutorials_commands_print_what_it_shows(road: Path) -> None:
+    assert (road / "road" / "tiered.toml").exists()
+    assert sum(step.sample is not None for step in STEPS) >= 7, "the page lost its samples, or they their marks"
+
+
+@pytest.mark.spark
+def test_the_tutorials_spark_job_prints_what_it_shows(road: Path) -> None:
+    (step,) = [step for step in STEPS if step.needs_spark]
+    check_output(step, shell(step.command, road))
+
+
+def test_a_sample_that_differs_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check_output(Step("", False, "exact", "a 1\n"), "a 2\n")
+    with pytest.raises(AssertionError):
+        check_output(Step("", False, "shape", "a 1\n"), "b 1\n")
+    with pytest.raises(AssertionError):
+        check_output(Step("", False, "some", "a\nb\n"), "b\na\n")
+    check_output(Step("", False, "shape", "x  1,000  2 KiB\n"), "x 7 0 B\n")
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    first = re.search(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)
+    assert first is not None
+    assert first[1].splitlines()[:2] == [".ci/with tiered demo", ".ci/with pytest"]
+
+
+@pytest.fixture(scope="module")
+def readme_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's examples without Spark were run."""
+    folder = tmp_path_factory.mktemp("readme")
+    shell("tiered init road", folder)
+    local, remote, _ = _PYTHON.findall(README.read_text())
+    run_python(local, folder)
+    printed = run_python(remote, folder)
+    assert sum(int(line.split()[-1]) for line in printed.splitlines() if line.startswith("clicks/")) == 10_000
+    return folder
+
+
+def test_the_readmes_python_examples_run(readme_folder: Path) -> None:
+    assert list((readme_folder / "road" / "bucket").glob("clicks-*/*/data/*.log"))
+
+
+@pytest.mark.spark
+def test_the_readmes_spark_example_runs(readme_folder: Path) -> None:
+    printed = run_python(_PYTHON.findall(README.read_text())[-1], readme_folder)
+    counts = re.findall(r"\|\s+\d+\|\s*(\d+)\|", printed)
+    assert sum(map(int, counts)) == 10_000
+
+
+def test_the_embedding_guide_is_one_program_that_runs(tmp_path: Path) -> None:
+    shell("tiered init road", tmp_path)
+    printed = run_python("\n".join(_PYTHON.findall(EMBEDDING.read_text())), tmp_path)
+    assert "orders/1" in printed
+    assert "in trouble" not in printed
+
+
+def run_python(code: str, folder: Path) -> str:
+    return shell(f"python - <<'PY'\n{code}\nPY", folder)

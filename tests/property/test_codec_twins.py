@@ -1,0 +1,263 @@
+"""The compiled kernels against their oracle in plain Python, on sound bytes and on hostile ones."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from local import kernels, pure_kernels
+from local.batch import check_batch, encode_batch, encode_marker, read_header
+from local.batch_header import HEADER_BYTES, seal
+from local.columns import COLUMN_DTYPES, TABLE_DTYPES
+from local.compression import Codec, compress
+from local.crc32c import crc32c
+from local.errors import Corrupt, InvalidRequest
+from local.record import Record, TimestampType
+
+compiled = pytest.importorskip("local._kernels", reason="the extension was not built")
+
+LIMIT = 1 << 22
+# Field sizes on both sides of every varint boundary that a quick test can afford.
+FIELDS = st.none() | st.binary(max_size=20) | st.sampled_from([0, 63, 64, 8191, 8192]).map(bytes)
+HEADERS = st.lists(st.tuples(st.text(max_size=5), FIELDS), max_size=3).map(tuple)
+TIMES = st.integers(0, 2**41) | st.sampled_from([-1, 0, 2**63 - 1])
+RECORDS = st.lists(st.builds(Record, FIELDS, FIELDS, TIMES, HEADERS), min_size=1, max_size=12)
+CODECS = st.sampled_from(Codec)
+
+
+def on(twin, call, *args, **options):
+    """(what `call` gives on this twin, or the error's type and facts)."""
+    chosen = kernels._chosen
+    kernels._chosen = twin
+    try:
+        return call(*args, **options)
+    except (Corrupt, InvalidRequest) as error:
+        return error
+    finally:
+        kernels._chosen = chosen
+
+
+def both(call, *args, **options):
+    """The twins' common answer, an error as its type."""
+    ours, oracle = on(compiled, call, *args, **options), on(pure_kernels, call, *args, **options)
+    if isinstance(oracle, Exception):
+        assert type(ours) is type(oracle)
+        assert ours.attempt == oracle.attempt
+        assert ours.facts == oracle.facts
+        return oracle
+    assert plain(ours) == plain(oracle)
+    return ours
+
+
+def plain(value):
+    """Something that compares: columns and tables as lists, types of arrays included."""
+    if isinstance(value, tuple):
+        return tuple(plain(item) for item in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.tolist()
+    if hasattr(value, "batch_ordinals"):
+        columns = [plain(getattr(value, name)) for name in COLUMN_DTYPES]
+        return columns, bytes(value.data), plain(value.table)
+    if hasattr(value, "valid_bytes"):
+        return [plain(getattr(value, name)) for name in TABLE_DTYPES], value.valid_bytes, value.problem
+    return value
+
+
+@st.composite
+def logs(draw):
+    """A few batches of every kind, offsets ascending with gaps."""
+    parts, offset = [], draw(st.integers(0, 2**40))
+    for _ in range(draw(st.integers(0, 4))):
+        kind = draw(st.sampled_from(["records", "records", "append time", "marker", "empty", "compacted"]))
+        if kind == "marker":
+            batch = encode_marker(base_offset=offset, is_commit=True, timestamp_ms=5, producer_id=1, producer_epoch=0)
+        elif kind == "append time":
+            options = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": draw(st.integers(0, 2**42))}
+            batch = encode_batch(draw(RECORDS), base_offset=offset, codec=draw(CODECS), **options)
+        else:
+            batch = encode_batch(draw(RECORDS), base_offset=offset, codec=draw(CODECS), producer_id=3)
+        header = check_batch(batch)
+        if kind == "empty":
+            batch = pure_kernels.emptied(header)
+        if kind == "compacted" and header.record_count > 1:
+            flags = np.arange(header.record_count) % 2 == draw(st.integers(0, 1))
+            batch = kernels.filter_batches(batch, flags, keep_last_batch=True)
+        parts.append(batch)
+        offset = header.next_offset + draw(st.integers(0, 3))
+    return b"".join(parts)
+
+
+@st.composite
+def hostile(draw):
+    """A log with a few bytes changed, cut or repeated; often with its checksums made right again."""
+    data = bytearray(draw(logs()))
+    for _ in range(draw(st.integers(0, 3)) if data else 0):
+        at = draw(st.integers(0, len(data) - 1))
+        match draw(st.sampled_from(["set", "bit", "cut", "repeat"])):
+            case "set":
+                data[at] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+            case "bit":
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case "cut":
+                del data[at : at + draw(st.integers(1, 8))]
+            case _:
+                data[at:at] = data[at : at + draw(st.integers(1, 8))]
+        if not data:
+            break
+    return bytes(resealed(data)) if draw(st.booleans()) else bytes(data)
+
+
+def resealed(data):
+    """Every batch that still has a length gets a checksum that fits: damage goes on to the next guard."""
+    at = 0
+    while at + HEADER_BYTES <= len(data):
+        size = 12 + int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
+        if size < HEADER_BYTES or at + size > len(data):
+            break
+        data[at + 17 : at + 21] = crc32c(bytes(data[at + 21 : at + size])).to_bytes(4, "big")
+        at += size
+    return data
+
+
+# -- round trips
+
+
+@given(RECORDS, CODECS, st.integers(0, 2**62))
+def test_what_was_encoded_is_decoded(records, codec, base_offset):
+    batch = both(encode_batch, records, base_offset=base_offset, codec=codec)
+    columns = both(kernels.decode_columns, batch)
+    read = [Record(r.key, r.value, r.timestamp_ms, r.headers) for r in columns.records()]
+    assert read == records
+    assert columns.offsets.tolist() == [base_offset + i for i in range(len(records))]
+    assert columns.next_offset == base_offset + len(records)
+    assert check_batch(batch).max_timestamp_ms == max(r.timestamp_ms for r in records)
+
+
+@given(RECORDS)
+def test_twins_encode_the_same_bytes(records):
+    both(kernels.encode_records, records)
+    both(kernels.encode_records, [tuple(r)[:3] for r in records])
+
+
+ODD = st.none() | st.text(max_size=3) | st.integers() | st.floats() | st.binary(max_size=3).map(bytearray)
+ODD_HEADERS = st.lists(st.tuples(st.text(st.characters(), max_size=3) | ODD, FIELDS | ODD) | ODD, max_size=2)
+
+
+@given(
+    st.lists(
+        st.tuples(FIELDS | ODD, FIELDS, TIMES | ODD, HEADERS | ODD_HEADERS.map(tuple) | ODD_HEADERS | ODD), max_size=3
+    )
+)
+def test_twins_refuse_the_same_records(records):
+    both(kernels.encode_records, records)
+
+
+# -- reading
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(hostile(), st.booleans())
+def test_twins_scan_the_same(data, verify):
+    table = both(kernels.scan_batches, data, verify=verify)
+    assert 0 <= table.valid_bytes <= len(data)
+    for row in range(len(table)):
+        assert table.row(row) == read_header(data, int(table.positions[row]))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(hostile(), st.booleans(), st.booleans())
+def test_twins_decode_the_same_or_both_call_it_corrupt(data, verify, include_control):
+    options = {"verify": verify, "include_control": include_control, "decompressed_bytes_max": LIMIT}
+    columns = both(kernels.decode_columns, data, **options)
+    if isinstance(columns, Corrupt):
+        assert {"at", "base_offset"} <= columns.facts.keys()
+        return
+    for starts, lengths in ((columns.key_starts, columns.key_lengths), (columns.value_starts, columns.value_lengths)):
+        assert (starts >= 0).all()
+        assert (starts + np.maximum(lengths, 0) <= len(columns.data)).all()
+        offsets, gathered = both(kernels.gather, columns.data, starts, lengths)
+        assert gathered.tobytes() == b"".join(
+            bytes(columns.data[s : s + max(n, 0)]) for s, n in zip(starts, lengths, strict=True)
+        )
+        assert offsets[-1] == len(gathered)
+    assert len(list(columns.records())) == len(columns)
+    assert (np.diff(columns.offsets) > 0).all()
+
+
+SECTIONS = st.lists(
+    st.sampled_from(
+        [b"\x00", b"\x01", b"\x02", b"\x0c", b"\x10", b"\x7f", b"\x80", b"\xff", b"\x0e\x00\x00\x00\x02k\x01\x00"]
+    )
+    | st.binary(max_size=4),
+    max_size=24,
+).map(b"".join)
+
+
+@given(SECTIONS, st.integers(0, 6), st.integers(0, 6), st.sampled_from([Codec.NONE, Codec.LZ4]), st.integers(0, 127))
+@example(b"\x0c\x00\x00\x00\x01\x01\x00" * 2, 2, 2, Codec.NONE, 0)
+def test_twins_agree_on_sections_made_of_varints(section, count, last_delta, codec, bits):
+    header = check_batch(encode_batch([(None, None, 1000)]))
+    fields = {name: getattr(header, name) for name in header.__slots__}
+    attributes = (bits & ~7) | codec
+    fields |= {"record_count": count, "last_offset_delta": last_delta, "attributes": attributes}
+    batch = seal(type(header)(**fields), compress(codec, section))
+    columns = both(kernels.decode_columns, batch, include_control=True)
+    if not isinstance(columns, Corrupt):
+        for every in (1, 2, 3):
+            both(kernels.filter_batches, batch, np.arange(len(columns)) % every == 0, keep_last_batch=True)
+    else:
+        both(kernels.filter_batches, batch, np.arange(count) % 2 == 0, keep_last_batch=True)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_whatever_make_anything_but_corrupt(data):
+    both(kernels.decode_columns, data)
+    both(kernels.decode_columns, data[:8] + b"\0\0\0\x40" + data[12:16] + b"\2" + data[17:], verify=False)
+
+
+@given(
+    st.binary(max_size=40),
+    st.lists(st.tuples(st.integers(-2, 45) | st.just(2**63 - 1), st.integers(-2, 45)), max_size=6),
+)
+def test_twins_gather_the_same_or_refuse(data, ranges):
+    starts, lengths = np.array([s for s, _ in ranges], np.int64), np.array([n for _, n in ranges], np.int32)
+    both(kernels.gather, data, starts, lengths)
+
+
+# -- filtering
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(logs(), st.randoms(use_true_random=False), st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), st.booleans())
+def test_filtering_keeps_exactly_the_records_asked_for(data, random, share, keep_last):
+    columns = on(compiled, kernels.decode_columns, data, include_control=True)
+    keep = np.array([random.random() < share for _ in range(len(columns))], bool)
+    made = both(kernels.filter_batches, data, keep, keep_last_batch=keep_last)
+    is_control = (columns.table.attributes[columns.batch_ordinals] & 0x20) != 0
+    expected = list(columns.select(keep | is_control).records())
+    after = both(kernels.decode_columns, made, include_control=True)
+    assert list(after.records()) == expected
+    if keep_last and data:
+        assert after.next_offset == columns.next_offset
+    # A second pass that keeps all changes nothing but the empty batches that are no longer last.
+    if (after.table.record_counts > 0).all():
+        assert both(kernels.filter_batches, made, np.ones(len(after), bool), keep_last_batch=keep_last) == made
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(hostile(), st.integers(1, 3))
+def test_twins_filter_hostile_bytes_the_same(data, every):
+    table = on(compiled, kernels.scan_batches, data, verify=False)
+    flags = np.arange(int(table.record_counts.sum(dtype=np.int64)))[:100_000] % every == 0
+    both(kernels.filter_batches, data, flags, keep_last_batch=True)
+
+
+# -- checksum
+
+
+@given(st.binary(max_size=64), st.integers(0, 10_000), st.integers(0, 9), st.integers(0, 2**32 - 1))
+def test_every_way_to_the_checksum_is_the_same(noise, length, skip, seed):
+    data = memoryview((noise + b"\x5a") * (1 + length // (len(noise) + 1)))[skip:]
+    expected = crc32c(data, seed)
+    assert compiled.crc32c_of(data, seed) == expected
+    assert compiled.crc32c_of(data, seed, by_tables=True) == expected

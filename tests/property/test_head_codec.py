@@ -1,0 +1,246 @@
+"""Laws of the remote codecs: heads, bundles, chunk tables, names come back as they went in; damage never does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from local.crc32c import crc32c
+from local.errors import Corrupt
+from remote import keys
+from remote.chunks import ChunkTable, combine, decode_chunks, encode_chunks, table_of
+from remote.head import Head, SpillRow, UnlinkedObject, decode_head, encode_head
+from remote.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
+from remote.metadata_index import find_by_offset, find_by_timestamp, live_rows
+from remote.segment import IndexRange, RemoteSegment
+
+OFFSETS = st.integers(0, 2**62)
+TIMES = st.none() | st.integers(-(2**63), 2**63 - 1)
+SIZES = st.integers(1, 2**40)
+WORDS = st.text('aZ9-/é"\\\n\0☃𝄞', max_size=6)
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work shares the machine
+
+
+@st.composite
+def rows(draw, count_max=4):
+    """Ascending rows, sometimes with gaps in between."""
+    reached, made = draw(st.integers(0, 1000)), []
+    for number in range(draw(st.integers(0, count_max))):
+        base = reached + draw(st.sampled_from([0, 0, 0, 1, 50]))
+        reached = base + draw(st.integers(1, 2**30))
+        size = draw(SIZES)
+        made.append(
+            RemoteSegment(
+                ulid=f"{number}{draw(WORDS)}",
+                base_offset=base,
+                next_offset=reached,
+                size_bytes=size,
+                stored_bytes=draw(SIZES),
+                record_count=draw(st.integers(0, 2**40)),
+                max_timestamp_ms=draw(TIMES),
+                min_timestamp_ms=draw(TIMES),
+                epochs=tuple(draw(st.lists(st.tuples(st.integers(0, 2**31), OFFSETS), max_size=3))),
+                data_crc32c=draw(st.integers(0, 2**32 - 1)),
+                data_key=f"data/{number}",
+                indexes_key=f"indexes/{number}",
+                indexes_bytes=draw(SIZES),
+                indexes={
+                    name: IndexRange(start=draw(OFFSETS), length=draw(OFFSETS))
+                    for name in draw(st.sets(WORDS, max_size=2))
+                },
+                codec=draw(WORDS),
+                storage_class=draw(st.none() | WORDS),
+                cleaned_through=draw(st.none() | OFFSETS),
+                committed_ms=draw(OFFSETS),
+            )
+        )
+    return tuple(made)
+
+
+UNLINKED = st.builds(UnlinkedObject, key=WORDS, size_bytes=SIZES, unlinked_ms=OFFSETS, epoch=OFFSETS)
+HEADS = st.builds(
+    Head,
+    format_version=st.just(1),
+    sequence=st.integers(1, 2**60),
+    epoch=st.integers(1, 2**60),
+    commit_id=st.text(min_size=1, max_size=30),
+    parent_id=st.none() | WORDS,
+    writer_id=WORDS,
+    topic=WORDS,
+    topic_id=WORDS,
+    partition=st.integers(0, 2**31 - 1),
+    log_start_offset=OFFSETS,
+    committed_ms=OFFSETS,
+    segments=rows(),
+    unlinked=st.lists(UNLINKED, max_size=3).map(tuple),
+    spills=st.lists(
+        st.builds(
+            SpillRow,
+            key=WORDS,
+            base_offset=OFFSETS,
+            next_offset=OFFSETS,
+            min_timestamp_ms=TIMES,
+            max_timestamp_ms=TIMES,
+            segment_count=OFFSETS,
+            size_bytes=SIZES,
+            stored_bytes=SIZES,
+        ),
+        max_size=2,
+    ).map(tuple),
+    cleaned_through=st.none() | OFFSETS,
+    properties=st.dictionaries(WORDS, WORDS, max_size=3),
+)
+
+
+@CALM
+@given(HEADS)
+def test_a_head_comes_back_as_it_went_in(head):
+    assert decode_head(encode_head(head)) == head
+
+
+@CALM
+@given(HEADS)
+def test_one_head_has_one_encoding_and_its_body_is_json(head):
+    whole = encode_head(head)
+    assert encode_head(decode_head(whole)) == whole
+    assert json.loads(whole.partition(b"\n")[2])["sequence"] == head.sequence
+
+
+@CALM
+@given(HEADS, st.data())
+def test_a_damaged_head_is_corrupt(head, data):
+    whole = bytearray(encode_head(head))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(Corrupt):
+        decode_head(whole)
+
+
+@CALM
+@given(st.binary(max_size=300))
+def test_bytes_of_any_kind_are_a_head_or_corrupt_and_nothing_else(body):
+    for data in (body, b"tiered-head 1 %08x %d\n" % (crc32c(body), len(body)) + body):
+        with pytest.raises(Corrupt):
+            decode_head(data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["segments", "sequence", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@CALM
+@given(HEADS, st.sampled_from(sorted(Head.__slots__)), JSON)
+def test_a_field_of_another_shape_is_corrupt_or_a_head(head, field, value):
+    body = json.loads(encode_head(head).partition(b"\n")[2])
+    body[field] = value
+    text = json.dumps(body).encode()
+    try:
+        decoded = decode_head(b"tiered-head 1 %08x %d\n" % (crc32c(text), len(text)) + text)
+    except Corrupt:
+        return
+    assert decode_head(encode_head(decoded)) == decoded
+
+
+@CALM
+@given(rows(), OFFSETS, st.integers(0, 1200))
+def test_a_lookup_is_the_plain_search(segments, offset, start):
+    head = _head(segments, log_start_offset=start)
+    for asked in (offset, *(row.base_offset for row in segments), *(row.next_offset for row in segments)):
+        wanted = max(asked, start)
+        expected = next((row for row in segments if row.next_offset > wanted), None)
+        assert find_by_offset(head, asked) == expected
+        assert live_rows(head, asked) == tuple(row for row in segments if row.next_offset > wanted)
+        assert live_rows(head, 0, asked) == tuple(
+            row for row in segments if row.next_offset > start and row.base_offset < asked
+        )
+
+
+@CALM
+@given(rows(), st.integers(-(2**63), 2**63 - 1))
+def test_a_lookup_by_time_is_the_plain_search(segments, timestamp):
+    reaching = [row for row in segments if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp]
+    assert find_by_timestamp(_head(segments), timestamp) == (reaching[0] if reaching else None)
+
+
+@CALM
+@given(st.binary(max_size=5000), st.integers(1, 700))
+def test_a_chunk_table_knows_each_chunk_and_the_whole(body, chunk_bytes):
+    table = table_of(body, chunk_bytes)
+    assert decode_chunks(encode_chunks(table)) == table
+    assert table.whole_crc == combine(table.crcs, chunk_bytes, len(body)) == crc32c(body)
+    covered = [table.chunk_range(number) for number in range(len(table.crcs))]
+    assert b"".join(body[start : start + length] for start, length in covered) == body
+
+
+@CALM
+@given(st.integers(1, 5000), st.integers(1, 700), st.integers(0, 6000), st.integers(0, 6000))
+def test_the_chunks_of_a_range_cover_it_and_no_more(size, chunk_bytes, position, length):
+    table = ChunkTable(chunk_bytes=chunk_bytes, size_bytes=size, crcs=())
+    touched = {at // chunk_bytes for at in range(position, min(position + length, size))}
+    assert set(table.chunks_of(position, length)) == touched
+
+
+@CALM
+@given(st.lists(st.binary(max_size=50), min_size=5, max_size=5), st.binary(min_size=1, max_size=99), st.data())
+def test_a_bundle_comes_back_and_its_damage_does_not(sections, body, data):
+    bundle = IndexBundle(**dict(zip(SECTIONS, sections, strict=False)), chunks=table_of(body, 16))
+    whole, ranges = encode_bundle(bundle)
+    found = decode_bundle(whole)
+    for name, section in zip(SECTIONS, sections, strict=False):
+        assert bytes(getattr(found, name)) == section
+        assert whole[ranges[name].start : ranges[name].start + ranges[name].length] == section
+    assert found.chunks == bundle.chunks
+    damaged = bytearray(whole)
+    damaged[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(Corrupt):
+        decode_bundle(damaged)
+
+
+@CALM
+@given(st.binary(max_size=200))
+def test_bytes_of_any_kind_are_a_bundle_or_corrupt(body):
+    from struct import pack
+
+    for table in (0, len(body), len(body) + 1, 2**32 - 1):
+        before = body + pack(">IH", table, 1)
+        with pytest.raises(Corrupt):
+            decode_bundle(before + pack(">I8s", crc32c(before), b"TIERIDX\n"))
+
+
+@CALM
+@given(st.integers(0, 10**20 - 1), st.integers(0, 10**20 - 1), st.integers(0, 10**10 - 1), st.integers(0, 2**48 - 1))
+def test_names_have_inverses_and_sort_as_their_offsets(base, last, epoch, now_ms):
+    ulid = keys.new_ulid(now_ms)
+    found = keys.parse_data_key(keys.data_key(base, last, epoch, ulid))
+    assert found == keys.DataKey(base_offset=base, last_offset=last, epoch=epoch, ulid=ulid, suffix=".log")
+    assert (keys.head_key(base) < keys.head_key(last)) == (base < last)
+
+
+@CALM
+@given(st.from_regex(r"[a-zA-Z0-9._-]{1,40}", fullmatch=True), st.from_regex(r"[A-Za-z0-9_-]{22}", fullmatch=True))
+def test_a_topics_directory_has_an_inverse(topic, topic_id):
+    if topic not in (".", ".."):
+        assert keys.parse_topic_directory(keys.topic_directory(topic, topic_id)) == (topic, topic_id)
+
+
+def _head(segments, log_start_offset=0):
+    return Head(
+        sequence=1,
+        epoch=1,
+        commit_id="c",
+        parent_id=None,
+        writer_id="w",
+        topic="t",
+        topic_id="i",
+        partition=0,
+        log_start_offset=log_start_offset,
+        committed_ms=0,
+        segments=segments,
+        properties={},
+    )

@@ -1,0 +1,333 @@
+"""Laws of the policies over drawn partitions.
+
+The remote prefix is drawn first: drawing each segment's state evenly would hardly ever build a long tiered prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from local.names import TopicPartition
+from local.segment_info import SegmentInfo
+from policies.coverage import Coverage
+from policies.decisions import AdvanceLogStart, CleanLog, CopySegment, Decision, DropLocal, ExpireRemote
+from policies.invariants import violations
+from policies.local_retention import local_drops, local_expirations
+from policies.plan import plan_partition
+from policies.remote_retention import deletions, expirations
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import copies
+from remote.head import UnlinkedObject
+from remote.segment import RemoteSegment, SegmentState
+
+NOW = 10_000
+LIMITS = st.none() | st.integers(0, 3_000)
+
+rules = st.builds(
+    PartitionRules,
+    cleanup_delete=st.booleans(),
+    cleanup_compact=st.booleans(),
+    retention_ms=LIMITS,
+    retention_bytes=LIMITS,
+    local_retention_ms=LIMITS,
+    local_retention_bytes=LIMITS,
+    segment_ms=st.integers(1, 3_000),
+    copy_disabled=st.sampled_from([False, False, False, True]),
+    copy_lag_ms=st.just(0) | LIMITS,
+    copy_lag_bytes=LIMITS,
+    delete_grace_ms=st.integers(0, 3_000),
+    min_cleanable_dirty_ratio=st.floats(0, 1),
+    min_compaction_lag_ms=st.just(0) | st.integers(0, 3_000),
+)
+
+
+def row(
+    base: int,
+    following: int,
+    size: int,
+    age: int | None,
+    state: SegmentState,
+    copy: int = 0,
+    committed_age: int = 0,
+) -> RemoteSegment:
+    return RemoteSegment(
+        ulid=f"u{base}-{copy}",
+        base_offset=base,
+        next_offset=following,
+        size_bytes=size,
+        stored_bytes=size,
+        record_count=0,
+        max_timestamp_ms=None if age is None else NOW - age,
+        min_timestamp_ms=None,
+        epochs=((0, base),),
+        data_crc32c=0,
+        data_key=f"data/{base}-{copy}.log",
+        indexes_key=f"data/{base}-{copy}.indexes",
+        indexes_bytes=1,
+        indexes={},
+        committed_ms=NOW - (committed_age if age is None else 0),
+        state=state,
+    )
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
+    """A partition: the tiered prefix, how much of it the disk still has, what is only local, and stray rows."""
+    ages = st.none() | st.integers(-100, 3_000)
+    spans = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 900), ages), max_size=8)
+    tiered, only_local = draw(spans), draw(spans)
+    cuts = [draw(st.integers(0, 3))]
+    for width, _, _ in (*tiered, *only_local):
+        cuts.append(cuts[-1] + width)
+    facts = [*tiered, *only_local]
+    committed_age = draw(st.integers(0, 3_000))
+    rows = [
+        row(cuts[at], cuts[at + 1], max(1, size_bytes), age, _FINISHED, committed_age=committed_age)
+        for at, (_, size_bytes, age) in enumerate(tiered)
+    ]
+    rows = [one for one in rows if draw(st.integers(0, 19)) > 0]  # now and then a hole
+    strays = draw(
+        st.lists(st.tuples(st.integers(0, len(facts)), st.sampled_from(sorted(set(SegmentState) - {_FINISHED}))))
+    )
+    rows += [
+        row(cuts[at], cuts[at] + 3, 10_000, 3_000, state, copy + 1)
+        for copy, (at, state) in enumerate(strays)
+        if draw(st.booleans())
+    ]
+    first_local = draw(st.integers(0, len(tiered)))
+    segments = [
+        SegmentInfo(
+            base_offset=cuts[at],
+            next_offset=cuts[at + 1],
+            size_bytes=facts[at][1],
+            max_timestamp_ms=None if facts[at][2] is None else NOW - facts[at][2],
+            is_active=False,
+            modified_ms=NOW - draw(st.integers(-10, 3_000)),
+        )
+        for at in range(first_local, len(facts))
+    ]
+    active_records = draw(st.integers(0, 4))
+    segments.append(
+        SegmentInfo(
+            base_offset=cuts[-1],
+            next_offset=cuts[-1] + active_records,
+            size_bytes=active_records * 50,
+            max_timestamp_ms=NOW - draw(st.integers(-100, 3_000)) if active_records else None,
+            is_active=True,
+            modified_ms=NOW,
+        )
+    )
+    end = segments[-1].next_offset
+    bases = [segment.base_offset for segment in segments]
+    return PartitionSnapshot(
+        partition=TopicPartition("orders", 0),
+        rules=draw(rules),
+        now_ms=NOW,
+        log_start_offset=min(end, draw(st.just(cuts[0]) | st.integers(cuts[0], end))),
+        next_offset=end,
+        stable_offset=draw(st.just(end) | st.integers(0, end)),
+        segments=tuple(segments),
+        is_tiered=draw(st.sampled_from([True, True, True, False])),
+        remote=tuple(sorted(rows, key=lambda one: one.base_offset)),
+        unlinked=draw(_unlinked([one.data_key for one in rows])),
+        cleaner_offset=draw(st.none() | st.integers(0, end + 2)),
+        copying=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=1))),
+    )
+
+
+_FINISHED = SegmentState.COPY_FINISHED
+_CLEANING = CleanLog(first_dirty_offset=0, upto_offset=1, size_bytes=1, reason="by hand")
+
+
+def _unlinked(row_keys: list[str]) -> st.SearchStrategy[tuple[UnlinkedObject, ...]]:
+    """Unlinked objects, among them (which must never happen) one that a row still names."""
+    one = st.builds(
+        UnlinkedObject,
+        key=st.sampled_from(["data/gone-1.log", "data/gone-2.log", *row_keys]),
+        size_bytes=st.integers(0, 99),
+        unlinked_ms=st.integers(NOW - 3_000, NOW + 100),
+        epoch=st.integers(0, 3),
+    )
+    return st.lists(one, max_size=3, unique_by=lambda unlinked: unlinked.key).map(tuple)
+
+
+def retained(taken: PartitionSnapshot, decided: list[Decision]) -> dict[int, int]:
+    """For each offset from the (advanced) log start on, how many copies are left; counted offset by offset."""
+    start = max([taken.log_start_offset, *(one.offset for one in decided if isinstance(one, AdvanceLogStart))])
+    dropped = {one.base_offset for one in decided if isinstance(one, DropLocal)}
+    gone = {one.ulid for one in decided if isinstance(one, ExpireRemote)}
+    ranges = [(one.base_offset, one.next_offset) for one in taken.segments if one.base_offset not in dropped]
+    ranges += [
+        (one.base_offset, one.next_offset) for one in taken.remote if one.state is _FINISHED and one.ulid not in gone
+    ]
+    counts: dict[int, int] = {}
+    for base_offset, next_offset in ranges:
+        for offset in range(max(base_offset, start), next_offset):
+            counts[offset] = counts.get(offset, 0) + 1
+    return {offset: counts.get(offset, 0) for offset in range(start, taken.next_offset)}
+
+
+@given(snapshots())
+def test_a_plan_breaks_no_invariant(taken: PartitionSnapshot) -> None:
+    assert violations(taken, plan_partition(taken)) == []
+
+
+@given(snapshots(), st.data())
+def test_no_prefix_of_a_plan_loses_a_retained_offset(taken: PartitionSnapshot, data: st.DataObject) -> None:
+    decided = plan_partition(taken)
+    prefix = decided[: data.draw(st.integers(0, len(decided)))]
+    empty = {
+        offset
+        for segment in taken.segments
+        if segment.is_empty
+        for offset in range(segment.base_offset, segment.next_offset)
+    }
+    before = retained(taken, [])
+    for offset, copies_left in retained(taken, prefix).items():
+        assert copies_left > 0 or before[offset] == 0 or offset in empty
+
+
+@given(snapshots())
+def test_the_active_segment_is_neither_copied_nor_dropped(taken: PartitionSnapshot) -> None:
+    active = taken.segments[-1].base_offset
+    for decision in plan_partition(taken):
+        if isinstance(decision, CopySegment | DropLocal):
+            assert decision.base_offset != active
+
+
+@given(snapshots())
+def test_a_compacted_topic_copies_only_below_the_cleaner_checkpoint(taken: PartitionSnapshot) -> None:
+    for decision in copies(replace(taken, rules=replace(taken.rules, cleanup_compact=True))):
+        assert taken.cleaner_offset is not None
+        assert decision.next_offset <= taken.cleaner_offset
+
+
+@given(snapshots())
+def test_rows_that_are_not_finished_change_nothing(taken: PartitionSnapshot) -> None:
+    finished = tuple(one for one in taken.remote if one.state is _FINISHED)
+    without = replace(taken, remote=finished, unlinked=())
+    assert plan_partition(without) == plan_partition(replace(taken, unlinked=()))
+
+
+@given(snapshots(), st.integers(0, 3_000))
+def test_what_may_go_now_may_go_later(taken: PartitionSnapshot, later_ms: int) -> None:
+    later = replace(taken, now_ms=taken.now_ms + later_ms)
+    for policy in (local_drops, expirations):
+        now_bases = [decision.base_offset for decision in policy(taken)]
+        assert [decision.base_offset for decision in policy(later)][: len(now_bases)] == now_bases
+    assert {decision.key for decision in deletions(taken)} <= {decision.key for decision in deletions(later)}
+
+
+@given(snapshots())
+def test_one_more_committed_row_never_keeps_a_local_segment_longer(taken: PartitionSnapshot) -> None:
+    copied = copies(taken)
+    if not copied:
+        return
+    first = copied[0]
+    more = replace(
+        taken, remote=(*taken.remote, row(first.base_offset, first.next_offset, first.size_bytes, 0, _FINISHED, 99))
+    )
+    assert len(local_drops(more)) >= len(local_drops(taken))
+
+
+@given(snapshots())
+def test_what_is_copied_tiles_upwards_without_overlap(taken: PartitionSnapshot) -> None:
+    reached = max(taken.remote_next_offset or 0, 0)
+    for decision in copies(taken):
+        assert decision.base_offset >= reached
+        reached = decision.next_offset
+
+
+@given(snapshots())
+def test_what_is_copied_leaves_no_record_out(taken: PartitionSnapshot) -> None:
+    """Every closed record at or above the bucket's end and the log start, and below the last copy, is copied."""
+    copied = copies(taken)
+    if not copied:
+        return
+    start = max(taken.remote_next_offset or 0, taken.log_start_offset)
+    last = copied[-1].next_offset
+    due = [one.base_offset for one in taken.closed if not one.is_empty and start < one.next_offset <= last]
+    assert [one.base_offset for one in copied] == due
+
+
+@given(snapshots(), st.data())
+def test_a_plan_with_a_copy_left_out_or_behind_a_cleaning_is_refused(
+    taken: PartitionSnapshot, data: st.DataObject
+) -> None:
+    copied = copies(taken)
+    if len(copied) < 2:
+        return
+    left_out = data.draw(st.integers(0, len(copied) - 2))
+    assert violations(taken, copied) == []
+    assert violations(taken, copied[:left_out] + copied[left_out + 1 :]) != []
+    assert violations(taken, [_CLEANING, *copied]) != []
+
+
+@given(snapshots())
+def test_a_drop_is_refused_when_one_retained_offset_has_no_row(taken: PartitionSnapshot) -> None:
+    oldest = taken.segments[0]
+    if oldest.is_active or oldest.is_empty:
+        return
+    retained_offsets = set(range(max(oldest.base_offset, taken.log_start_offset), oldest.next_offset))
+    finished = [one for one in taken.remote if one.state is _FINISHED]
+    held = {offset for one in finished for offset in range(one.base_offset, one.next_offset)}
+    drop = DropLocal(base_offset=oldest.base_offset, next_offset=oldest.next_offset, size_bytes=0, reason="by hand")
+    assert (violations(taken, [drop]) == []) == (retained_offsets <= held)
+
+
+@given(snapshots())
+def test_no_plan_both_cleans_and_copies(taken: PartitionSnapshot) -> None:
+    kinds = {type(decision) for decision in plan_partition(taken)}
+    assert not {CleanLog, CopySegment} <= kinds
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6))), st.integers(0, 40), st.integers(0, 12))
+def test_coverage_holds_a_range_when_it_holds_every_offset(
+    drawn: list[tuple[int, int]], base_offset: int, width: int
+) -> None:
+    held = {offset for base, length in drawn for offset in range(base, base + length)}
+    coverage = Coverage.of((base, base + length) for base, length in drawn)
+    assert coverage.holds(base_offset, base_offset + width) == (set(range(base_offset, base_offset + width)) <= held)
+    assert coverage.next_offset == (max(held) + 1 if held else None)
+
+
+@given(snapshots())
+def test_nothing_is_given_up_for_good_while_copying_is_on(taken: PartitionSnapshot) -> None:
+    if taken.is_copying_on:
+        assert local_expirations(taken, local_drops(taken), expirations(taken)) == []
+
+
+@given(snapshots())
+def test_applying_a_plan_and_planning_again_comes_to_rest(taken: PartitionSnapshot) -> None:
+    """Each round frees something for the next (a copy a drop, a drop nothing), so a few rounds must do."""
+    for _ in range(12):
+        decided = [one for one in plan_partition(taken) if type(one).__name__ not in ("RollActive", "CleanLog")]
+        if not decided:
+            return
+        assert violations(taken, decided) == []
+        taken = applied(taken, decided)
+    raise AssertionError(f"still busy: {decided}")
+
+
+def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnapshot:
+    """The snapshot after `decided`, for decisions that need neither disk nor store."""
+    start = max([taken.log_start_offset, *(one.offset for one in decided if isinstance(one, AdvanceLogStart))])
+    dropped = {one.base_offset for one in decided if isinstance(one, DropLocal)}
+    gone = {one.ulid for one in decided if isinstance(one, ExpireRemote)}
+    new_rows = [
+        row(one.base_offset, one.next_offset, one.size_bytes, 100, _FINISHED, 7)
+        for one in decided
+        if isinstance(one, CopySegment)
+    ]
+    kept = [one for one in taken.remote if one.ulid not in gone]
+    return replace(
+        taken,
+        log_start_offset=start,
+        segments=tuple(one for one in taken.segments if one.base_offset not in dropped),
+        remote=tuple(sorted((*kept, *new_rows), key=lambda one: one.base_offset)),
+        unlinked=(),
+    )

@@ -1,0 +1,135 @@
+"""Buckets to read from: batches made with `local.batch`, copied and committed as the manager does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from local import kernels, offset_index, time_index
+from local.batch import encode_batch
+from local.record import TimestampType
+from remote.head_changes import add_segments
+from remote.keys import partition_prefix
+from remote.metadata_log import MetadataLog
+from remote.transfer import SegmentToCopy, copy_segment
+
+NOW_MS = 1_700_000_000_000
+TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record as the Spark source should give it; timestamp in ms."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    timestamp_type: int = 0
+    headers: tuple | None = None
+
+
+class SampleBucket:
+    """Writes partitions into `store` and remembers, in `rows`, what a reader must find."""
+
+    def __init__(self, store, url="", options=None):
+        self.store = store
+        self.url = url
+        self.options = options or {}
+        self.rows = []
+        self.segments = {}
+        self._logs = {}
+
+    def log(self, topic, partition, topic_id=TOPIC_ID):
+        """The partition's chain of heads, opened for writing."""
+        name = topic, partition, topic_id
+        if name not in self._logs:
+            prefix = partition_prefix(topic, topic_id, partition)
+            log = MetadataLog(self.store, prefix)
+            log.become_writer("sample", NOW_MS, topic=topic, topic_id=topic_id, partition=partition)
+            self._logs[name] = prefix, log
+        return self._logs[name]
+
+    def add(
+        self,
+        topic,
+        partition,
+        batches,
+        *,
+        next_offset=None,
+        topic_id=TOPIC_ID,
+        index_bytes=0,
+        chunk_bytes=4096,
+        keep_rows=True,
+    ):
+        """One segment of encoded batches; an index entry for every batch, or one for every `index_bytes`."""
+        prefix, log = self.log(topic, partition, topic_id)
+        data = b"".join(batches)
+        columns = kernels.decode_columns(data, verify=False)
+        table = columns.table
+        base_offset = int(table.base_offsets[0])
+        next_offset = int(table.last_offsets[-1]) + 1 if next_offset is None else next_offset
+        offsets, times, indexed, largest = [], [], 0, -1
+        for number in range(len(table)):
+            position, last = int(table.positions[number]), int(table.last_offsets[number])
+            if number and position - indexed > index_bytes:
+                offsets.append(offset_index.pack(base_offset, last, position))
+                if largest >= 0:
+                    times.append(time_index.pack(base_offset, largest, int(table.last_offsets[number - 1])))
+                indexed = position
+            largest = max(largest, int(table.max_timestamps[number]))
+        row = copy_segment(
+            self.store,
+            prefix,
+            SegmentToCopy(
+                base_offset=base_offset,
+                next_offset=next_offset,
+                size_bytes=len(data),
+                record_count=len(columns),
+                max_timestamp_ms=int(columns.timestamps.max()) if len(columns) else None,
+                min_timestamp_ms=int(columns.timestamps.min()) if len(columns) else None,
+                epochs=((0, base_offset),),
+                offset_index=b"".join(offsets),
+                time_index=b"".join(times),
+                read=lambda start, length: data[start : start + length],
+            ),
+            epoch=log.epoch,
+            now_ms=NOW_MS,
+            chunk_bytes=chunk_bytes,
+        )
+        log.commit(add_segments([row]), NOW_MS)
+        self.segments.setdefault((topic, partition), []).append(row)
+        self.rows += (
+            []
+            if not keep_rows
+            else [
+                Row(
+                    topic,
+                    partition,
+                    record.offset,
+                    record.key,
+                    record.value,
+                    record.timestamp_ms,
+                    int(record.timestamp_type),
+                    record.headers or None,
+                )
+                for record in columns.records()
+            ]
+        )
+        return row
+
+    def data_object(self, row, topic, partition, topic_id=TOPIC_ID):
+        return partition_prefix(topic, topic_id, partition) + row.data_key
+
+
+def batch_at(base_offset, count, *, step_ms=10, codec=0, value_bytes=20, log_append=False, **changes):
+    """`count` records from `base_offset`, one each `step_ms`; some lack a key, some a value, some have headers."""
+    records = []
+    for offset in range(base_offset, base_offset + count):
+        key = None if offset % 7 == 3 else b"key-%d" % (offset % 50)
+        value = None if offset % 11 == 5 else (b"value-%d-" % offset).ljust(value_bytes, b"x")
+        headers = (("source", b"\x00\xff"), ("źródło", None)) if offset % 5 == 1 else ()
+        records.append((key, value, NOW_MS + offset * step_ms, headers))
+    kind = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": NOW_MS} if log_append else {}
+    return encode_batch(records, base_offset=base_offset, codec=codec, **kind, **changes)

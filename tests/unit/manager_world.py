@@ -1,0 +1,110 @@
+"""One disk and one bucket for tests of the manager, and what those tests do again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from disk_model import ModelDisk
+
+from local.errors import Unavailable
+from local.names import TopicPartition
+from local.record import Record
+from remote.memory_store import MemoryStore
+from remote.store import ObjectStore
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.reader import TieredReader
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
+NAME = TopicPartition("t", 0)
+TIERED = {"remote.storage.enable": "true", "local.retention.ms": "1ms", "retention.ms": "-1"}
+COMPACTED = {**TIERED, "cleanup.policy": "compact"}
+
+
+class World:
+    """One disk and one bucket, over any number of managers."""
+
+    def __init__(self) -> None:
+        self.disk = ModelDisk()
+        self.store = MemoryStore("memory://bucket")
+        small = {
+            "segment.bytes": "2000",
+            "index.interval.bytes": "200",
+            "append.batch.bytes": "300",
+            "file.delete.delay.ms": "0",
+            "min.cleanable.dirty.ratio": "0",
+        }
+        self.config = replace(
+            Config.load(None, small, {}, local_dir="data"), data_dir="./data", remote_url="memory://b"
+        )
+
+    def open(
+        self,
+        *,
+        now_ms: int = NOW,
+        read_only: bool = False,
+        disk: ModelDisk | None = None,
+        store: ObjectStore | None = None,
+        **settings: str,
+    ) -> LogManager:
+        """`settings` as with ``-X``, with underscores for dots."""
+        asked = {key.replace("_", "."): value for key, value in settings.items()}
+        config = replace(self.config, overrides={**self.config.overrides, **asked})
+        return LogManager.open(
+            config, now_ms=now_ms, read_only=read_only, storage=disk or self.disk, store=store or self.store
+        )
+
+    def other_disk(self) -> ModelDisk:
+        """Another machine's disk, which knows the topics and holds no log."""
+        other = ModelDisk()
+        other.make_directory("./data")
+        other.create("./data/topics.json").append(self.disk.read("./data/topics.json"))
+        return other
+
+
+class SwitchableStore:
+    """A store out of reach while `is_down`, for reads too unless `is_readable`."""
+
+    def __init__(self, inner: MemoryStore, *, is_down: bool = True) -> None:
+        self.inner = inner
+        self.is_down = is_down
+        self.is_readable = False
+        self.closed = 0
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            if self.is_down and not (self.is_readable and verb in ("get", "list")):
+                raise Unavailable("the store is down", verb=verb)
+            return getattr(self.inner, verb)(*args, **more)
+
+        return call
+
+
+def send(manager: LogManager, count: int, *, topic: str = "t", start: int = 0, keys: int = 9) -> list[Record]:
+    records = [Record(b"k%d" % (at % keys), b"value %d" % at, NOW - DAY + at) for at in range(start, start + count)]
+    for at in range(0, count, 10):
+        manager.append(topic, records[at : at + 10], 0, now_ms=NOW)
+    return records
+
+
+def settle(manager: LogManager, now_ms: int = NOW) -> None:
+    for _ in range(20):
+        if not manager.tick(now_ms):
+            break
+    else:
+        raise AssertionError("the manager does not settle")
+    assert manager.problems == {}
+
+
+def values(reader: TieredReader, start: int = 0, end: int | None = None) -> list[tuple[int, bytes | None]]:
+    return [(record.offset, record.value) for record in reader.records(NAME, start, end)]

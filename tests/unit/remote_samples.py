@@ -1,0 +1,44 @@
+"""Rows and heads to test with."""
+
+from __future__ import annotations
+
+from remote.head import Head
+from remote.segment import IndexRange, RemoteSegment
+
+
+def row(ulid="U1", base_offset=0, next_offset=10, **changes):
+    facts = {
+        "ulid": ulid,
+        "base_offset": base_offset,
+        "next_offset": next_offset,
+        "size_bytes": 100,
+        "stored_bytes": 100,
+        "record_count": 9,
+        "max_timestamp_ms": 1_600_000_000_000,
+        "min_timestamp_ms": None,
+        "epochs": ((0, 0), (2, 4)),
+        "data_crc32c": 0xFFFFFFFF,
+        "data_key": f"data/{ulid}.log",
+        "indexes_key": f"data/{ulid}.indexes",
+        "indexes_bytes": 50,
+        "indexes": {"offset": IndexRange(start=0, length=8)},
+    }
+    return RemoteSegment(**{**facts, **changes})
+
+
+def head(*rows, **changes):
+    facts = {
+        "sequence": 7,
+        "epoch": 3,
+        "commit_id": "C7",
+        "parent_id": "C6",
+        "writer_id": "host-1",
+        "topic": "orders",
+        "topic_id": "A" * 22,
+        "partition": 2,
+        "log_start_offset": 0,
+        "committed_ms": 1_700_000_000_000,
+        "segments": rows,
+        "properties": {},
+    }
+    return Head(**{**facts, **changes})

@@ -1,0 +1,94 @@
+"""Kafka's text side files: written as Kafka writes them, refused when damaged."""
+
+from __future__ import annotations
+
+import pytest
+from disk_model import ModelDisk
+
+from local import checkpoints
+from local.epochs import LeaderEpochs
+from local.errors import Corrupt
+from local.names import TopicPartition
+
+
+def _put(disk: ModelDisk, path: str, body: bytes) -> None:
+    disk.create(path).append(body)
+
+
+def test_offset_checkpoint_bytes_are_kafkas() -> None:
+    disk = ModelDisk()
+    checkpoints.write_offsets(disk, "./c", {TopicPartition("b", 1): 7, TopicPartition("a", 0): 42})
+    assert disk.read("./c") == b"0\n2\na 0 42\nb 1 7\n"
+    assert checkpoints.read_offsets(disk, "./c") == {TopicPartition("a", 0): 42, TopicPartition("b", 1): 7}
+
+
+def test_leader_epoch_checkpoint_bytes_are_kafkas() -> None:
+    disk = ModelDisk()
+    checkpoints.write_epochs(disk, "./e", [(0, 0), (3, 100)])
+    assert disk.read("./e") == b"0\n2\n0 0\n3 100\n"
+    assert checkpoints.read_epochs(disk, "./e") == [(0, 0), (3, 100)]
+
+
+@pytest.mark.parametrize("body", [b"", None], ids=["empty", "absent"])
+def test_no_checkpoint_holds_nothing(body: bytes | None) -> None:
+    disk = ModelDisk()
+    if body is not None:
+        _put(disk, "./c", body)
+    assert checkpoints.read_offsets(disk, "./c") == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"1\n0\n",
+        b"0\n2\na 0 1\n",
+        b"0\n1\na 0\n",
+        b"0\n1\na x 1\n",
+        b"0\n1\na/b 0 1\n",
+        b"0\nx\n",
+        b"\xff\xfe\n1\n",
+        b"0\n",
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_with_its_path(body: bytes) -> None:
+    disk = ModelDisk()
+    _put(disk, "./c", body)
+    with pytest.raises(Corrupt, match=r"path=\./c"):
+        checkpoints.read_offsets(disk, "./c")
+
+
+def test_partition_metadata_is_kafkas() -> None:
+    disk = ModelDisk()
+    checkpoints.write_topic_id(disk, ".", "A" * 22)
+    assert disk.read("./partition.metadata") == b"version: 0\ntopic_id: " + b"A" * 22 + b"\n"
+    assert checkpoints.read_topic_id(disk, ".") == "A" * 22
+
+
+def test_meta_properties_keep_their_directory_id() -> None:
+    disk = ModelDisk()
+    first = checkpoints.ensure_meta_properties(disk, ".")
+    assert len(first) == 22
+    assert checkpoints.ensure_meta_properties(disk, ".") == first
+
+
+@pytest.mark.parametrize(
+    ("before", "assign", "after"),
+    [
+        ([], (0, 0), [(0, 0)]),
+        ([(0, 0)], (0, 5), [(0, 0)]),
+        ([(0, 0)], (2, 10), [(0, 0), (2, 10)]),
+        ([(0, 0), (2, 10)], (3, 10), [(0, 0), (3, 10)]),
+        ([(0, 0), (2, 10), (4, 20)], (1, 15), [(0, 0), (1, 15)]),
+    ],
+)
+def test_assigning_an_epoch_drops_what_contradicts_it(
+    before: list[tuple[int, int]], assign: tuple[int, int], after: list[tuple[int, int]]
+) -> None:
+    assert list(LeaderEpochs(tuple(before)).assign(*assign).entries) == after
+
+
+def test_the_epochs_of_a_range_start_at_its_base() -> None:
+    epochs = LeaderEpochs(((0, 0), (2, 10), (5, 30)))
+    assert epochs.between(5, 20) == ((0, 5), (2, 10))
+    assert epochs.between(10, 30) == ((2, 10),)
+    assert epochs.between(12, 31) == ((2, 12), (5, 30))

@@ -1,0 +1,109 @@
+"""The cache of fetched bytes: what it keeps, what that weighs, and who loads."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from local.errors import Unavailable
+from remote.chunk_cache import ChunkCache, Slice
+
+
+def test_the_cache_keeps_what_was_used_last_within_its_bytes():
+    cache = ChunkCache(10)
+    loads = []
+
+    def load(keys):
+        loads.append([number for _, number in keys])
+        return dict.fromkeys(keys, b"xxxx")
+
+    for number in (1, 2, 1, 3, 1, 2):
+        cache.fetch([("o", number)], load)
+    assert loads == [[1], [2], [3], [2]]
+    assert cache.size_bytes == 8
+
+
+def test_pieces_of_one_body_come_and_go_together_and_weigh_what_they_pin():
+    cache = ChunkCache(10)
+    body = bytes(8)
+    loads = []
+
+    def load(keys):
+        loads.append([number for _, number in keys])
+        if len(keys) == 1:
+            return {keys[0]: Slice(b"xxxx", 0, 4)}
+        return {key: Slice(body, at, 2) for at, key in enumerate(keys)}  # 4 of 8 bytes
+
+    cache.fetch([("o", 1), ("o", 2)], load)
+    assert cache.size_bytes == 8
+    cache.fetch([("o", 3)], load)  # 12 bytes: the body has to go, and both its pieces
+    assert cache.size_bytes == 4
+    cache.fetch([("o", 3)], load)
+    cache.fetch([("o", 2), ("o", 1)], load)
+    assert loads == [[1, 2], [3], [2, 1]]
+    cache.fetch([("o", 1)], load)
+    cache.drop([("o", 1)])
+    assert cache.size_bytes == 0
+
+
+def test_using_one_piece_keeps_its_body():
+    cache = ChunkCache(12)
+    loads = []
+
+    def load(keys):
+        loads.append([number for _, number in keys])
+        body = bytes(4)
+        return {key: Slice(body, at, 2) for at, key in enumerate(keys)}
+
+    for wanted in ((1, 2), (3,), (4,), (1,), (5,), (2,), (3,)):
+        cache.fetch([("o", number) for number in wanted], load)
+    assert loads == [[1, 2], [3], [4], [5], [3]]
+
+
+def test_a_cache_of_no_bytes_still_gives_what_was_loaded():
+    cache = ChunkCache(0)
+    assert cache.fetch([("o", 1), ("o", 2)], lambda keys: dict.fromkeys(keys, b"x")) == [b"x", b"x"]
+    assert cache.size_bytes == 0
+
+
+def test_what_many_readers_want_at_once_is_loaded_once():
+    cache = ChunkCache()
+    together, loading, release, loads = threading.Barrier(6), threading.Event(), threading.Event(), []
+
+    def load(keys):
+        loads.append(keys)
+        loading.set()
+        release.wait(10)
+        return dict.fromkeys(keys, b"x")
+
+    def read(_):
+        together.wait(10)
+        return cache.fetch([("o", 1)], load)
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = pool.map(read, range(6))
+        loading.wait(10)
+        release.set()
+        assert list(answers) == [[b"x"]] * 6
+    assert len(loads) == 1
+
+
+def test_a_failed_load_fails_its_reader_alone():
+    cache = ChunkCache()
+    loading, release = threading.Event(), threading.Event()
+
+    def fail(keys):
+        loading.set()
+        release.wait(10)
+        raise Unavailable("loading")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.fetch, [("o", 1)], fail)
+        loading.wait(10)
+        second = pool.submit(cache.fetch, [("o", 1)], lambda keys: dict.fromkeys(keys, b"x"))
+        release.set()
+        assert second.result(10) == [b"x"]
+        with pytest.raises(Unavailable):
+            first.result(10)

@@ -1,0 +1,342 @@
+"""The first cleaner: newest record of every key, offsets and order kept, what is uploaded left alone."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from disk_model import ModelDisk
+
+from local import cleaner, kernels
+from local.batch import encode_batch, read_header
+from local.batch_header import HEADER_BYTES, seal
+from local.compression import Codec
+from local.errors import Corrupt
+from local.log import Durability, Log
+from local.names import TopicPartition
+from local.record import Record, StoredRecord
+from local.settings import LogSettings
+
+NAME = TopicPartition("t", 0)
+
+
+def settings(codec: Codec = Codec.NONE) -> LogSettings:
+    return LogSettings(
+        segment_bytes=1500, index_interval_bytes=200, batch_bytes=300, is_compacted=True, compression=codec
+    )
+
+
+def open_log(disk: ModelDisk, codec: Codec = Codec.NONE) -> Log:
+    log = Log.open(disk, "./t-0", NAME, settings(codec), now_ms=0)
+    log.cleaner_offset = log.cleaner_offset or 0
+    return log
+
+
+def append(log: Log, rng: random.Random, count: int, keys: int) -> list[Record]:
+    sent = []
+    for _ in range(count):
+        value = None if rng.random() < 0.1 else b"%d" % rng.randrange(10**6)
+        sent.append(Record(b"k%d" % rng.randrange(keys), value, rng.randrange(10**6)))
+    for at in range(0, count, 7):
+        log.append(sent[at : at + 7], now_ms=0)
+    return sent
+
+
+def read_all(log: Log) -> list[StoredRecord]:
+    found: list[StoredRecord] = []
+    at = log.local_log_start_offset
+    while data := log.read(at, 1000):
+        columns = kernels.decode_columns(data)
+        found += list(columns.records())
+        at = columns.next_offset
+    return found
+
+
+def newest(records: list[tuple[int, bytes | None]]) -> dict[bytes | None, int]:
+    return {key: offset for offset, key in records}
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_the_newest_record_of_every_key_survives_at_its_offset_and_no_other(codec: Codec) -> None:
+    rng = random.Random(3)
+    log = open_log(ModelDisk(), codec)
+    sent = append(log, rng, 300, 20)
+    log.roll(now_ms=0)
+    disk = log._storage
+    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert result is not None
+    expected = newest([(at, record.key) for at, record in enumerate(sent)])
+    found = read_all(log)
+    assert {record.key: record.offset for record in found} == expected
+    assert len(found) == len(expected) == result.records_after
+    assert [(r.key, r.value, r.timestamp_ms) for r in found] == [sent[r.offset][:3] for r in found]
+    assert log.next_offset == 300
+    assert log.cleaner_offset == 300
+
+
+def test_a_newest_tombstone_stays() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    log.append([Record(b"a", b"1", 0), Record(b"b", b"1", 0), Record(b"a", None, 0)], now_ms=0)
+    log.roll(now_ms=0)
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert [(r.offset, r.key, r.value) for r in read_all(log)] == [(1, b"b", b"1"), (2, b"a", None)]
+
+
+def test_the_active_segment_is_not_cleaned() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    log.append([Record(b"a", b"1", 0)], now_ms=0)
+    log.roll(now_ms=0)
+    log.append([Record(b"a", b"2", 0)], now_ms=0)
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert [r.offset for r in read_all(log)] == [0, 1]
+    assert log.cleaner_offset == 1
+
+
+def test_a_later_round_drops_what_an_earlier_one_kept() -> None:
+    rng = random.Random(4)
+    disk = ModelDisk()
+    log = open_log(disk)
+    sent: list[Record] = []
+    for _ in range(5):
+        sent += append(log, rng, 60, 10)
+        log.roll(now_ms=0)
+        cleaner.clean(log, disk, clean_from=0, now_ms=0)
+        log.remove_deleted(0)
+        expected = newest([(at, record.key) for at, record in enumerate(sent)])
+        assert {record.key: record.offset for record in read_all(log)} == expected
+        assert len(read_all(log)) == len(expected)
+
+
+def test_segments_below_clean_from_keep_their_bytes() -> None:
+    rng = random.Random(5)
+    disk = ModelDisk()
+    log = open_log(disk)
+    append(log, rng, 200, 5)
+    log.roll(now_ms=0)
+    boundary = log.segments()[2].base_offset
+    frozen = {name: bytes(i.data) for name, i in disk.names.items() if name.endswith(".log") and _base(name) < boundary}
+    cleaner.clean(log, disk, clean_from=boundary, now_ms=0)
+    assert len(frozen) == 2
+    assert {name: bytes(disk.names[name].data) for name in frozen} == frozen
+    assert [info.base_offset for info in log.segments()][:3] == [*sorted({_base(name) for name in frozen}), boundary]
+
+
+def test_small_neighbours_become_one_segment_and_keep_their_range() -> None:
+    rng = random.Random(6)
+    disk = ModelDisk()
+    log = open_log(disk)
+    append(log, rng, 300, 5)
+    log.roll(now_ms=0)
+    before = len(log.segments())
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    infos = log.segments()
+    assert len(infos) == 2 < before
+    assert (infos[0].base_offset, infos[0].next_offset) == (0, 300)
+    reopened = open_log(disk)
+    assert [(i.base_offset, i.next_offset) for i in reopened.segments()] == [(0, 300), (300, 300)]
+
+
+def test_nothing_dirty_is_no_work() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    append(log, random.Random(7), 50, 5)
+    log.roll(now_ms=0)
+    assert cleaner.clean(log, disk, clean_from=0, now_ms=0) is not None
+    effects = disk.effects
+    assert cleaner.clean(log, disk, clean_from=0, now_ms=0) is None
+    assert disk.effects == effects
+
+
+def test_a_corrupt_batch_stops_the_cleaning_and_changes_nothing() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    append(log, random.Random(8), 100, 5)
+    log.roll(now_ms=0)
+    path = log.segment(0).path(".log")
+    disk.names[path].data[100] ^= 1
+    before = {name: bytes(inode.data) for name, inode in disk.names.items()}
+    with pytest.raises(Corrupt):
+        cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert {name: bytes(inode.data) for name, inode in disk.names.items()} == before
+    assert log.cleaner_offset == 0
+
+
+# -- what may become one segment
+
+
+def wide(disk: ModelDisk, limits: LogSettings) -> Log:
+    return Log.open(disk, "./t-0", NAME, limits, now_ms=0)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("large_bytes", [400, 900])
+def test_merged_segments_stay_within_segment_bytes_whatever_the_sizes_of_survivors(
+    codec: Codec, large_bytes: int
+) -> None:
+    """The few records that survive have nearly all the bytes: their share of the records says nothing."""
+    rng = random.Random(9)
+    disk = ModelDisk()
+    limits = replace(settings(codec), segment_bytes=5000, batch_bytes=2000)
+    log = wide(disk, limits)
+    for at in range(40):
+        small = [Record(b"hot", b"", 0)] * 50
+        log.append([*small, Record(b"cold%d" % at, rng.randbytes(large_bytes), 0), *small], now_ms=0)
+    log.roll(now_ms=0)
+    before = len(log.segments())
+    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert result is not None
+    assert result.records_after == 41
+    sizes = [info.size_bytes for info in log.segments()[:-1]]
+    assert max(sizes) <= limits.segment_bytes
+    assert len(sizes) < before
+    assert sum(sizes) == result.bytes_after
+    for first, second in pairwise(sizes):
+        assert codec is not Codec.NONE or first + second > limits.segment_bytes - large_bytes - 200
+
+
+def test_large_headers_count_too() -> None:
+    disk = ModelDisk()
+    limits = replace(settings(), segment_bytes=5000, batch_bytes=2000)
+    log = wide(disk, limits)
+    for at in range(30):
+        log.append([*[Record(b"hot", b"", 0)] * 50, Record(b"c%d" % at, b"", 0, (("h", bytes(700)),))], now_ms=0)
+    log.roll(now_ms=0)
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    sizes = [info.size_bytes for info in log.segments()[:-1]]
+    assert max(sizes) <= limits.segment_bytes
+    assert len(sizes) == 5
+
+
+def test_a_segment_above_the_limit_stands_alone() -> None:
+    disk = ModelDisk()
+    log = wide(disk, replace(settings(), segment_bytes=100_000))
+    log.append([Record(b"a", b"", 0), Record(b"b", bytes(6000), 0)], now_ms=0)
+    log.roll(now_ms=0)
+    log.append([Record(b"a", b"", 0)], now_ms=0)
+    log.roll(now_ms=0)
+    log.settings = replace(log.settings, segment_bytes=2000)
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert [info.base_offset for info in log.segments()] == [0, 2, 3]
+    assert [r.offset for r in read_all(log)] == [1, 2]
+
+
+def tightly_packed(disk: ModelDisk, count: int) -> Log:
+    """Sealed segments of one batch each, packed with all the producer's might, and one that makes all dirty."""
+    log = wide(disk, replace(settings(Codec.ZSTD), segment_bytes=1 << 20, max_message_bytes=1 << 20))
+    rng = random.Random(1)
+    words = [rng.randbytes(5) for _ in range(300)]
+    for at in range(count):
+        text = b"".join(rng.choice(words) for _ in range(60_000))
+        records = [Record(b"hot", b"", 0), Record(b"cold%d" % at, text, 0)]
+        log.append_batch(encode_batch(records, codec=Codec.ZSTD, level=19), now_ms=0)
+        log.roll(now_ms=0)
+    log.append([Record(b"hot", b"", 0)], now_ms=0)
+    log.roll(now_ms=0)
+    return log
+
+
+def test_survivors_that_compress_worse_than_they_did_do_not_make_a_segment_too_large() -> None:
+    """The cleaner packs at the default level: two segments that seem to fit one do not after all."""
+    disk = ModelDisk()
+    log = tightly_packed(disk, 2)
+    limit = sum(info.size_bytes for info in log.segments()[:-1]) + 3 * HEADER_BYTES
+    log.settings = replace(log.settings, segment_bytes=limit)
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    infos = log.segments()[:-1]
+    assert len(infos) > 1
+    assert max(info.size_bytes for info in infos) <= limit
+    assert [r.offset for r in read_all(log)] == [1, 3, 4]
+    assert not [name for name in disk.names if name.endswith(".cleaned")]
+    reopened = wide(disk, log.settings)
+    assert [i.base_offset for i in reopened.segments()[:-1]] == [i.base_offset for i in infos]
+
+
+def test_a_large_segment_that_cleaning_would_make_larger_stays_as_it_is() -> None:
+    disk = ModelDisk()
+    log = tightly_packed(disk, 1)
+    log.settings = replace(log.settings, segment_bytes=1000)
+    before = [(info.base_offset, info.size_bytes) for info in log.segments()]
+    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert result is not None
+    assert (result.records_before, result.records_after) == (3, 3)
+    assert result.bytes_after == result.bytes_before
+    assert [(info.base_offset, info.size_bytes) for info in log.segments()] == before
+    assert not [name for name in disk.names if name.endswith(".cleaned")]
+
+
+def test_both_indexes_of_a_merged_segment_stay_within_their_limit() -> None:
+    disk = ModelDisk()
+    limits = replace(settings(), index_interval_bytes=1, segment_index_bytes=200, segment_bytes=100_000)
+    log = wide(disk, limits)
+    for at in range(200):
+        log.append([Record(b"hot", b"", at), Record(b"cold%d" % at, b"", at)], now_ms=0)
+    log.roll(now_ms=0)
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    files = [name for name in disk.names if name.endswith("index")]
+    assert max(len(disk.names[name].data) for name in files) <= 200
+    assert len(read_all(log)) == 201
+
+
+@pytest.mark.parametrize(("next_offset", "are_merged"), [(2**31, True), (2**31 + 1, False), (2**31 + 2**29, False)])
+def test_relative_offsets_of_a_merged_segment_fit_the_indexes(next_offset: int, are_merged: bool) -> None:
+    second = 2**30
+    header = read_header(encode_batch([(b"b", b"", 5)], base_offset=second))
+    assert header is not None
+    section = encode_batch([(b"b", b"", 5)])[HEADER_BYTES:]
+    disk = ModelDisk()
+    disk.make_directory("./t-0")
+    for base, batch in (
+        (0, encode_batch([(b"a", b"", 3), (b"b", b"", 4)])),
+        (second, seal(replace(header, last_offset_delta=next_offset - 1 - second), section)),
+        (next_offset, encode_batch([(b"c", b"", 6)], base_offset=next_offset)),
+    ):
+        disk.create(f"./t-0/{base:020}.log").append(batch)
+    log = open_log(disk)
+    log.roll(now_ms=0)
+    cleaner.clean(log, disk, clean_from=0, upto_offset=next_offset, now_ms=0)
+    bases = [info.base_offset for info in log.segments()]
+    assert bases == ([0, next_offset, next_offset + 1] if are_merged else [0, second, next_offset, next_offset + 1])
+    assert [r.offset for r in read_all(log)] == [0, second, next_offset]
+    assert log.offset_for_timestamp(5) == second
+
+
+# -- memory
+
+
+def test_a_segment_that_inflates_to_more_than_a_gibibyte_is_cleaned_in_bounded_memory() -> None:
+    disk = ModelDisk()
+    log = wide(disk, replace(settings(Codec.ZSTD), segment_bytes=1 << 20, max_message_bytes=1 << 20))
+    batch = encode_batch([(b"k", bytes(1 << 20), 1), (b"k", b"", 1)], codec=Codec.ZSTD)
+    for _ in range(1100):
+        log._append_all([bytearray(batch)], 0, Durability.MEMORY)
+    log.roll(now_ms=0)
+    tracemalloc.start()
+    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    _now, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result is not None
+    assert result.records_after == 1
+    assert [r.offset for r in read_all(log)] == [2199]
+    assert peak < 2.5 * kernels.STEP_BYTES
+
+
+@pytest.mark.parametrize("left", [10, 100])
+def test_a_sealed_segment_that_ends_inside_a_batch_is_corrupt_and_stays(left: int) -> None:
+    disk = ModelDisk()
+    log = wide(disk, replace(settings(), segment_bytes=100_000))
+    log.append([Record(b"a", b"", 0)], now_ms=0)
+    log.append([Record(b"a", bytes(100), 0)], now_ms=0)
+    log.roll(now_ms=0)
+    del disk.names[log.segment(0).path(".log")].data[left:]
+    with pytest.raises(Corrupt, match="ends inside a batch"):
+        cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert len(log.segments()) == 2
+
+
+def _base(name: str) -> int:
+    return int(name.rpartition("/")[2][:20])

@@ -1,0 +1,224 @@
+"""The commands on a small directory with a bucket on disk: what they print, in every form."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.main import invoke
+
+NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch, capfd) -> Path:
+    """Two partitions, a hundred records in small segments, nothing copied yet."""
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    assert invoke(["init"]) == 0
+    create = ["topic", "create", "orders", "-p", "2", "-X", "segment.bytes=1KiB", "-X", "local.retention.ms=1"]
+    assert invoke(create) == 0
+    lines = [{"key": f"k{at}", "value": f"value {at}", "timestamp": NOON + at} for at in range(100)]
+    (tmp_path / "lines").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert invoke(["append", "orders", "lines", "--jsonl", "--batch", "10"]) == 0
+    capfd.readouterr()
+    return tmp_path
+
+
+def printed(capfd, *words: str) -> str:
+    capfd.readouterr()
+    assert invoke(list(words)) == 0
+    return capfd.readouterr().out
+
+
+def keys(text: str) -> list[str]:
+    return sorted(text.split(), key=lambda key: int(key[1:]))
+
+
+def test_append_reports_the_offsets_it_was_given(home: Path, capfd) -> None:
+    out = printed(capfd, "append", "orders/1", "lines", "--jsonl", "-o", "jsonl")
+    (row,) = [json.loads(line) for line in out.splitlines()]
+    assert (row["partition"], row["records"], row["next_offset"] - row["base_offset"]) == (1, 100, 100)
+
+
+def test_every_record_is_read_before_and_after_it_moved_to_the_bucket(home: Path, capfd) -> None:
+    everything = [f"k{at}" for at in range(100)]
+    assert keys(printed(capfd, "consume", "orders", "-f", "%k\\n")) == everything
+    printed(capfd, "-q", "run", "--once")
+    (row,) = json.loads(printed(capfd, "status", "-o", "json"))["topics"]
+    assert row["remote_bytes"] > 0
+    assert (row["local_bytes"], row["lag_bytes"], row["at_risk_bytes"]) == (0, 0, 0)
+    assert keys(printed(capfd, "consume", "orders", "-f", "%k\\n")) == everything
+    assert keys(printed(capfd, "consume", "orders", "--remote", f"file://{home}/bucket", "-f", "%k\\n")) == everything
+
+
+def test_plan_says_what_and_why_and_changes_nothing(home: Path, capfd) -> None:
+    first = printed(capfd, "plan", "-o", "json")
+    assert printed(capfd, "plan", "-o", "json") == first
+    body = json.loads(first)
+    assert body["schema_version"] == 1
+    assert {row["decision"] for row in body["decisions"]} == {"CopySegment"}
+    assert set(body["decisions"][0]) == {"what", "size_bytes", "reason", "decision", "topic", "partition"}
+    table = printed(capfd, "plan", "--summary")
+    assert table.splitlines()[1].split()[:2] == ["+", "upload"]
+
+
+def test_plan_can_ask_what_if(home: Path, capfd) -> None:
+    printed(capfd, "-q", "run", "--once")
+    assert json.loads(printed(capfd, "plan", "-o", "json"))["decisions"] == []
+    what_if = printed(capfd, "plan", "-X", "retention.ms=1", "-X", "local.retention.ms=1", "-o", "jsonl")
+    kinds = [json.loads(line)["decision"] for line in what_if.splitlines()]
+    assert kinds.count("ExpireRemote") > 0
+
+
+def test_tables_hold_no_escape_codes_off_a_terminal(home: Path, capfd) -> None:
+    for words in (["status"], ["status", "-p"], ["plan"], ["topic", "list"], ["topic", "describe", "orders"]):
+        table = printed(capfd, *words)
+        assert "\x1b" not in table
+        assert all(line == line.rstrip() for line in table.splitlines())
+
+
+def test_json_is_raw_numbers_with_a_schema_version_and_csv_has_the_same_fields(home: Path, capfd) -> None:
+    body = json.loads(printed(capfd, "status", "-p", "-o", "json"))
+    assert body["schema_version"] == 1
+    assert all(isinstance(row["local_bytes"], int) for row in body["partitions"])
+    rows = list(csv.DictReader(io.StringIO(printed(capfd, "status", "-p", "-o", "csv"))))
+    assert list(rows[0]) == list(body["partitions"][0])
+
+
+def test_describe_tells_where_a_setting_comes_from(home: Path, capfd) -> None:
+    out = printed(capfd, "-X", "segment.ms=1h", "topic", "describe", "orders", "--settings", "-o", "json")
+    origins = {row["property"]: row["origin"] for row in json.loads(out)["settings"]}
+    assert (origins["segment.ms"], origins["segment.bytes"]) == ("-X", "topic orders")
+    assert origins["remote.storage.enable"].endswith("tiered.toml [defaults]")
+
+
+def test_alter_sets_and_takes_back(home: Path, capfd) -> None:
+    printed(capfd, "topic", "alter", "orders", "-X", "segment.bytes=", "-X", "retention.ms=9d")
+    (row,) = json.loads(printed(capfd, "topic", "list", "-o", "json"))["topics"]
+    assert row["settings"] == {"local.retention.ms": "1", "retention.ms": "9d"}
+
+
+def test_consume_starts_where_it_is_told(home: Path, capfd) -> None:
+    def offsets(start: str, *more: str) -> list[int]:
+        return [
+            int(text) for text in printed(capfd, "consume", "orders/0", "--from", start, "-f", "%o ", *more).split()
+        ]
+
+    every = offsets("start")
+    assert every == list(range(len(every)))
+    assert offsets("5") == every[5:]
+    assert offsets("-3") == every[-3:]
+    assert offsets("-999") == every
+    assert offsets("end") == []
+    assert offsets("start", "-n", "2") == [0, 1]
+    times = [int(text) for text in printed(capfd, "consume", "orders/0", "-f", "%t ").split()]
+    assert offsets(f"@{times[7]}") == every[7:]
+    assert offsets("@2999-01-01") == []
+
+
+def test_what_consume_prints_as_json_append_reads_back(home: Path, capfd) -> None:
+    lines = [
+        {"key": None, "value": {"base64": "/w=="}, "headers": [{"key": "h", "value": None}]},
+        {"key": "k", "value": None},
+        {"key": "", "value": ""},
+    ]
+    (home / "odd").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    printed(capfd, "topic", "create", "odd")
+    printed(capfd, "append", "odd/0", "odd", "--jsonl")
+    first = [json.loads(line) for line in printed(capfd, "consume", "odd", "-o", "jsonl").splitlines()]
+    assert [(row["key"], row["value"]) for row in first] == [(None, {"base64": "/w=="}), ("k", None), ("", "")]
+    assert first[0]["headers"] == [{"key": "h", "value": None}]
+    (home / "again").write_text("".join(json.dumps(row) + "\n" for row in first))
+    printed(capfd, "append", "odd/0", "again", "--jsonl")
+    again = [json.loads(line) for line in printed(capfd, "consume", "odd", "--from", "3", "-o", "jsonl").splitlines()]
+    assert [{**row, "offset": row["offset"] - 3} for row in again] == first
+
+
+def test_an_empty_value_is_a_tombstone_only_when_asked(home: Path, capfd) -> None:
+    (home / "kv").write_text("a:1\r\nb:\nc")
+    printed(capfd, "topic", "create", "kv")
+    assert invoke(["append", "kv", "kv", "-K", ":"]) == 2, "the last line has no key"
+    assert printed(capfd, "consume", "kv", "-f", "%k %v %S\\n") == "a 1 1\nb  0\n", "what came before it stays"
+    (home / "kv").write_text("a:1\r\nb:\n")
+    for flags in ([], ["-Z"]):
+        printed(capfd, "append", "kv", "kv", "-K", ":", *flags)
+    assert printed(capfd, "consume", "kv", "--from", "2", "-f", "%k %v %S\\n") == "a 1 1\nb  0\na 1 1\nb  -1\n"
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd", "uncompressed"])
+def test_append_compresses_as_it_is_told_and_dump_shows_it(home: Path, capfd, codec: str) -> None:
+    printed(capfd, "topic", "create", "packed")
+    printed(capfd, "append", "packed", "lines", "--jsonl", "--compression", codec)
+    rows = json.loads(printed(capfd, "dump", "packed/0", "-o", "json"))["batches"]
+    assert {row["compresscodec"] for row in rows} == {"none" if codec == "uncompressed" else codec}
+    assert sum(row["count"] for row in rows) == 100
+
+
+def test_dump_shows_files_and_partitions(home: Path, capfd) -> None:
+    (log, *_) = sorted((home / "data" / "orders-0").glob("*.log"))
+    from_file = json.loads(printed(capfd, "dump", str(log), "-o", "json"))["batches"]
+    whole = json.loads(printed(capfd, "dump", "orders/0", "-o", "json"))["batches"]
+    assert from_file[0] | {"position": None} == whole[0]
+    assert from_file[0]["position"] == 0
+    records = [json.loads(line) for line in printed(capfd, "dump", "orders/0@3", "--records", "-n", "4").splitlines()]
+    assert len(records) == 4
+    assert printed(capfd, "dump", str(log), "--records").count("\n") == sum(row["count"] for row in from_file)
+    for suffix in (".index", ".timeindex"):
+        printed(capfd, "dump", str(log.with_suffix(suffix)))
+
+
+@pytest.mark.parametrize("output", ["jsonl", "csv"])
+def test_dump_prints_as_it_reads(home: Path, capfd, monkeypatch, output: str) -> None:
+    from tiered.reader import TieredReader
+
+    batches, out = TieredReader.batches, []
+
+    def noticed(*words: object) -> Iterator[memoryview]:
+        for run in batches(*words):  # type: ignore[arg-type]
+            yield run
+            sys.stdout.flush()
+            out.append(capfd.readouterr().out)
+
+    monkeypatch.setattr(TieredReader, "batches", noticed)
+    assert invoke(["dump", "orders/0", "-o", output]) == 0
+    assert len(out) > 1
+    assert all(out), "rows were held back"
+
+
+@pytest.mark.parametrize("name", ["d#1", "50%20off", "a b", "é", "q?x"])
+def test_a_directory_may_have_any_name(home: Path, capfd, name: str) -> None:
+    assert invoke(["init", name]) == 0
+    err = capfd.readouterr().err
+    assert f"next: tiered -C {shlex.quote(name)} topic create" in err
+    assert invoke(["-C", name, "topic", "create", "t"]) == 0
+    (home / "line").write_text("v\n")
+    assert invoke(["-C", name, "append", "t", "line"]) == 0
+    assert [each for each in os.listdir(home / name / "bucket") if each.startswith("t-")]
+    url = (home / name / "bucket").as_uri()
+    assert f'"{url}"' in (home / name / "tiered.toml").read_text()
+    capfd.readouterr()
+    assert invoke(["consume", "t", "--remote", url]) == 0
+
+
+def test_a_directory_whose_name_is_no_text_is_refused(home: Path, capfd) -> None:
+    assert invoke(["init", os.fsdecode(b"\xff")]) == 2
+    assert "not utf-8" in capfd.readouterr().err
+    assert not (home / os.fsdecode(b"\xff")).exists()
+
+
+def test_init_writes_no_file_when_the_store_cannot_be_used(home: Path, capfd) -> None:
+    assert invoke(["init", "other", "--remote", "file:///no/such/place"]) == 1
+    assert not (home / "other").exists()
+    assert invoke(["init", "other", "--remote", "s3://bucket/x", "--no-probe", "--option", "profile=prod"]) == 0
+    text = (home / "other" / "tiered.toml").read_text()
+    assert 'url = "s3://bucket/x"\noptions = { "profile" = "prod" }' in text

@@ -1,0 +1,194 @@
+"""Partitions in trouble, and commands told to stop: what is shown, what is said, which exit code it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from local.errors import Fenced, Unavailable
+from local.names import TopicPartition
+from tiered.cli.main import invoke
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch) -> Path:
+    """Two partitions, a hundred records in small segments, nothing copied yet."""
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    assert invoke(["init"]) == 0
+    assert invoke(["topic", "create", "orders", "-p", "2", "-X", "segment.bytes=1KiB"]) == 0
+    (tmp_path / "lines").write_text("".join(f"k{at}:value {at}\n" for at in range(100)))
+    assert invoke(["append", "orders", "lines", "-K", ":", "--batch", "10"]) == 0
+    return tmp_path
+
+
+@pytest.fixture
+def troubled(home: Path) -> Path:
+    """The partition 0 of ``orders`` cannot be opened; ``bills`` is well."""
+    assert invoke(["topic", "create", "bills"]) == 0
+    (home / "data" / "orders-0" / "leader-epoch-checkpoint").write_text("rubbish")
+    return home
+
+
+def test_status_shows_what_it_can_and_names_the_trouble(troubled: Path, capfd) -> None:
+    capfd.readouterr()
+    assert invoke(["-q", "status", "-o", "json"]) == 0
+    told = capfd.readouterr()
+    rows = {row["topic"]: row for row in json.loads(told.out)["topics"]}
+    assert (rows["orders"]["partitions"], len(rows["orders"]["problems"])) == (2, 1)
+    assert rows["orders"]["offsets"] > 0, "the other partition has figures"
+    assert rows["bills"]["problems"] == []
+    (line,) = told.err.splitlines()
+    assert line.startswith("! orders/0: ")
+    assert "leader-epoch-checkpoint" in line
+    assert invoke(["status", "-p", "-o", "json"]) == 0
+    rows = {(row["topic"], row["partition"]): row for row in json.loads(capfd.readouterr().out)["partitions"]}
+    assert list(rows) == [("bills", 0), ("orders", 0), ("orders", 1)]
+    assert (rows["orders", 0]["next_offset"], len(rows["orders", 0]["problems"])) == (None, 1)
+    for form in ("table", "csv", "jsonl"):
+        assert invoke(["status", "-p", "-o", form]) == invoke(["status", "-o", form]) == 0
+
+
+@pytest.mark.parametrize(
+    ("topics", "code"), [([], 10), (["orders"], 10), (["bills"], 0), (["bills", "orders"], 10)], ids=str
+)
+def test_status_check_exits_10_when_a_partition_asked_for_is_in_trouble(
+    troubled: Path, capfd, topics: list[str], code: int
+) -> None:
+    assert invoke(["status", "--check", *topics]) == code
+    assert ("! orders/0: " in capfd.readouterr().err) == bool(code)
+
+
+def test_a_topic_none_of_whose_partitions_opens_is_listed_all_the_same(troubled: Path, capfd) -> None:
+    (troubled / "data" / "orders-1" / "leader-epoch-checkpoint").write_text("rubbish")
+    capfd.readouterr()
+    assert invoke(["status", "-o", "json"]) == 0
+    rows = {row["topic"]: row for row in json.loads(capfd.readouterr().out)["topics"]}
+    assert (rows["orders"]["offsets"], len(rows["orders"]["problems"])) == (None, 2)
+    assert invoke(["status"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["plan"], ["plan", "--summary"], ["plan", "orders"], ["topic", "describe", "orders"]]
+)
+def test_what_looks_names_the_trouble_and_goes_on(troubled: Path, capfd, words: list[str]) -> None:
+    capfd.readouterr()
+    assert invoke(words) == 0
+    told = capfd.readouterr()
+    assert "! orders/0: " in told.err
+    assert len(told.out.splitlines()) > 1
+
+
+def test_trouble_is_told_once(troubled: Path) -> None:
+    for words in (["status"], ["plan"], ["consume", "orders"]):
+        done = subprocess.run([sys.executable, "-m", "tiered", *words], capture_output=True, text=True, timeout=60)
+        assert done.stderr.count("leader-epoch-checkpoint") == 1, done.stderr
+
+
+def test_topic_list_and_settings_need_no_store_and_no_log(troubled: Path, capfd) -> None:
+    (troubled / "tiered.toml").write_text('[local]\ndir = "data"\n[remote]\nurl = "s3://nowhere"\n')
+    capfd.readouterr()
+    assert invoke(["topic", "list", "-o", "json"]) == 0
+    assert [row["topic"] for row in json.loads(capfd.readouterr().out)["topics"]] == [
+        "bills",
+        "orders",
+    ]
+    assert invoke(["topic", "describe", "orders", "--settings"]) == 0
+
+
+# -- stopped
+
+
+def test_run_ends_cleanly_on_a_signal(home: Path, capfd, monkeypatch) -> None:
+    from tiered.manager import LogManager
+
+    tick, finished = LogManager.tick, []
+    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+        def ticking(manager: LogManager, now_ms: int, number: int = number, **more: Callable[[], bool]) -> bool:
+            signal.raise_signal(number)
+            finished.append(number)
+            return tick(manager, now_ms, **more)
+
+        monkeypatch.setattr(LogManager, "tick", ticking)
+        assert invoke(["-q", "run"]) == code
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+        assert (home / "data" / ".kafka_cleanshutdown").exists()
+    assert finished == [signal.SIGTERM, signal.SIGINT], "the round under way is not broken off"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
+def test_a_second_signal_breaks_the_round_off(home: Path, capfd, monkeypatch, number: int, code: int) -> None:
+    from tiered.manager import LogManager
+
+    def interrupted(manager: LogManager, now_ms: int, **more: object) -> bool:
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        raise AssertionError("never reached")
+
+    monkeypatch.setattr(LogManager, "tick", interrupted)
+    assert invoke(["-q", "run"]) == code
+
+
+def test_run_stopped_while_a_partition_is_in_trouble_ends_with_0_and_says_what_is_wrong(
+    home: Path, capfd, monkeypatch
+) -> None:
+    from tiered.manager import LogManager
+
+    def troubled(manager: LogManager, now_ms: int, **more: object) -> bool:
+        manager.problems[TopicPartition("orders", 0)] = Unavailable("reading an object", key="x")
+        signal.raise_signal(signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(LogManager, "tick", troubled)
+    for words, code in ((["-q", "run"], 0), (["-q", "run", "--once"], 6)):
+        assert invoke(words) == code
+        assert "error: reading an object: key=x (partition orders/0)" in capfd.readouterr().err
+
+
+def test_run_once_that_a_signal_ends_before_all_is_done_is_no_success(home: Path, capfd, monkeypatch) -> None:
+    from tiered.manager import LogManager
+
+    def busy(manager: LogManager, now_ms: int, **more: object) -> bool:
+        signal.raise_signal(signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(LogManager, "tick", busy)
+    assert invoke(["-q", "run", "--once"]) == 143
+
+
+def test_a_round_under_way_is_asked_to_stop(home: Path, capfd, monkeypatch) -> None:
+    from tiered.manager import LogManager
+
+    asked = []
+
+    def ticking(manager: LogManager, now_ms: int, *, should_stop: Callable[[], bool]) -> bool:
+        asked.append(should_stop())
+        signal.raise_signal(signal.SIGTERM)
+        asked.append(should_stop())
+        return True
+
+    monkeypatch.setattr(LogManager, "tick", ticking)
+    assert invoke(["-q", "run"]) == 0
+    assert asked == [False, True]
+
+
+def test_run_ends_when_a_newer_writer_has_taken_over(home: Path, capfd, monkeypatch) -> None:
+    from tiered.manager import LogManager
+
+    def fenced(manager: LogManager, now_ms: int, **more: object) -> bool:
+        manager.problems[TopicPartition("orders", 0)] = Fenced("committing a head, a newer writer owns it", epoch=9)
+        return True
+
+    monkeypatch.setattr(LogManager, "tick", fenced)
+    assert invoke(["run"]) == 5
+    assert "error: committing a head, a newer writer owns it: epoch=9 (partition orders/0)" in capfd.readouterr().err

@@ -1,0 +1,83 @@
+"""What people type for a partition, a position, a time or a template, and how records are written as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from local.record import StoredRecord, TimestampType
+from tiered.cli.arguments import Position, parse_partition, parse_position, parse_time
+from tiered.cli.records import as_json, parse_template, rfc3339
+
+NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("start", Position(is_start=True)),
+        ("end", Position(is_end=True)),
+        ("0", Position(offset=0)),
+        ("-10", Position(last=10)),
+        ("@5", Position(timestamp_ms=5)),
+        ("@-2h", Position(timestamp_ms=NOON - 7_200_000)),
+        ("@2026-11-20T12:00:00Z", Position(timestamp_ms=NOON)),
+        ("@2026-11-20T13:00:00+01:00", Position(timestamp_ms=NOON)),
+        ("@2026-11-20T12:00", Position(timestamp_ms=NOON)),
+    ],
+)
+def test_positions_are_read(text: str, expected: Position) -> None:
+    assert parse_position(text, NOON) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "@", "@-2x", "@now", "--1", "1e3"])
+def test_what_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_position(text, NOON)
+
+
+def test_a_date_alone_is_its_first_instant_in_utc() -> None:
+    assert rfc3339(parse_time("2026-11-20", 0)) == "2026-11-20T00:00:00.000Z"
+    assert rfc3339(2**62) == str(2**62)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("orders", ("orders", None)), ("orders/3", ("orders", 3)), ("a.b_c-9", ("a.b_c-9", None))]
+)
+def test_a_partition_is_a_topic_and_a_number(text: str, expected: tuple[str, int | None]) -> None:
+    assert parse_partition(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "/", "/0", "orders/", "orders/-1", "orders/x", "../0", "a b", "o/2147483648"])
+def test_what_is_no_partition_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_partition(text)
+
+
+RECORD = StoredRecord(7, NOON, TimestampType.CREATE_TIME, b"k", None, (("h", b"x"), ("n", None)))
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("%T/%p@%o\\n", "orders/3@7\n"),
+        ("%k|%v|%K|%S", "k||1|-1"),
+        ("%t %d", f"{NOON} 2026-11-20T12:00:00.000Z"),
+        ("%h\\t100%%\\\\", "h=x,n=NULL\t100%\\"),
+        ("é", "é"),
+    ],
+)
+def test_a_template_prints_what_it_names(template: str, text: str) -> None:
+    assert parse_template(template)(TopicPartition("orders", 3), RECORD).decode() == text
+
+
+@pytest.mark.parametrize("template", ["%", "%x", "\\x", "\\"])
+def test_an_unknown_sign_in_a_template_is_refused(template: str) -> None:
+    with pytest.raises(InvalidRequest, match="unknown sign"):
+        parse_template(template)
+
+
+def test_bytes_that_are_not_text_become_base64() -> None:
+    odd = RECORD._replace(value=b"\xff")
+    assert as_json(TopicPartition("orders", 3), odd)["value"] == {"base64": "/w=="}

@@ -1,0 +1,271 @@
+"""The configuration: precedence, every key checked, no secret in a file, limits that contradict each other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from local.errors import InvalidRequest, NotFound
+from local.settings import LogSettings
+from policies.rules import PartitionRules
+from tiered.config import Config, log_settings, resolve_rules
+from tiered.properties import DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def written(text: str) -> str:
+        path = tmp_path / "tiered.toml"
+        path.write_text(text)
+        return str(path)
+
+    return written
+
+
+EVERY_LAYER = """
+[local]
+dir = "data"
+[remote]
+url = "s3://bucket/prefix"
+options = { profile = "prod" }
+[defaults]
+"retention.ms" = "30d"
+"remote.storage.enable" = true
+[topics."orders*"]
+"retention.ms" = "20d"
+[topics."*-eu"]
+"retention.ms" = 10
+"""
+
+
+def test_a_file_is_read_whole(write) -> None:
+    path = write(EVERY_LAYER)
+    config = Config.load(path)
+    assert config.data_dir == os.path.join(os.path.dirname(path), "data")
+    assert (config.remote_url, config.remote_options) == ("s3://bucket/prefix", {"profile": "prod"})
+    assert config.topic_properties("x")["remote.storage.enable"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("topic", "own", "environ", "override", "expected", "origin"),
+    [
+        ("other", {}, {}, {}, "30d", "[defaults]"),
+        ("orders", {}, {}, {}, "20d", '[topics."orders*"]'),
+        ("orders-eu", {}, {}, {}, "10", '[topics."*-eu"]'),
+        ("orders", {"retention.ms": "5d"}, {}, {}, "5d", "topic orders"),
+        ("orders", {"retention.ms": "5d"}, {"TIERED_RETENTION_MS": "4d"}, {}, "4d", "environment"),
+        ("orders", {"retention.ms": "5d"}, {"TIERED_RETENTION_MS": "4d"}, {"retention.ms": "3d"}, "3d", "-X"),
+    ],
+)
+def test_each_layer_outranks_the_one_below(write, topic, own, environ, override, expected, origin) -> None:
+    config = Config.load(write(EVERY_LAYER), override, environ)
+    (setting,) = [each for each in config.explain(topic, own) if each.name == "retention.ms"]
+    assert setting.value == expected
+    assert setting.origin.endswith(origin)
+
+
+def test_without_a_file_everything_is_kafkas_default() -> None:
+    config = Config.load(None)
+    assert (config.remote_url, config.path) == (None, None)
+    assert config.topic_properties("any") == DEFAULTS
+    assert resolve_rules({}) == PartitionRules()
+    assert log_settings({}) == LogSettings()
+
+
+def test_directory_and_url_follow_the_environment(write) -> None:
+    environ = {"TIERED_LOCAL_DIR": "/elsewhere", "TIERED_REMOTE_URL": "file:///bucket"}
+    config = Config.load(write(EVERY_LAYER), {}, environ)
+    assert (config.data_dir, config.remote_url) == ("/elsewhere", "file:///bucket")
+
+
+def test_the_managers_own_settings_are_numbers() -> None:
+    config = Config.load(None, {"file.delete.delay.ms": "5s"}, {"TIERED_REMOTE_LOG_MANAGER_TASK_INTERVAL_MS": "1m"})
+    assert (config.file_delete_delay_ms, config.task_interval_ms) == (5_000, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("[defalts]", {"section": "defalts", "did_you_mean": "defaults"}),
+        ("[local]\ndri = 'x'", {"section": "local", "key": "dri", "did_you_mean": "dir"}),
+        ("[remote]\nurll = 'x'", {"section": "remote", "key": "urll", "did_you_mean": "url"}),
+        ("[defaults]\n'retenton.ms' = 1", {"key": "retenton.ms", "did_you_mean": "retention.ms"}),
+        ("[topics.a]\n'segment.byte' = 1", {"section": "topics.a", "did_you_mean": "segment.bytes"}),
+        ("[topics.a]\n'file.delete.delay.ms' = 1", {"key": "file.delete.delay.ms"}),
+        ("[defaults]\n'retention.ms' = '7x'", {"key": "retention.ms", "value": "'7x'"}),
+        ("[defaults]\n'retention.ms' = -3", {"key": "retention.ms"}),
+        ("[defaults]\n'min.cleanable.dirty.ratio' = 1.5", {"key": "min.cleanable.dirty.ratio"}),
+        ("[defaults]\n'min.cleanable.dirty.ratio' = nan", {"key": "min.cleanable.dirty.ratio"}),
+        ("[defaults]\n'cleanup.policy' = 'shred'", {"key": "cleanup.policy"}),
+        ("[defaults]\n'remote.storage.enable' = 'yes'", {"key": "remote.storage.enable"}),
+        ("defaults = 3", {"section": "defaults"}),
+        ("[local]\ndir = 3", {"section": "local", "key": "dir"}),
+        ("[local", {}),
+        ("[remote]\nurl = 's3://key:secret@bucket'", {}),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_the_file(write, text: str, facts: dict[str, str]) -> None:
+    path = write(text)
+    with pytest.raises(InvalidRequest) as raised:
+        Config.load(path)
+    assert raised.value.facts.items() >= {"file": path, **facts}.items()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no such file: file="):
+        Config.load(str(tmp_path / "tiered.toml"))
+
+
+def test_an_unknown_override_names_its_source() -> None:
+    with pytest.raises(InvalidRequest, match=r"key=retention\.sm option=-X did_you_mean=retention\.ms"):
+        Config.load(None, {"retention.sm": "1"})
+
+
+def test_a_misspelt_variable_is_refused_and_a_foreign_one_ignored() -> None:
+    with pytest.raises(InvalidRequest, match="did_you_mean=TIERED_RETENTION_MS"):
+        Config.load(None, {}, {"TIERED_RETENTON_MS": "1d"})
+    with pytest.raises(InvalidRequest, match="variable=TIERED_RETENTION_MS"):
+        Config.load(None, {}, {"TIERED_RETENTION_MS": "soon"})
+    assert Config.load(None, {}, {"TIERED_PURE_KERNELS": "1", "HOME": "/"}).environment == {}
+
+
+def test_an_own_setting_of_a_topic_that_is_unknown_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"topic=orders did_you_mean=retention\.ms"):
+        Config.load(None).topic_properties("orders", {"retentin.ms": "1d"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "key = 'AKIA'",
+        "secret = 's'",
+        "token = 't'",
+        "aws_secret_access_key = 's'",
+        "client_kwargs = { aws_session_token = 't' }",
+        "storage_options = { account_key = 'k' }",
+        "secret = 's', endpoint_url = 'https://s3.example.com'",
+        "secret = 's', endpoint_url = 'http://127.0.0.1.example.com'",
+        "secret = 's', endpoint_url = 'http://127.0.0.1:1', client_kwargs = { endpoint_url = 'https://real' }",
+    ],
+)
+def test_an_option_that_looks_like_a_secret_is_refused_without_showing_it(write, options: str) -> None:
+    path = write(f"[remote]\nurl = 's3://b'\noptions = {{ {options} }}")
+    with pytest.raises(InvalidRequest, match="an option looks like a secret; use AWS_") as raised:
+        Config.load(path)
+    assert "='" not in str(raised.value), "no value is in the message"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:5000", "localhost:4566", "[::1]:9000"])
+def test_a_loopback_endpoint_may_carry_dummy_credentials(write, host: str) -> None:
+    options = f"key = 'test', secret = 'test', client_kwargs = {{ endpoint_url = 'http://{host}' }}"
+    config = Config.load(write(f"[remote]\nurl = 's3://b'\noptions = {{ {options} }}"))
+    assert config.remote_options["key"] == "test"
+
+
+@pytest.mark.parametrize("options", ["profile = 'prod'", "anon = true", "client_kwargs = { region_name = 'eu-1' }"])
+def test_options_without_a_secret_pass(write, options: str) -> None:
+    assert Config.load(write(f"[remote]\nurl = 's3://b'\noptions = {{ {options} }}")).remote_options
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (7 * DAY, None, 7 * DAY, None)),
+        ({"retention.ms": "-1"}, (None, None, None, None)),
+        ({"retention.bytes": "1GiB"}, (7 * DAY, 1 << 30, 7 * DAY, 1 << 30)),
+        ({"local.retention.ms": "6h"}, (7 * DAY, None, DAY // 4, None)),
+        ({"retention.ms": "-1", "local.retention.ms": "-1"}, (None, None, None, None)),
+        ({"local.retention.bytes": "0"}, (7 * DAY, None, 7 * DAY, 0)),
+        ({"cleanup.policy": "compact"}, (7 * DAY, None, None, None)),
+        ({"cleanup.policy": "", "local.retention.ms": "1h"}, (7 * DAY, None, DAY // 24, None)),
+    ],
+)
+def test_minus_one_is_unlimited_and_minus_two_follows(settings: dict[str, str], expected: tuple[object, ...]) -> None:
+    rules = resolve_rules(settings)
+    found = (rules.retention_ms, rules.retention_bytes, rules.local_retention_ms, rules.local_retention_bytes)
+    assert found == expected
+
+
+def test_a_compacted_topic_with_defaults_loses_nothing_on_the_disk_or_in_the_store() -> None:
+    rules = resolve_rules({"cleanup.policy": "compact"})
+    assert (rules.log_limits.ms, rules.log_limits.bytes) == (None, None)
+    assert (rules.local_limits.ms, rules.local_limits.bytes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"retention.ms": "1h", "local.retention.ms": "2h"}, True),
+        ({"retention.ms": "1h", "local.retention.ms": "1h"}, False),
+        ({"retention.ms": "1h", "local.retention.ms": "-1"}, True),
+        ({"retention.ms": "-1", "local.retention.ms": "2h"}, False),
+        ({"retention.bytes": "10", "local.retention.bytes": "11"}, True),
+        ({"retention.bytes": "10", "local.retention.bytes": "-1"}, True),
+        ({"retention.bytes": "-1", "local.retention.bytes": "11"}, False),
+        ({"remote.log.copy.disable": "true"}, False),
+        ({"remote.log.copy.disable": "true", "local.retention.ms": "7d"}, False),
+        ({"remote.log.copy.disable": "true", "local.retention.ms": "1h"}, True),
+        ({"remote.log.copy.disable": "true", "local.retention.bytes": "1"}, True),
+        ({"remote.copy.lag.ms": "2h", "local.retention.ms": "1h"}, True),
+        ({"remote.copy.lag.ms": "1h", "local.retention.ms": "1h"}, False),
+        ({"remote.copy.lag.ms": "8d"}, True),
+        ({"remote.copy.lag.ms": "8d", "retention.ms": "-1"}, False),
+        ({"remote.copy.lag.bytes": "8", "local.retention.bytes": "7"}, True),
+    ],
+)
+def test_the_disk_may_not_keep_more_than_the_log(settings: dict[str, str], refused: bool) -> None:
+    if refused:
+        with pytest.raises(InvalidRequest, match="checking settings, "):
+            resolve_rules(settings)
+    else:
+        resolve_rules(settings)
+
+
+def test_a_contradiction_in_the_file_is_found_when_it_is_loaded(write) -> None:
+    with pytest.raises(InvalidRequest, match=r"local\.retention\.ms=864000000 retention\.ms=604800000"):
+        Config.load(write("[defaults]\n'local.retention.ms' = '10d'"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "lag"),
+    [
+        ({}, (0, None)),
+        ({"remote.copy.lag.ms": "-1", "local.retention.ms": "1h"}, (DAY // 24, None)),
+        ({"remote.copy.lag.bytes": "-1", "local.retention.bytes": "9"}, (0, 9)),
+        ({"remote.copy.lag.bytes": "0"}, (0, 0)),
+        ({"remote.copy.lag.ms": "-1", "retention.ms": "-1"}, (None, None)),
+    ],
+)
+def test_a_copy_lag_of_minus_one_follows_local_retention(settings: dict[str, str], lag: tuple[object, object]) -> None:
+    rules = resolve_rules(settings)
+    assert (rules.copy_lag_ms, rules.copy_lag_bytes) == lag
+
+
+def test_log_settings_carry_the_topics_codec_and_its_level() -> None:
+    settings = log_settings({"compression.type": "ZSTD", "compression.zstd.level": "9", "flush.messages": "7"})
+    assert (settings.compression.name, settings.compression_level, settings.flush_messages) == ("ZSTD", 9, 7)
+    assert log_settings({"compression.type": "gzip"}).compression_level is None
+    assert log_settings({"cleanup.policy": "Compact, delete"}).is_compacted
+    assert log_settings({"message.timestamp.type": "LogAppendTime"}).timestamp_type == 1
+
+
+@pytest.mark.parametrize("name", sorted(PROPERTIES))
+def test_every_property_parses_its_own_default_and_is_documented(name: str) -> None:
+    row = PROPERTIES[name]
+    parse(name, row.default)
+    assert row.doc.endswith(".")
+    assert ENVIRONMENT[row.environment_variable] is row
+    assert row.source is Source.KAFKA or "remote" in name or "batch" in name
+
+
+def test_a_secret_is_never_in_an_errors_text(write) -> None:
+    path = write("[remote]\nurl = 's3://user:hunter2@bucket'\noptions = { password = 'hunter2' }")
+    with pytest.raises(InvalidRequest) as raised:
+        Config.load(path)
+    assert "hunter2" not in str(raised.value)
+    assert "hunter2" not in repr(raised.value)

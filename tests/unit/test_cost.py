@@ -1,0 +1,96 @@
+"""Worked examples of the price model, to the cent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policies.cost import GIB, S3_STANDARD, monthly_storage, request_cost, segment_requests, upload_requests
+from remote.head_changes import add_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore
+from remote.segment import PART_BYTES
+from remote.store import parts_of
+from remote.transfer import SegmentToCopy, copy_segment
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("stored_gb", "dollars"), [(0, 0), (1_000, 23), (10_000, 230), (100_000, 2_250), (1_000_000, 21_550)]
+)
+def test_storage_is_priced_band_by_band(stored_gb: int, dollars: float) -> None:
+    assert monthly_storage(stored_gb * GIB) == pytest.approx(dollars, abs=0.005)
+
+
+def test_two_tebibytes_cost_what_the_manual_shows() -> None:
+    assert monthly_storage(2_132_547_747_840) == pytest.approx(45.68, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("object_mib", "part_mib", "requests", "dollars"),
+    [
+        (1, 16, 1_048_576, 5.24),
+        (16, 16, 65_536, 0.33),
+        (64, 64, 16_384, 0.08),
+        (64, 8, 163_840, 0.82),
+        (256, 8, 139_264, 0.70),
+        (256, 16, 73_728, 0.37),
+        (512, 16, 69_632, 0.35),
+        (1024, 8, 133_120, 0.67),
+        (1024, 16, 67_584, 0.34),
+    ],
+)
+def test_writing_a_tebibyte_costs_requests_by_object_and_part_size(
+    object_mib: int, part_mib: int, requests: int, dollars: float
+) -> None:
+    puts = upload_requests(object_mib * MIB, part_mib * MIB) * (1024 * 1024 // object_mib)
+    assert puts == requests
+    assert request_cost(puts=puts) == pytest.approx(dollars, abs=0.005)
+
+
+def test_reading_a_tebibyte_in_8_mib_ranges_costs_five_cents() -> None:
+    assert request_cost(gets=131_072) == pytest.approx(0.052, abs=0.0005)
+
+
+def test_a_list_costs_as_much_as_a_put() -> None:
+    assert request_cost(lists=1000) == request_cost(puts=1000) == pytest.approx(0.005)
+
+
+def test_a_segment_of_205_mib_and_its_commit_take_30_requests() -> None:
+    assert segment_requests(205 * MIB) == 26 + 2 + 1 + 1
+    assert segment_requests(205 * MIB, 16 * MIB) == 13 + 2 + 1 + 1
+
+
+@pytest.mark.parametrize("size_bytes", [1, PART_BYTES, PART_BYTES + 1, 205 * MIB, 1 << 30, PART_BYTES * 10_000 + 1])
+def test_an_upload_is_priced_as_the_uploader_sends_it(size_bytes: int) -> None:
+    parts = len(parts_of(size_bytes))
+    assert upload_requests(size_bytes) == (parts + 2 if parts > 1 else 1)
+
+
+def test_a_segment_is_priced_as_copying_and_committing_it_costs() -> None:
+    store = MeteredStore(MemoryStore())
+    body = bytes(2 * PART_BYTES + 1)
+    facts = {"base_offset": 0, "next_offset": 1, "record_count": 1, "max_timestamp_ms": 1, "min_timestamp_ms": 1}
+    segment = SegmentToCopy(
+        **facts,
+        size_bytes=len(body),
+        epochs=((0, 0),),
+        offset_index=b"",
+        time_index=b"",
+        read=lambda start, length: body[start : start + length],
+    )
+    log = MetadataLog(store, "t-x/0/")
+    log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
+    before = store.counts()
+    row = copy_segment(store, "t-x/0/", segment, epoch=log.epoch, now_ms=0)
+    log.commit(add_segments([row]), 0)
+    assert (store.counts() - before).puts == segment_requests(len(body))
+
+
+def test_every_price_can_be_replaced() -> None:
+    mine = replace(S3_STANDARD, storage_bands=((None, 1.0),), get_per_1000=7.0)
+    assert monthly_storage(3 * GIB, mine) == 3.0
+    assert request_cost(gets=1000, prices=mine) == 7.0

@@ -1,0 +1,161 @@
+"""What the documentation says about the code, held against it: settings, options, commands, modules, tests, links.
+
+``docs/reference/settings.md`` is generated from `tiered.properties`. After a change there:
+
+    python tests/unit/test_docs_generated.py
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.errors import Exit
+from tiered.cli.main import COMMANDS
+from tiered.properties import PROPERTIES, Kind, Property, Source
+from tiered.spark import options as spark_options
+from tiered.spark.rows import TYPES
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ROOT / "docs" / "reference" / "settings.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
+
+_HEAD = """# Settings
+
+Generated from `tiered/properties.py` by `python tests/unit/test_docs_generated.py`; a test fails when the two differ.
+
+## Where a setting may stand
+
+Highest first: `-X key=value` on the command line, a `TIERED_*` environment variable, the topic's own settings (given
+when it was created or altered), `[topics."glob"]` in `tiered.toml` (a later glob over an earlier one), `[defaults]`
+there, the default below. `tiered topic describe NAME --settings` shows each effective value and where it comes from.
+
+```toml
+[local]
+dir = "data"                              # relative to this file
+[remote]
+url = "s3://my-bucket/logs"
+options = { profile = "logs" }            # for the store's client; a name, never a secret
+[defaults]
+"remote.storage.enable" = true
+"retention.ms" = "30d"
+[topics."orders*"]
+"local.retention.ms" = "6h"
+```
+
+Other variables: `TIERED_DIR` (the directory of `tiered.toml`, as `-C`), `TIERED_LOCAL_DIR` and `TIERED_REMOTE_URL` (in
+place of `dir` and `url`), `TIERED_PURE_KERNELS=1` (the pure-Python kernels although compiled ones are there).
+
+Durations are `500ms 30s 15m 6h 7d 2w` and sums such as `1h30m`, a bare number is milliseconds. Sizes are `512MiB`
+(powers of two) or `512MB` (powers of ten), a bare number is bytes. An unknown key is an error that names the nearest
+known one.
+
+Some combinations are refused: a `local.retention.*` larger than its `retention.*`; with `remote.log.copy.disable` one
+that does not follow it; a `remote.copy.lag.*` larger than the local retention, which would make segments due for
+dropping before copying. Without `delete` in `cleanup.policy`, `retention.*` binds nothing.
+"""
+
+_INTRODUCTIONS = {
+    Source.KAFKA: (
+        "Kafka's own",
+        "Names and meanings are Kafka's, and so are the defaults, whatever unit they are written in here.",
+    ),
+    Source.TIERED: ("Ours", "In the same style, for what Kafka has no property for."),
+}
+
+
+_COLUMN_TITLES = "| property | default | value | what it does |\n|---|---|---|---|"
+
+
+def render_settings() -> str:
+    """The page ``docs/reference/settings.md``."""
+    parts = [_HEAD]
+    for source, (title, text) in _INTRODUCTIONS.items():
+        rows = [row for row in PROPERTIES.values() if row.source is source]
+        table = "\n".join(_row(row) for row in rows)
+        parts.append(f"## {title}\n\n{text}\n\n{_COLUMN_TITLES}\n{table}\n")
+    return "\n".join(parts)
+
+
+def _row(row: Property) -> str:
+    whose = "" if row.is_per_topic else " Of the manager, not of a topic."
+    default = f"`{row.default}`"
+    if row.kind in (Kind.INT, Kind.MS) and row.default == str(2**63 - 1):
+        default = f"{default} (never)"
+    return f"| `{row.name}`<br>`{row.environment_variable}` | {default} | {row.expected} | {row.doc}{whose} |"
+
+
+def test_the_settings_page_is_what_the_property_table_says() -> None:
+    assert SETTINGS.read_text() == render_settings(), "run: python tests/unit/test_docs_generated.py"
+
+
+def test_every_command_and_exit_code_has_its_place_on_the_page() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    assert set(COMMANDS) == set(re.findall(r"^## `tiered (\w+)", page, re.MULTILINE))
+    assert {code.value for code in Exit} == {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+
+
+def test_every_option_and_column_of_the_spark_source_has_its_place_on_the_page() -> None:
+    page = (ROOT / "docs" / "reference" / "spark.md").read_text()
+    assert [name for name in (*spark_options.NAMES, *TYPES) if f"`{name}`" not in page] == []
+
+
+def test_every_module_has_its_line_in_the_architecture_page() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    told = set(re.findall(r"^\| `((?:local|remote|policies|tiered)/[\w/.]+)` \|", page, re.MULTILINE))
+    assert told == set(modules())
+
+
+def modules() -> Iterator[str]:
+    """Every module that holds code, as a path below the root."""
+    for room in ("local", "remote", "policies", "tiered"):
+        for path in sorted((ROOT / room).rglob("*.py*")):
+            if path.suffix in (".py", ".pyx") and path.read_text().strip():
+                yield path.relative_to(ROOT).as_posix()
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    missing = []
+    for page in PAGES:
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+            if not (ROOT / path).exists() or (name and name not in functions_of(ROOT / path)):
+                missing.append(f"{page.name}: {path}::{name}")
+    assert missing == []
+
+
+def functions_of(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in links_of(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        is_there = target.exists() or target in WRITTEN_ELSEWHERE
+        if not is_there or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def links_of(text: str) -> list[str]:
+    """Links to files of this repository, code blocks left out."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    found = re.findall(r"\]\(\s*([^)\s]+)\s*\)", prose)
+    return [link for link in found if not link.startswith(("https://", "http://"))]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that a page's headings get."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+if __name__ == "__main__":
+    SETTINGS.write_text(render_settings())

@@ -1,0 +1,172 @@
+"""The head's bytes, and the pure changes a writer commits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from local.errors import Corrupt, InvalidRequest
+from remote.head import UnlinkedObject, decode_head, encode_head
+from remote.head_changes import add_segments, expire_segments, forget_unlinked, loses_objects, set_properties
+from remote.segment import SegmentState
+
+sys.path.insert(0, str(Path(__file__).parent))
+from remote_samples import head, row
+
+GOLDEN = (
+    b'tiered-head 1 CRC LEN\n{"format_version":1,"sequence":7,"epoch":3,"commit_id":"C7","parent_id":"C6",'
+    b'"writer_id":"host-1","topic":"orders","topic_id":"AAAAAAAAAAAAAAAAAAAAAA","partition":2,"log_start_offset":5,'
+    b'"committed_ms":1700000000000,"segments":[{"ulid":"U1","base_offset":0,"next_offset":10,"size_bytes":100,'
+    b'"stored_bytes":100,"record_count":9,"max_timestamp_ms":1600000000000,"min_timestamp_ms":null,'
+    b'"epochs":[[0,0],[2,4]],"data_crc32c":4294967295,"data_key":"data/U1.log","indexes_key":"data/U1.indexes",'
+    b'"indexes_bytes":50,"indexes":{"offset":{"start":0,"length":8}},"codec":"none","storage_class":null,'
+    b'"cleaned_through":10,"committed_ms":1699999999999,"state":1}],"unlinked":[{"key":"data/U0.log","size_bytes":99,'
+    b'"unlinked_ms":1699999999998,"epoch":2}],"spills":[],"cleaned_through":null,"properties":{"retention.ms":"1"}}'
+)
+
+
+SAMPLE = head(
+    row(cleaned_through=10, committed_ms=1_699_999_999_999),
+    log_start_offset=5,
+    unlinked=(UnlinkedObject(key="data/U0.log", size_bytes=99, unlinked_ms=1_699_999_999_998, epoch=2),),
+    properties={"retention.ms": "1"},
+)
+
+
+def test_the_bytes_of_a_head_never_change():
+    body = GOLDEN.partition(b"\n")[2]
+    golden = GOLDEN.replace(b"CRC", b"d03c048e").replace(b"LEN", str(len(body)).encode())
+    assert encode_head(SAMPLE) == golden
+    assert decode_head(golden) == SAMPLE
+
+
+def test_fields_that_are_not_known_are_passed_over():
+    from local.crc32c import crc32c
+
+    body = encode_head(SAMPLE).partition(b"\n")[2].replace(b'{"format_version"', b'{"later":[1,{}],"format_version"')
+    assert decode_head(b"tiered-head 1 %08x %d\n" % (crc32c(body), len(body)) + body) == SAMPLE
+
+
+def test_any_flipped_bit_is_corrupt():
+    whole = encode_head(SAMPLE)
+    for at in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(Corrupt):
+                decode_head(damaged)
+
+
+def test_any_missing_tail_and_any_extra_byte_is_corrupt():
+    whole = encode_head(SAMPLE)
+    for length in range(len(whole)):
+        with pytest.raises(Corrupt):
+            decode_head(whole[:length])
+    with pytest.raises(Corrupt):
+        decode_head(whole + b"\n")
+
+
+def test_a_newer_format_is_named():
+    with pytest.raises(Corrupt, match=r"newer format: version=2 known=1"):
+        decode_head(encode_head(SAMPLE).replace(b"tiered-head 1 ", b"tiered-head 2 "))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        head(row("U1", 0, 10), row("U2", 9, 20)),
+        head(row("U2", 10, 20), row("U1", 0, 10)),
+        head(row("U1", 5, 5)),
+        head(row(state=SegmentState.COPY_STARTED)),
+        head(row(size_bytes=0)),
+        head(sequence=0),
+        head(epoch=0),
+        head(commit_id=""),
+        head(log_start_offset=-1),
+        head(format_version=2),
+    ],
+)
+def test_a_head_that_contradicts_itself_is_neither_written_nor_read(wrong):
+    import msgspec
+
+    from local.crc32c import crc32c
+
+    with pytest.raises(InvalidRequest, match="writing a head"):
+        encode_head(wrong)
+    body = msgspec.json.encode(wrong)
+    with pytest.raises(Corrupt, match="reading a head"):
+        decode_head(b"tiered-head 1 %08x %d\n" % (crc32c(body), len(body)) + body)
+
+
+def test_gaps_between_rows_are_allowed():
+    assert decode_head(encode_head(head(row("U1", 0, 10), row("U2", 30, 40)))).next_offset == 40
+
+
+def test_the_next_offset_is_the_last_rows_end_and_never_below_the_log_start():
+    assert head().next_offset == 0
+    assert head(log_start_offset=9).next_offset == 9
+    assert head(row("U1", 0, 10), log_start_offset=4).next_offset == 10
+    assert head(row("U1", 0, 10), log_start_offset=12).next_offset == 12
+
+
+def test_adding_rows_twice_is_adding_them_once():
+    change = add_segments([row("U1", 0, 10), row("U2", 10, 20)])
+    once = change(head(committed_ms=42))
+    assert [(each.ulid, each.committed_ms) for each in once.segments] == [("U1", 42), ("U2", 42)]
+    assert change(once) is once
+
+
+def test_a_second_upload_of_the_same_segment_is_listed_for_deletion():
+    change = add_segments([row("U9", 0, 10), row("U3", 20, 30)])
+    after = change(head(row("U1", 0, 10), row("U2", 10, 20), committed_ms=42))
+    assert [each.ulid for each in after.segments] == ["U1", "U2", "U3"]
+    assert [(each.key, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
+        ("data/U9.log", 42, 3),
+        ("data/U9.indexes", 42, 3),
+    ]
+    assert change(after) is after
+    with pytest.raises(InvalidRequest, match="offsets are taken"):
+        add_segments([row("U8", 0, 10, data_crc32c=1)])(after)
+
+
+def test_adding_rows_over_others_is_refused():
+    with pytest.raises(InvalidRequest, match=r"offsets are taken: base_offset=9"):
+        add_segments([row("U2", 9, 20)])(head(row("U1", 0, 10)))
+    with pytest.raises(InvalidRequest, match="offsets are taken"):
+        add_segments([row("U2", 0, 10), row("U3", 5, 15)])(head())
+
+
+def test_expiry_moves_both_objects_to_the_list_and_raises_the_start_only():
+    before = head(row("U1", 0, 10), row("U2", 10, 20), log_start_offset=3)
+    change = expire_segments({"U1"}, now_ms=99, log_start_offset=10)
+    after = change(before)
+    assert [each.ulid for each in after.segments] == ["U2"]
+    assert [(each.key, each.size_bytes, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
+        ("data/U1.log", 100, 99, 3),
+        ("data/U1.indexes", 50, 99, 3),
+    ]
+    assert after.log_start_offset == 10
+    assert change(after) is after
+    assert expire_segments(set(), now_ms=1, log_start_offset=1)(after) is after
+
+
+def test_deleted_objects_are_struck_off_once():
+    after = forget_unlinked({"data/U0.log"})(SAMPLE)
+    assert after.unlinked == ()
+    assert forget_unlinked({"data/U0.log"})(after) is after
+
+
+def test_settings_are_recorded_once():
+    after = set_properties({"a": "b"})(head())
+    assert after.properties == {"a": "b"}
+    assert set_properties({"a": "b"})(after) is after
+
+
+def test_a_row_may_not_vanish_without_its_objects_being_listed():
+    before = head(row("U1", 0, 10), row("U2", 10, 20))
+    assert loses_objects(before, expire_segments({"U1"}, now_ms=1)(before)) is None
+    assert "key=data/U1.log" in (loses_objects(before, replace(before, segments=before.segments[1:])) or "")
+    assert "go back" in (loses_objects(head(log_start_offset=5), head()) or "")

@@ -1,0 +1,268 @@
+"""What a manager does when it opens: restarts, other machines, damage, settings that were changed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
+
+from local.errors import Conflict, Corrupt, InvalidRequest, OffsetOutOfRange, Unavailable
+from local.names import TopicPartition
+from local.record import Record
+from remote.head_changes import expire_segments
+from remote.metadata_log import MetadataLog
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_fresh_machine_goes_on_where_the_bucket_ends(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        sent = send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    fresh = world.other_disk()
+    with world.open(disk=fresh) as manager:
+        assert manager.reader().offsets(NAME) == (0, 300)
+        sent += send(manager, 100, start=300)
+        settle(manager)
+        assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
+    with world.open(disk=fresh) as manager:
+        assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
+
+
+def test_a_returning_machine_whose_records_contradict_the_bucket_is_refused_and_keeps_them(world: World) -> None:
+    first = world.open()
+    first.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(first, 100)
+    settle(first)
+    send(first, 50, start=100)
+    first.close()
+    mine = {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")}
+    other = world.other_disk()
+    with world.open(disk=other) as second:
+        send(second, 200, start=5000)
+        settle(second)
+    heads = [info.key for info in world.store.list("") if "/head/" in info.key]
+    with world.open() as manager:
+        assert isinstance(manager.problems[NAME], Conflict)
+        for use in (lambda: send(manager, 1), lambda: values(manager.reader())):
+            with pytest.raises(Conflict, match="another writer committed other records"):
+                use()
+        manager.tick(NOW)
+    assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, "it fenced the other writer"
+    assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == mine
+
+
+def test_everything_is_there_after_a_clean_restart(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        sent = send(manager, 300)
+        settle(manager)
+    with world.open() as manager:
+        assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
+        assert manager.topic("t").properties == TIERED
+
+
+def test_a_read_only_manager_writes_nothing_anywhere(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        effects, objects = world.disk.effects, len(list(world.store.list("")))
+        with world.open(read_only=True) as seen:
+            assert len(values(seen.reader())) == 300
+            assert seen.plan(NOW).is_empty
+            for change in (
+                lambda: seen.append("t", [Record(None, b"v", 0)], now_ms=NOW),
+                lambda: seen.tick(NOW),
+                lambda: seen.create_topic("u", now_ms=NOW),
+            ):
+                with pytest.raises(InvalidRequest, match="read-only"):
+                    change()
+        assert (world.disk.effects, len(list(world.store.list("")))) == (effects, objects)
+
+
+# -- one bad partition ----------------------------------------------------------------------------------------------
+
+
+def _damage(world: World, path: str) -> None:
+    world.disk.names[path].data += b"rubbish\n"
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_damaged_partition_stops_nothing_but_itself(world: World, read_only: bool) -> None:
+    with world.open() as manager:
+        for topic in ("t", "u"):
+            manager.create_topic(topic, 1, {}, now_ms=NOW)
+            send(manager, 20, topic=topic)
+    _damage(world, "./data/t-0/leader-epoch-checkpoint")
+    with world.open(read_only=read_only) as manager:
+        assert list(manager.problems) == [NAME]
+        assert isinstance(manager.problems[NAME], Corrupt)
+        assert len(list(manager.reader().records(TopicPartition("u", 0), 0))) == 20
+        assert [each.partition.topic for each in manager.snapshots(NOW)] == ["u"]
+        with pytest.raises(Corrupt, match="leader-epoch-checkpoint"):
+            values(manager.reader())
+        if not read_only:
+            send(manager, 10, topic="u", start=20)
+            with pytest.raises(Corrupt, match="leader-epoch-checkpoint"):
+                send(manager, 1)
+            with pytest.raises(Corrupt, match="leader-epoch-checkpoint"):
+                manager.roll("t", now_ms=NOW)
+            manager.flush()
+            manager.tick(NOW)
+            assert list(manager.problems) == [NAME]
+
+
+def test_a_partition_that_did_not_open_keeps_the_directory_from_being_marked_clean(world: World) -> None:
+    with world.open() as manager:
+        for topic in ("t", "u"):
+            manager.create_topic(topic, 1, {}, now_ms=NOW)
+            send(manager, 20, topic=topic)
+    marker = "./data/.kafka_cleanshutdown"
+    assert marker in world.disk.names
+    _damage(world, "./data/t-0/leader-epoch-checkpoint")
+    world.open().close()
+    assert marker not in world.disk.names, "its torn tail would be trusted by the next start"
+    world.disk.unlink("./data/t-0/leader-epoch-checkpoint")
+    with world.open() as manager:
+        assert manager.problems == {}
+        assert len(values(manager.reader())) == 20
+
+
+def test_a_damaged_head_stops_nothing_but_its_partition(world: World) -> None:
+    with world.open() as manager:
+        for topic in ("t", "u"):
+            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+            send(manager, 100, topic=topic)
+        settle(manager)
+    head = max(info.key for info in world.store.list("") if info.key.startswith("t-") and "/head/" in info.key)
+    world.store.put(head, b"rubbish")
+    with world.open() as manager:
+        assert list(manager.problems) == [NAME]
+        for use in (lambda: send(manager, 1), lambda: values(manager.reader())):
+            with pytest.raises(Corrupt, match="head"):
+                use()
+        send(manager, 100, topic="u", start=100)
+        manager.tick(NOW)
+        assert list(manager.problems) == [NAME]
+        assert len(list(manager.reader().records(TopicPartition("u", 0), 0))) == 200
+
+
+# -- the tier switched off and on ---------------------------------------------------------------------------------
+
+
+def _write_and_tier(world: World, **settings: str) -> list[tuple[int, bytes | None]]:
+    with world.open(**settings) as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "7d"}, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert manager.snapshots(NOW)[0].segments[0].base_offset == 300
+        return values(manager.reader())
+
+
+def test_the_tier_switched_off_and_on_again_loses_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tiered")  # a command that ran in this process may have quietened it
+    all_of_it = _write_and_tier(world)
+    for _ in range(2):
+        with world.open(remote_storage_enable="false") as manager:
+            assert "remote.log.copy.disable" in caplog.text, "it was not said"
+            assert manager.topic("t").was_tiered
+            assert manager.reader().offsets(NAME)[0] == 0
+            assert values(manager.reader())[:300] == all_of_it
+            send(manager, 100)
+            manager.roll("t", now_ms=NOW)
+            copied = manager.snapshots(NOW)[0].remote_next_offset
+            settle(manager)
+            assert manager.snapshots(NOW)[0].remote_next_offset == copied, "copied although switched off"
+        with world.open(remote_storage_enable="false", read_only=True) as manager:
+            assert values(manager.reader())[:300] == all_of_it
+    with world.open() as manager:
+        settle(manager)
+        assert manager.reader().offsets(NAME) == (0, 500)
+        assert values(manager.reader())[:300] == all_of_it
+        assert manager.snapshots(NOW)[0].remote_next_offset == 500
+
+
+def test_a_log_start_that_was_raised_on_the_disk_alone_expires_nothing_in_the_bucket(world: World) -> None:
+    """What an older version did to a topic whose tier was switched off for a while."""
+    all_of_it = _write_and_tier(world)
+    world.disk.names["./data/log-start-offset-checkpoint"].data[:] = b"0\n1\nt 0 300\n"
+    with world.open() as manager:
+        settle(manager)
+        assert manager.snapshots(NOW)[0].log_start_offset == 0
+        assert values(manager.reader()) == all_of_it
+
+
+def test_a_topic_is_known_as_tiered_before_anything_of_it_is_in_the_bucket(world: World) -> None:
+    before = SwitchableStore(world.store, is_down=False)
+    with world.open(store=before) as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        assert not manager.topic("t").was_tiered
+        before.is_down = True
+        with pytest.raises(Unavailable):
+            manager.alter_topic("t", TIERED, now_ms=NOW)
+    with world.open(store=before) as manager:
+        topic = manager.topic("t")
+        assert topic.was_tiered == (topic.properties == TIERED)
+    with world.open(remote_storage_enable="true") as manager:
+        assert manager.topic("t").was_tiered
+
+
+def test_topics_written_by_an_older_version_are_read(world: World) -> None:
+    _write_and_tier(world)
+    file = world.disk.names["./data/topics.json"]
+    before = bytes(file.data)
+    file.data[:] = b"\n".join(line for line in before.splitlines() if b"was_tiered" not in line).replace(
+        b"},\n", b"}\n"
+    )
+    assert b"was_tiered" not in file.data
+    with world.open(read_only=True) as manager:
+        assert len(values(manager.reader())) == 300
+    with world.open() as manager:
+        assert manager.topic("t").was_tiered
+        assert len(values(manager.reader())) == 300
+
+
+def test_the_log_start_of_a_topic_that_becomes_tiered_goes_into_its_head(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        offsets = manager.reader().offsets(NAME)
+        assert offsets[0] > 0
+        manager.alter_topic("t", {"retention.ms": "7d", "remote.storage.enable": "true"}, now_ms=NOW)
+        assert manager.snapshots(NOW)[0].log_start_offset == offsets[0]
+        assert manager.reader().offsets(NAME) == offsets
+        with pytest.raises(OffsetOutOfRange):
+            values(manager.reader(), 0)
+
+
+def test_local_records_that_no_row_covers_are_not_forgotten(world: World) -> None:
+    """The bucket of an older version has a hole; this disk, which lost its tail, has the records."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        ends = [segment.next_offset for segment in manager.snapshots(NOW)[0].segments]
+    log = manager.snapshots(NOW)[0]
+    prefix = f"t-{manager.topic('t').topic_id}/0/"
+    tamper = MetadataLog(world.store, prefix)
+    tamper.become_writer("x", NOW, topic="t", topic_id=manager.topic("t").topic_id, partition=0)
+    tamper.commit(expire_segments([log.remote[0].ulid], now_ms=NOW), NOW)
+    for base in ends[1:]:
+        for suffix in (".log", ".index", ".timeindex"):
+            world.disk.names.pop(f"./data/t-0/{base:020d}{suffix}", None)
+    before = {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")}
+    heads = len([info for info in world.store.list("") if "/head/" in info.key])
+    with world.open() as manager:
+        assert isinstance(manager.problems[NAME], Conflict)
+        assert f"[0, {ends[0]})" in str(manager.problems[NAME])
+    assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == before
+    assert len([info for info in world.store.list("") if "/head/" in info.key]) == heads

@@ -1,0 +1,185 @@
+"""Rounds that are stopped, stores that do not answer, buckets that are another's, appends that fail half way."""
+
+from __future__ import annotations
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
+
+from local.errors import Conflict, DiskFailed, Fenced, InvalidRequest, NotFound, Unavailable
+from local.names import TopicPartition
+from local.record import Record
+from policies.decisions import DeleteUnlinked, Plan
+from remote.memory_store import MemoryStore
+from tiered import apply
+from tiered.manager import LogManager
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_round_stops_between_two_decisions_when_asked(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        asked = iter([False] * 6 + [True] * 100)
+        manager.tick(NOW, should_stop=lambda: next(asked))
+        some = len(manager.snapshots(NOW)[0].remote)
+        assert 0 < some < len(manager.plan(NOW).decisions[NAME]) + some
+        settle(manager)
+        assert len(values(manager.reader())) == 300
+
+
+def test_a_store_that_does_not_answer_is_asked_for_one_partition_a_round(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 4, TIERED, now_ms=NOW)
+        for number in range(4):
+            manager.append("t", [Record(b"k", b"v" * 100, NOW)] * 60, number, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+        asked: list[str] = []
+
+        def refuse(key: str, *rest: object) -> None:
+            asked.append(key)
+            raise Unavailable("no answer", key=key)
+
+        world.store.upload = refuse  # type: ignore[method-assign]
+        manager.tick(NOW)
+        assert len(asked) == 1
+        del world.store.upload
+        settle(manager)
+        assert sum(len(each.remote) for each in manager.snapshots(NOW)) >= 4
+
+
+def test_another_bucket_under_an_existing_directory_is_refused_and_gets_no_head(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+    mine, world.store = world.store, MemoryStore("memory://another")
+    with world.open() as manager:
+        assert isinstance(manager.problems[NAME], Conflict)
+        assert "another bucket" in str(manager.problems[NAME])
+        with pytest.raises(Conflict):
+            send(manager, 1)
+        assert list(world.store.list("")) == []
+    with world.open(read_only=True) as manager, pytest.raises(NotFound, match="no head of it in the bucket"):
+        values(manager.reader())
+    world.store = mine
+    with world.open() as manager:
+        assert len(values(manager.reader())) == 300
+
+
+def test_wrong_records_for_one_partition_are_refused_before_any_other_gets_its_share(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 4, {}, now_ms=NOW)
+        records = [Record(b"k%d" % at, b"v", NOW) for at in range(50)] + [Record(b"big", b"x" * (3 << 20), NOW)]
+        with pytest.raises(InvalidRequest, match=r"max\.message\.bytes"):
+            manager.append("t", records, now_ms=NOW)
+        assert all(manager.reader().offsets(each)[1] == 0 for each in manager.topic("t").partitions())
+
+
+def test_an_append_that_fails_half_way_tells_what_is_in_the_log(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 3, {}, now_ms=NOW)
+        real = ModelDisk._effect
+
+        def fail(disk: ModelDisk, what: str, act: object) -> None:
+            if what.startswith("append ./data/t-2/"):
+                raise DiskFailed("writing to a file", path="t-2", cause="enospc")
+            real(disk, what, act)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModelDisk, "_effect", fail)
+            with pytest.raises(DiskFailed, match=r"appended=t/0:0-\d+,t/1:0-\d+"):
+                manager.append("t", [Record(b"k%d" % at, b"v", NOW) for at in range(60)], now_ms=NOW)
+        assert manager.reader().offsets(TopicPartition("t", 0))[1] > 0
+
+
+def test_a_reader_beside_a_manager_that_drops_and_cleans_reads_on(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        sent = send(manager, 300)
+        settle(manager)
+        with world.open(read_only=True) as seen:
+            stream = seen.reader().records(NAME, 0)
+            first = [next(stream) for _ in range(5)]
+            manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+            settle(manager)
+            rest = [*first, *stream]
+            assert [record.offset for record in rest] == list(range(300))
+            assert [record.value for record in rest] == [record.value for record in sent]
+
+
+def _expired(world: World) -> tuple[LogManager, int]:
+    """A manager whose bucket holds expired objects that are due for deletion at the time given back."""
+    manager = world.open()
+    manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+    send(manager, 300)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    settle(manager, NOW + 2 * DAY)
+    return manager, NOW + 2 * DAY + HOUR
+
+
+def _data(world: World) -> list[str]:
+    return [info.key for info in world.store.list("") if "/data/" in info.key]
+
+
+def test_a_manager_that_lost_its_epoch_deletes_nothing(world: World) -> None:
+    manager, due_ms = _expired(world)
+    plan = manager.plan(due_ms)
+    assert any(isinstance(decision, DeleteUnlinked) for decision in plan.decisions[NAME])
+    objects = _data(world)
+    with world.open(disk=world.other_disk()):
+        manager.apply(plan)
+    assert isinstance(manager.problems[NAME], Fenced)
+    assert _data(world) == objects
+
+
+def test_an_object_that_is_not_on_the_list_is_not_deleted_whatever_a_plan_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, due_ms = _expired(world)
+    stranger = _data(world)[0].rpartition("/data/")[0] + "/data/stranger.log"
+    world.store.put(stranger, b"nobody's")
+    decision = DeleteUnlinked(key="data/stranger.log", size_bytes=8, reason="a mistake")
+    with pytest.raises(InvalidRequest, match="not an unlinked object"):
+        raise_problem(manager, Plan(now_ms=due_ms, decisions={NAME: [decision]}))
+    monkeypatch.setattr(apply, "violations", lambda snapshot, decisions: [])
+    manager.apply(Plan(now_ms=due_ms, decisions={NAME: [decision]}))
+    assert stranger in _data(world)
+
+
+def raise_problem(manager: LogManager, plan: Plan) -> None:
+    manager.apply(plan)
+    raise manager.problems[NAME]
+
+
+class OverwritingStore(MemoryStore):
+    """Takes a conditional create and overwrites all the same, as some servers do."""
+
+    def put_if_absent(self, key: str, body: bytes) -> None:
+        self.put(key, body)
+
+
+def test_a_store_that_overwrites_is_refused_unless_declared_to_have_one_writer(world: World) -> None:
+    world.store = OverwritingStore("memory://careless")
+    refused = pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true: store=memory://careless")
+    with world.open() as manager, refused:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    assert [info.key for info in world.store.list("") if "/head/" in info.key] == []
+    with world.open(remote_single_writer="true") as manager:
+        settle(manager)
+        send(manager, 100)
+
+
+def test_the_store_is_asked_once_for_a_directory(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    with world.open() as manager:
+        counts = manager.request_counts()
+        assert counts is not None
+        assert counts.deletes == 0

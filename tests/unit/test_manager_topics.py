@@ -1,0 +1,221 @@
+"""Topics, their settings and where records go; retention and compaction on one tier."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle, values
+
+from local.checkpoints import read_offsets
+from local.errors import DiskFailed, InvalidRequest, NotFound
+from local.log import Durability, Log
+from local.record import Record
+from local.storage import StorageFile
+from policies.decisions import DropLocal
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.status import partition_status
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_records_go_to_the_partition_of_their_key(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 4, {}, now_ms=NOW)
+        manager.append("t", [Record(b"k%d" % at, b"v", 0) for at in range(100)], now_ms=NOW)
+        manager.append("t", [Record(b"k%d" % at, b"w", 0) for at in range(100)], now_ms=NOW)
+        for partition in manager.topic("t").partitions():
+            found = list(manager.reader().records(partition, 0))
+            keys = [record.key for record in found]
+            assert sorted(keys[: len(keys) // 2]) == sorted(keys[len(keys) // 2 :])
+
+
+def test_an_untiered_topic_expires_locally(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
+        send(manager, 300)
+        assert any(isinstance(decision, DropLocal) for decision in manager.plan(NOW).decisions[NAME])
+        settle(manager)
+        start, end = manager.reader().offsets(NAME)
+        assert end == 300
+        assert start > 0
+        assert list(world.store.list("")) == []
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "x" * 250])
+def test_a_bad_topic_name_leaves_nothing_behind(world: World, name: str) -> None:
+    with world.open() as manager:
+        effects = world.disk.effects
+        with pytest.raises(InvalidRequest, match="not a legal name"):
+            manager.create_topic(name, now_ms=NOW)
+        assert world.disk.effects == effects
+
+
+def test_a_topic_is_created_once(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", now_ms=NOW)
+        with pytest.raises(InvalidRequest, match="it exists: topic=t"):
+            manager.create_topic("t", now_ms=NOW)
+
+
+def test_settings_that_contradict_each_other_are_refused_before_anything_is_written(world: World) -> None:
+    with world.open() as manager:
+        with pytest.raises(InvalidRequest, match=r"local\.retention\.ms"):
+            manager.create_topic("t", 1, {"retention.ms": "1d", "local.retention.ms": "2d"}, now_ms=NOW)
+        assert manager.topics() == []
+
+
+def test_altered_settings_hold_at_once_and_after_a_restart(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        send(manager, 100)
+        assert partition_status(manager.snapshots(NOW)[0]).is_tiered is False
+        manager.alter_topic("t", TIERED, now_ms=NOW)
+        settle(manager)
+        assert partition_status(manager.snapshots(NOW)[0]).remote_segments > 0
+    with world.open() as manager:
+        assert manager.topic("t").properties == TIERED
+        assert len(values(manager.reader())) == 100
+
+
+def test_an_unknown_topic_or_partition_is_named(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, {}, now_ms=NOW)
+        with pytest.raises(NotFound, match="topic=u there_are=t"):
+            manager.append("u", [Record(None, b"v", 0)], now_ms=NOW)
+        with pytest.raises(NotFound, match="partition=t/7 partition_count=2"):
+            manager.append("t", [Record(None, b"v", 0)], 7, now_ms=NOW, durability=Durability.FLUSHED)
+
+
+def test_a_record_younger_than_the_compaction_lag_is_not_compacted_away(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"cleanup.policy": "compact", "min.compaction.lag.ms": "1h"}, now_ms=NOW)
+        for turn, age_ms in enumerate((3 * HOUR, 2 * HOUR, HOUR // 2, 0)):
+            manager.append("t", [Record(b"k", b"%d" % turn, NOW - age_ms)], 0, now_ms=NOW)
+            manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert values(manager.reader()) == [(1, b"1"), (2, b"2"), (3, b"3")]
+
+
+def test_many_segments_are_read_without_holding_a_descriptor_each(tmp_path: Path) -> None:
+    small = {"segment.bytes": "1024", "append.batch.bytes": "1024"}
+    with LogManager.open(Config.load(None, small, {}, local_dir=str(tmp_path)), now_ms=NOW) as manager:
+        manager.create_topic("t", now_ms=NOW)
+        for _ in range(200):
+            manager.append("t", [Record(b"k", b"v" * 900, NOW)], 0, now_ms=NOW)
+        before = len(os.listdir("/proc/self/fd"))
+        assert len(values(manager.reader())) == 200
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_topic_that_was_tiered_is_not_switched_off(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        for off in ({"remote.storage.enable": "false"}, {"remote.storage.enable": ""}):
+            with pytest.raises(InvalidRequest, match=r"remote\.log\.copy\.disable=true"):
+                manager.alter_topic("t", off, now_ms=NOW)
+        assert manager.topic("t").properties == TIERED
+        manager.alter_topic("t", {"remote.log.copy.disable": "true", "local.retention.ms": ""}, now_ms=NOW)
+        send(manager, 100)
+        settle(manager)
+        assert partition_status(manager.snapshots(NOW)[0]).remote_segments == 0
+    with world.open(remote_storage_enable="false") as manager:
+        with pytest.raises(InvalidRequest, match=r"remote\.log\.copy\.disable=true"):
+            manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
+        manager.alter_topic("t", {"segment.bytes": "3000"}, now_ms=NOW)
+
+
+class _FullDisk(ModelDisk):
+    is_full = False
+
+    def create(self, path: str) -> StorageFile:
+        if self.is_full and "topics.json" in path:
+            raise DiskFailed("opening a file", path=path, cause="no space left")
+        return super().create(path)
+
+
+def test_what_is_not_written_down_has_not_changed(world: World) -> None:
+    world.disk = _FullDisk()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        world.disk.is_full = True
+        with pytest.raises(DiskFailed):
+            manager.create_topic("u", 1, {}, now_ms=NOW)
+        with pytest.raises(DiskFailed):
+            manager.alter_topic("t", {"segment.bytes": "3000"}, now_ms=NOW)
+        assert [topic.name for topic in manager.topics()] == ["t"]
+        assert manager.topic("t").properties == {}
+        world.disk.is_full = False
+        manager.create_topic("u", 1, {}, now_ms=NOW)
+        send(manager, 1, topic="u")
+
+
+def test_the_log_start_is_on_the_disk_before_readers_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+
+    def raise_log_start(log: Log, offset: int) -> None:
+        told.append((offset, read_offsets(world.disk, "./data/log-start-offset-checkpoint").get(NAME, 0)))
+        real(log, offset)
+
+    real = Log.raise_log_start
+    monkeypatch.setattr(Log, "raise_log_start", raise_log_start)
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+    assert told
+    assert [offset for offset, _ in told] == [written for _, written in told]
+
+
+def test_topics_are_created_beside_rounds_appends_and_looks(world: World, tmp_path: Path) -> None:
+    """Threads on one manager: nothing is lost, and no dictionary changes while another thread goes through it."""
+    failures: list[BaseException] = []
+    config = replace(world.config, data_dir=str(tmp_path))
+    with LogManager.open(config, now_ms=NOW, store=world.store) as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+
+        def work(step: Callable[[int], object]) -> None:
+            try:
+                for at in range(40):
+                    step(at)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test tells it
+                failures.append(error)
+
+        steps: list[Callable[[int], object]] = [
+            lambda at: manager.create_topic(f"a{at}", 1, TIERED, now_ms=NOW),
+            lambda at: manager.create_topic(f"b{at}", 1, TIERED, now_ms=NOW),
+            lambda at: manager.tick(NOW),
+            lambda at: manager.tick(NOW),
+            lambda at: manager.snapshots(NOW),
+            lambda at: manager.flush(),
+            lambda at: manager.append("t", [Record(b"k", b"%d" % at, NOW)] * 5, 0, now_ms=NOW),
+            lambda at: manager.alter_topic("t", {"segment.bytes": str(2000 + at)}, now_ms=NOW),
+            lambda at: list(manager.problems.values()),
+        ]
+        threads = [threading.Thread(target=work, args=(step,)) for step in steps]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert failures == []
+        assert manager.problems == {}
+        assert len(manager.topics()) == 81
+        assert manager.reader().offsets(NAME) == (0, 200)
+    with LogManager.open(config, now_ms=NOW, store=world.store) as manager:
+        assert len(manager.topics()) == 81
+        assert len(values(manager.reader())) == 200

@@ -1,0 +1,48 @@
+"""Names of topics, partitions and files, and their inverses."""
+
+from __future__ import annotations
+
+import pytest
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition, new_topic_id, parse_partition_directory, parse_segment_file, segment_file
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../x", "a b", "a\n", "ü", "x" * 250, "a\0b", "a\\b"])
+def test_a_topic_name_that_kafka_refuses_is_refused(topic: str) -> None:
+    with pytest.raises(InvalidRequest, match="not a legal name"):
+        TopicPartition(topic, 0)
+
+
+@pytest.mark.parametrize("partition", [-1, 2**31])
+def test_a_partition_outside_int32_is_refused(partition: int) -> None:
+    with pytest.raises(InvalidRequest, match="partition="):
+        TopicPartition("t", partition)
+
+
+@pytest.mark.parametrize("name", [TopicPartition("orders", 0), TopicPartition("a-b.c_d", 2**31 - 1)])
+def test_a_partition_directory_has_an_inverse(name: TopicPartition) -> None:
+    assert parse_partition_directory(name.directory) == name
+
+
+@pytest.mark.parametrize(
+    "directory", ["orders", "orders-", "-0", "orders-01", "orders-x", "orders-0.0123-delete", "a/b-0", "..-0", "o-²"]
+)
+def test_other_directories_are_no_partitions(directory: str) -> None:
+    assert parse_partition_directory(directory) is None
+
+
+def test_a_segment_file_has_an_inverse() -> None:
+    assert segment_file(42, ".log") == "00000000000000000042.log"
+    assert parse_segment_file("00000000000000000042.log.swap") == (42, ".log.swap")
+
+
+@pytest.mark.parametrize("name", ["42.log", "00000000000000000042", "000000000000000000420.log", "x.log", ".lock"])
+def test_other_files_are_no_segments(name: str) -> None:
+    assert parse_segment_file(name) is None
+
+
+def test_a_topic_id_is_22_url_safe_characters_and_no_option() -> None:
+    ids = {new_topic_id() for _ in range(500)}
+    assert len(ids) == 500
+    assert all(len(each) == 22 and not each.startswith("-") for each in ids)

@@ -1,0 +1,247 @@
+"""The plan as a whole: its order, its sums, and the second check that refuses an unsound one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from policy_samples import KEEP, LOCAL, NOW, REMOTE, local, planned, row, snapshot
+
+from local.names import TopicPartition
+from local.segment_info import SegmentInfo
+from policies.decisions import (
+    AdvanceLogStart,
+    CleanLog,
+    CopySegment,
+    Decision,
+    DeleteUnlinked,
+    DropLocal,
+    ExpireRemote,
+    Plan,
+    RollActive,
+    Total,
+)
+from policies.invariants import violations
+from policies.plan import plan, plan_partition
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from remote.head import UnlinkedObject
+from remote.segment import RemoteSegment
+
+
+def test_the_order_is_copy_then_drop_then_log_start_then_expire_then_delete() -> None:
+    unlinked = UnlinkedObject(key="data/x.log", size_bytes=7, unlinked_ms=0, epoch=1)
+    rules = PartitionRules(retention_ms=90, local_retention_ms=50, delete_grace_ms=1)
+    segments = (local(2, 4, age=60), local(4, 6, age=10), local(6, 7, age=0, active=True))
+    remote = (row(0, 2), row(2, 4, age=60))
+    decided = planned(snapshot(*segments, remote=remote, rules=rules, unlinked=(unlinked,)))
+    assert [type(decision).__name__ for decision in decided] == [
+        "CopySegment",
+        "DropLocal",
+        "AdvanceLogStart",
+        "ExpireRemote",
+        "DeleteUnlinked",
+    ]
+
+
+def test_a_plan_leaves_out_partitions_with_nothing_to_do_and_adds_up_the_rest() -> None:
+    busy = snapshot(*LOCAL)
+    idle = snapshot(local(0, 1, age=0, active=True))
+    assert plan([idle], NOW) == Plan(now_ms=NOW)
+    assert plan([idle], NOW).is_empty
+    decided = plan([busy], NOW)
+    assert list(decided.decisions) == [TopicPartition("orders", 0)]
+    assert decided.totals() == {"CopySegment": Total(count=2, size_bytes=200)}
+
+
+@pytest.mark.parametrize(
+    ("decision", "sentence"),
+    [
+        (DropLocal(base_offset=2, next_offset=4, size_bytes=1, reason=""), "not the oldest local segment"),
+        (DropLocal(base_offset=0, next_offset=3, size_bytes=1, reason=""), "not a closed local segment"),
+        (DropLocal(base_offset=4, next_offset=5, size_bytes=1, reason=""), "not a closed local segment"),
+        (DropLocal(base_offset=0, next_offset=2, size_bytes=0, reason=""), "the only copy of retained records (I2)"),
+        (CopySegment(base_offset=4, next_offset=5, size_bytes=1, reason=""), "not a closed local segment"),
+        (AdvanceLogStart(offset=6, reason=""), "above the log end 5"),
+        (AdvanceLogStart(offset=0, reason=""), "not above the log start 0"),
+        (
+            ExpireRemote(ulid="u2", base_offset=2, next_offset=4, size_bytes=1, data_key="", indexes_key="", reason=""),
+            "holds records at or above the log start 0",
+        ),
+    ],
+)
+def test_violations_names_what_is_wrong(decision: Decision, sentence: str) -> None:
+    taken = snapshot(*LOCAL, remote=(row(2, 4),))
+    assert any(sentence in broken for broken in violations(taken, [decision]))
+
+
+UNLINKED = (
+    UnlinkedObject(key="data/young.log", size_bytes=7, unlinked_ms=NOW - 1, epoch=1),
+    UnlinkedObject(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1),
+)
+COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
+
+
+@pytest.mark.parametrize(
+    ("decision", "rules", "sentence"),
+    [
+        (DeleteUnlinked(key="data/young.log", size_bytes=7, reason=""), KEEP, "within the grace time"),
+        (DeleteUnlinked(key="data/0.log", size_bytes=7, reason=""), KEEP, "a row still names it"),
+        (DeleteUnlinked(key="data/stranger", size_bytes=7, reason=""), KEEP, "not an unlinked object (I10)"),
+        (AdvanceLogStart(offset=2, reason=""), COMPACTED, "the topic has no delete policy"),
+        (CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason=""), KEEP, "the topic is not compacted"),
+        (
+            CleanLog(first_dirty_offset=0, upto_offset=5, size_bytes=1, reason=""),
+            COMPACTED,
+            "reaches into the active segment",
+        ),
+        (
+            CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason=""),
+            COMPACTED,
+            "reaches above the stable offset 3",
+        ),
+        (
+            CleanLog(first_dirty_offset=2, upto_offset=2, size_bytes=1, reason=""),
+            COMPACTED,
+            "has nothing to clean",
+        ),
+        (
+            CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
+            COMPACTED,
+            "not wholly below the cleaner checkpoint None (I6)",
+        ),
+        (
+            CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
+            KEEP,
+            "reaches above the stable offset 3",
+        ),
+        (CopySegment(base_offset=0, next_offset=2, size_bytes=1, reason=""), KEEP, "overlaps what is copied up to 2"),
+        (
+            CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
+            PartitionRules(copy_disabled=True),
+            "copying is off for this topic",
+        ),
+        (RollActive(base_offset=2, size_bytes=1, reason=""), KEEP, "not the active segment"),
+    ],
+)
+def test_violations_names_what_the_rules_or_the_grace_time_forbid(
+    decision: Decision, rules: PartitionRules, sentence: str
+) -> None:
+    taken = replace(snapshot(*LOCAL, remote=REMOTE[:1], rules=rules, unlinked=UNLINKED), stable_offset=3)
+    assert any(sentence in broken for broken in violations(taken, [decision]))
+
+
+def test_rolling_an_empty_active_segment_is_a_violation() -> None:
+    taken = snapshot(local(0, 0, size=0, active=True))
+    roll = RollActive(base_offset=0, size_bytes=0, reason="")
+    assert violations(taken, [roll]) == ["RollActive at 0: the active segment is empty"]
+
+
+# -- copies leave no hole
+
+
+def copy(base: int, following: int) -> CopySegment:
+    return CopySegment(base_offset=base, next_offset=following, size_bytes=100, reason="")
+
+
+FOUR = (local(0, 2), local(2, 4), local(4, 6), local(6, 7, active=True))
+CLEAN = CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason="")
+
+
+@pytest.mark.parametrize(
+    ("taken", "decided", "hole"),
+    [
+        (snapshot(*FOUR), [copy(0, 2), copy(2, 4), copy(4, 6)], None),
+        (snapshot(*FOUR), [copy(2, 4)], "[0, 2)"),
+        (snapshot(*FOUR), [copy(0, 2), copy(4, 6)], "[2, 4)"),
+        (snapshot(*FOUR, remote=(row(0, 2),)), [copy(2, 4)], None),
+        (snapshot(*FOUR, remote=(row(0, 2),)), [copy(4, 6)], "[2, 4)"),
+        (snapshot(*FOUR, start=2), [copy(2, 4)], None),
+        (snapshot(*FOUR, start=3), [copy(4, 6)], "[2, 4)"),
+        (snapshot(*FOUR, start=4), [copy(4, 6)], None),
+        (snapshot(local(0, 2, size=0), *FOUR[1:]), [copy(2, 4)], None),
+        (snapshot(FOUR[0], local(2, 4, size=0), *FOUR[2:]), [copy(0, 2), copy(4, 6)], None),
+        (snapshot(*FOUR[2:], remote=(row(0, 2),)), [copy(4, 6)], None),
+    ],
+)
+def test_a_copy_that_would_leave_a_hole_in_the_bucket_is_a_violation(
+    taken: PartitionSnapshot, decided: list[CopySegment], hole: str | None
+) -> None:
+    broken = violations(taken, decided)
+    assert broken == (
+        [] if hole is None else [f"{_name(decided[-1])}: leaves a hole, {hole} is neither copied nor empty"]
+    )
+
+
+def _name(decision: CopySegment) -> str:
+    return f"CopySegment [{decision.base_offset}, {decision.next_offset})"
+
+
+def test_a_copy_behind_a_cleaning_is_a_violation() -> None:
+    taken = snapshot(*LOCAL, rules=COMPACTED, cleaner=4)
+    assert violations(taken, [copy(0, 2), CLEAN]) == []
+    assert violations(taken, [CLEAN, copy(0, 2)]) == [
+        "CopySegment [0, 2): stands behind a cleaning, which may replace the segment"
+    ]
+
+
+def test_a_drop_whose_row_an_unsound_expiry_took_is_the_only_copy() -> None:
+    taken = snapshot(*LOCAL, remote=REMOTE)
+    expire = ExpireRemote(
+        ulid="u2", base_offset=2, next_offset=4, size_bytes=1, data_key="", indexes_key="", reason="by hand"
+    )
+    drops = [DropLocal(base_offset=at, next_offset=at + 2, size_bytes=1, reason="by hand") for at in (0, 2)]
+    assert violations(taken, drops) == []
+    assert violations(taken, [drops[0], expire, drops[1]]) == [
+        "ExpireRemote [2, 4): not the oldest row",
+        "ExpireRemote [2, 4): holds records at or above the log start 0",
+        "DropLocal [2, 4): the only copy of retained records (I2)",
+    ]
+
+
+# -- how much work that is
+
+
+LOCAL_GOES = PartitionRules(retention_ms=None, local_retention_ms=50, delete_grace_ms=1)
+EVERYTHING_GOES = PartitionRules(retention_ms=50, local_retention_ms=50, delete_grace_ms=1)
+WORK = {
+    "copies": (LOCAL_GOES, 0),
+    "drops": (LOCAL_GOES, 1),
+    "ends both tiers": (EVERYTHING_GOES, 1),
+    "ends a read-only tier": (replace(EVERYTHING_GOES, copy_disabled=True), 0),
+}
+
+
+def partition_of(count: int, rules: PartitionRules, shared: int) -> PartitionSnapshot:
+    """`count` rows, as many closed segments and unlinked objects; the segments lie above the rows unless `shared`."""
+    first = 0 if shared else 2 * count
+    segments = [local(first + 2 * at, first + 2 * at + 2) for at in range(count)]
+    end = first + 2 * count
+    unlinked = [UnlinkedObject(key=f"data/gone-{at}", size_bytes=1, unlinked_ms=0, epoch=1) for at in range(count)]
+    rows = tuple(row(2 * at, 2 * at + 2) for at in range(count))
+    return snapshot(*segments, local(end, end + 1, active=True), remote=rows, rules=rules, unlinked=tuple(unlinked))
+
+
+@pytest.mark.parametrize("case", WORK)
+def test_planning_and_checking_take_a_look_at_each_fact_and_not_one_at_each_pair(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def counted(self: object, name: str) -> object:
+        nonlocal looks
+        looks += 1
+        return object.__getattribute__(self, name)
+
+    def looks_for(count: int) -> int:
+        nonlocal looks
+        taken = partition_of(count, *WORK[case])
+        looks = 0
+        decided = plan_partition(taken)
+        assert len(decided) >= 2 * count
+        assert violations(taken, decided) == []
+        return looks
+
+    for kind in (RemoteSegment, SegmentInfo, UnlinkedObject, DropLocal, ExpireRemote):
+        monkeypatch.setattr(kind, "__getattribute__", counted)
+    assert looks_for(400) < 5 * looks_for(100), "four times the facts, four times the looks"

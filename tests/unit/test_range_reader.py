@@ -1,0 +1,392 @@
+"""Reading tiered segments: what comes out is what went in, or an error that names where; and what it costs."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from local.crc32c import crc32c
+from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
+from remote.chunk_cache import ChunkCache
+from remote.chunks import ChunkTable, combine, decode_chunks, encode_chunks, table_of
+from remote.index_bundle import decode_bundle, encode_bundle
+from remote.memory_store import MemoryStore
+from remote.metered_store import MeteredStore
+from remote.range_reader import RemotePartition
+from remote.transfer import SegmentToCopy, copy_segment
+
+PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
+CHUNK = 4096
+BODY = random.Random(7).randbytes(10 * CHUNK + 123)
+
+
+def segment_of(body, **changes):
+    entry = struct.Struct(">ii")
+    facts = {
+        "base_offset": 100,
+        "next_offset": 300,
+        "size_bytes": len(body),
+        "record_count": 200,
+        "max_timestamp_ms": 2000,
+        "min_timestamp_ms": 1000,
+        "epochs": ((0, 100),),
+        "offset_index": entry.pack(9, 5000) + entry.pack(49, 20000) + entry.pack(99, 30000),
+        "time_index": struct.pack(">qi", 1100, 9) + struct.pack(">qi", 1500, 49),
+        "leader_epochs": b"0\n1\n0 100\n",
+        "read": lambda start, length: body[start : start + length],
+    }
+    return SegmentToCopy(**{**facts, **changes})
+
+
+def copied(store, body=BODY, **changes):
+    return copy_segment(
+        store, PREFIX, segment_of(body, **changes), epoch=1, now_ms=1_700_000_000_000, chunk_bytes=CHUNK
+    )
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def partition(store):
+    return RemotePartition(store, PREFIX, ChunkCache())
+
+
+def damage(store, key, at=None, cut=None):
+    body = bytearray(store.get(key))
+    if at is not None:
+        body[at] ^= 0x10
+    store.put(key, bytes(body[:cut]))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 4, 100])
+def test_any_range_is_what_was_uploaded(store, read_ahead):
+    row = copied(store)
+    reader = RemotePartition(store, PREFIX, ChunkCache(3 * CHUNK), read_ahead_chunks=read_ahead)
+    rng = random.Random(read_ahead)
+    for _ in range(200):
+        position, length = rng.randrange(len(BODY) + 10), rng.randrange(3 * CHUNK)
+        assert bytes(reader.read(row, position, length)) == BODY[position : position + length]
+    assert bytes(reader.read(row, 0, len(BODY))) == BODY
+    assert bytes(reader.read(row, 0, 10**9)) == BODY
+    assert len(reader.read(row, len(BODY), 1)) == 0
+
+
+def test_what_is_read_can_not_be_changed(store, partition):
+    assert partition.read(copied(store), 10, 10).readonly
+
+
+def test_the_indexes_come_back_and_lead_to_positions(store, partition):
+    row = copied(store)
+    bundle = partition.indexes(row)
+    assert bytes(bundle.epochs) == b"0\n1\n0 100\n"
+    assert bundle.chunks == table_of(BODY, CHUNK)
+    assert [partition.position_of_offset(row, offset) for offset in (100, 108, 109, 149, 250)] == [
+        0,
+        0,
+        5000,
+        20000,
+        30000,
+    ]
+    # 1500 is reached at 1499's floor, the entry (1100, offset 109): an earlier record may already have 1500.
+    assert [partition.position_of_timestamp(row, ts) for ts in (0, 1100, 1101, 1500, 1501)] == [0, 0, 5000, 5000, 20000]
+
+
+def test_a_cold_read_is_two_requests_and_a_warm_one_none(store):
+    row = copied(store)
+    metered = MeteredStore(store)
+    reader = RemotePartition(metered, PREFIX, read_ahead_chunks=4)
+    reader.read(row, 5000, 100)
+    assert metered.counts().gets == 2  # indexes, one range
+    reader.read(row, 5000, CHUNK * 4)
+    assert metered.counts().gets == 2  # read ahead
+    reader.read(row, 0, len(BODY))
+    assert metered.counts().gets == 4  # what is missing lies on two sides
+
+
+def test_neighbouring_chunks_come_in_one_request_up_to_the_range_limit(store, monkeypatch):
+    monkeypatch.setattr("remote.range_reader.RANGE_BYTES", 4 * CHUNK)
+    row = copied(store)
+    metered = MeteredStore(store)
+    RemotePartition(metered, PREFIX).read(row, 0, len(BODY))
+    assert metered.counts().gets == 1 + 3  # eleven chunks by four
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_flipped_bit_is_corrupt_and_says_where(store, partition):
+    row = copied(store)
+    damage(store, PREFIX + row.data_key, at=2 * CHUNK + 5)
+    with pytest.raises(
+        Corrupt, match=r"checksum differs.*start=8192 length=4096 base_offset=100 next_offset=300"
+    ) as caught:
+        partition.read(row, 2 * CHUNK, 10)
+    assert row.data_key in str(caught.value)
+
+
+def test_damage_elsewhere_does_not_disturb_a_read(store, partition):
+    row = copied(store)
+    damage(store, PREFIX + row.data_key, at=2 * CHUNK + 5)
+    assert bytes(partition.read(row, 0, 2 * CHUNK)) == BODY[: 2 * CHUNK]  # it was in the read-ahead
+    assert bytes(partition.read(row, 3 * CHUNK, len(BODY))) == BODY[3 * CHUNK :]
+    with pytest.raises(Corrupt):
+        partition.read(row, 2 * CHUNK + 4000, 1)
+
+
+def test_a_bit_that_flipped_on_the_way_is_fetched_again(store):
+    row = copied(store)
+
+    class Noisy(MemoryStore):
+        noise = 1
+
+        def get(self, key):
+            return store.get(key)
+
+        def get_ranges(self, key, ranges):
+            return [self.get_range(key, *each) for each in ranges]
+
+        def get_range(self, key, start, length):
+            body = bytearray(store.get_range(key, start, length))
+            if self.noise:
+                self.noise -= 1
+                body[7] ^= 1
+            return bytes(body)
+
+    assert bytes(RemotePartition(Noisy(), PREFIX).read(row, 0, len(BODY))) == BODY
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_every_byte_matters_in_every_chunk(store, keep):
+    row = copied(store)
+    whole = store.get(PREFIX + row.data_key)
+    for at in range(keep, len(whole), 997):
+        damaged = MemoryStore()
+        damaged.put(PREFIX + row.indexes_key, store.get(PREFIX + row.indexes_key))
+        damaged.put(PREFIX + row.data_key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(Corrupt):
+            RemotePartition(damaged, PREFIX).read(row, at, 1)
+
+
+def test_a_short_object_is_corrupt_where_it_is_missing_and_read_where_it_is_not(store, partition):
+    row = copied(store)
+    damage(store, PREFIX + row.data_key, cut=5 * CHUNK + 1)
+    assert bytes(partition.read(row, 0, 5 * CHUNK)) == BODY[: 5 * CHUNK]
+    with pytest.raises(Corrupt, match=r"the object is short.*start=20480.*base_offset=100"):
+        partition.read(row, 4 * CHUNK, 2 * CHUNK)
+
+
+def test_a_missing_object_is_not_found(store, partition):
+    row = copied(store)
+    store.delete([PREFIX + row.data_key])
+    with pytest.raises(NotFound, match="data/"):
+        partition.read(row, 0, 1)
+    store.delete([PREFIX + row.indexes_key])
+    with pytest.raises(NotFound):
+        RemotePartition(store, PREFIX).indexes(row)
+
+
+def test_damaged_indexes_are_corrupt_wherever_they_are_hit(store):
+    row = copied(store)
+    whole = store.get(PREFIX + row.indexes_key)
+    for at in range(len(whole)):
+        damaged = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+        with pytest.raises(Corrupt):
+            decode_bundle(damaged)
+        with pytest.raises(Corrupt):
+            decode_bundle(whole[:at])
+    store.put(PREFIX + row.indexes_key, damaged)
+    with pytest.raises(Corrupt, match=r"object=.*indexes base_offset=100 next_offset=300"):
+        RemotePartition(store, PREFIX).indexes(row)
+
+
+def test_another_segments_indexes_are_refused(store):
+    row, other = copied(store), copied(store, BODY[::-1])
+    assert row.indexes_bytes == other.indexes_bytes
+    store.put(PREFIX + row.indexes_key, store.get(PREFIX + other.indexes_key))
+    with pytest.raises(Corrupt, match="another segment's"):
+        RemotePartition(store, PREFIX).read(row, 0, 1)
+
+
+def test_a_partition_without_a_head_is_not_found(partition):
+    with pytest.raises(NotFound, match="head"):
+        partition.head()
+
+
+# --- copying ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_has_its_facts_its_names_and_its_checksum(store):
+    row = copied(store, cleaned_through=300)
+    assert store.get(PREFIX + row.data_key) == BODY
+    assert row.data_crc32c == crc32c(BODY)
+    assert row.size_bytes == row.stored_bytes == len(BODY)
+    assert row.indexes_bytes == store.head(PREFIX + row.indexes_key).size_bytes
+    assert row.data_key.startswith("data/00000000000000000100-00000000000000000299-0000000001-")
+    assert row.cleaned_through == 300
+    where = row.indexes["epochs"]
+    assert store.get_range(PREFIX + row.indexes_key, where.start, where.length) == b"0\n1\n0 100\n"
+
+
+def test_every_attempt_has_names_of_its_own(store):
+    assert copied(store).data_key != copied(store).data_key
+
+
+def test_a_copy_costs_two_puts_and_two_heads(store):
+    metered = MeteredStore(store)
+    copied(metered)
+    assert (metered.counts().puts, metered.counts().gets) == (2, 2)
+
+
+def test_progress_adds_up_to_the_size(store):
+    told = []
+    segment = segment_of(BODY)
+    copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=CHUNK, progress=told.append)
+    assert sum(told) == len(BODY)
+
+
+@pytest.mark.parametrize("changes", [{"size_bytes": 0}, {"next_offset": 100}])
+def test_an_empty_segment_is_refused(store, changes):
+    with pytest.raises(InvalidRequest, match="empty"):
+        copied(store, **changes)
+
+
+def test_a_segment_that_is_shorter_than_told_is_corrupt_and_leaves_nothing(store):
+    with pytest.raises(Corrupt, match="short"):
+        copied(store, size_bytes=len(BODY) + 1)
+    assert list(store.list("")) == []
+
+
+def test_a_segment_that_changes_between_two_reads_is_corrupt(store):
+    class ReadsTwice(MemoryStore):
+        def upload(self, key, source):
+            source.read(0, source.size_bytes)
+            super().upload(key, source)
+
+    reads = iter([BODY, BODY[:-1] + b"!"])
+    with pytest.raises(Corrupt, match="it changed"):
+        copied(ReadsTwice(), read=lambda start, length: next(reads)[start : start + length])
+
+
+def test_an_upload_that_the_store_does_not_have_is_unavailable_and_cleaned_up(store):
+    class Forgetful(MemoryStore):
+        def upload(self, key, source):
+            source.read(0, source.size_bytes)
+
+    forgetful = Forgetful()
+    with pytest.raises(Unavailable, match="not there"):
+        copied(forgetful)
+    assert list(forgetful.list("")) == []
+
+
+def test_an_upload_that_lost_a_part_is_unavailable_and_cleaned_up():
+    class Cutting(MemoryStore):
+        def upload(self, key, source):
+            self.put(key, bytes(source.read(0, source.size_bytes))[:-5])
+
+    cutting = Cutting()
+    with pytest.raises(Unavailable, match=r"size differs.*expected_bytes=41083 found_bytes=41078"):
+        copied(cutting)
+    assert list(cutting.list("")) == []
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+def test_a_chunk_table_has_an_inverse_and_the_whole_checksum(size):
+    table = table_of(BODY[:size], CHUNK)
+    assert decode_chunks(encode_chunks(table)) == table
+    assert table.whole_crc == crc32c(BODY[:size])
+
+
+def test_a_chunk_table_has_golden_bytes():
+    table = ChunkTable(chunk_bytes=4, size_bytes=5, crcs=(1, 0xFFFFFFFE))
+    golden = bytes.fromhex("0001 0000 00000004 0000000000000005 00000002 00000001 fffffffe")
+    assert encode_chunks(table) == golden
+    for wrong in (
+        golden[:-1],
+        golden + b"\0",
+        golden[:19],
+        b"\0\2" + golden[2:],
+        golden[:4] + b"\0\0\0\0" + golden[8:],
+    ):
+        with pytest.raises(Corrupt):
+            decode_chunks(wrong)
+
+
+def test_a_bundle_has_golden_ends():
+    bundle = decode_bundle(encode_bundle(decode_bundle(_bundle()))[0])
+    assert (bytes(bundle.offset), bytes(bundle.txn), bundle.chunks.size_bytes) == (b"oo", b"", 5)
+    assert _bundle().startswith(b"oottpe\0\1\0\0")
+    assert _bundle().endswith(b"TIERIDX\n")
+
+
+def _bundle():
+    from remote.index_bundle import IndexBundle
+
+    table = ChunkTable(chunk_bytes=4, size_bytes=5, crcs=(1, 2))
+    return encode_bundle(IndexBundle(offset=b"oo", time=b"tt", txn=b"", producers=b"p", epochs=b"e", chunks=table))[0]
+
+
+def test_checksums_of_pieces_combine_in_any_sizes():
+    rng = random.Random(3)
+    for _ in range(20):
+        size, step = rng.randrange(1, 20000), rng.randrange(1, 5000)
+        crcs = [crc32c(BODY[:size][at : at + step]) for at in range(0, size, step)]
+        assert combine(crcs, step, size) == crc32c(BODY[:size])
+
+
+def test_the_cache_never_keeps_more_alive_than_its_bytes(store):
+    row = copied(store)
+    alive = []
+
+    class Body(bytes):
+        def __del__(self):
+            alive.remove(len(self))
+
+    class Watched(MemoryStore):
+        def get(self, key):
+            return store.get(key)
+
+        def get_ranges(self, key, ranges):
+            bodies = [Body(store.get_range(key, *each)) for each in ranges]
+            alive.extend(map(len, bodies))
+            return bodies
+
+    cache = ChunkCache(5 * CHUNK)
+    reader = RemotePartition(Watched(), PREFIX, cache, read_ahead_chunks=2)
+    rng = random.Random(5)
+    for _ in range(300):
+        position, length = rng.randrange(len(BODY)), rng.randrange(3 * CHUNK)
+        assert bytes(reader.read(row, position, length)) == BODY[position : position + length]
+        assert sum(alive) <= cache.size_bytes <= 5 * CHUNK
+
+
+def test_a_read_inside_one_fetch_copies_nothing(store):
+    row = copied(store)
+    bodies = []
+
+    class Watched(MemoryStore):
+        def get(self, key):
+            return store.get(key)
+
+        def get_ranges(self, key, ranges):
+            bodies.extend(store.get_range(key, *each) for each in ranges)
+            return bodies[-len(ranges) :]
+
+    reader = RemotePartition(Watched(), PREFIX, read_ahead_chunks=4)
+    for position, length in ((0, 3 * CHUNK), (100, 5 * CHUNK), (2 * CHUNK, CHUNK)):
+        found = reader.read(row, position, length)
+        assert found.obj is bodies[0]
+        assert bytes(found) == BODY[position : position + length]
+    reader.read(row, 0, len(BODY))
+    assert len(bodies) == 2
+    assert bytes(reader.read(row, 6 * CHUNK, 3 * CHUNK)) == BODY[6 * CHUNK : 9 * CHUNK]  # over the seam

@@ -1,0 +1,140 @@
+"""The bucket by itself: two topics of one name are never mixed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from local.errors import InvalidRequest, NotFound
+from local.names import TopicPartition
+from remote.head import Head
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.cli.main import invoke
+from tiered.remote_view import RemoteLog, open_remote, topic_ids
+
+OLD, NEW = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBA"
+
+
+def _partition(store: MemoryStore, topic: str, topic_id: str, partition: int) -> Head:
+    metadata = MetadataLog(store, f"{topic}-{topic_id}/{partition}/")
+    return metadata.become_writer("w", 0, topic=topic, topic_id=topic_id, partition=partition)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """``t`` with three partitions, and again with two; ``u`` once."""
+    store = MemoryStore("memory://bucket")
+    for topic, topic_id, count in (("t", OLD, 3), ("t", NEW, 2), ("u", OLD, 1)):
+        for number in range(count):
+            _partition(store, topic, topic_id, number)
+    return store
+
+
+def test_two_topics_of_one_name_are_refused_until_one_is_chosen(store: MemoryStore) -> None:
+    view = RemoteLog(store)
+    assert view.topics() == ["t", "u"]
+    assert view.topic_ids("t") == [OLD, NEW]
+    for use in (
+        lambda: view.partitions("t"),
+        lambda: view.head(TopicPartition("t", 0)),
+        lambda: view.reader().offsets(TopicPartition("t", 2)),
+    ):
+        with pytest.raises(InvalidRequest, match=f"topic_ids={OLD},{NEW}"):
+            use()
+    assert view.partitions("u") == [TopicPartition("u", 0)]
+
+
+@pytest.mark.parametrize(("topic_id", "count"), [(OLD, 3), (NEW, 2)])
+def test_the_chosen_one_is_seen_whole_and_alone(store: MemoryStore, topic_id: str, count: int) -> None:
+    view = RemoteLog(store, topic_ids={"t": topic_id})
+    assert view.partitions("t") == [TopicPartition("t", number) for number in range(count)]
+    assert {view.head(name).topic_id for name in view.partitions("t")} == {topic_id}
+    if count == 2:
+        with pytest.raises(NotFound):
+            view.head(TopicPartition("t", 2))
+
+
+def test_an_id_that_is_not_there_is_not_found_and_the_others_are_named(store: MemoryStore) -> None:
+    view = RemoteLog(store, topic_ids={"t": "CCCCCCCCCCCCCCCCCCCCCA"})
+    with pytest.raises(NotFound, match=f"there_are={OLD},{NEW}"):
+        view.partitions("t")
+    with pytest.raises(NotFound):
+        RemoteLog(store).topic_ids("v")
+
+
+def test_a_topic_created_again_while_a_view_is_open_is_not_mixed_in(store: MemoryStore) -> None:
+    view = RemoteLog(store)
+    name = TopicPartition("u", 0)
+    assert view.head(name).topic_id == OLD
+    for number in range(2):
+        _partition(store, "u", NEW, number)
+    view.refresh()
+    assert view.head(name).topic_id == OLD
+    with pytest.raises(InvalidRequest, match="topic_ids="):
+        view.head(TopicPartition("u", 1))
+
+
+def test_the_ids_of_a_name_cost_one_listing(store: MemoryStore, monkeypatch) -> None:
+    asked = []
+    listing = store.list_prefixes
+    monkeypatch.setattr(store, "list_prefixes", lambda prefix: asked.append(prefix) or listing(prefix))
+    assert topic_ids(store, "t") == [OLD, NEW]
+    assert topic_ids(store, "v") == []
+    assert asked == ["", ""]
+
+
+# -- the commands
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch) -> Path:
+    """A bucket with ``orders`` of three partitions, and again, from another directory, with two."""
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    assert invoke(["init"]) == 0
+    assert invoke(["init", "again", "--remote", f"file://{tmp_path}/bucket"]) == 0
+    for where, count in ((".", 3), ("again", 2)):
+        assert invoke(["-C", where, "topic", "create", "orders", "-p", str(count), "-X", "segment.bytes=1KiB"]) == 0
+        (tmp_path / "lines").write_text("".join(f"{where} {at}\n" for at in range(500)))
+        assert invoke(["-C", where, "append", "orders", "lines", "--batch", "20"]) == 0
+        assert invoke(["-C", where, "-q", "run", "--once"]) == 0
+    return tmp_path
+
+
+def test_topic_create_warns_of_a_name_that_the_bucket_holds_already(home: Path, capfd) -> None:
+    bucket = f"file://{home}/bucket"
+    for create, is_warned in ((["orders"], True), (["other"], False), (["bills"], False)):
+        assert invoke(["init", create[0], "--remote", bucket]) == 0
+        capfd.readouterr()
+        assert invoke(["-C", create[0], "topic", "create", *create]) == 0
+        err = capfd.readouterr().err
+        assert ("warning: the bucket already holds a topic of this name" in err) == is_warned
+        assert ("--topic-id" in err) == is_warned
+
+
+def test_consume_takes_the_topic_id_that_it_is_told(home: Path, capfd) -> None:
+    ids = sorted(name.removeprefix("orders-") for name in os.listdir(home / "bucket") if name.startswith("orders-"))
+    words = ["consume", "orders", "--remote", f"file://{home}/bucket"]
+    capfd.readouterr()
+    assert invoke(words) == 2
+    err = capfd.readouterr().err
+    assert "topic_ids=" + ",".join(ids) in err
+    assert "--topic-id" in err
+    seen = []
+    for topic_id in ids:
+        assert invoke([*words, "--topic-id", topic_id]) == 0
+        seen.append({line.split()[0] for line in capfd.readouterr().out.splitlines()})
+    assert sorted(map(sorted, seen)) == [["."], ["again"]]
+
+
+def test_open_remote_takes_the_choice(home: Path) -> None:
+    (first, second) = sorted(name.removeprefix("orders-") for name in os.listdir(home / "bucket") if "orders-" in name)
+    counts = []
+    for topic_id in (first, second):
+        with open_remote(f"file://{home}/bucket", topic_ids={"orders": topic_id}) as view:
+            counts.append(len(view.partitions("orders")))
+    assert sorted(counts) == [2, 3]

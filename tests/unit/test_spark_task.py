@@ -1,0 +1,248 @@
+"""A Spark task without Spark: what is planned, fetched and decoded."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+from bucket_samples import NOW_MS, SampleBucket, batch_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
+from remote.memory_store import MemoryStore
+from tiered.spark import planning, task
+from tiered.spark.options import parse_options
+from tiered.spark.planning import plan_read
+
+
+class WatchedStore(MemoryStore):
+    """Remembers which bytes of which objects were asked for."""
+
+    def __init__(self):
+        super().__init__("memory://watched")
+        self.asked = []
+
+    def get_range(self, key, start, length):
+        self.asked.append((key, start, length))
+        return super().get_range(key, start, length)
+
+    def get_ranges(self, key, ranges):
+        return [self.get_range(key, start, length) for start, length in ranges]
+
+    def data_objects(self):
+        return {key for key, _, _ in self.asked if key.endswith(".log")}
+
+
+@pytest.fixture
+def bucket():
+    return SampleBucket(WatchedStore())
+
+
+def plan(bucket, **options):
+    return plan_read(bucket.store, parse_options({"path": "memory://x", "subscribe": "orders"} | options))
+
+
+def read(bucket, splits):
+    return [
+        int(offset) for split in splits for part in task.split_columns(bucket.store, split) for offset in part.offsets
+    ]
+
+
+def fill(bucket, segments=4, batches=4, records=10, partition=0):
+    for segment in range(segments):
+        base = segment * batches * records
+        parts = [batch_at(base + number * records, records) for number in range(batches)]
+        bucket.add("orders", partition, parts, chunk_bytes=256)
+
+
+def test_all_records_in_order_and_every_byte_fetched_once(bucket):
+    fill(bucket)
+    assert read(bucket, plan(bucket)) == list(range(160))
+    fetched = sum(length for key, _, length in bucket.store.asked if key.endswith(".log"))
+    assert fetched == sum(row.size_bytes for row in bucket.segments["orders", 0])
+
+
+def test_only_the_segments_and_the_parts_of_them_that_hold_the_offsets_are_fetched(bucket):
+    fill(bucket)
+    splits = plan(bucket, startingOffsets='{"orders":{"0":72}}', endingOffsets='{"orders":{"0":85}}')
+    bucket.store.asked.clear()
+    assert read(bucket, splits) == list(range(72, 85))
+    rows = bucket.segments["orders", 0]
+    assert bucket.store.data_objects() == {bucket.data_object(row, "orders", 0) for row in rows[1:3]}
+    fetched = sum(length for key, _, length in bucket.store.asked if key.endswith(".log"))
+    assert fetched < 0.6 * (rows[1].size_bytes + rows[2].size_bytes)
+
+
+def test_a_timestamp_prunes_segments_by_their_rows(bucket):
+    fill(bucket)
+    splits = plan(bucket, startingTimestamp=str(NOW_MS + 1250))
+    assert bucket.store.data_objects() == {bucket.data_object(bucket.segments["orders", 0][3], "orders", 0)}
+    assert read(bucket, splits) == list(range(125, 160))
+
+
+def test_planning_fetches_no_data_and_no_index_where_nothing_is_cut(bucket):
+    fill(bucket)
+    plan(bucket)
+    assert bucket.store.asked == []
+
+
+def test_a_batch_larger_than_the_window_is_read_whole(bucket, monkeypatch):
+    monkeypatch.setattr(task, "WINDOW_BYTES", 100)
+    fill(bucket, segments=2)
+    assert read(bucket, plan(bucket)) == list(range(80))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 120), st.integers(0, 120), st.integers(500, 5000), st.integers(0, 900), st.integers(61, 3000))
+def test_any_range_split_size_index_and_window_gives_exactly_the_range(one, other, split_bytes, index_bytes, window):
+    start, end = sorted((one, other))
+    bucket = SampleBucket(MemoryStore("memory://any"))
+    for base in (0, 60):
+        parts = [batch_at(base + number * 10, 10) for number in range(6)]
+        bucket.add("orders", 0, parts, index_bytes=index_bytes, chunk_bytes=512)
+    bounds = {"startingOffsets": f'{{"orders":{{"0":{start}}}}}', "endingOffsets": f'{{"orders":{{"0":{end}}}}}'}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "WINDOW_BYTES", window)
+        assert read(bucket, plan(bucket, splitBytes=str(split_bytes), **bounds)) == list(range(start, end))
+
+
+def test_a_split_reads_the_head_it_was_planned_on(bucket):
+    fill(bucket, segments=1)
+    splits = plan(bucket)
+    bucket.add("orders", 0, [batch_at(40, 10)])
+    assert read(bucket, splits) == list(range(40))
+
+
+def test_a_segment_that_is_gone_is_named_with_its_partition_and_head(bucket):
+    fill(bucket, segments=2)
+    splits = plan(bucket)
+    row = bucket.segments["orders", 0][1]
+    bucket.store.delete([bucket.data_object(row, "orders", 0)])
+    with pytest.raises(NotFound, match=rf"load\(\) again: topic=orders partition=0 head=\d+ .*{row.ulid}"):
+        read(bucket, splits)
+
+
+def test_a_segment_that_ends_inside_a_batch_is_corrupt(bucket):
+    whole = batch_at(0, 10) + batch_at(10, 10)
+    row = bucket.add("orders", 0, [whole[:-5]])
+    with pytest.raises(Corrupt, match=f"ends inside a batch: object={re.escape(row.data_key)}"):
+        read(bucket, plan(bucket))
+
+
+def test_a_batch_damaged_before_its_upload_is_named_by_object_and_position(bucket):
+    # Chunk checksums are made while uploading, so only the batch's own checksum can tell.
+    first, second = batch_at(0, 10), bytearray(batch_at(10, 10))
+    second[-3] ^= 1
+    row = bucket.add("orders", 0, [first, bytes(second)])
+    with pytest.raises(Corrupt, match=f"at={len(first)} .*object={re.escape(row.data_key)}"):
+        read(bucket, plan(bucket))
+
+
+def test_offsets_outside_the_log_are_an_error_or_moved_to_its_edge(bucket):
+    fill(bucket, segments=1)
+    late = {"startingOffsets": '{"orders":{"0":41}}'}
+    with pytest.raises(OffsetOutOfRange, match="offset=41 log_start_offset=0 next_offset=40"):
+        plan(bucket, **late)
+    assert plan(bucket, failOnDataLoss="false", **late) == []
+
+
+def test_offsets_must_name_the_partitions_that_are_read(bucket):
+    fill(bucket, segments=1)
+    fill(bucket, segments=1, partition=1)
+    with pytest.raises(InvalidRequest, match="must name every partition read: missing=orders/1"):
+        plan(bucket, startingOffsets='{"orders":{"0":0}}')
+    with pytest.raises(InvalidRequest, match="name a partition not read: partition=orders/2"):
+        plan(bucket, endingOffsets='{"orders":{"0":0,"1":0,"2":0}}')
+
+
+def test_two_topics_of_one_name_need_the_id(bucket):
+    fill(bucket, segments=1)
+    bucket.add("orders", 0, [batch_at(0, 3)], topic_id="BBBBBBBBBBBBBBBBBBBBBB")
+    with pytest.raises(InvalidRequest, match=r"option topicId is needed: topic=orders topic_ids=AAAA.*,BBBB"):
+        plan(bucket)
+    assert read(bucket, plan(bucket, topicId="BBBBBBBBBBBBBBBBBBBBBB")) == [0, 1, 2]
+    with pytest.raises(NotFound, match="no topic of this id"):
+        plan(bucket, topicId="CCCCCCCCCCCCCCCCCCCCCC")
+
+
+def test_unknown_topics_and_partitions_are_named(bucket):
+    fill(bucket, segments=1)
+    options = parse_options({"path": "memory://x", "assign": '{"orders":[0,7]}'})
+    with pytest.raises(NotFound, match="no such partition in the bucket: partition=orders/7"):
+        plan_read(bucket.store, options)
+    with pytest.raises(NotFound, match="topic=nope there_are=orders"):
+        plan(bucket, subscribe="nope,orders")
+
+
+def test_a_partition_that_nobody_wrote_to_yet_is_empty(bucket):
+    bucket.log("orders", 0)
+    assert plan(bucket) == []
+    assert plan(bucket, startingOffsetsByTimestampStrategy="latest", startingTimestamp="5") == []
+
+
+class MeetingStore(WatchedStore):
+    """The first `party` reads of keys that contain `part` wait for each other: one after another, they would fail."""
+
+    def __init__(self, objects, part, party):
+        super().__init__()
+        self._objects, self._part, self._left = objects, part, party
+        self._barrier, self._count = threading.Barrier(party), threading.Lock()
+        self._under_way, self.most, self.got = 0, 0, []
+
+    def get(self, key):
+        if self._part not in key:
+            return super().get(key)
+        with self._count:
+            self.got.append(key)
+            meets, self._left = self._left > 0, self._left - 1
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+        try:
+            if meets:
+                self._barrier.wait(10)
+            return super().get(key)
+        finally:
+            with self._count:
+                self._under_way -= 1
+
+
+def test_partitions_are_planned_side_by_side_within_a_bound_and_in_order(bucket):
+    for partition in range(40):
+        fill(bucket, segments=1, partition=partition)
+    options = parse_options({"path": "memory://x", "subscribe": "orders"})
+    meeting = MeetingStore(bucket.store._objects, "/meta/head/", planning.THREADS)
+    found = plan_read(meeting, options)
+    assert found == plan_read(bucket.store, options)
+    assert [split.partition for split in found] == list(range(40))
+    assert 8 <= meeting.most == planning.THREADS <= 16
+
+
+@pytest.mark.parametrize(("divided_by", "asked"), [(1, 0), (2, 20)])
+def test_indexes_are_fetched_side_by_side_and_only_of_segments_that_are_cut(bucket, divided_by, asked):
+    for partition in range(10):
+        fill(bucket, segments=2, partition=partition)
+    size_bytes = max(row.size_bytes for rows in bucket.segments.values() for row in rows)
+    options = {"path": "memory://x", "subscribe": "orders", "splitBytes": str(size_bytes // divided_by)}
+    meeting = MeetingStore(bucket.store._objects, ".indexes", 8)
+    found = plan_read(meeting, parse_options(options))
+    assert len(meeting.got) == len(set(meeting.got)) == asked
+    assert found == plan_read(bucket.store, parse_options(options))
+
+
+def test_of_several_partitions_in_trouble_the_first_is_named(bucket):
+    for partition in range(20):
+        fill(bucket, segments=1, partition=partition)
+    get = bucket.store.get
+
+    def refusing(key):
+        number = int(key.split("/")[1])
+        if number in (17, 5, 11):
+            raise Unavailable("reading", partition=number)
+        return get(key)
+
+    bucket.store.get = refusing
+    for _ in range(5):
+        with pytest.raises(Unavailable, match=r"partition=5$"):
+            plan(bucket)

@@ -1,0 +1,54 @@
+"""Importing the package and asking for help stay light: what is heavy is imported where it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "fsspec", "s3fs", "boto3", "botocore", "aiohttp", "rich", "cramjam")
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `code`."""
+    tail = "; import sys; print('|'.join(sorted({name.split('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code + tail], capture_output=True, text=True, check=True)
+    return set(done.stdout.strip().splitlines()[-1].split("|"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tiered",
+        "import policies.plan, policies.invariants, policies.cost",
+        "from tiered import Config; Config.load(None)",
+        "from tiered.cli.main import invoke; invoke(['--help'])",
+        "from tiered.cli.main import invoke; invoke(['--version'])",
+        "from tiered.cli.main import invoke; invoke(['run', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['demo', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['consume', '--help'])",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    assert loaded_by(code).isdisjoint(HEAVY)
+
+
+def test_the_packages_names_are_there_when_they_are_asked_for() -> None:
+    import tiered
+    from tiered.config import Config
+
+    assert tiered.Config is Config
+    assert set(tiered.__all__) <= set(dir(tiered))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tiered.nothing  # noqa: B018
+
+
+def test_the_version_is_the_distributions() -> None:
+    import tomllib
+    from pathlib import Path
+
+    import tiered
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert tiered.__version__ == project["version"]

@@ -1,0 +1,203 @@
+"""Which closed segments are copied, and when the active one is closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from local.names import TopicPartition
+from local.segment_info import SegmentInfo
+from policies.decisions import RollActive
+from policies.invariants import violations
+from policies.plan import plan_partition
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import copies
+from remote.segment import RemoteSegment, SegmentState
+
+NOW = 1_000_000
+
+
+def local(base: int, following: int, *, size: int = 100, age: int = 0, active: bool = False) -> SegmentInfo:
+    return SegmentInfo(
+        base_offset=base, next_offset=following, size_bytes=size, max_timestamp_ms=NOW - age, is_active=active
+    )
+
+
+def row(base: int, following: int, state: SegmentState = SegmentState.COPY_FINISHED) -> RemoteSegment:
+    return RemoteSegment(
+        ulid=f"u{base}",
+        base_offset=base,
+        next_offset=following,
+        size_bytes=100,
+        stored_bytes=100,
+        record_count=following - base,
+        max_timestamp_ms=NOW,
+        min_timestamp_ms=NOW,
+        epochs=((0, base),),
+        data_crc32c=0,
+        data_key=f"data/{base}.log",
+        indexes_key=f"data/{base}.indexes",
+        indexes_bytes=10,
+        indexes={},
+        state=state,
+    )
+
+
+def snapshot(
+    *segments: SegmentInfo,
+    remote: tuple[RemoteSegment, ...] = (),
+    rules: PartitionRules | None = None,
+    start: int = 0,
+    stable: int | None = None,
+    cleaner: int | None = None,
+    copying: frozenset[int] = frozenset(),
+    is_tiered: bool = True,
+) -> PartitionSnapshot:
+    end = segments[-1].next_offset
+    return PartitionSnapshot(
+        partition=TopicPartition("orders", 0),
+        rules=rules or PartitionRules(),
+        now_ms=NOW,
+        log_start_offset=start,
+        next_offset=end,
+        stable_offset=end if stable is None else stable,
+        segments=segments,
+        is_tiered=is_tiered,
+        remote=remote,
+        cleaner_offset=cleaner,
+        copying=copying,
+    )
+
+
+THREE = (local(0, 2), local(2, 4), local(4, 5, active=True))
+
+
+def bases(taken: PartitionSnapshot) -> list[int]:
+    decided = copies(taken)
+    assert violations(taken, decided) == []
+    return [decision.base_offset for decision in decided]
+
+
+def rolled(taken: PartitionSnapshot) -> list[RollActive]:
+    return [decision for decision in plan_partition(taken) if isinstance(decision, RollActive)]
+
+
+def test_every_closed_segment_is_copied_and_the_active_one_never() -> None:
+    assert bases(snapshot(*THREE)) == [0, 2]
+
+
+def test_a_copy_says_what_why_and_how_much() -> None:
+    (decision,) = copies(snapshot(local(0, 2, size=77), local(2, 3, active=True)))
+    assert (decision.next_offset, decision.size_bytes) == (2, 77)
+    assert decision.reason == "closed, not yet in the store"
+
+
+def test_copying_resumes_above_the_highest_committed_offset() -> None:
+    assert bases(snapshot(*THREE, remote=(row(0, 2),))) == [2]
+
+
+def test_copying_resumes_at_the_log_start_when_that_moved_past_a_segment_never_uploaded() -> None:
+    assert bases(snapshot(*THREE, start=2)) == [2]
+    assert bases(snapshot(*THREE, start=3)) == [2], "the segment that holds the log start is copied whole"
+
+
+@pytest.mark.parametrize("state", [SegmentState.COPY_STARTED, SegmentState.DELETE_STARTED])
+def test_a_row_that_is_not_finished_is_no_copy(state: SegmentState) -> None:
+    assert bases(snapshot(*THREE, remote=(row(0, 2, state),))) == [0, 2]
+
+
+def test_only_segments_wholly_below_the_stable_offset_are_copied() -> None:
+    assert bases(snapshot(*THREE, stable=4)) == [0, 2]
+    assert bases(snapshot(*THREE, stable=3)) == [0]
+    assert bases(snapshot(*THREE, stable=0)) == []
+
+
+def test_a_segment_under_way_ends_the_scan_so_that_commits_keep_their_order() -> None:
+    assert bases(snapshot(*THREE, copying=frozenset({0}))) == []
+    assert bases(snapshot(*THREE, copying=frozenset({2}))) == [0]
+
+
+def test_a_segment_that_straddles_the_committed_offsets_is_not_copied_over_them() -> None:
+    assert bases(snapshot(local(0, 4), local(4, 6), local(6, 7, active=True), remote=(row(0, 2),))) == []
+
+
+@pytest.mark.parametrize("is_tiered", [True, False])
+def test_nothing_is_copied_without_tiering_or_with_copying_disabled(is_tiered: bool) -> None:
+    assert bases(snapshot(*THREE, is_tiered=is_tiered, rules=PartitionRules(copy_disabled=is_tiered))) == []
+
+
+def test_an_empty_segment_is_passed_over() -> None:
+    assert bases(snapshot(local(0, 2, size=0), *THREE[1:])) == [2]
+
+
+@pytest.mark.parametrize(
+    ("cleaner", "expected"), [(None, []), (0, []), (1, []), (2, [0]), (3, [0]), (4, [0, 2]), (5, [0, 2])]
+)
+def test_a_compacted_topic_copies_only_segments_wholly_below_the_cleaner_checkpoint(
+    cleaner: int | None, expected: list[int]
+) -> None:
+    rules = PartitionRules(cleanup_delete=False, cleanup_compact=True)
+    assert bases(snapshot(*THREE, cleaner=cleaner, rules=rules)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lag_ms", "lag_bytes", "expected"),
+    [
+        (0, None, [0, 2, 4]),
+        (None, 0, [0, 2, 4]),
+        (50, None, [0, 2]),
+        (51, None, [0]),
+        (101, None, []),
+        (None, 250, [0]),
+        (None, 150, [0, 2]),
+        (None, 50, [0, 2, 4]),
+        (51, 150, [0, 2]),
+        (None, None, []),
+    ],
+)
+def test_the_copy_lag_holds_until_one_of_its_sides_has_passed(
+    lag_ms: int | None, lag_bytes: int | None, expected: list[int]
+) -> None:
+    segments = (local(0, 2, age=100), local(2, 4, age=50), local(4, 6, age=10), local(6, 7, size=50, active=True))
+    assert bases(snapshot(*segments, rules=PartitionRules(copy_lag_ms=lag_ms, copy_lag_bytes=lag_bytes))) == expected
+
+
+def test_a_future_timestamp_does_not_hold_a_copy_up() -> None:
+    taken = snapshot(local(0, 2, age=-99), local(2, 3, active=True), rules=PartitionRules(copy_lag_ms=50))
+    assert bases(taken) == [0]
+
+
+def test_the_first_segment_within_the_lag_ends_the_scan() -> None:
+    segments = (local(0, 2, age=10), local(2, 4, age=100), local(4, 5, active=True))
+    assert bases(snapshot(*segments, rules=PartitionRules(copy_lag_ms=50))) == []
+
+
+@pytest.mark.parametrize(("age", "goes"), [(99, False), (100, False), (101, True)])
+def test_an_idle_active_segment_rolls_after_segment_ms(age: int, goes: bool) -> None:
+    rules = PartitionRules(segment_ms=100, local_retention_ms=None)
+    assert bool(rolled(snapshot(local(0, 2, age=age, active=True), rules=rules))) is goes
+
+
+def test_an_empty_active_segment_never_rolls() -> None:
+    rules = PartitionRules(segment_ms=1, local_retention_ms=1)
+    assert rolled(snapshot(local(0, 0, size=0, age=500, active=True), rules=rules)) == []
+
+
+def test_an_idle_active_segment_past_local_retention_rolls_so_that_it_can_be_copied() -> None:
+    rules = PartitionRules(local_retention_ms=1)
+    segments = (local(0, 2, age=10), local(2, 4, age=10, active=True))
+    assert rolled(snapshot(*segments, rules=rules, remote=())) == [], "not while an older segment is only here"
+    (roll,) = rolled(snapshot(*segments, rules=rules, remote=(row(0, 2),)))
+    assert (roll.base_offset, roll.reason) == (2, "newest record 10 ms old, retention 1 ms")
+
+
+def test_an_untiered_active_segment_past_retention_rolls_and_goes_in_a_later_round() -> None:
+    rules = PartitionRules(retention_ms=5, local_retention_ms=None)
+    taken = snapshot(local(0, 2, age=10), local(2, 4, age=10, active=True), rules=rules, is_tiered=False)
+    kinds = [type(decision).__name__ for decision in plan_partition(taken)]
+    assert kinds == ["RollActive", "AdvanceLogStart", "DropLocal"]
+
+
+def test_a_size_limit_of_zero_rolls_the_active_segment() -> None:
+    rules = PartitionRules(local_retention_bytes=0, local_retention_ms=None)
+    assert len(rolled(snapshot(local(0, 2, active=True), rules=rules))) == 1

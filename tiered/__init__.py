@@ -1,0 +1,32 @@
+"""A tiered-storage log manager: Kafka's own format on the disk, closed segments in an object store.
+
+`LogManager` runs a directory of logs, `open_remote` reads a bucket with nothing else at hand, `Config` says where both
+are. The names load on first use, so importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tiered.config import Config
+    from tiered.manager import LogManager
+    from tiered.remote_view import open_remote
+
+__version__ = "0.1.0"
+__all__ = ["Config", "LogManager", "__version__", "open_remote"]
+
+_HOMES = {"Config": "tiered.config", "LogManager": "tiered.manager", "open_remote": "tiered.remote_view"}
+
+
+def __getattr__(name: str) -> object:
+    """Import an exported name where it is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tiered' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

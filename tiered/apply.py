@@ -1,0 +1,239 @@
+"""Doing what a plan says, one decision at a time, each looked at again before the deed.
+
+Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next round. Order of effects of each:
+
+* copy: read and check the bytes → upload data and indexes → verify → **commit the head** (only now it exists). One that
+  cannot be done ends the copies of its run: a row committed past another that is missing would be a hole for good.
+* local drop: look at the newest committed head → list for readers → rename → unlink after the delay.
+* log start: commit it in the head (tiered) → write the checkpoint → tell readers.
+* expire: one commit that takes rows out and lists their objects; not a byte is deleted.
+* delete: prove that this writer is still the one → delete the listed objects → commit that they are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from local import cleaner
+from local.errors import InvalidRequest
+from local.log_dirs import LogDirectory
+from local.segment_info import SegmentInfo
+from policies.decisions import (
+    AdvanceLogStart,
+    CleanLog,
+    CopySegment,
+    Decision,
+    DeleteUnlinked,
+    DropLocal,
+    ExpireRemote,
+    RollActive,
+)
+from policies.invariants import violations
+from remote.head_changes import add_segments, expire_segments, forget_unlinked
+from remote.store import ObjectStore
+from remote.transfer import copy_segment
+from tiered.copying import segment_to_copy
+from tiered.partition import Partition
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[Decision], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What was done of a plan for one partition; what the world had overtaken is in `skipped`."""
+
+    done: tuple[Decision, ...] = ()
+    skipped: tuple[Decision, ...] = ()
+    cleaned: tuple[cleaner.CleaningResult, ...] = ()
+
+
+@dataclass(slots=True)
+class _Round:
+    partition: Partition
+    directory: LogDirectory
+    store: ObjectStore | None
+    now_ms: int
+    file_delete_delay_ms: int
+    should_stop: Callable[[], bool]
+    done: list[Decision] = field(default_factory=list)
+    skipped: list[Decision] = field(default_factory=list)
+    cleaned: list[cleaner.CleaningResult] = field(default_factory=list)
+
+
+def apply_partition(
+    partition: Partition,
+    decisions: Sequence[Decision],
+    *,
+    directory: LogDirectory,
+    store: ObjectStore | None,
+    now_ms: int,
+    file_delete_delay_ms: int = 0,
+    progress: Progress = lambda decision: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Applied:
+    """Apply one partition's decisions in order. Raises InvalidRequest, before any effect, for an unsound plan.
+
+    Errors of the disk and the store pass through; what was done until then stays done and is safe. `should_stop` is
+    asked before each run of decisions of one kind, and before each copy.
+    """
+    with partition.lock:
+        broken = violations(partition.snapshot(now_ms), decisions)
+        if broken:
+            raise InvalidRequest(f"applying a plan, {broken[0]}", partition=partition.name, broken=len(broken))
+        state = _Round(partition, directory, store, now_ms, file_delete_delay_ms, should_stop)
+        for _, together in groupby(decisions, key=type):
+            if should_stop():
+                break
+            _apply_run(state, list(together), progress)
+        return Applied(done=tuple(state.done), skipped=tuple(state.skipped), cleaned=tuple(state.cleaned))
+
+
+def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
+    """Neighbouring decisions of one kind. Expiries and deletes share their commits; the others go one by one."""
+    for decision in run:
+        progress(decision)
+    match run[0]:
+        case ExpireRemote():
+            _record(state, run, _expire(state, [each for each in run if isinstance(each, ExpireRemote)]))
+        case DeleteUnlinked():
+            _record(state, run, _delete(state, [each for each in run if isinstance(each, DeleteUnlinked)]))
+        case CopySegment():
+            copied = 0
+            while copied < len(run) and not state.should_stop() and _apply_one(state, run[copied]):
+                _record(state, run[copied : copied + 1], run[copied : copied + 1])
+                copied += 1
+            _record(state, run[copied:], [])
+        case _:
+            for decision in run:
+                _record(state, [decision], [decision] if _apply_one(state, decision) else [])
+
+
+def _apply_one(state: _Round, decision: Decision) -> bool:
+    """True when done, False when the world has moved and there is nothing to do any more."""
+    match decision:
+        case RollActive():
+            return _roll(state, decision)
+        case CleanLog():
+            return _clean(state, decision)
+        case CopySegment():
+            return _copy(state, decision)
+        case DropLocal():
+            return _drop(state, decision)
+        case AdvanceLogStart():
+            return _advance(state, decision)
+        case ExpireRemote() | DeleteUnlinked():
+            raise AssertionError("applied in runs")
+
+
+def _record(state: _Round, run: Sequence[Decision], done: Sequence[Decision]) -> None:
+    state.done += done
+    state.skipped += [decision for decision in run if decision not in done]
+    for decision in done:
+        _log.info("applied: partition=%s decision=%s", state.partition.name, decision)
+
+
+def _roll(state: _Round, decision: RollActive) -> bool:
+    log = state.partition.log
+    return log.segments()[-1].base_offset == decision.base_offset and log.roll(now_ms=state.now_ms)
+
+
+def _clean(state: _Round, decision: CleanLog) -> bool:
+    partition = state.partition
+    head = partition.head()
+    result = cleaner.clean(
+        partition.log,
+        state.directory.storage,
+        clean_from=head.next_offset if head is not None else 0,
+        upto_offset=decision.upto_offset,
+        now_ms=state.now_ms,
+        delete_delay_ms=state.file_delete_delay_ms,
+    )
+    state.directory.write_cleaner_offsets()
+    if result is not None:
+        state.cleaned.append(result)
+    return result is not None
+
+
+def _copy(state: _Round, decision: CopySegment) -> bool:
+    partition, metadata = state.partition, state.partition.metadata
+    info = _local_segment(partition, decision.base_offset, decision.next_offset)
+    if info is None or metadata is None or state.store is None:
+        return False
+    head = partition.head()
+    if head is None or info.base_offset < head.next_offset or _leaves_hole(partition, info, head.next_offset):
+        return False
+    segment = segment_to_copy(partition.log, info)
+    row = copy_segment(state.store, partition.prefix, segment, epoch=head.epoch, now_ms=state.now_ms)
+    metadata.commit(add_segments([row]), state.now_ms)
+    return True
+
+
+def _leaves_hole(partition: Partition, info: SegmentInfo, committed_upto: int) -> bool:
+    """Whether local records between what is committed (or the log start) and `info` would be passed over."""
+    return any(
+        segment.next_offset > committed_upto and not segment.is_empty
+        for segment in partition.log.segments()
+        if segment.base_offset < info.base_offset
+    )
+
+
+def _drop(state: _Round, decision: DropLocal) -> bool:
+    partition = state.partition
+    info = _local_segment(partition, decision.base_offset, decision.next_offset)
+    # Judged once more by the newest committed head, not by what the plan hoped for (I2).
+    snapshot = partition.snapshot(state.now_ms)
+    if info is None or not snapshot.has_safe_copy(info):
+        return False
+    dropped = partition.log.drop_before(
+        info.next_offset,
+        now_ms=state.now_ms,
+        delay_ms=state.file_delete_delay_ms,
+        raises_log_start=not snapshot.is_tiered,
+    )
+    return dropped > 0
+
+
+def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
+    partition = state.partition
+    if decision.offset <= partition.snapshot(state.now_ms).log_start_offset:
+        return False
+    if partition.metadata is not None:
+        change = expire_segments([], now_ms=state.now_ms, log_start_offset=decision.offset)
+        partition.metadata.commit(change, state.now_ms)
+    state.directory.write_log_starts({partition.name: decision.offset})
+    partition.log.raise_log_start(decision.offset)
+    return True
+
+
+def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
+    metadata, head = state.partition.metadata, state.partition.head()
+    named = {row.ulid for row in head.segments} if head is not None else set()
+    due = [decision for decision in run if decision.ulid in named]
+    if metadata is not None and due:
+        metadata.commit(expire_segments([each.ulid for each in due], now_ms=state.now_ms), state.now_ms)
+    return list(due)
+
+
+def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
+    metadata, head, store = state.partition.metadata, state.partition.head(), state.store
+    listed = {each.key for each in head.unlinked} if head is not None else set()
+    due = [decision for decision in run if decision.key in listed]
+    if metadata is None or store is None or not due:
+        return []
+    # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
+    metadata.check_still_writer()
+    store.delete([state.partition.prefix + decision.key for decision in due])
+    metadata.commit(forget_unlinked([decision.key for decision in due]), state.now_ms)
+    return list(due)
+
+
+def _local_segment(partition: Partition, base_offset: int, next_offset: int) -> SegmentInfo | None:
+    for info in partition.log.segments():
+        if (info.base_offset, info.next_offset, info.is_active) == (base_offset, next_offset, False):
+            return info
+    return None

@@ -1,0 +1,165 @@
+"""``tiered append``: lines of a file, or JSON lines, as records.
+
+Nothing that was read is held back: a bad line, a signal or an error ends the command after everything before it was
+appended, and the count is told.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, LogError
+from local.names import TopicPartition
+from tiered.cli.arguments import parse_partition
+from tiered.cli.errors import Exit
+from tiered.cli.lines import line_runs, open_lines
+from tiered.cli.records import ReadLine, jsonl_reader, line_reader
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.units import format_count
+
+if TYPE_CHECKING:
+    from local.record import Record
+    from tiered.manager import LogManager
+
+CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
+
+
+@click.command("append")
+@click.argument("target", metavar="TOPIC[/PARTITION]")
+@click.argument(
+    "source",
+    metavar="[FILE|-]",
+    type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
+    default="-",
+)
+@click.option("-K", "separator", metavar="SEP", help="What separates key and value in a line; without, no keys.")
+@click.option("-Z", "is_empty_null", is_flag=True, help="An empty value is null: a tombstone.")
+@click.option("--jsonl", "is_jsonl", is_flag=True, help="Lines are objects: key, value, timestamp, headers.")
+@click.option("--batch", type=click.IntRange(1), default=10_000, show_default=True, help="Records per append.")
+@click.option("--compression", type=click.Choice(CODECS), help="Codec of the batches; default: the topic's.")
+@output_option()
+@click.pass_obj
+def append(
+    session: Session,
+    target: str,
+    source: str,
+    separator: str | None,
+    is_empty_null: bool,
+    is_jsonl: bool,
+    batch: int,
+    compression: str | None,
+    output: str,
+) -> int:
+    """Append one record for each line, to the partition named or split by key as Kafka does.
+
+    Everything appended is on the disk when the command ends. A line that cannot be read, or a signal, ends it; what
+    came before stays and is counted.
+    """
+    topic, partition = parse_partition(target)
+    if is_jsonl and separator is not None:
+        raise click.UsageError("--jsonl carries its keys itself; leave out -K")
+    if separator == "":
+        raise click.UsageError("-K is empty; leave it out for records without keys")
+    read = jsonl_reader(now_ms) if is_jsonl else line_reader(separator, is_empty_null, now_ms)
+    overrides = {"compression.type": compression} if compression else {}
+    failure: LogError | None = None
+    with open_lines(source) as lines, stop_signals() as stop:
+        with session.manager(overrides=overrides) as manager:
+            manager.topic(topic)
+            given = _Given(manager, topic, partition)
+            try:
+                for records in _records(line_runs(lines, batch, stop), read):
+                    given.append(records)
+            except LogError as error:
+                failure = error
+        # The manager is closed: what is told now is on the disk.
+        rows = given.rows()
+        if rows or (output == "json" and failure is None):
+            emit("appended", rows, _COLUMNS, output)
+        if failure is not None or stop.is_set:
+            session.say(f"appended before that: records={given.count}")
+        if failure is not None:
+            raise failure
+        if stop.is_set:
+            return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+        return Exit.DONE
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("base_offset", "FROM", format_count, is_number=True),
+    Column("next_offset", "NEXT", format_count, is_number=True),
+    Column("records", "RECORDS", format_count, is_number=True),
+)
+
+
+class _Given:
+    """What was appended so far: for each partition the first offset, one past the last, and how many records."""
+
+    def __init__(self, manager: LogManager, topic: str, partition: int | None) -> None:
+        self.count = 0
+        self._manager = manager
+        self._topic = topic
+        self._partition = partition
+        self._rows: dict[TopicPartition, tuple[int, int, int]] = {}
+
+    def append(self, records: list[Record]) -> None:
+        """Partition by partition, so that those before one that fails are counted. Raises as the manager does."""
+        if self._partition is None:
+            shares = self._manager.split(self._topic, records)
+        else:
+            shares = {TopicPartition(self._topic, self._partition): records}
+        for name, share in shares.items():
+            self._append_share(name, share)
+
+    def rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "topic": name.topic,
+                "partition": name.partition,
+                "base_offset": base,
+                "next_offset": end,
+                "records": count,
+            }
+            for name, (base, end, count) in sorted(self._rows.items())
+        ]
+
+    def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
+        """A share that holds a record which the log refuses (nothing was added then) goes in halves, up to that one."""
+        try:
+            (result,) = self._manager.append(name.topic, share, name.partition, now_ms=now_ms()).values()
+        except InvalidRequest:
+            if len(share) == 1:
+                raise
+            middle = len(share) // 2
+            self._append_share(name, share[:middle])
+            self._append_share(name, share[middle:])
+            return
+        base, _, count = self._rows.get(name, (result.base_offset, 0, 0))
+        self._rows[name] = (base, result.next_offset, count + len(share))
+        self.count += len(share)
+
+
+def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Record]]:
+    """Each run as records. A line that cannot be read is raised after the records before it were given."""
+    number = 0
+    for run in runs:
+        records: list[Record] = []
+        failure: InvalidRequest | None = None
+        for number, line in enumerate(run, start=number + 1):  # noqa: B020 - counts on from run to run
+            try:
+                records.append(read(line, number))
+            except InvalidRequest as error:
+                failure = error
+                break
+        if records:
+            yield records
+        if failure is not None:
+            raise failure

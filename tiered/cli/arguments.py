@@ -1,0 +1,86 @@
+"""What people type for a partition, a position or a moment, parsed. Mistakes are InvalidRequest, naming the text."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+import click
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition, check_topic
+from tiered.units import parse_ms
+
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_COUNT_MAX = 2**63 - 1  # what a slice of an iterator takes
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin: exactly one field is set. `last` counts records back from the end; `timestamp_ms` is absolute."""
+
+    offset: int | None = None
+    last: int | None = None
+    timestamp_ms: int | None = None
+    is_start: bool = False
+    is_end: bool = False
+
+
+def parse_partition(text: str) -> tuple[str, int | None]:
+    """``orders/3`` or ``orders``: the topic and the partition, None for all of them."""
+    topic, slash, number = text.partition("/")
+    if not slash:
+        return check_topic(text), None
+    if not _NUMBER.fullmatch(number) or number.startswith("-"):
+        # A slash may belong to a wrong topic name as well as to a wrong partition.
+        raise InvalidRequest("reading TOPIC/PARTITION, the partition is not a number", text=repr(text))
+    partition = TopicPartition(topic, int(number))
+    return partition.topic, partition.partition
+
+
+def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
+    """``orders/3`` or ``orders/3@17``: the partition and the offset. Raises InvalidRequest without a partition."""
+    name, at, offset = text.partition("@")
+    topic, number = parse_partition(name)
+    if number is None or (at and not (_NUMBER.fullmatch(offset) and not offset.startswith("-"))):
+        raise InvalidRequest("reading a partition", text=repr(text), expected="'TOPIC/PARTITION[@OFFSET]'")
+    return TopicPartition(topic, number), int(offset) if at else None
+
+
+def count_type(at_least: int) -> click.IntRange:
+    """The click type of a ``-n``."""
+    return click.IntRange(at_least, _COUNT_MAX)
+
+
+def parse_position(text: str, now_ms: int) -> Position:
+    """``start``, ``end``, an offset, ``-N`` (the last N), ``@TIME`` as `parse_time` takes it."""
+    match text:
+        case "start" | "beginning" | "earliest":
+            return Position(is_start=True)
+        case "end" | "latest":
+            return Position(is_end=True)
+    if text.startswith("@"):
+        return Position(timestamp_ms=parse_time(text[1:], now_ms))
+    if not _NUMBER.fullmatch(text):
+        raise InvalidRequest("reading a position", text=repr(text), expected="'start end OFFSET -N @TIME @-2h'")
+    number = int(text)
+    return Position(last=-number) if number < 0 else Position(offset=number)
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Ms since the epoch: ``-2h`` before `now_ms`, a number of ms, or RFC 3339 (UTC where no zone is given)."""
+    if text.startswith("-"):
+        ago = parse_ms(text[1:])
+        if ago is not None:
+            return now_ms - ago
+    elif _NUMBER.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        expected = "'2026-11-20T12:00:00Z, a number of ms, or -2h'"
+        raise InvalidRequest("reading a time", text=repr(text), expected=expected) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return round(moment.timestamp() * 1000)

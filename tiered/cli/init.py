@@ -1,0 +1,86 @@
+"""``tiered init``: a configuration file, and a proof that the store can do what commits stand on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.session import Session, now_ms, store_options
+
+
+@click.command("init")
+@click.argument("directory", required=False)
+@click.option(
+    "--remote", "url", metavar="URL", help="s3://bucket/prefix or file:///path; default: DIR/bucket on this disk."
+)
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For the store.")
+@click.option("--no-probe", is_flag=True, help="Write the file without asking the store anything.")
+@click.pass_obj
+def init(session: Session, directory: str | None, url: str | None, options: dict[str, object], no_probe: bool) -> None:
+    """Write DIR/tiered.toml, after creating one object twice in the store and removing it.
+
+    The store's credentials come from its own environment variables or profile; none is ever written here.
+    """
+    from tiered.config import FILE, file_url
+    from tiered.secrets import check_no_secret
+
+    root = os.path.abspath(directory or session.directory)
+    path = os.path.join(root, FILE)
+    if os.path.exists(path):
+        raise InvalidRequest("writing a configuration, it exists", file=path)
+    check_no_secret(url, options, path)
+    if url is None:
+        url = file_url(os.path.join(root, "bucket"))
+        os.makedirs(os.path.join(root, "bucket"), exist_ok=True)
+    if not no_probe:
+        _probe(session, url, options)
+    os.makedirs(root, exist_ok=True)
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(configuration(url, options))
+    click.echo(path)
+    session.say(f"next: tiered -C {shlex.quote(directory or session.directory)} topic create NAME")
+
+
+def configuration(url: str, options: Mapping[str, object]) -> str:
+    """The text of a new ``tiered.toml``: tiering is on for every topic, all else is Kafka's default."""
+    inline = ", ".join(f"{_toml(name)} = {_toml(value)}" for name, value in options.items())
+    return "\n".join(
+        (
+            "# Where the logs are, where closed segments go, and what every topic gets unless it says otherwise.",
+            "[local]",
+            'dir = "data"',
+            "",
+            "[remote]",
+            f"url = {_toml(url)}",
+            *([f"options = {{ {inline} }}"] if options else []),
+            "",
+            "[defaults]",
+            '"remote.storage.enable" = true',
+            "",
+        )
+    )
+
+
+def _toml(value: object) -> str:
+    """A text or a switch as TOML, whose escapes are JSON's, except that it knows no surrogate pairs."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _probe(session: Session, url: str, options: dict[str, object]) -> None:
+    from remote.fsspec_store import open_store
+    from remote.probe import probe_store
+
+    store = open_store(url, options)
+    try:
+        guarantees = probe_store(store, now_ms=now_ms())
+    finally:
+        store.close()
+    if guarantees.create_if_absent:
+        session.say(f"store is writable and creates only if absent: {store.url}")
+    else:
+        session.say(f"warning: this store overwrites what should exist once; never run two managers on it: {store.url}")

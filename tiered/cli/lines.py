@@ -1,0 +1,83 @@
+"""Lines from a descriptor, in runs: whole lines, in order, and none waits long for the others.
+
+What has been read is never held back: a run ends when it is full, when its first line was read a second ago, at the end
+of the input, and when a signal asks to stop. Only a line without its end, cut short by a signal, is not given.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from local.errors import DiskFailed, InvalidRequest
+from tiered.cli.signals import Stop
+
+RUN_S = 1.0  # how long a line of an open pipe waits at most
+RUN_BYTES = 16 << 20  # long lines make shorter runs
+CHUNK_BYTES = 1 << 20
+
+
+@contextmanager
+def open_lines(path: str) -> Iterator[int]:
+    """The descriptor of a file, or of stdin for ``-``. Raises InvalidRequest when stdin is closed."""
+    if path == "-":
+        if sys.stdin is None:
+            raise InvalidRequest("reading lines, stdin is closed: name a file")
+        yield 0
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def line_runs(fd: int, size: int, stop: Stop) -> Iterator[list[bytes]]:
+    """Runs of 1 to `size` lines, ``\\n`` cut off (module text). Raises DiskFailed when the input cannot be read."""
+    lines: list[bytes] = []
+    pieces: list[bytes] = []  # of the line whose end has not come yet
+    held = 0
+    due = float("inf")
+    while not stop.is_set:
+        data = _read(fd, stop, due)
+        if data:
+            first, *others = data.split(b"\n")
+            pieces.append(first)
+            if others:
+                due = min(due, time.monotonic() + RUN_S)
+                lines += [b"".join(pieces), *others[:-1]]
+                pieces = others[-1:]
+            held += len(data)
+        elif data is not None:
+            lines += [last] if (last := b"".join(pieces)) else []
+            break
+        whole = len(lines)
+        if time.monotonic() < due and held < RUN_BYTES:
+            whole -= whole % size
+        if whole:
+            yield from _sliced(lines[:whole], size)
+            lines, held, due = lines[whole:], 0, float("inf")
+            if lines:
+                due = time.monotonic() + RUN_S
+    yield from _sliced(lines, size)
+
+
+def _read(fd: int, stop: Stop, due: float) -> bytes | None:
+    """What is there to read, empty at the end; None when `due` (monotonic) or a signal came first."""
+    wait_s = None if due == float("inf") else due - time.monotonic()
+    if not stop.wait(wait_s, fd):
+        return None
+    try:
+        return os.read(fd, CHUNK_BYTES)
+    except OSError as error:
+        cause = errno.errorcode.get(error.errno or 0, "unknown").lower()
+        raise DiskFailed("reading lines", descriptor=fd, cause=cause) from error
+
+
+def _sliced(lines: list[bytes], size: int) -> Iterator[list[bytes]]:
+    for at in range(0, len(lines), size):
+        yield lines[at : at + size]

@@ -1,0 +1,165 @@
+"""The ``tiered`` command: global options, commands that load when they are called, and the way out.
+
+Listing the commands imports none of them; each imports the library when it runs. Data goes to stdout, words to stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from local.errors import LogError
+from tiered import __version__
+from tiered.cli.errors import Exit, exit_code, internal, one_line
+from tiered.cli.session import Session, parse_setting
+
+# name: (module, one line of help); the order is that of a first visit.
+COMMANDS = {
+    "demo": ("tiered.cli.demo", "Show the whole road on real data: both tiers, compaction, Spark. Nothing to set up."),
+    "init": ("tiered.cli.init", "Write a tiered.toml and try the object store."),
+    "topic": ("tiered.cli.topic", "Create, alter, list and describe topics."),
+    "append": ("tiered.cli.append", "Append records from a file or from stdin."),
+    "consume": ("tiered.cli.consume", "Read records from both tiers, or from a bucket alone."),
+    "dump": ("tiered.cli.dump", "Show batches, records or index entries as they are stored."),
+    "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
+    "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
+    "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
+}
+
+_WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they are looked up."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, summary = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), cmd_name)
+        command.short_help = summary
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and name not in COMMANDS and not name.startswith("-"):
+            from tiered.properties import nearest
+
+            near = nearest(name, COMMANDS)
+            raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, "-V", "--version", message="tiered %(version)s")
+@click.option("-C", "--dir", "directory", default=".", envvar="TIERED_DIR", metavar="DIR", help="Where tiered.toml is.")
+@click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", help="Override a property; may be repeated.")
+@click.option("--debug", is_flag=True, help="Show tracebacks and everything that is logged.")
+@click.option("-v", "--verbose", is_flag=True, help="Log every change.")
+@click.option("-q", "--quiet", is_flag=True, help="Only data and errors.")
+@click.pass_context
+def main(
+    ctx: click.Context, directory: str, settings: tuple[str, ...], debug: bool, verbose: bool, quiet: bool
+) -> None:
+    """A tiered-storage log manager: Kafka's format on disk, closed segments in an object store."""
+    overrides = dict(parse_setting(text) for text in settings)
+    ctx.obj = Session(directory=directory, overrides=overrides, is_quiet=quiet, is_verbose=verbose, is_debug=debug)
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: run a command and end the process with its exit code."""
+    _fill_closed_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(invoke(words))
+
+
+def invoke(words: list[str]) -> int:
+    """Run a command; its exit code. One line on stderr for an error, the traceback too with ``--debug``."""
+    is_debug = "--debug" in words  # click takes the list apart
+    code: int
+    try:
+        # Not click's own main(): it would answer a closed pipe, an interrupt and our errors in its own way.
+        with main.make_context("tiered", words) as context:
+            result = main.invoke(context)
+        code = int(result) if isinstance(result, int) else Exit.DONE
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        code = error.exit_code
+    except click.exceptions.Abort:
+        code = Exit.INTERRUPTED
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        code = error.exit_code
+    except (LogError, OSError, ImportError, KeyboardInterrupt) as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _WRITE_ERRORS:
+            # Every other door translates what comes through it, so this is our own printing.
+            code = _lose_stdout(error)
+        else:
+            _show_traceback(error, is_debug)
+            code = exit_code(error)
+            if not isinstance(error, KeyboardInterrupt):
+                click.echo(one_line(error), err=True)
+    except Exception as error:  # noqa: BLE001 - the last resort: a person gets one line, whatever it was
+        _show_traceback(error, is_debug)
+        click.echo(internal(error), err=True)
+        code = Exit.FAILED
+    return _flushed(code)
+
+
+def _show_traceback(error: BaseException, is_debug: bool) -> None:
+    if is_debug:
+        import traceback
+
+        traceback.print_exception(error)
+
+
+def _flushed(code: int) -> int:
+    """Bring stdout to its end; the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return code or _lose_stdout(error)
+    return code
+
+
+def _lose_stdout(error: OSError) -> Exit:
+    """Drop what cannot be written, or the interpreter complains of it at exit. Whoever closed a pipe had enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return Exit.DONE
+    click.echo(f"error: writing to stdout: {(error.strerror or 'failed').lower()}", err=True)
+    return Exit.FAILED
+
+
+def _fill_closed_streams() -> None:
+    """Put something in the place of standard streams that were closed (``>&-``).
+
+    Else the next file that is opened gets their number, and whoever prints would write into it. Reading stdin and
+    writing to stdout fail, as they do with a closed stream: the stand-ins are opened the other way round. What goes to
+    stderr is dropped.
+    """
+    for fd, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, mode)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

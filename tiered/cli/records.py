@@ -1,0 +1,182 @@
+"""Records as text: kcat's templates and JSON to print them, lines and JSON lines to read them."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import os
+from collections.abc import Callable
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from local.record import Header, Record, StoredRecord
+
+_TIMESTAMP_MS_MAX = 2**63 - 1
+
+# A line of input, without its end, and its number, as a record. Raises InvalidRequest, naming the line.
+ReadLine = Callable[[bytes, int], Record]
+Field = Callable[[TopicPartition, StoredRecord], bytes]
+
+_FIELDS: dict[str, Field] = {
+    "T": lambda partition, record: partition.topic.encode(),
+    "p": lambda partition, record: b"%d" % partition.partition,
+    "o": lambda partition, record: b"%d" % record.offset,
+    "k": lambda partition, record: record.key or b"",
+    "v": lambda partition, record: record.value or b"",
+    "t": lambda partition, record: b"%d" % record.timestamp_ms,
+    "d": lambda partition, record: rfc3339(record.timestamp_ms).encode(),
+    "h": lambda partition, record: b",".join(
+        name.encode() + b"=" + (value if value is not None else b"NULL") for name, value in record.headers
+    ),
+    "K": lambda partition, record: b"%d" % (-1 if record.key is None else len(record.key)),
+    "S": lambda partition, record: b"%d" % (-1 if record.value is None else len(record.value)),
+    "%": lambda partition, record: b"%",
+}
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+
+
+def parse_template(template: str) -> Field:
+    r"""A function that prints a record: ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes), ``\n \t``.
+
+    Null prints as nothing. Raises InvalidRequest for an unknown sign.
+    """
+    parts: list[bytes | Field] = []
+    signs = iter(template)
+    for sign in signs:
+        table: dict[str, Field] | dict[str, bytes] | None = {"%": _FIELDS, "\\": _ESCAPES}.get(sign)  # type: ignore[assignment]
+        if table is None:
+            parts.append(os.fsencode(sign))  # an argument that is not UTF-8 stands for its bytes
+            continue
+        name = next(signs, "")
+        if name not in table:
+            raise InvalidRequest("reading a template, unknown sign", sign=sign + name, known=" ".join(_FIELDS))
+        parts.append(table[name])
+
+    def text(partition: TopicPartition, record: StoredRecord) -> bytes:
+        return b"".join(part if isinstance(part, bytes) else part(partition, record) for part in parts)
+
+    return text
+
+
+def as_json(partition: TopicPartition, record: StoredRecord) -> dict[str, object]:
+    """A record for `json.dumps`; bytes that are not UTF-8 become ``{"base64": ...}``, as ``append --jsonl`` reads."""
+    return {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "timestampType": int(record.timestamp_type),
+        "key": _text(record.key),
+        "value": _text(record.value),
+        "headers": [{"key": name, "value": _text(value)} for name, value in record.headers],
+    }
+
+
+def rfc3339(timestamp_ms: int) -> str:
+    """``2026-11-20T12:00:00.000Z``; the bare number outside the years that a calendar has."""
+    try:
+        moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(timestamp_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], int]) -> ReadLine:
+    """Lines as records, stamped by `clock`; with a separator, what stands before its first place is the key."""
+    mark = os.fsencode(separator) if separator is not None else None
+
+    def read(line: bytes, number: int) -> Record:
+        text = line.removesuffix(b"\r")
+        key: bytes | None = None
+        if mark is not None:
+            key, found, text = text.partition(mark)
+            if not found:
+                raise InvalidRequest("reading a line, no key separator in it", line=number, separator=repr(separator))
+        return Record(key, None if is_empty_null and not text else text, clock())
+
+    return read
+
+
+def jsonl_reader(clock: Callable[[], int]) -> ReadLine:
+    """JSON objects as records; null or missing is null, a missing timestamp is the clock's."""
+
+    def read(line: bytes, number: int) -> Record:
+        try:
+            body = json.loads(line)
+        except (ValueError, RecursionError):
+            raise InvalidRequest("reading a line, not json", line=number) from None
+        if not isinstance(body, dict):
+            raise InvalidRequest("reading a line, not a json object", line=number)
+        timestamp = _timestamp(body.get("timestamp"), number)
+        return Record(
+            _bytes(body.get("key"), "key", number),
+            _bytes(body.get("value"), "value", number),
+            clock() if timestamp is None else timestamp,
+            _headers(body.get("headers"), number),
+        )
+
+    return read
+
+
+def _text(value: bytes | None) -> str | dict[str, str] | None:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _timestamp(value: object, line: int) -> int | None:
+    if value is None:
+        return None
+    # A bool is an int to Python. -1 is what Kafka calls no timestamp.
+    if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _TIMESTAMP_MS_MAX:
+        raise InvalidRequest("reading a line, timestamp is not a number of ms", line=line)
+    return value
+
+
+def _headers(value: object, line: int) -> tuple[Header, ...]:
+    """As ``consume -o jsonl`` prints them: a list of objects with key and value; a plain object will do."""
+    pairs: list[tuple[object, object]]
+    if isinstance(value, dict):
+        pairs = list(value.items())
+    elif value is None:
+        pairs = []
+    elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        pairs = [(one.get("key"), one.get("value")) for one in value]
+    else:
+        raise InvalidRequest("reading a line, headers are not a list of key and value", line=line)
+    return tuple((_name(key, line), _bytes(content, "a header", line)) for key, content in pairs)
+
+
+def _name(value: object, line: int) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest("reading a line, headers have a key that is not a text", line=line)
+    _utf8(value, "a header's key", line)
+    return value
+
+
+def _bytes(value: object, field: str, line: int) -> bytes | None:
+    """Text as UTF-8, ``{"base64": ...}`` as it decodes, any other JSON value as its compact text."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _utf8(value, field, line)
+    if isinstance(value, dict) and set(value) == {"base64"}:
+        try:
+            return base64.b64decode(str(value["base64"]), validate=True)
+        except ValueError:
+            raise InvalidRequest(f"reading a line, {field} is not base64", line=line) from None
+    try:
+        return _utf8(json.dumps(value, separators=(",", ":"), ensure_ascii=False), field, line)
+    except RecursionError:
+        raise InvalidRequest(f"reading a line, {field} is nested too deeply", line=line) from None
+
+
+def _utf8(text: str, field: str, line: int) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"reading a line, {field} is not text: half a surrogate pair", line=line) from None

@@ -1,0 +1,102 @@
+"""Rows on stdout: a table for people, JSON, JSON lines or CSV for programs.
+
+Tables show human units, the other forms raw numbers. JSON is one object with `schema_version`; within one version
+fields are only ever added. Nothing but text goes where no terminal is.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+SCHEMA_VERSION = 1
+FORMATS = ("table", "json", "jsonl", "csv")
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`name` is the field in programs' output; `title` None keeps the column out of the table.
+
+    A column that is `only_table` puts fields together for a reader and is kept out of everything else.
+    """
+
+    name: str
+    title: str | None = None
+    show: Callable[..., str] = str
+    is_number: bool = False
+    only_table: bool = False
+
+
+def output_option(default: str = "table") -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """The ``-o`` of a command that gives rows."""
+    choice = click.Choice(FORMATS)
+    return click.option("-o", "--output", type=choice, default=default, show_default=True, help="How to print.")
+
+
+def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
+    """Print `rows` in one of FORMATS. `what` names the list in JSON, `facts` stand beside it.
+
+    JSON lines and CSV are written as the rows come, so there may be any number of them.
+    """
+    match output:
+        case "json":
+            _write(_json({"schema_version": SCHEMA_VERSION, **facts, what: [_fields(row, columns) for row in rows]}))
+        case "jsonl":
+            for row in rows:
+                _write(_json(_fields(row, columns)))
+        case "csv":
+            _write_csv(rows, columns)
+        case _:
+            _write_table(list(rows), [column for column in columns if column.title is not None])
+
+
+def _fields(row: Row, columns: Sequence[Column]) -> dict[str, object]:
+    return {column.name: row.get(column.name) for column in columns if not column.only_table}
+
+
+def _json(value: object) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _write_csv(rows: Iterable[Row], columns: Sequence[Column]) -> None:
+    import csv
+
+    names = [column.name for column in columns if not column.only_table]
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_fields(row, columns) for row in rows)
+
+
+def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    """On a terminal as wide as that is, elsewhere as wide as it needs to be, without a code in it."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.title or "", justify="right" if column.is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_shown(row.get(column.name), column)) for column in columns))
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False, markup=False).print(table)
+        return
+    plain = io.StringIO()
+    Console(file=plain, width=10_000, highlight=False, markup=False).print(table)
+    for line in plain.getvalue().splitlines():
+        _write(line.rstrip())
+
+
+def _shown(value: object, column: Column) -> str:
+    return "-" if value is None else column.show(value)

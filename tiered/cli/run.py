@@ -1,0 +1,74 @@
+"""``tiered run``: the loop around `LogManager.tick`. Only here does background work know the time.
+
+The first SIGTERM or Ctrl-C lets the step under way finish, seals the logs and ends cleanly, telling what is in trouble.
+A second one breaks the step off; whatever it had begun, the next start finishes or undoes.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import Fenced, InvalidRequest
+from tiered.cli.errors import Exit, one_line, worst
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import Stop, stop_signals
+from tiered.units import format_ms, parse_ms
+
+if TYPE_CHECKING:
+    from tiered.manager import LogManager
+
+
+@click.command("run")
+@click.option("--once", is_flag=True, help="Work until nothing is left to do, then end.")
+@click.option("--interval", metavar="TIME", help="How long to rest between rounds; default: the configured one.")
+@click.pass_obj
+def run(session: Session, once: bool, interval: str | None) -> int:
+    """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
+    with stop_signals() as stop, session.manager(is_daemon=True) as manager:
+        rest_ms = _interval_ms(interval, manager)
+        if not once:
+            session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")
+        code = _work_off(manager, stop) if once else _work(manager, stop, rest_ms)
+        _tell(session, manager)
+    return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
+
+
+def _work_off(manager: LogManager, stop: Stop) -> int:
+    """Round after round until one does nothing. A SIGTERM before that is no success: work may be left."""
+    while manager.tick(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
+        pass
+    return worst(manager.problems.values()) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
+
+
+def _work(manager: LogManager, stop: Stop, rest_ms: int) -> int:
+    """Rounds for ever; a rest after one that left nothing to do.
+
+    A partition in trouble is tried again. Only a newer writer in the bucket ends the loop: this one has lost its place.
+    """
+    while not stop.is_set:
+        is_busy = manager.tick(now_ms(), should_stop=lambda: stop.is_set)
+        if any(isinstance(problem, Fenced) for problem in manager.problems.values()):
+            return Exit.CONFLICT
+        if not is_busy:
+            stop.wait(rest_ms / 1000)
+    return Exit.DONE
+
+
+def _tell(session: Session, manager: LogManager) -> None:
+    for name, problem in sorted(manager.problems.items()):
+        click.echo(f"{one_line(problem)} (partition {name})", err=True)
+    counts = manager.request_counts()
+    if counts is not None and session.is_verbose:
+        session.say(f"requests: {counts}")
+
+
+def _interval_ms(text: str | None, manager: LogManager) -> int:
+    if text is None:
+        return manager.config.task_interval_ms
+    value = parse_ms(text)
+    if value is None or value <= 0:
+        raise InvalidRequest("reading --interval", text=repr(text), expected="a duration such as 30s")
+    return value

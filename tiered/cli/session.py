@@ -1,0 +1,116 @@
+"""What the commands share: the directory, the overrides, the configuration, the manager, the clock, the words."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, LogError, NotFound
+
+if TYPE_CHECKING:
+    from local.names import TopicPartition
+    from tiered.config import Config
+    from tiered.manager import LogManager
+    from tiered.topics import TopicRegistry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One invocation. Library objects are made when asked for, so that a command pays only for what it uses."""
+
+    directory: str
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    is_quiet: bool = False
+    is_verbose: bool = False
+    is_debug: bool = False
+
+    def config(self, overrides: Mapping[str, str] | None = None) -> Config:
+        """The configuration of the directory, `overrides` on top. Raises NotFound where there is none."""
+        from tiered.config import FILE, Config
+
+        path = os.path.join(self.directory, FILE)
+        if not os.path.exists(path):
+            raise NotFound(
+                f"looking for {FILE}, run 'tiered init' or name a directory with -C", directory=self.directory
+            )
+        return Config.load(path, {**self.overrides, **(overrides or {})}, os.environ)
+
+    def topics(self) -> TopicRegistry:
+        """The topics as the directory has them written down: no log is opened and no store asked."""
+        from local.storage import DiskStorage
+        from tiered.topics import TopicRegistry
+
+        return TopicRegistry(DiskStorage(), self.config().data_dir)
+
+    def manager(
+        self, *, read_only: bool = False, is_daemon: bool = False, overrides: Mapping[str, str] | None = None
+    ) -> LogManager:
+        """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict)."""
+        config = self.config(overrides)
+        self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only)
+        from tiered.manager import LogManager
+
+        return LogManager.open(config, now_ms=now_ms(), read_only=read_only)
+
+    def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
+        """Log lines go to stderr: warnings, with -v or in a daemon every change, with --debug everything of ours.
+
+        A command that `tells_problems` itself does not want them from the manager's log as well.
+        """
+        import logging
+
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+        level = logging.INFO if self.is_verbose or is_daemon else logging.WARNING
+        level = logging.ERROR if self.is_quiet else logging.DEBUG if self.is_debug else level
+        for room in ("tiered", "local", "remote"):
+            logging.getLogger(room).setLevel(level)
+        is_silent = tells_problems and not (self.is_verbose or self.is_debug)
+        logging.getLogger("tiered.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
+
+    def tell_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
+        """A line on stderr for each partition in trouble, quiet or not: what stdout shows is without them."""
+        for name, problem in sorted(problems.items()):
+            click.echo(f"! {name}: {' '.join(str(problem).split())}", err=True)
+
+    def say(self, text: str) -> None:
+        """Words for a person, on stderr."""
+        if not self.is_quiet:
+            click.echo(text, err=True)
+
+
+def now_ms() -> int:
+    """The wall clock: the command line is where time enters."""
+    return time.time_ns() // 1_000_000
+
+
+def parse_setting(text: str) -> tuple[str, str]:
+    """``retention.ms=7d`` as key and value. Raises InvalidRequest without the equals sign, and for bytes not UTF-8."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InvalidRequest("reading -X, not of the form key=value", text=repr(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("reading a setting, not utf-8", text=repr(text)) from None
+    return key.strip(), value.strip()
+
+
+def settings_option(text: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """The repeatable ``-X key=value`` of a command, as a dict."""
+
+    def parsed(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+        return dict(parse_setting(value) for value in values)
+
+    return click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", callback=parsed, help=text)
+
+
+def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
+    """A click callback: repeated ``name=value`` as options for the store's client; true and false are switches."""
+    switches: dict[str, object] = {"true": True, "false": False}
+    pairs = (parse_setting(value) for value in values)
+    return {key: switches.get(value, value) for key, value in pairs}

@@ -1,0 +1,69 @@
+"""Being told to stop: the first SIGTERM or Ctrl-C is remembered and wakes a sleeper, the second breaks off at once.
+
+The first one interrupts nothing, so that what is under way ends well and everything is closed in order. Only the main
+thread may use this (signals go there).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WAIT_MS_MAX = 2**31 - 1  # what poll(2) takes; about 25 days
+
+
+class Terminated(KeyboardInterrupt):
+    """The second signal was a SIGTERM."""
+
+
+class Stop:
+    """Which signal asked us to stop, None before the first."""
+
+    def __init__(self, wake_fd: int) -> None:
+        self.signal: int | None = None
+        self._wake_fd = wake_fd
+
+    @property
+    def is_set(self) -> bool:
+        return self.signal is not None
+
+    def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
+        """Sleep until `fd` can be read, a signal came or the time is over (None: never); whether `fd` can be read.
+
+        Waits 25 days at most. A signal that came just before is not slept through: it is seen as a byte in a pipe.
+        """
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+        timeout_ms = None if timeout_s is None else min(max(0.0, timeout_s * 1000), WAIT_MS_MAX)
+        return any(ready == fd for ready, _ in poll.poll(timeout_ms))
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        self.signal = number
+
+
+@contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """SIGTERM and SIGINT go to a `Stop` while this lasts."""
+    wake_read, wake_write = os.pipe()
+    for fd in (wake_read, wake_write):
+        os.set_blocking(fd, False)
+    stop = Stop(wake_read)
+    wake_before = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wake_before)
+        os.close(wake_read)
+        os.close(wake_write)

@@ -1,0 +1,140 @@
+"""``tiered topic``: create, alter, list, describe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import LogError
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms, settings_option
+from tiered.status import PartitionStatus, partition_status
+from tiered.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from tiered.topics import Topic
+
+
+@click.group("topic")
+def topic() -> None:
+    """Create, alter, list and describe topics."""
+
+
+@topic.command("create")
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True)
+@settings_option("A property of this topic; may be repeated.")
+@click.pass_obj
+def create(session: Session, name: str, partitions: int, settings: dict[str, str]) -> None:
+    """Create the topic NAME."""
+    from local.names import check_topic
+
+    check_topic(name)
+    with session.manager() as manager:
+        created = manager.create_topic(name, partitions, settings, now_ms=now_ms())
+        is_tiered = manager.config.topic_properties(name, created.properties)["remote.storage.enable"] == "true"
+    session.say(f"created {created.name}: partitions={created.partition_count} topic_id={created.topic_id}")
+    if is_tiered:
+        _warn_of_namesakes(session, created)
+
+
+def _warn_of_namesakes(session: Session, created: Topic) -> None:
+    """Whoever reads the bucket alone has to choose between topics of one name."""
+    from remote.fsspec_store import open_store
+    from tiered.remote_view import topic_ids
+
+    config = session.config()
+    if config.remote_url is None:
+        return
+    store = open_store(config.remote_url, config.remote_options)
+    try:
+        others = [each for each in topic_ids(store, created.name) if each != created.topic_id]
+    except LogError as error:
+        session.say(f"warning: whether the bucket holds another topic of this name could not be seen: {error}")
+        return
+    finally:
+        store.close()
+    if others:
+        session.say(
+            "warning: the bucket already holds a topic of this name; whoever reads the bucket alone has to choose with "
+            f"--topic-id or topic_ids: topic={created.name} topic_ids={','.join(others)}"
+        )
+
+
+@topic.command("alter")
+@click.argument("name")
+@settings_option("A property to set; an empty value takes the topic's own back. May be repeated.")
+@click.pass_obj
+def alter(session: Session, name: str, settings: dict[str, str]) -> None:
+    """Change the topic NAME's own settings."""
+    if not settings:
+        raise click.UsageError("nothing to alter: give at least one -X KEY=VALUE")
+    with session.manager() as manager:
+        altered = manager.alter_topic(name, settings, now_ms=now_ms())
+    session.say(f"altered {altered.name}: {_settings(altered.properties) or 'no settings of its own'}")
+
+
+@topic.command("list")
+@output_option()
+@click.pass_obj
+def list_topics(session: Session, output: str) -> None:
+    """The topics of this directory."""
+    rows = [
+        {
+            "topic": each.name,
+            "partitions": each.partition_count,
+            "topic_id": each.topic_id,
+            "settings": dict(each.properties) if output in ("json", "jsonl") else _settings(each.properties),
+        }
+        for each in session.topics().all()
+    ]
+    columns = (
+        Column("topic", "TOPIC"),
+        Column("partitions", "PARTS", is_number=True),
+        Column("topic_id", "ID"),
+        Column("settings", "SETTINGS"),
+    )
+    emit("topics", rows, columns, output)
+
+
+@topic.command("describe")
+@click.argument("name")
+@click.option("--settings", "show_settings", is_flag=True, help="Every effective setting and where it comes from.")
+@output_option()
+@click.pass_obj
+def describe(session: Session, name: str, show_settings: bool, output: str) -> None:
+    """The partitions of the topic NAME, or with --settings what it is set to."""
+    if show_settings:
+        effective = session.config().explain(name, session.topics().get(name).properties)
+        settings = [{"property": each.name, "value": each.value, "origin": each.origin} for each in effective]
+        columns = (Column("property", "PROPERTY"), Column("value", "VALUE"), Column("origin", "ORIGIN"))
+        emit("settings", settings, columns, output, topic=name)
+        return
+    with session.manager(read_only=True) as manager:
+        found = manager.topic(name)
+        rows = [_row(partition_status(each)) for each in manager.snapshots(now_ms(), [name])]
+        problems = {each: problem for each, problem in manager.problems.items() if each.topic == name}
+    emit("partitions", rows, _PARTITION_COLUMNS, output, topic=name, topic_id=found.topic_id)
+    session.tell_problems(problems)
+
+
+def _row(status: PartitionStatus) -> dict[str, object]:
+    names = [column.name for column in _PARTITION_COLUMNS[1:]]
+    return {"partition": status.partition.partition, **{name: getattr(status, name) for name in names}}
+
+
+_PARTITION_COLUMNS = (
+    Column("partition", "PARTITION", is_number=True),
+    Column("log_start_offset", "START", format_count, is_number=True),
+    Column("local_start_offset", "LOCAL FROM", format_count, is_number=True),
+    Column("next_offset", "NEXT", format_count, is_number=True),
+    Column("local_segments", "LOCAL SEGS", is_number=True),
+    Column("local_bytes", "LOCAL", format_bytes, is_number=True),
+    Column("remote_segments", "REMOTE SEGS", is_number=True),
+    Column("remote_bytes", "REMOTE", format_bytes, is_number=True),
+)
+
+
+def _settings(properties: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in properties.items())

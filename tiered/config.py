@@ -1,0 +1,235 @@
+"""The configuration: ``tiered.toml``, the environment and the command line, layered, and every key checked.
+
+```toml
+[local]
+dir = "data"                              # relative to this file
+[remote]
+url = "s3://bucket/prefix"
+options = { profile = "prod" }            # a name, never a secret
+[defaults]
+"retention.ms" = "30d"
+[topics."orders*"]
+"local.retention.ms" = "6h"
+```
+
+Precedence for a property, highest first: ``-X`` → ``TIERED_*`` environment → the topic's own settings (those it was
+created with) → ``[topics]`` globs, a later one over an earlier → ``[defaults]`` → built in. Of the directory and the
+store's URL ``TIERED_LOCAL_DIR`` and ``TIERED_REMOTE_URL`` outrank the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from urllib.parse import quote
+
+from local.errors import InvalidRequest, NotFound
+from tiered.properties import DEFAULTS, ENVIRONMENT, canonical, find_property, nearest, parse
+from tiered.secrets import check_no_secret
+from tiered.topic_settings import check_combination, log_settings, resolve_rules
+
+__all__ = ["FILE", "Config", "Setting", "file_url", "log_settings", "resolve_rules"]
+
+FILE = "tiered.toml"
+DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"
+_KEYS = {"local": ("dir",), "remote": ("url", "options")}  # the keys of the other sections are in the property table
+_SECTIONS = (*_KEYS, "defaults", "topics")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One effective setting and where it came from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a manager is opened with. Settings are text that has been checked to parse.
+
+    `data_dir` is absolute. `remote_options` go to the store as they are and hold no secret unless the endpoint is
+    loopback.
+    """
+
+    data_dir: str
+    remote_url: str | None = None
+    remote_options: Mapping[str, object] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    path: str | None = None
+
+    @classmethod
+    def load(
+        cls,
+        path: str | None = None,
+        overrides: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        local_dir: str | None = None,
+    ) -> Config:
+        """Read `path` (None: built-in defaults alone) and layer environment and overrides over it.
+
+        `local_dir` is for a caller without a file. Raises NotFound for a file that is not there, InvalidRequest for
+        anything in it, in `environ` or in `overrides` that is unknown, malformed or a secret.
+        """
+        body = _read(path) if path is not None else {}
+        _check_sections(body, path)
+        local, remote = _table(body, "local", path), _table(body, "remote", path)
+        environ = environ if environ is not None else {}
+        directory = environ.get(DIRECTORY_VARIABLE) or local_dir or _string(local, "dir", "local", path) or "data"
+        url = environ.get(URL_VARIABLE) or _string(remote, "url", "remote", path)
+        options = _table(remote, "options", path)
+        check_no_secret(url, options, path)
+        root = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
+        topics = _table(body, "topics", path)
+        config = cls(
+            data_dir=os.path.abspath(os.path.join(root, directory)),
+            remote_url=url,
+            remote_options=options,
+            defaults=_settings(_table(body, "defaults", path), {"section": "defaults", "file": path}),
+            topics={
+                glob: _settings(_table(topics, glob, path), {"section": f"topics.{glob}", "file": path}, per_topic=True)
+                for glob in topics
+            },
+            environment=_from_environment(environ),
+            overrides=_settings(overrides or {}, {"option": "-X"}),
+            path=path,
+        )
+        check_combination(config.topic_properties(""))
+        return config
+
+    @property
+    def file_delete_delay_ms(self) -> int:
+        """How long the files of a dropped segment wait for readers."""
+        return self._manager_ms("file.delete.delay.ms")
+
+    @property
+    def task_interval_ms(self) -> int:
+        """How long the loop rests when there was nothing to do."""
+        return self._manager_ms("remote.log.manager.task.interval.ms")
+
+    @property
+    def is_single_writer(self) -> bool:
+        """The operator's word that no other manager ever writes to the store."""
+        return self.topic_properties("")["remote.single.writer"].lower() == "true"
+
+    def topic_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Every effective setting of a topic as text, `own` being those it was created with.
+
+        Raises InvalidRequest for an own setting that is unknown or malformed.
+        """
+        return {setting.name: setting.value for setting in self.explain(topic, own)}
+
+    def explain(self, topic: str, own: Mapping[str, str] | None = None) -> list[Setting]:
+        """Every effective setting and its origin, in the order of the property table."""
+        effective = {name: Setting(name=name, value=value, origin="default") for name, value in DEFAULTS.items()}
+        for origin, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
+            effective |= {name: Setting(name=name, value=value, origin=origin) for name, value in layer.items()}
+        return list(effective.values())
+
+    def _manager_ms(self, name: str) -> int:
+        value = parse(name, self.topic_properties("")[name])
+        assert isinstance(value, int), "a duration parses to a whole number"
+        return value
+
+    def _layers(self, topic: str, own: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """The layers over the built-in defaults, lowest first."""
+        yield f"{self.path} [defaults]", self.defaults
+        for glob, settings in self.topics.items():
+            if fnmatchcase(topic, glob):
+                yield f'{self.path} [topics."{glob}"]', settings
+        yield f"topic {topic}", own
+        yield "environment", self.environment
+        yield "-X", self.overrides
+
+
+def file_url(directory: str) -> str:
+    """The ``file://`` URL of an absolute directory, quoted. Raises InvalidRequest for a name that is not UTF-8."""
+    try:
+        return "file://" + quote(directory, errors="strict")
+    except UnicodeEncodeError:
+        raise InvalidRequest("writing a file url, the directory's name is not utf-8", directory=directory) from None
+
+
+def _read(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise NotFound("reading the configuration, no such file", file=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"reading the configuration, {_lower(str(error))}", file=path) from None
+    except OSError as error:
+        raise InvalidRequest(f"reading the configuration, {_lower(error.strerror or 'failed')}", file=path) from None
+
+
+def _check_sections(body: Mapping[str, object], path: str | None) -> None:
+    for section, content in body.items():
+        if section not in _SECTIONS:
+            hint = nearest(section, _SECTIONS)
+            raise InvalidRequest(
+                "reading the configuration, unknown section", section=section, file=path, did_you_mean=hint
+            )
+        for key in content if section in _KEYS and isinstance(content, dict) else ():
+            if key not in _KEYS[section]:
+                hint = nearest(key, _KEYS[section])
+                raise InvalidRequest(
+                    "reading the configuration, unknown key", key=key, section=section, file=path, did_you_mean=hint
+                )
+
+
+def _table(body: Mapping[str, object], name: str, path: str | None) -> dict[str, object]:
+    content = body.get(name, {})
+    if not isinstance(content, dict):
+        raise InvalidRequest("reading the configuration, not a table", section=name, file=path)
+    return content
+
+
+def _string(table: Mapping[str, object], key: str, section: str, path: str | None) -> str | None:
+    value = table.get(key)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise InvalidRequest("reading the configuration, not a text", key=key, section=section, file=path)
+    return value
+
+
+def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_topic: bool = False) -> dict[str, str]:
+    """Properties as text, each known and well formed."""
+    settings: dict[str, str] = {}
+    for name, value in table.items():
+        find_property(name, where, per_topic=per_topic)
+        text = str(value)
+        parse(name, text, where)
+        settings[name] = canonical(name, text)
+    return settings
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``TIERED_RETENTION_MS`` and its kin. A variable that is nearly one of them is refused, others are not ours."""
+    settings: dict[str, str] = {}
+    for variable, text in environ.items():
+        row = ENVIRONMENT.get(variable)
+        if row is not None:
+            parse(row.name, text, {"variable": variable})
+            settings[row.name] = canonical(row.name, text)
+        elif variable.startswith("TIERED_") and variable not in (DIRECTORY_VARIABLE, URL_VARIABLE):
+            _refuse_misspelt(variable)
+    return settings
+
+
+def _refuse_misspelt(variable: str) -> None:
+    import difflib
+
+    near = difflib.get_close_matches(variable, list(ENVIRONMENT), n=1, cutoff=0.9)
+    if near:
+        raise InvalidRequest("reading the environment, unknown variable", variable=variable, did_you_mean=near[0])
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,93 @@
+"""Comparing what came back with what was put in. A difference is Corrupt: the demo ends there, and says where."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from local.errors import Corrupt
+from local.names import TopicPartition
+from local.record import Record, StoredRecord
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """What two readers of one range of a partition must agree on. `value_crcs` is the sum of the values' CRC-32."""
+
+    records: int
+    first_offset: int
+    last_offset: int
+    offset_sum: int
+    value_crcs: int
+    distance: int
+
+
+def check_every_record(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> Digest:
+    """Each sent record at its own offset, nothing missing, nothing more."""
+    count = crcs = distance = 0
+    for stored in found:
+        if count >= len(sent) or stored.offset != count or (stored.key, stored.value) != sent[count][:2]:
+            _differs(partition, f"the record at offset {stored.offset}")
+        if stored.timestamp_ms != sent[count].timestamp_ms:
+            _differs(partition, f"the timestamp at offset {stored.offset}")
+        assert stored.value is not None
+        crcs += zlib.crc32(stored.value)
+        distance += int(json.loads(stored.value)["distance"])
+        count += 1
+    if count != len(sent):
+        _differs(partition, f"the count, {count} of {len(sent)} records")
+    return _digest(range(count), crcs, distance)
+
+
+def check_newest(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> dict[bytes, int]:
+    """Each record found is the one sent at its offset, and each key's newest is there; newest offset by key."""
+    last: dict[bytes, int] = {}
+    reached = -1
+    for stored in found:
+        if stored.offset <= reached or (stored.key, stored.value) != sent[stored.offset][:2] or stored.key is None:
+            _differs(partition, f"the record at offset {stored.offset}")
+        reached = stored.offset
+        last[stored.key or b""] = stored.offset
+    if last != newest_offsets(sent):
+        _differs(partition, "the newest record of a key")
+    return last
+
+
+def newest_offsets(sent: Sequence[Record]) -> dict[bytes, int]:
+    return {record.key: offset for offset, record in enumerate(sent) if record.key is not None}
+
+
+def digest_of(sent: Sequence[Record], next_offset: int) -> Digest:
+    """The digest of the sent records below `next_offset`."""
+    head = sent[:next_offset]
+    crcs = sum(zlib.crc32(record.value or b"") for record in head)
+    return _digest(range(len(head)), crcs, sum(int(json.loads(record.value or b"{}")["distance"]) for record in head))
+
+
+def check_equal(what: str, expected: Mapping[K, V], found: Mapping[K, V]) -> None:
+    """Raises Corrupt naming the first key whose values differ."""
+    for key in {*expected, *found}:
+        if expected.get(key) != found.get(key):
+            raise Corrupt(f"checking {what}, it differs", where=key, expected=expected.get(key), found=found.get(key))
+
+
+def _digest(offsets: range, crcs: int, distance: int) -> Digest:
+    last = len(offsets) - 1
+    return Digest(
+        records=len(offsets),
+        first_offset=0,
+        last_offset=last,
+        offset_sum=sum(offsets),
+        value_crcs=crcs,
+        distance=distance,
+    )
+
+
+def _differs(partition: TopicPartition, what: str) -> None:
+    raise Corrupt(f"checking what was read back, {what} differs", partition=partition)

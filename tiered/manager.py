@@ -1,0 +1,419 @@
+"""The log manager: every topic of one directory, both tiers, one process.
+
+It holds things together and decides nothing: `policies` decide on snapshots, `tiered.apply` does what they say, and
+only the caller knows the time (`tick(now_ms)`). Partitions do not depend on each other: an error of one (its store out
+of reach, its bytes damaged, another writer) is kept in `problems` and the others go on, at open as later. A damaged or
+contested partition raises its error to whoever reads or writes it; what concerns the whole directory or the whole
+bucket (the lock, the checkpoints, no such bucket, no access) is raised by whatever meets it.
+
+Threads: every method may be called from any thread. Topics are created and altered one at a time, rounds (`tick`,
+`apply`) run one at a time, and both beside each other; appends, reads, `snapshots` and `plan` wait for neither. A
+`progress` callable must not create or alter topics. `close` and `abandon` come last, with nothing else under way.
+
+Somewhat longer than its neighbours: it is the one public face, and most of it is docstrings of that face.
+
+A manager opened with ``read_only=True`` takes no lock, writes nothing anywhere and sees the directory and the bucket as
+they were when it was opened; it may run beside a writing one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from local.errors import Conflict, InvalidRequest, LogError, NotFound, Unavailable
+from local.log import AppendResult, Durability
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition, check_topic, new_topic_id
+from local.record import Record
+from local.storage import DiskStorage, Storage
+from policies.decisions import Decision, Plan
+from policies.plan import plan as plan_snapshots
+from policies.snapshot import PartitionSnapshot
+from remote.fsspec_store import open_store
+from remote.metered_store import MeteredStore, RequestCounts
+from remote.store import ObjectStore
+from tiered.apply import Applied, apply_partition
+from tiered.config import Config
+from tiered.opening import Opener
+from tiered.partition import Partition
+from tiered.partitioner import Partitioner
+from tiered.reader import PartitionSource, TieredReader
+from tiered.topics import Topic, TopicRegistry
+
+_log = logging.getLogger(__name__)
+
+CHECKPOINT_INTERVAL_MS = 60_000
+_OPENERS = 8
+
+ApplyProgress = Callable[[TopicPartition, Decision], None]
+ShouldStop = Callable[[], bool]
+
+
+class LogManager:
+    """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
+
+    def __init__(self, config: Config, directory: LogDirectory, store: MeteredStore | None) -> None:
+        self.config = config
+        # Replaced whole on every change, so whoever goes through it sees one moment.
+        self.problems: dict[TopicPartition, LogError] = {}
+        self._directory = directory
+        self._store = store
+        self._opener = Opener(config, directory, store)
+        self._registry = TopicRegistry(directory.storage, directory.root)
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._unopened: dict[TopicPartition, LogError] = {}
+        self._partitioner = Partitioner()
+        self._checkpointed_ms = 0
+        # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
+        # holding the second or a partition's own lock.
+        self._topics_lock = threading.RLock()
+        self._round_lock = threading.RLock()
+        self._problems_lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        *,
+        now_ms: int,
+        read_only: bool = False,
+        storage: Storage | None = None,
+        store: ObjectStore | None = None,
+    ) -> LogManager:
+        """Open every topic of the directory, recover what needs it, and own its partitions in the bucket.
+
+        `store` overrides the one that the configuration names; it is closed with the manager. Raises Conflict when
+        another manager has the directory open, AccessDenied and NotFound when the bucket is not ours or not there. What
+        is wrong with single partitions is in `problems` afterwards.
+        """
+        disk = storage or DiskStorage()
+        directory = LogDirectory(disk, config.data_dir, read_only=read_only)
+        try:
+            if store is None and config.remote_url is not None:
+                store = open_store(config.remote_url, config.remote_options)
+            manager = cls(config, directory, MeteredStore(store) if store is not None else None)
+            manager._open_all(now_ms)
+        except BaseException:
+            _let_go(directory, store)
+            raise
+        return manager
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[Topic]:
+        return self._registry.all()
+
+    def topic(self, name: str) -> Topic:
+        """Raises NotFound, naming the topics there are."""
+        return self._registry.get(name)
+
+    def create_topic(
+        self, name: str, partitions: int = 1, properties: dict[str, str] | None = None, *, now_ms: int
+    ) -> Topic:
+        """A new topic; its settings and the way to the bucket are checked before anything is written.
+
+        Raises InvalidRequest. Any other error after the topic was written down (the bucket went away) leaves it there,
+        for a later `tick` to take up.
+        """
+        self._check_writable()
+        check_topic(name)
+        topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
+        self._opener.check_settings(topic)
+        with self._topics_lock:
+            if self._opener.begins_tiering(topic):
+                self._opener.check_reachable(topic)
+                topic = replace(topic, was_tiered=True)
+            self._registry.add(topic)
+            _raise_first(self._open_topic(topic, now_ms))
+        return topic
+
+    def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
+        """Change a topic's own settings (an empty value takes one back); effective at once.
+
+        Raises InvalidRequest, and Unavailable for a topic that is to be tiered while the bucket is out of reach.
+        """
+        self._check_writable()
+        with self._topics_lock:
+            before = self._registry.get(name)
+            merged = {**before.properties, **properties}
+            altered = replace(before, properties={key: value for key, value in merged.items() if value})
+            self._opener.check_settings(altered)
+            self._opener.check_not_switched_off(before, altered)
+            is_new = self._opener.begins_tiering(altered)
+            if is_new:
+                self._opener.check_reachable(altered)
+            altered = self._registry.alter(name, altered.properties, is_tiered=is_new)
+            held = [self._partitions[each] for each in altered.partitions() if each in self._partitions]
+            for each in held:
+                self._opener.apply_settings(each, altered)
+            failures = self._take_up(held, now_ms)
+            _raise_first(failures if is_new else [])
+        return altered
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        records: Sequence[Record],
+        partition: int | None = None,
+        *,
+        now_ms: int,
+        durability: Durability = Durability.MEMORY,
+    ) -> dict[TopicPartition, AppendResult]:
+        """Append records, to one partition or split by key as Kafka does; the offsets given, by partition.
+
+        Each partition's share is acknowledged on its own; there is no atomicity over partitions. Raises Fenced or
+        Conflict for a partition that another writer has taken over: what came now would contradict that one's records.
+        Raises Unavailable for an empty log whose end only the bucket knows, while that is out of reach. Wrong records
+        are refused before any is appended; when the disk fails half way, the error's facts say what was appended.
+        """
+        self._check_writable()
+        chosen: Mapping[TopicPartition, Sequence[Record]]
+        chosen = self.split(topic, records) if partition is None else {TopicPartition(topic, partition): records}
+        encoded = {}
+        for name, share in chosen.items():
+            # Everything that can be refused is refused before anything is appended.
+            held = self._partition(name)
+            held.check_appendable()
+            encoded[name] = (held.log, held.log.encode(share, now_ms=now_ms))
+        results: dict[TopicPartition, AppendResult] = {}
+        for name, (log, batches) in encoded.items():
+            try:
+                results[name] = log.append_encoded(batches, now_ms=now_ms, durability=durability)
+            except LogError as error:
+                raise _partly(error, results) from error
+        return results
+
+    def split(self, topic: str, records: Sequence[Record]) -> dict[TopicPartition, list[Record]]:
+        """Where records would go by their keys, as Kafka's default partitioner has it; nothing is appended."""
+        shares = self._partitioner.split(records, self._registry.get(topic).partition_count)
+        return {TopicPartition(topic, number): share for number, share in sorted(shares.items())}
+
+    def flush(self) -> None:
+        """Everything appended so far is on the disk when this returns."""
+        for held in list(self._partitions.values()):
+            held.log.flush()
+
+    def roll(self, topic: str, *, now_ms: int) -> int:
+        """Close the active segment of every partition of a topic; how many were closed (empty ones never are)."""
+        self._check_writable()
+        return sum(self._partition(p).log.roll(now_ms=now_ms) for p in self._registry.get(topic).partitions())
+
+    def reader(self) -> TieredReader:
+        return TieredReader(self._source)
+
+    # -- background work -----------------------------------------------------------------------------------------
+
+    def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
+        """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened."""
+        return [held.snapshot(now_ms) for held in self._held(topics)]
+
+    def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
+        """What the policies would do now. Changes nothing. A remote tier that was never seen is not planned for."""
+        known = [held for held in self._held(topics) if held.head() is not None or not held.is_tiered]
+        return plan_snapshots([held.snapshot(now_ms) for held in known], now_ms)
+
+    def apply(
+        self,
+        plan: Plan,
+        *,
+        progress: ApplyProgress = lambda partition, decision: None,
+        should_stop: ShouldStop = lambda: False,
+    ) -> dict[TopicPartition, Applied]:
+        """Do what a plan says. A partition's error ends its part of the plan and is kept in `problems`.
+
+        `should_stop` is asked before each decision; any prefix of a plan is safe. Once the store did not answer for
+        one partition, the other tiered ones are left for the next round: each would wait for it as long.
+        """
+        self._check_writable()
+        applied: dict[TopicPartition, Applied] = {}
+        is_store_down = False
+        with self._round_lock:
+            for name, decisions in plan.decisions.items():
+                held = self._partition(name)
+                if should_stop():
+                    break
+                if held.is_tiered and (is_store_down or not held.is_owned):
+                    continue
+                try:
+                    applied[name] = apply_partition(
+                        held,
+                        decisions,
+                        directory=self._directory,
+                        store=self._store,
+                        now_ms=plan.now_ms,
+                        file_delete_delay_ms=self.config.file_delete_delay_ms,
+                        progress=partial(progress, name),
+                        should_stop=should_stop,
+                    )
+                    self._forget(name)
+                except LogError as error:
+                    is_store_down = is_store_down or isinstance(error, Unavailable)
+                    self._note(name, error)
+        return applied
+
+    def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False) -> bool:
+        """One round of background work: flush what is due, plan, apply, remove, checkpoint. True when more waits.
+
+        Raises only what concerns the whole directory; a partition's trouble is in `problems`. What concerns the disk
+        alone comes first, so that a store that does not answer holds up no flush.
+        """
+        self._check_writable()
+        with self._round_lock:
+            for held in self._held():
+                try:
+                    held.log.flush_if_due(now_ms)
+                    held.log.remove_deleted(now_ms)
+                except LogError as error:
+                    self._note(held.name, error)
+            for held in self._held():
+                if should_stop() or any(isinstance(error, Unavailable) for error in self._take_up([held], now_ms)):
+                    break
+            applied = self.apply(self.plan(now_ms), should_stop=should_stop)
+            if now_ms - self._checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
+                self._directory.write_checkpoints()
+                self._checkpointed_ms = now_ms
+        return any(result.done for result in applied.values())
+
+    def request_counts(self) -> RequestCounts | None:
+        """Requests sent to the store since it was opened; None without a store."""
+        return self._store.counts() if self._store is not None else None
+
+    def close(self) -> None:
+        """Seal and checkpoint the logs, mark the directory clean, let go of the store.
+
+        A partition that could not be opened was not recovered either, so nothing is marked clean then.
+        """
+        try:
+            if self._unopened and not self._directory.read_only:
+                for held in list(self._partitions.values()):
+                    held.log.close()
+                self._directory.write_checkpoints()
+                self._directory.abandon()
+            else:
+                self._directory.close()
+        finally:
+            if self._store is not None:
+                self._store.close()
+
+    def abandon(self) -> None:
+        """Let go of everything without writing, as after a crash."""
+        _let_go(self._directory, self._store)
+
+    def __enter__(self) -> LogManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _open_all(self, now_ms: int) -> None:
+        for topic in self._registry.all():
+            try:
+                begins = not self._directory.read_only and self._opener.begins_tiering(topic)
+            except InvalidRequest as error:
+                self._leave_unopened(topic.partitions(), error)
+                continue
+            known = self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
+            self._open_topic(known, now_ms)
+
+    def _open_topic(self, topic: Topic, now_ms: int) -> list[LogError]:
+        """Logs one after the other (they share the disk), then their heads side by side (they wait for the net).
+
+        What is in the way of single partitions is noted, and told.
+        """
+        failures = []
+        held = []
+        for name in topic.partitions():
+            try:
+                held.append(self._opener.open_log(name, topic, now_ms))
+            except LogError as error:
+                self._leave_unopened([name], error)
+                failures.append(error)
+        self._partitions.update({each.name: each for each in held})
+        return failures + self._take_up(held, now_ms)
+
+    def _take_up(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
+        """Own the tiered ones that are not ours yet; what is in the way is noted, and told."""
+        waiting = [each for each in held if each.is_tiered and not each.is_owned]
+        if len(waiting) < 2:
+            found = [self._opener.take_up(each, now_ms) for each in waiting]
+        else:
+            with ThreadPoolExecutor(_OPENERS) as pool:
+                found = list(pool.map(lambda each: self._opener.take_up(each, now_ms), waiting))
+        for each, error in zip(waiting, found, strict=True):
+            if error is not None:
+                self._note(each.name, error)
+            else:
+                self._forget(each.name)
+        return [error for error in found if error is not None]
+
+    def _leave_unopened(self, names: Iterable[TopicPartition], error: LogError) -> None:
+        for name in names:
+            self._unopened[name] = error
+            self._note(name, error)
+
+    def _held(self, topics: Iterable[str] | None = None) -> list[Partition]:
+        """The open partitions, in order; a copy, as others may be added meanwhile."""
+        wanted = None if topics is None else set(topics)
+        open_ones = list(self._partitions.items())
+        return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]
+
+    def _partition(self, name: TopicPartition) -> Partition:
+        """Raises NotFound, and for a partition that could not be opened the reason."""
+        held = self._partitions.get(name)
+        if held is None:
+            if name in self._unopened:
+                raise self._unopened[name]
+            count = self._registry.get(name.topic).partition_count
+            raise NotFound("finding a partition", partition=name, partition_count=count)
+        return held
+
+    def _source(self, name: TopicPartition) -> PartitionSource:
+        return self._partition(name).source()
+
+    def _note(self, name: TopicPartition, error: LogError) -> None:
+        if isinstance(error, Conflict) and name in self._partitions:
+            self._partitions[name].stopped = error
+            self._partitions[name].is_owned = False
+        with self._problems_lock:
+            if str(self.problems.get(name)) != str(error):
+                _log.error("partition in trouble: partition=%s error=%s", name, error)
+                self.problems = {**self.problems, name: error}
+
+    def _forget(self, name: TopicPartition) -> None:
+        with self._problems_lock:
+            if name in self.problems:
+                self.problems = {each: error for each, error in self.problems.items() if each != name}
+
+    def _check_writable(self) -> None:
+        if self._directory.read_only:
+            raise InvalidRequest("changing a directory that was opened read-only", directory=self._directory.root)
+
+
+def _let_go(directory: LogDirectory, store: ObjectStore | None) -> None:
+    try:
+        directory.abandon()
+    finally:
+        if store is not None:
+            store.close()
+
+
+def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> LogError:
+    """The error of one share, and which others are in the log all the same."""
+    if not results:
+        return error
+    appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())
+    return type(error)(error.attempt, **{**error.facts, "appended": appended})
+
+
+def _raise_first(failures: Sequence[LogError]) -> None:
+    if failures:
+        raise failures[0]

@@ -1,0 +1,182 @@
+"""From a topic's line in the registry to partitions in use: their settings, their logs, their place in the bucket.
+
+A partition is *tiered* when its topic is set so, or ever was: what went into the bucket is read, expired and owned
+although the setting says false meanwhile, only nothing more is copied. Order of effects for one: the registry says
+`was_tiered` → the log is opened → the newest head is read and agrees with the log → the head is ours
+(`become_writer`) → the log takes over what the head says. A crash after any step is repeated from the first one.
+
+A tiered partition whose bucket is out of reach is opened without being owned: `LogManager.tick` tries again, and
+until then `Partition.check_appendable` refuses what could contradict the bucket.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+
+from local.checkpoints import read_topic_id
+from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition
+from local.storage import join
+from policies.rules import PartitionRules
+from remote.chunk_cache import ChunkCache
+from remote.head import Head
+from remote.head_changes import expire_segments
+from remote.keys import partition_prefix
+from remote.metadata_log import LogState, MetadataLog
+from remote.range_reader import RemotePartition
+from remote.store import ObjectStore
+from tiered.config import Config, log_settings, resolve_rules
+from tiered.partition import Partition, check_agreement, check_bucket, reconcile
+from tiered.store_check import StoreCheck
+from tiered.topics import Topic
+
+_log = logging.getLogger(__name__)
+
+CACHE_BYTES = 256 << 20
+ENABLE = "remote.storage.enable"
+_NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
+
+
+class Opener:
+    """What it takes to open the partitions of one directory. Thread safe for different partitions."""
+
+    def __init__(self, config: Config, directory: LogDirectory, store: ObjectStore | None) -> None:
+        self._config = config
+        self._directory = directory
+        self._store = store
+        self._cache = ChunkCache(CACHE_BYTES)
+        self._check = StoreCheck(directory.storage, directory.root, is_single_writer=config.is_single_writer)
+        self._writer_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+    # -- settings ------------------------------------------------------------------------------------------------
+
+    def begins_tiering(self, topic: Topic) -> bool:
+        """Whether this topic, never tiered so far, is from now on. Raises InvalidRequest for an unknown setting."""
+        return not topic.was_tiered and self._store is not None and wants_tier(self._values(topic))
+
+    def check_settings(self, topic: Topic) -> None:
+        """Raises InvalidRequest for settings that contradict each other, or that this manager cannot serve."""
+        values = self._values(topic)
+        resolve_rules(values), log_settings(values)
+        if wants_tier(values) and self._store is None:
+            raise InvalidRequest(f"setting up a tiered topic, {_NO_STORE}", topic=topic.name)
+
+    def check_not_switched_off(self, before: Topic, after: Topic) -> None:
+        """Raises InvalidRequest where `after` takes its tier from a topic that has records in the bucket."""
+        if not before.was_tiered or wants_tier(self._values(after)):
+            return
+        if wants_tier(self._values(before)) or before.properties.get(ENABLE) != after.properties.get(ENABLE):
+            raise InvalidRequest(
+                "switching the remote tier of a topic off, which would forget what is in the bucket; "
+                "to copy nothing more, set remote.log.copy.disable=true",
+                topic=before.name,
+            )
+
+    def check_reachable(self, topic: Topic) -> None:
+        """Raises what keeps us from the bucket before a topic that needs it is written down."""
+        if self._store is not None:
+            MetadataLog(self._store, partition_prefix(topic.name, topic.topic_id, 0)).load()
+
+    def apply_settings(self, held: Partition, topic: Topic) -> None:
+        """The topic's settings hold for this partition from now on; owning it is another step."""
+        values = self._values(topic)
+        rules, settings = _rules(topic, values), log_settings(values)
+        with held.lock:
+            held.topic, held.rules, held.log.settings = topic, rules, settings
+            held.is_tiered = topic.was_tiered or wants_tier(values)
+
+    def _values(self, topic: Topic) -> dict[str, str]:
+        return self._config.topic_properties(topic.name, topic.properties)
+
+    # -- logs ----------------------------------------------------------------------------------------------------
+
+    def open_log(self, name: TopicPartition, topic: Topic, now_ms: int) -> Partition:
+        """The partition with its local log, recovered. Raises what is wrong with it."""
+        values = self._values(topic)
+        rules, settings = _rules(topic, values), log_settings(values)
+        known = read_topic_id(self._directory.storage, join(self._directory.root, name.directory))
+        if known is None and not self._directory.read_only:
+            self._directory.create(name, topic.topic_id)
+        elif known not in (None, topic.topic_id):
+            raise InvalidRequest("opening a partition, its topic id differs", partition=name, topic_id=known)
+        is_tiered = topic.was_tiered or wants_tier(values)
+        log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
+        return Partition(name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered)
+
+    # -- the bucket ----------------------------------------------------------------------------------------------
+
+    def take_up(self, held: Partition, now_ms: int) -> LogError | None:
+        """Own a tiered partition in the bucket unless we do already; what is in the way, None when nothing is.
+
+        Sets `stopped` for whatever is not just the bucket being out of reach. Raises AccessDenied and NotFound: those
+        say that the bucket as a whole refuses us or is not there.
+        """
+        with held.lock:
+            try:
+                self._own(held, now_ms)
+            except (AccessDenied, NotFound):
+                raise
+            except Unavailable as error:
+                return error
+            except LogError as error:
+                held.stopped = error if self._store is not None else None
+                return error
+            return None
+
+    def _own(self, held: Partition, now_ms: int) -> None:
+        if not held.is_tiered or held.is_owned:
+            return
+        if self._store is None:
+            raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)
+        if held.metadata is None:
+            held.metadata = MetadataLog(self._store, held.prefix)
+            held.remote = RemotePartition(self._store, held.prefix, self._cache, metadata=held.metadata)
+        known = held.metadata.load()
+        if self._directory.read_only:
+            return
+        check_bucket(held.log, known)
+        self._check.ensure(self._store, now_ms)
+        if known is not None:
+            # Before taking the partition from whoever writes it now.
+            check_agreement(held.log, known)
+        reconcile(held.log, self._become_writer(held, held.metadata, now_ms), now_ms=now_ms)
+        held.is_owned, held.has_agreed, held.stopped = True, True, None
+
+    def _become_writer(self, held: Partition, metadata: MetadataLog, now_ms: int) -> Head:
+        if metadata.state is LogState.READER:
+            metadata.become_writer(
+                self._writer_id,
+                now_ms,
+                topic=held.topic.name,
+                topic_id=held.topic.topic_id,
+                partition=held.name.partition,
+                properties=held.topic.properties,
+            )
+        head = metadata.cached
+        assert head is not None, "a writer has a head"
+        if head.segments or head.log_start_offset >= held.log.log_start_offset:
+            return head
+        # A topic that becomes tiered brings its log start along; from here on the head's is the truth.
+        return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
+
+
+def wants_tier(values: Mapping[str, str]) -> bool:
+    """What the effective settings say."""
+    return values[ENABLE] == "true"
+
+
+def _rules(topic: Topic, values: Mapping[str, str]) -> PartitionRules:
+    rules = resolve_rules(values)
+    if wants_tier(values) or not topic.was_tiered:
+        return rules
+    _log.warning(
+        "the remote tier of a topic that was tiered stays: nothing more is copied, as with "
+        "remote.log.copy.disable=true: topic=%s remote.storage.enable=false",
+        topic.name,
+    )
+    return replace(rules, copy_disabled=True)

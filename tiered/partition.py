@@ -1,0 +1,190 @@
+"""One partition held by a manager: its local log, its remote metadata, its rules, and how the two tiers agree.
+
+Agreement at open (`reconcile`): the bucket's newest head is the truth about what is committed. When the local log ends
+before it (a fresh machine, a lost disk, an unflushed tail), the local log starts over where the bucket ends. When
+another writer has committed offsets that this disk holds other records for, the two histories contradict each other
+(seen by leader epoch, as Kafka does): nothing is dropped, the partition refuses to open and says so. The same when the
+local log would have to start over while it holds records that no committed row covers.
+
+The log start of a tiered partition is the head's: it is committed there before the disk hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+from local.epochs import LeaderEpochs
+from local.errors import Conflict, LogError, Unavailable
+from local.log import Log
+from local.names import TopicPartition
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from remote.head import Head
+from remote.keys import partition_prefix
+from remote.metadata_log import MetadataLog
+from remote.range_reader import RemotePartition
+from tiered.reader import PartitionSource
+from tiered.topics import Topic
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Partition:
+    """What the manager keeps of one partition. `metadata` and `remote` are None for a topic that is not tiered.
+
+    `is_tiered`: something of it may be in the bucket. `is_owned`: this manager is the partition's writer there and the
+    two tiers agree; `has_agreed`: they once did. `stopped` is why it may not write any more (another writer took over,
+    or the histories contradict each other); nothing is changed then, and nothing read where the tiers never agreed.
+    """
+
+    name: TopicPartition
+    topic: Topic
+    rules: PartitionRules
+    log: Log
+    is_tiered: bool = False
+    metadata: MetadataLog | None = None
+    remote: RemotePartition | None = None
+    is_owned: bool = False
+    has_agreed: bool = False
+    stopped: LogError | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def prefix(self) -> str:
+        return partition_prefix(self.topic.name, self.topic.topic_id, self.name.partition)
+
+    def head(self) -> Head | None:
+        """The newest head seen so far; no request is sent. None before anything was committed, or when not tiered."""
+        return self.metadata.cached if self.metadata is not None else None
+
+    def source(self) -> PartitionSource:
+        """For a reader. Raises `stopped` where the tiers never agreed: one stream over both would mix two histories."""
+        if self.stopped is not None and not self.has_agreed:
+            raise self.stopped
+        return PartitionSource(self.name, self.log, self.remote, self.metadata)
+
+    def check_appendable(self) -> None:
+        """Raises `stopped`, and Unavailable while the bucket may hold the very offsets that an append would be given.
+
+        That is so for a log that holds no record (a fresh disk, one that begins at a checkpointed log start) before a
+        head was seen, and for one that ends below the head it has not been reconciled with. A log with records knows
+        its end: only what is on the disk goes into the bucket.
+        """
+        if self.stopped is not None:
+            raise self.stopped
+        if not self.is_tiered or self.is_owned:
+            return
+        head = self.head()
+        if head is None and all(segment.is_empty for segment in self.log.segments()):
+            raise Unavailable(
+                "appending to a log without records, its end in the bucket is unknown", partition=self.name
+            )
+        if head is not None and self.log.next_offset < head.next_offset:
+            raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
+
+    def snapshot(self, now_ms: int) -> PartitionSnapshot:
+        """What the policies are told: both tiers at this moment. The log start is the head's where there is one."""
+        head = self.head()
+        return PartitionSnapshot(
+            partition=self.name,
+            rules=self.rules,
+            now_ms=now_ms,
+            log_start_offset=head.log_start_offset if head else self.log.log_start_offset,
+            next_offset=self.log.next_offset,
+            stable_offset=self.log.next_offset,
+            segments=self.log.segments(),
+            is_tiered=self.is_tiered,
+            remote=head.segments if head else (),
+            unlinked=head.unlinked if head else (),
+            cleaner_offset=self.log.cleaner_offset,
+        )
+
+
+def reconcile(log: Log, head: Head, *, now_ms: int) -> None:
+    """Make the local log agree with the bucket's newest head (module text). Raises Conflict when they contradict."""
+    check_agreement(log, head)
+    if log.next_offset < head.next_offset:
+        _log.warning(
+            "local log starts over at the bucket's end: partition=%s local_next_offset=%d remote_next_offset=%d",
+            log.partition,
+            log.next_offset,
+            head.next_offset,
+        )
+        log.restart_at(head.next_offset, lineage(head), now_ms=now_ms)
+    if head.log_start_offset > log.log_start_offset:
+        log.raise_log_start(head.log_start_offset)
+    log.begin_epoch(head.epoch)
+
+
+def check_bucket(log: Log, head: Head | None) -> None:
+    """Raises Conflict when what this disk let go of is not in the bucket: it must be another bucket."""
+    reached = head.next_offset if head is not None else 0
+    if log.log_start_offset < log.local_log_start_offset and reached < log.local_log_start_offset:
+        raise Conflict(
+            "opening a partition, the bucket does not hold what this disk has let go of; is it another bucket?",
+            partition=log.partition,
+            log_start_offset=log.log_start_offset,
+            local_start_offset=log.local_log_start_offset,
+            remote_next_offset=head.next_offset if head is not None else "none",
+        )
+
+
+def check_agreement(log: Log, head: Head) -> None:
+    """Raises Conflict when the two tiers contradict each other; nothing is changed.
+
+    Either the bucket holds other records at offsets that this disk holds too, or the log ends before the bucket, would
+    have to start over there, and holds records that the bucket has not.
+    """
+    foreign = first_foreign_offset(log, head)
+    if foreign is not None and log.next_offset > foreign:
+        raise Conflict(
+            "opening a partition, another writer committed other records at offsets that this disk holds",
+            partition=log.partition,
+            from_offset=foreign,
+            local_next_offset=log.next_offset,
+            remote_next_offset=head.next_offset,
+        )
+    lost = uncovered(log, head) if log.next_offset < head.next_offset else []
+    if lost:
+        raise Conflict(
+            "opening a partition, its log ends before the bucket and holds records that no committed row covers",
+            partition=log.partition,
+            ranges=" ".join(f"[{start}, {end})" for start, end in lost),
+            remote_next_offset=head.next_offset,
+        )
+
+
+def uncovered(log: Log, head: Head) -> list[tuple[int, int]]:
+    """The offset ranges of local segments with records, at or above the log start, of which a part is in no row."""
+    found = []
+    for segment in log.segments():
+        start = reached = max(segment.base_offset, head.log_start_offset)
+        for row in head.segments:
+            if row.base_offset <= reached < row.next_offset:
+                reached = row.next_offset
+        if not segment.is_empty and reached < segment.next_offset:
+            found.append((start, segment.next_offset))
+    return found
+
+
+def first_foreign_offset(log: Log, head: Head) -> int | None:
+    """Where the bucket's rows enter a leader epoch that this log never had, or had later; None when they never do."""
+    known = dict(log.epochs.entries)
+    for row in head.segments:
+        for epoch, start in row.epochs:
+            if epoch not in known or known[epoch] > start:
+                return start
+    return None
+
+
+def lineage(head: Head) -> LeaderEpochs:
+    """The leader epochs of everything the bucket holds."""
+    epochs = LeaderEpochs()
+    for row in head.segments:
+        for epoch, start in row.epochs:
+            if epochs.latest is None or epoch > epochs.latest:
+                epochs = epochs.assign(epoch, start)
+    return epochs

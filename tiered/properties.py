@@ -1,0 +1,346 @@
+"""Every property a topic or the manager can have: name, kind, default, meaning, source. The one table.
+
+Names and defaults are Kafka's where Kafka has the property; ours stand beside them in the same style. Values are text
+until they are parsed here, so a setting reads the same in the file, in the environment and after ``-X``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from local.errors import InvalidRequest
+from tiered.units import parse_bytes, parse_ms
+
+Value = int | float | bool | str | frozenset[str]
+
+
+class Kind(Enum):
+    """What a value is; the text says how to write one."""
+
+    MS = "a duration such as 7d, 90s or a number of ms"
+    BYTES = "a size such as 512MiB or a number of bytes"
+    INT = "a whole number"
+    FLOAT = "a number"
+    BOOL = "true or false"
+    ENUM = "one of"
+    SET = "a comma-separated list of"
+
+
+class Source(Enum):
+    """Who named the property, and so where its meaning is written down."""
+
+    KAFKA = "kafka"
+    TIERED = "tiered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Property:
+    """One row. `default` is text, as a user would write it; `minimum` and `maximum` are inclusive."""
+
+    name: str
+    kind: Kind
+    default: str
+    doc: str
+    source: Source = Source.KAFKA
+    is_per_topic: bool = True
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def environment_variable(self) -> str:
+        """``TIERED_RETENTION_MS`` for ``retention.ms``."""
+        return "TIERED_" + self.name.replace(".", "_").upper()
+
+    @property
+    def expected(self) -> str:
+        """What a value has to look like, for messages and docs."""
+        text = f"{self.kind.value} {', '.join(self.choices)}" if self.choices else self.kind.value
+        if self.minimum is not None:
+            text += f", at least {self.minimum}"
+        return text if self.maximum is None else f"{text}, at most {self.maximum}"
+
+
+_INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
+
+_TABLE = (
+    Property(
+        name="cleanup.policy",
+        kind=Kind.SET,
+        default="delete",
+        choices=("delete", "compact"),
+        doc="What becomes of old records: deleted by age or size, compacted to each key's newest, both, or neither.",
+    ),
+    Property(
+        name="retention.ms",
+        kind=Kind.MS,
+        default="7d",
+        minimum=-1,
+        doc="How long records are kept over both tiers; -1 for ever.",
+    ),
+    Property(
+        name="retention.bytes",
+        kind=Kind.BYTES,
+        default="-1",
+        minimum=-1,
+        doc="How much of a partition is kept over both tiers; -1 without limit.",
+    ),
+    Property(
+        name="local.retention.ms",
+        kind=Kind.MS,
+        default="-2",
+        minimum=-2,
+        doc="How long a tiered topic's copied segments stay on the disk; -2 follows retention.ms, -1 for ever.",
+    ),
+    Property(
+        name="local.retention.bytes",
+        kind=Kind.BYTES,
+        default="-2",
+        minimum=-2,
+        doc="How much of a tiered partition stays on the disk; -2 follows retention.bytes, -1 without limit.",
+    ),
+    Property(
+        name="segment.bytes",
+        kind=Kind.BYTES,
+        default="1GiB",
+        minimum=1024,
+        maximum=_INT32_MAX,
+        doc="The size at which the active segment is closed.",
+    ),
+    Property(
+        name="segment.ms",
+        kind=Kind.MS,
+        default="7d",
+        minimum=1,
+        doc="The age at which the active segment is closed.",
+    ),
+    Property(
+        name="segment.index.bytes",
+        kind=Kind.BYTES,
+        default="10MiB",
+        minimum=24,
+        maximum=_INT32_MAX,
+        doc="The size of an index at which the active segment is closed.",
+    ),
+    Property(
+        name="index.interval.bytes",
+        kind=Kind.BYTES,
+        default="4096",
+        minimum=0,
+        maximum=_INT32_MAX,
+        doc="About how many bytes of log lie between two index entries.",
+    ),
+    Property(
+        name="max.message.bytes",
+        kind=Kind.BYTES,
+        default="1048588",
+        minimum=0,
+        maximum=_INT32_MAX,
+        doc="The largest batch that an append accepts.",
+    ),
+    Property(
+        name="message.timestamp.type",
+        kind=Kind.ENUM,
+        default="CreateTime",
+        choices=("CreateTime", "LogAppendTime"),
+        doc="Whose clock stamps records: the producer's or the log's.",
+    ),
+    Property(
+        name="compression.type",
+        kind=Kind.ENUM,
+        default="producer",
+        choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        doc="The codec of batches encoded here; 'producer' keeps what arrives and does not compress.",
+    ),
+    Property(
+        name="compression.gzip.level", kind=Kind.INT, default="-1", minimum=-1, maximum=9, doc="-1 is gzip's default."
+    ),
+    Property(
+        name="compression.lz4.level",
+        kind=Kind.INT,
+        default="9",
+        minimum=1,
+        maximum=17,
+        doc="Higher is smaller, slower.",
+    ),
+    Property(
+        name="compression.zstd.level",
+        kind=Kind.INT,
+        default="3",
+        minimum=-131072,
+        maximum=22,
+        doc="Higher is smaller and slower.",
+    ),
+    Property(
+        name="flush.messages",
+        kind=Kind.INT,
+        default=str(_INT64_MAX),
+        minimum=1,
+        doc="fsync after this many appended records.",
+    ),
+    Property(
+        name="flush.ms",
+        kind=Kind.MS,
+        default=str(_INT64_MAX),
+        minimum=0,
+        doc="fsync when the oldest unsynced record is this old.",
+    ),
+    Property(
+        name="min.cleanable.dirty.ratio",
+        kind=Kind.FLOAT,
+        default="0.5",
+        minimum=0,
+        maximum=1,
+        doc="A compacted log is cleaned when a larger share of it than this is dirty.",
+    ),
+    Property(
+        name="min.compaction.lag.ms",
+        kind=Kind.MS,
+        default="0",
+        minimum=0,
+        doc="Records younger than this are not compacted.",
+    ),
+    Property(
+        name="file.delete.delay.ms",
+        kind=Kind.MS,
+        default="1m",
+        minimum=0,
+        is_per_topic=False,
+        doc="How long a dropped local segment's files wait for readers before they are removed.",
+    ),
+    Property(
+        name="remote.storage.enable",
+        kind=Kind.BOOL,
+        default="false",
+        doc="Whether closed segments are copied to the object store.",
+    ),
+    Property(
+        name="remote.log.copy.disable",
+        kind=Kind.BOOL,
+        default="false",
+        doc="Makes a tier read-only: no copies, expiry goes on, local files follow retention.* (KIP-950).",
+    ),
+    Property(
+        name="remote.copy.lag.ms",
+        kind=Kind.MS,
+        default="0",
+        minimum=-1,
+        doc="How old a closed segment must be to be copied; 0 at once, -1 follows local retention (KIP-1241).",
+    ),
+    Property(
+        name="remote.copy.lag.bytes",
+        kind=Kind.BYTES,
+        default="-1",
+        minimum=-1,
+        doc="Or copy it when this much newer log is local; 0 at once, -1 follows local retention (KIP-1241).",
+    ),
+    Property(
+        name="remote.log.delete.grace.ms",
+        kind=Kind.MS,
+        default="1d",
+        minimum=0,
+        source=Source.TIERED,
+        doc="How long an expired segment's objects stay in the store for readers that hold an older head.",
+    ),
+    Property(
+        name="append.batch.bytes",
+        kind=Kind.BYTES,
+        default="256KiB",
+        minimum=1,
+        maximum=_INT32_MAX,
+        source=Source.TIERED,
+        doc="About how many bytes of records go into one batch when many are appended at once.",
+    ),
+    Property(
+        name="remote.log.manager.task.interval.ms",
+        kind=Kind.MS,
+        default="30s",
+        minimum=1,
+        is_per_topic=False,
+        doc="How often 'tiered run' looks for work.",
+    ),
+    Property(
+        name="remote.single.writer",
+        kind=Kind.BOOL,
+        default="false",
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="Allows a store that overwrites what exists; true only where no other manager ever writes to it.",
+    ),
+)
+
+PROPERTIES: dict[str, Property] = {row.name: row for row in _TABLE}
+ENVIRONMENT: dict[str, Property] = {row.environment_variable: row for row in _TABLE}
+DEFAULTS: dict[str, str] = {row.name: row.default for row in _TABLE}
+_NOWHERE: Mapping[str, object] = {}
+
+
+def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topic: bool = False) -> Property:
+    """The row of that name. Raises InvalidRequest with the nearest known name; `where` joins the facts."""
+    row = PROPERTIES.get(name)
+    if row is None:
+        raise InvalidRequest(
+            "reading a setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES)
+        )
+    if per_topic and not row.is_per_topic:
+        raise InvalidRequest("reading a setting, it is the manager's and not a topic's", key=name, **where)
+    return row
+
+
+def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value:
+    """The value of one setting. Raises InvalidRequest naming the key, the text and what was expected."""
+    row = find_property(name, where)
+    value = _parse(row, text)
+    if value is None or not _is_in_range(row, value):
+        raise InvalidRequest("reading a setting", key=name, value=repr(text), expected=repr(row.expected), **where)
+    return value
+
+
+def canonical(name: str, text: str) -> str:
+    """A well-formed value in the one spelling that is stored: switches and choices as the table has them."""
+    row = PROPERTIES[name]
+    if row.kind is Kind.BOOL:
+        return text.strip().lower()
+    return str(_parse(row, text)) if row.kind is Kind.ENUM else text.strip()
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name a typist most likely meant, if any is close."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+
+
+def _parse(row: Property, text: str) -> Value | None:
+    match row.kind:
+        case Kind.MS:
+            return parse_ms(text)
+        case Kind.BYTES:
+            return parse_bytes(text)
+        case Kind.INT:
+            return _number(int, text)
+        case Kind.FLOAT:
+            return _number(float, text)
+        case Kind.BOOL:
+            return {"true": True, "false": False}.get(text.strip().lower())
+        case Kind.ENUM:
+            return next((choice for choice in row.choices if choice.lower() == text.strip().lower()), None)
+        case Kind.SET:
+            chosen = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
+            return chosen if chosen <= set(row.choices) else None
+
+
+def _number(kind: type[int] | type[float], text: str) -> int | float | None:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _is_in_range(row: Property, value: Value) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return True
+    return (row.minimum is None or value >= row.minimum) and (row.maximum is None or value <= row.maximum)

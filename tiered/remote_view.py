@@ -1,0 +1,143 @@
+"""The remote tier by itself: everything that a machine with nothing but the bucket's address can see and read.
+
+No manager, no local directory, nothing is written. Two topics of one name (one was deleted and created again, or two
+directories share the bucket) are two topics: which of them is meant has to be said, they are never mixed. The view
+knows the heads as they were when a partition was first asked for; `refresh` looks for newer ones (one small GET each).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+
+from local.errors import InvalidRequest, NotFound
+from local.names import TopicPartition, check_topic
+from remote.catalog import RemotePartitionName, list_partitions
+from remote.chunk_cache import ChunkCache
+from remote.fsspec_store import open_store
+from remote.head import Head
+from remote.keys import parse_topic_directory
+from remote.metadata_log import MetadataLog
+from remote.range_reader import RemotePartition
+from remote.store import ObjectStore
+from tiered.reader import PartitionSource, TieredReader
+from tiered.secrets import split_url
+
+CACHE_BYTES = 256 << 20
+
+
+class RemoteLog:
+    """Read-only view of a bucket. Thread safe; a context manager that closes the store.
+
+    `topic_ids` says, by name, which topic is meant where the bucket holds several of one name.
+    """
+
+    def __init__(
+        self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
+        self.store = store
+        self._chosen = dict(topic_ids or {})
+        self._cache = ChunkCache(cache_bytes)
+        self._lock = threading.RLock()
+        self._names: list[RemotePartitionName] | None = None
+        self._sources: dict[TopicPartition, PartitionSource] = {}
+
+    def topics(self) -> list[str]:
+        """Names of the topics in the bucket, sorted. Raises NotFound when there is no such bucket."""
+        return sorted({name.topic for name in self._known()})
+
+    def topic_ids(self, topic: str) -> list[str]:
+        """The ids of the topics of that name, sorted. Raises NotFound, naming the topics there are."""
+        check_topic(topic)
+        found = sorted({name.topic_id for name in self._known() if name.topic == topic})
+        if not found:
+            there_are = ", ".join(self.topics()[:10]) or "none"
+            raise NotFound("finding a topic in the bucket", topic=topic, store=self.store.url, there_are=there_are)
+        return found
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """Raises NotFound, naming what there is; InvalidRequest when several topics have the name, naming their ids."""
+        return sorted(name.topic_partition for name in self._named(topic))
+
+    def head(self, partition: TopicPartition) -> Head:
+        """The partition's newest head as of the last refresh. Raises NotFound."""
+        head = self._source(partition).head()
+        if head is None:
+            raise NotFound("reading a partition's head, there is none", partition=partition, store=self.store.url)
+        return head
+
+    def reader(self) -> TieredReader:
+        return TieredReader(self._source)
+
+    def refresh(self) -> None:
+        """Look for new partitions and newer heads."""
+        with self._lock:
+            self._names = None
+            for source in self._sources.values():
+                if source.metadata is not None:
+                    source.metadata.load()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> RemoteLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _known(self) -> list[RemotePartitionName]:
+        with self._lock:
+            if self._names is None:
+                self._names = list_partitions(self.store)
+            return self._names
+
+    def _named(self, topic: str) -> list[RemotePartitionName]:
+        """The partitions of the one topic that the name means."""
+        ids = self.topic_ids(topic)
+        chosen = self._chosen.get(topic, ids[0])
+        if topic not in self._chosen and len(ids) > 1:
+            raise InvalidRequest(
+                "finding a topic in the bucket, several have this name: choose one with --topic-id or topic_ids",
+                topic=topic,
+                topic_ids=",".join(ids),
+            )
+        if chosen not in ids:
+            raise NotFound(
+                "finding a topic in the bucket, none has this id", topic=topic, topic_id=chosen, there_are=",".join(ids)
+            )
+        return [name for name in self._known() if (name.topic, name.topic_id) == (topic, chosen)]
+
+    def _source(self, partition: TopicPartition) -> PartitionSource:
+        with self._lock:
+            if partition not in self._sources:
+                named = {each.topic_partition: each for each in self._named(partition.topic)}
+                name = named.get(partition)
+                if name is None:
+                    raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+                metadata = MetadataLog(self.store, name.prefix)
+                metadata.load()
+                remote = RemotePartition(self.store, name.prefix, self._cache, metadata=metadata)
+                self._sources[partition] = PartitionSource(partition, None, remote, metadata)
+            return self._sources[partition]
+
+
+def open_remote(
+    url: str, options: Mapping[str, object] | None = None, *, topic_ids: Mapping[str, str] | None = None
+) -> RemoteLog:
+    """The bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
+
+    `topic_ids` as `RemoteLog` takes them. No request is sent before something is asked for. Raises InvalidRequest for
+    a url or an option that is none.
+    """
+    split_url(url)
+    return RemoteLog(open_store(url, dict(options or {})), topic_ids=topic_ids)
+
+
+def topic_ids(store: ObjectStore, topic: str) -> list[str]:
+    """The ids of the topics of one name in a store, sorted; empty for none. One listing."""
+    parsed = (parse_topic_directory(name) for name in store.list_prefixes(""))
+    return sorted(found[1] for found in parsed if found is not None and found[0] == topic)

@@ -1,0 +1,63 @@
+"""Keeping secrets out of configuration files: which option names look like one, and where they may stand after all.
+
+The store's clients find credentials by themselves, in the environment (``AWS_ACCESS_KEY_ID``, ...) or in a named
+profile, so a file never needs them. A loopback endpoint (a test server) may carry dummy ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from urllib.parse import SplitResult, urlsplit
+
+from local.errors import InvalidRequest
+
+_MARKS = ("secret", "password", "passwd", "token", "credential", "access_key", "account_key", "private_key", "sas")
+_NAMES = ("key", "pwd", "connection_string")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HINT = "use AWS_* environment variables or options = { profile = ... }"
+
+
+def check_no_secret(url: str | None, options: Mapping[str, object], file: str | None) -> None:
+    """Raises InvalidRequest for a secret in the url or the options, naming the option and never its value."""
+    if url is not None and "@" in split_url(url).netloc and not url.startswith("hdfs://"):
+        raise InvalidRequest(f"reading the configuration, the url holds credentials; {_HINT}", file=file)
+    if is_loopback(options):
+        return
+    for name in _secret_names(options):
+        raise InvalidRequest(
+            f"reading the configuration, an option looks like a secret; {_HINT}",
+            option=name,
+            section="remote",
+            file=file,
+        )
+
+
+def is_loopback(options: Mapping[str, object]) -> bool:
+    """Whether the options send every request to this machine."""
+    endpoints = [value for name, value in _leaves(options) if name in ("endpoint_url", "endpoint")]
+    return bool(endpoints) and all(split_url(str(value)).hostname in _LOOPBACK for value in endpoints)
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL. Raises InvalidRequest, without showing it, for what is none (``s3://[x``, not UTF-8)."""
+    try:
+        url.encode()
+        return urlsplit(url)
+    except ValueError:
+        raise InvalidRequest("reading a url, it is malformed: expected scheme://host/path") from None
+
+
+def _secret_names(options: Mapping[str, object]) -> Iterator[str]:
+    for name, _ in _leaves(options):
+        lower = name.lower()
+        if lower in _NAMES or any(mark in lower for mark in _MARKS):
+            yield name
+
+
+def _leaves(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Option names and values, those of nested tables too."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        else:
+            yield name, value

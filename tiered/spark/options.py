@@ -1,0 +1,237 @@
+"""The options of ``spark.read.format("tiered")``: those of Spark's Kafka source, and where the bucket is.
+
+| option | value |
+|---|---|
+| ``path`` or ``url`` | ``s3://bucket/prefix``, ``file:///directory``; required |
+| ``storeOptions`` | JSON object for the store's client. Secrets are better left to the workers' environment |
+| ``subscribe``, ``subscribePattern``, ``assign`` | one of: ``a,b``; a pattern for whole names; ``{"a":[0,1]}`` |
+| ``topicId`` | which topic, where the bucket holds two of one name |
+| ``startingOffsets`` / ``endingOffsets`` | ``earliest`` / ``latest`` or ``{"a":{"0":23}}``: -2 earliest, -1 latest |
+| ``startingTimestamp`` / ``endingTimestamp`` | ms: from the first record at or after it / up to that record |
+| ``startingOffsetsByTimestamp`` / ``endingOffsetsByTimestamp`` | ms for each partition, ``{"a":{"0":1000}}`` |
+| ``startingOffsetsByTimestampStrategy`` | no such record: ``error`` (default) or ``latest`` |
+| ``failOnDataLoss`` | offsets outside the log: ``true`` (default) an error, ``false`` moved to its edge |
+| ``includeHeaders`` | ``true`` adds the column ``headers`` |
+| ``minPartitions`` / ``splitBytes`` | at least so many tasks / at most so many stored bytes in each (64MiB) |
+
+As in Kafka's source a timestamp wins over offsets by timestamp, and these over offsets; names ignore case. Options
+that steer a broker's client (``kafka.*`` and a few more) are accepted and mean nothing here, save
+``kafka.isolation.level=read_committed``, which is refused: this source reads uncommitted. Source: Spark
+`KafkaSourceProvider`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition, check_topic, check_topic_id
+from tiered.units import parse_bytes
+
+SPLIT_BYTES = 64 << 20
+EARLIEST, LATEST = -2, -1
+
+NAMES = (
+    "path",
+    "url",
+    "storeOptions",
+    "topicId",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "splitBytes",
+)
+_IGNORED = (
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "maxRecordsPerPartition",
+)
+
+
+class BoundKind(Enum):
+    OFFSET = "offset"
+    TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Where reading begins or ends: one value everywhere, or one for each partition. Timestamps in ms."""
+
+    kind: BoundKind = BoundKind.OFFSET
+    everywhere: int | None = None
+    by_partition: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What one ``load()`` asks for. Exactly one of `topics`, `pattern` and `partitions` is not None."""
+
+    url: str
+    store_options: Mapping[str, object] = field(repr=False)
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    partitions: tuple[TopicPartition, ...] | None = None
+    topic_id: str | None = None
+    start: Bound
+    end: Bound
+    latest_without_match: bool = False
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    partitions_min: int | None = None
+    split_bytes: int = SPLIT_BYTES
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options checked and understood. Raises InvalidRequest naming the option that is wrong."""
+    options = _known(given)
+    topics, pattern, partitions = _chosen_topics(options)
+    urls = [options[name] for name in ("path", "url") if name in options]
+    if len(urls) != 1 or not urls[0]:
+        raise InvalidRequest("reading with spark, exactly one of the options path and url is needed", given=len(urls))
+    return ReadOptions(
+        url=urls[0],
+        store_options=_object("storeOptions", options.get("storeoptions", "{}"), secret=True),
+        topics=topics,
+        pattern=pattern,
+        partitions=partitions,
+        topic_id=check_topic_id(options["topicid"]) if "topicid" in options else None,
+        start=_bound(options, "starting", EARLIEST),
+        end=_bound(options, "ending", LATEST),
+        latest_without_match=_word(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        fail_on_data_loss=_word(options, "failOnDataLoss", ("true", "false")) == "true",
+        include_headers=_word(options, "includeHeaders", ("false", "true")) == "true",
+        partitions_min=_count("minPartitions", options["minpartitions"], int) if "minpartitions" in options else None,
+        split_bytes=_count("splitBytes", options.get("splitbytes", str(SPLIT_BYTES)), parse_bytes),
+    )
+
+
+def _known(given: Mapping[str, str]) -> dict[str, str]:
+    """The options under lower-cased names. Raises InvalidRequest for a name that is none, with the nearest one."""
+    real = {name.lower(): name for name in NAMES}
+    ignored = {name.lower() for name in _IGNORED}
+    options = {}
+    for name, value in given.items():
+        low = name.lower()
+        if low == "kafka.isolation.level" and value == "read_committed":
+            raise InvalidRequest("reading with spark, transactions are not looked at", option=name, value=value)
+        if low in real:
+            options[low] = value
+        elif low not in ignored and not low.startswith("kafka."):
+            near = get_close_matches(low, real, n=1)
+            hint = real[near[0]] if near else None
+            raise InvalidRequest("reading with spark, unknown option", option=name, did_you_mean=hint)
+    return options
+
+
+def _chosen_topics(
+    options: Mapping[str, str],
+) -> tuple[tuple[str, ...] | None, str | None, tuple[TopicPartition, ...] | None]:
+    """(topics, pattern, partitions), of which one is not None."""
+    ways = [name for name in ("subscribe", "subscribepattern", "assign") if name in options]
+    if len(ways) != 1:
+        needed = "reading with spark, exactly one of subscribe, subscribePattern and assign is needed"
+        raise InvalidRequest(needed, given=",".join(ways) or "none")
+    value = options[ways[0]]
+    match ways[0]:
+        case "subscribe":
+            return tuple(dict.fromkeys(check_topic(name.strip()) for name in value.split(","))), None, None
+        case "subscribepattern":
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise _wrong("subscribePattern", value, str(error)) from error
+            return None, value, None
+    found = []
+    for topic, numbers in _object("assign", value).items():
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+            raise _wrong("assign", value, 'not of the form {"topic":[0,1]}')
+        found += [TopicPartition(topic, number) for number in numbers]
+    return None, None, tuple(dict.fromkeys(found))
+
+
+def _bound(options: Mapping[str, str], side: str, default: int) -> Bound:
+    """`side` is ``starting`` or ``ending``."""
+    if (text := options.get(f"{side}timestamp")) is not None:
+        return Bound(kind=BoundKind.TIMESTAMP, everywhere=_integer(f"{side}Timestamp", text))
+    if (text := options.get(f"{side}offsetsbytimestamp")) is not None:
+        name = f"{side}OffsetsByTimestamp"
+        return Bound(kind=BoundKind.TIMESTAMP, by_partition=_by_partition(name, text, lowest=0))
+    text = options.get(f"{side}offsets", "").strip()
+    word = "earliest" if default == EARLIEST else "latest"
+    if text.lower() in ("", word):
+        return Bound(everywhere=default)
+    if text.lower() in ("earliest", "latest"):
+        raise _wrong(f"{side}Offsets", text, f"a batch read can only take {word} or JSON")
+    by_partition = _by_partition(f"{side}Offsets", text, lowest=EARLIEST)
+    if -3 - default in by_partition.values():  # the other one of -2 and -1
+        raise _wrong(f"{side}Offsets", text, f"{-3 - default} makes an empty read of a batch, {default} is {word}")
+    return Bound(by_partition=by_partition)
+
+
+def _by_partition(name: str, text: str, *, lowest: int) -> dict[TopicPartition, int]:
+    found = {}
+    for topic, values in _object(name, text).items():
+        if not isinstance(values, dict):
+            raise _wrong(name, text, 'not of the form {"topic":{"0":23}}')
+        for number, value in values.items():
+            if not (number.isascii() and number.isdigit()) or type(value) is not int or value < lowest:
+                raise _wrong(name, text, 'not of the form {"topic":{"0":23}}')
+            found[TopicPartition(topic, int(number))] = value
+    return found
+
+
+def _object(name: str, text: str, *, secret: bool = False) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        # The text of storeOptions may hold a password; so may the decoder's message, which quotes it.
+        raise _wrong(name, None if secret else text, "not JSON") from (None if secret else error)
+    if not isinstance(value, dict):
+        raise _wrong(name, None if secret else text, "not a JSON object")
+    return value
+
+
+def _word(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    """The option's value in lower case; the first of `words` where it is not given."""
+    value = options.get(name.lower(), words[0]).strip().lower()
+    if value not in words:
+        raise _wrong(name, value, "not one of " + ", ".join(words))
+    return value
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise _wrong(name, text, "not a whole number of milliseconds") from error
+
+
+def _count(name: str, text: str, parse: Callable[[str], int | None]) -> int:
+    try:
+        value = parse(text)
+    except ValueError:
+        value = None
+    if value is None or value < 1:
+        raise _wrong(name, text, "not a number above zero")
+    return value
+
+
+def _wrong(name: str, value: str | None, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"reading with spark, a wrong option, {problem}", option=name, value=value)

@@ -1,0 +1,89 @@
+"""The Spark data source ``tiered``: a batch read of the bucket, nobody's broker in between.
+
+`partitions` runs once for each ``load()``, so a DataFrame is a snapshot: call ``load()`` again to see newer segments.
+Spark prunes no columns of a Python source by itself; a schema given by hand does it:
+``.schema("offset long, key binary")`` moves those two columns alone.
+
+There is no `pushFilters` and must be none: Spark 4.x keeps pushed filters in the relation that all uses of a DataFrame
+share, so one query's filter leaks into the next (tests/spark/test_filter_leak.py shows it). Ranges are options instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from local.errors import InvalidRequest
+from tiered.spark.options import ReadOptions, parse_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+
+
+class TieredSource(DataSource):
+    """See `tiered.spark.options` for the options; a wrong one raises InvalidRequest at ``load()``."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._read = parse_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "tiered"
+
+    def schema(self) -> str:
+        return ", ".join(
+            f"{name} {kind}" for name, kind in COLUMNS.items() if name != "headers" or self._read.include_headers
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BucketReader(self._read, chosen_columns(schema))
+
+
+class BucketReader(DataSourceReader):
+    """Plans in one process and reads in others; what travels between them is options and splits, never a client."""
+
+    def __init__(self, options: ReadOptions, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+
+    def partitions(self) -> list[InputPartition]:
+        from remote.fsspec_store import open_store
+        from tiered.spark.planning import plan_read
+
+        store = open_store(self._options.url, self._options.store_options)
+        try:
+            return [InputPartition(split) for split in plan_read(store, self._options)]
+        finally:
+            store.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from tiered.spark.task import read_split
+
+        split: Any = partition.value
+        if split is not None:  # what Spark makes of an empty list of partitions
+            yield from read_split(split, self._options, self._names)
+
+
+def chosen_columns(schema: StructType) -> tuple[str, ...]:
+    """The names in `schema`. Raises InvalidRequest unless they are columns of this source with their own types."""
+    for field in schema.fields:
+        if COLUMNS.get(field.name) != field.dataType.simpleString():
+            asked = f"{field.name} {field.dataType.simpleString()}"
+            has = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+            raise InvalidRequest("reading with spark, no such column", asked=asked, has=has)
+    return tuple(field.name for field in schema.fields)

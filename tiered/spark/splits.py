@@ -1,0 +1,194 @@
+"""From segment rows to tasks, as a function of values: no Spark, no store.
+
+A `Split` is one task: a run of neighbouring pieces of one partition, packed up to `split_bytes`. A `Piece` is a run of
+whole batches of one segment. Segments larger than a split are cut at batch starts, which their offset index names.
+Both carry the rows of the head they were planned on, so a job of hours reads one state of the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from remote.segment import RemoteSegment
+
+Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SideBySide(Protocol):
+    """`work` of each, in order."""
+
+    def __call__(self, work: Callable[[T], R], of: Sequence[T], /) -> list[R]: ...
+
+
+def one_by_one(work: Callable[[T], R], of: Sequence[T], /) -> list[R]:
+    return [work(each) for each in of]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Whole batches of one segment: bytes ``[position, end_position)``."""
+
+    segment: RemoteSegment
+    position: int
+    end_position: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end_position - self.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange:
+    """What is to be read of one partition: offsets ``[start_offset, next_offset)``, as the head `head_sequence` had it.
+
+    `prefix` is where the partition's keys begin in the store; `segments` are the rows of that head, ascending.
+    """
+
+    topic: str
+    partition: int
+    prefix: str
+    head_sequence: int
+    start_offset: int
+    next_offset: int
+    segments: tuple[RemoteSegment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One task. Records outside ``[start_offset, next_offset)`` that share a batch with wanted ones are dropped."""
+
+    topic: str
+    partition: int
+    prefix: str
+    head_sequence: int
+    start_offset: int
+    next_offset: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+def plan_splits(
+    ranges: Sequence[PartitionRange],
+    index_of: Callable[[PartitionRange, RemoteSegment], Entries],
+    *,
+    split_bytes: int,
+    partitions_min: int | None = None,
+    side_by_side: SideBySide = one_by_one,
+) -> list[Split]:
+    """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
+
+    `index_of` gives a segment's offset index; it is asked only for segments that are to be cut. `partitions_min` makes
+    smaller splits, as far as batches can be parted. `side_by_side` is a `map` that gives a list, in order; only the
+    pieces go into it, so that few decoded indexes are held at a time.
+    """
+    ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
+    if partitions_min is not None:
+        total = sum(segment.size_bytes for each in ranges for segment in each.segments)
+        split_bytes = max(1, min(split_bytes, -(-total // partitions_min)))
+    large = [(each, segment) for each in ranges for segment in each.segments if segment.size_bytes > split_bytes]
+    cut = iter(side_by_side(lambda pair: list(_cut_at_index(*pair, index_of, split_bytes)), large))
+    splits = []
+    for each in ranges:
+        pieces = [
+            piece
+            for segment in each.segments
+            for piece in (next(cut) if segment.size_bytes > split_bytes else [_whole(segment)])
+        ]
+        splits += [_split(each, run) for run in _packed(pieces, split_bytes)]
+    return splits
+
+
+def wanted_segments(each: PartitionRange) -> tuple[RemoteSegment, ...]:
+    """The rows that may hold an offset of the range; empty segments are left out."""
+    return tuple(
+        segment
+        for segment in each.segments
+        if segment.size_bytes
+        and max(segment.base_offset, each.start_offset) < min(segment.next_offset, each.next_offset)
+    )
+
+
+def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_offset: int) -> Piece:
+    """The segment without leading and trailing batches that the index proves to lie outside the offsets.
+
+    An entry names the last offset of the batch at its position, so everything from the **following** entry on lies
+    above that offset, and everything before an entry's position below it.
+    """
+    first = bisect_right(entries, start_offset, key=_offset) - 1
+    past = bisect_left(entries, next_offset - 1, key=_offset) + 1
+    position = entries[first][1] if first >= 0 else 0
+    end_position = entries[past][1] if past < len(entries) else segment.size_bytes
+    return Piece(segment=segment, position=position, end_position=max(position, end_position))
+
+
+def is_partial(segment: RemoteSegment, start_offset: int, next_offset: int) -> bool:
+    """The segment holds offsets outside the range."""
+    return segment.base_offset < start_offset or segment.next_offset > next_offset
+
+
+def _whole(segment: RemoteSegment) -> Piece:
+    return Piece(segment=segment, position=0, end_position=segment.size_bytes)
+
+
+def _cut_at_index(
+    each: PartitionRange,
+    segment: RemoteSegment,
+    index_of: Callable[[PartitionRange, RemoteSegment], Entries],
+    split_bytes: int,
+) -> Iterator[Piece]:
+    entries = index_of(each, segment)
+    return _cut(trimmed(entries, segment, each.start_offset, each.next_offset), entries, split_bytes)
+
+
+def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
+    """Equal shares no larger than `split_bytes`, as nearly as batch starts in the index allow."""
+    shares = -(-piece.size_bytes // split_bytes)
+    starts = [position for _, position in entries if piece.position < position < piece.end_position]
+    position = piece.position
+    for share in range(1, shares):
+        ideal = piece.position + share * piece.size_bytes // shares
+        at = bisect_left(starts, ideal)
+        if at == len(starts):
+            break
+        if starts[at] > position:
+            yield replace(piece, position=position, end_position=starts[at])
+            position = starts[at]
+    if position < piece.end_position:
+        yield replace(piece, position=position)
+
+
+def _packed(pieces: Sequence[Piece], split_bytes: int) -> Iterator[list[Piece]]:
+    run: list[Piece] = []
+    size_bytes = 0
+    for piece in pieces:
+        if run and size_bytes + piece.size_bytes > split_bytes:
+            yield run
+            run, size_bytes = [], 0
+        run.append(piece)
+        size_bytes += piece.size_bytes
+    if run:
+        yield run
+
+
+def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
+    return Split(
+        topic=each.topic,
+        partition=each.partition,
+        prefix=each.prefix,
+        head_sequence=each.head_sequence,
+        start_offset=each.start_offset,
+        next_offset=each.next_offset,
+        pieces=tuple(pieces),
+    )
+
+
+def _offset(entry: tuple[int, int]) -> int:
+    return entry[0]

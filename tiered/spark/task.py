@@ -1,0 +1,120 @@
+"""What one task does: fetch the pieces of its split, decode them, hand out Arrow batches.
+
+Data comes in windows of WINDOW_BYTES; while one is decoded the next is fetched by a thread. All bytes pass the chunk
+checksums of `remote.range_reader` and the batch CRCs. The store is opened here, in the worker process that uses it: a
+client made before a fork hangs or fails after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from local import kernels, offset_index
+from local.columns import Columns
+from local.errors import Corrupt, NotFound
+from remote.chunk_cache import ChunkCache
+from remote.fsspec_store import open_store
+from remote.range_reader import RemotePartition
+from remote.store import ObjectStore
+from tiered.spark.options import ReadOptions
+from tiered.spark.rows import record_batches
+from tiered.spark.splits import Piece, Split, is_partial, trimmed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WINDOW_BYTES = 8 << 20
+_CACHE_BYTES = 4 * WINDOW_BYTES  # the window at hand, the next one, and room for indexes
+
+
+def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The split's records as Arrow batches of the columns `names`.
+
+    Raises NotFound when a segment has left the bucket since the split was planned, Corrupt for damaged bytes.
+    """
+    store = open_store(options.url, options.store_options)
+    try:
+        for columns in split_columns(store, split):
+            yield from record_batches(columns, names, split.topic, split.partition)
+    finally:
+        store.close()
+
+
+def split_columns(store: ObjectStore, split: Split) -> Iterator[Columns]:
+    """The split's records in offset order, none of them outside its offsets."""
+    remote = RemotePartition(store, split.prefix, ChunkCache(_CACHE_BYTES), read_ahead_chunks=0)
+    with ThreadPoolExecutor(1, "tiered-ahead") as threads:
+        fetch = _Fetch(remote, threads)
+        try:
+            pieces = [_tightened(remote, split, piece) for piece in split.pieces]
+            for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
+                for columns in _piece_columns(fetch, piece, following):
+                    inside = (columns.offsets >= split.start_offset) & (columns.offsets < split.next_offset)
+                    yield columns if inside.all() else columns.select(inside)
+        except NotFound as error:
+            gone = "reading a segment that has left the bucket since this was planned; load() again"
+            where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
+            raise NotFound(gone, **where, **error.facts) from error
+
+
+class _Fetch:
+    """Reads windows, and warms the cache with the one that is likely next. An error there shows in the real read."""
+
+    def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor) -> None:
+        self._remote = remote
+        self._threads = threads
+        self._ahead: Future[memoryview] | None = None
+
+    def window(self, piece: Piece, position: int, length: int) -> memoryview:
+        return self._remote.read(piece.segment, position, length)
+
+    def ahead(self, piece: Piece, position: int) -> None:
+        if self._ahead is None or self._ahead.done():
+            length = min(WINDOW_BYTES, piece.end_position - position)
+            self._ahead = self._threads.submit(self._remote.read, piece.segment, position, length)
+
+
+def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
+    """The piece without the batches that its segment's index proves to lie outside the split's offsets."""
+    segment = piece.segment
+    if not is_partial(segment, split.start_offset, split.next_offset):
+        return piece
+    entries = offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
+    tight = trimmed(entries, segment, split.start_offset, split.next_offset)
+    position = max(piece.position, tight.position)
+    end_position = max(position, min(piece.end_position, tight.end_position))
+    return Piece(segment=segment, position=position, end_position=end_position)
+
+
+def _piece_columns(fetch: _Fetch, piece: Piece, following: Piece | None) -> Iterator[Columns]:
+    position, want = piece.position, WINDOW_BYTES
+    while position < piece.end_position:
+        data = fetch.window(piece, position, min(want, piece.end_position - position))
+        reached = position + len(data)
+        if reached < piece.end_position:
+            fetch.ahead(piece, reached)
+        elif following is not None:
+            fetch.ahead(following, following.position)
+        whole = 0
+        for columns in _decoded(data, piece, position):
+            whole = columns.table.valid_bytes  # of the whole window, the same in every step
+            yield columns
+        if whole == 0:
+            if reached >= piece.end_position:
+                raise Corrupt("reading a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
+            want *= 2  # a batch larger than the window
+            continue
+        position, want = position + whole, WINDOW_BYTES
+
+
+def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
+    """In steps of bounded memory, however well the batches were compressed."""
+    try:
+        yield from kernels.decode_in_steps(data)
+    except Corrupt as error:
+        facts = {**error.facts, "object": piece.segment.data_key}
+        if isinstance(at := facts.get("at"), int):
+            facts["at"] = position + at
+        raise Corrupt(error.attempt, **facts) from error

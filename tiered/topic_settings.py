@@ -1,0 +1,121 @@
+"""From a topic's effective settings (text) to the values that the rooms below take, checked against each other.
+
+Source of the cross checks: kafka `LogConfig.validateRemoteStorageRetention*`, KIP-950, KIP-1241. Kafka checks broker
+defaults overlaid with the topic's values; so do we.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from local.errors import InvalidRequest
+from policies.rules import PartitionRules
+from tiered.properties import DEFAULTS, parse
+
+if TYPE_CHECKING:
+    from local.settings import LogSettings
+
+UNLIMITED, FOLLOW = -1, -2
+_INT64_MAX = 2**63 - 1
+
+
+def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
+    """The policies' rules; settings that are missing have their defaults.
+
+    -1 becomes None, -2 what it follows: without the delete policy that is *unlimited*, for then `retention.*` does not
+    bind and the disk must not either. Raises InvalidRequest for a value or a combination that Kafka refuses.
+    """
+    check_combination(settings)
+    policy = _set(settings, "cleanup.policy")
+    retention = {unit: _limit(settings, f"retention.{unit}") for unit in ("ms", "bytes")}
+    kept = retention if "delete" in policy else {"ms": None, "bytes": None}
+    local = {unit: _follow(settings, f"local.retention.{unit}", FOLLOW, kept[unit]) for unit in ("ms", "bytes")}
+    lag = {unit: _follow(settings, f"remote.copy.lag.{unit}", UNLIMITED, local[unit]) for unit in ("ms", "bytes")}
+    return PartitionRules(
+        cleanup_delete="delete" in policy,
+        cleanup_compact="compact" in policy,
+        retention_ms=retention["ms"],
+        retention_bytes=retention["bytes"],
+        local_retention_ms=local["ms"],
+        local_retention_bytes=local["bytes"],
+        segment_ms=_int(settings, "segment.ms"),
+        copy_disabled=bool(_value(settings, "remote.log.copy.disable")),
+        copy_lag_ms=lag["ms"],
+        copy_lag_bytes=lag["bytes"],
+        delete_grace_ms=_int(settings, "remote.log.delete.grace.ms"),
+        min_cleanable_dirty_ratio=cast(float, _value(settings, "min.cleanable.dirty.ratio")),
+        min_compaction_lag_ms=_int(settings, "min.compaction.lag.ms"),
+    )
+
+
+def log_settings(settings: Mapping[str, str]) -> LogSettings:
+    """The local log's settings; those that are missing have their defaults. Raises InvalidRequest."""
+    from local.compression import Codec
+    from local.record import TimestampType
+    from local.settings import LogSettings
+
+    codec = cast(str, _value(settings, "compression.type"))
+    level = _int(settings, f"compression.{codec}.level") if codec in ("gzip", "lz4", "zstd") else None
+    return LogSettings(
+        segment_bytes=_int(settings, "segment.bytes"),
+        segment_ms=_int(settings, "segment.ms"),
+        index_interval_bytes=_int(settings, "index.interval.bytes"),
+        segment_index_bytes=_int(settings, "segment.index.bytes"),
+        max_message_bytes=_int(settings, "max.message.bytes"),
+        batch_bytes=_int(settings, "append.batch.bytes"),
+        compression=Codec.NONE if codec in ("producer", "uncompressed") else Codec[codec.upper()],
+        compression_level=None if codec == "gzip" and level == -1 else level,
+        timestamp_type=TimestampType.LOG_APPEND_TIME
+        if _value(settings, "message.timestamp.type") == "LogAppendTime"
+        else TimestampType.CREATE_TIME,
+        is_compacted="compact" in _set(settings, "cleanup.policy"),
+        flush_messages=_unless_max(_int(settings, "flush.messages")),
+        flush_ms=_unless_max(_int(settings, "flush.ms")),
+    )
+
+
+def check_combination(settings: Mapping[str, str]) -> None:
+    """Raises InvalidRequest, naming both keys, where two settings contradict each other."""
+    for unit in ("ms", "bytes"):
+        whole, local = _int(settings, f"retention.{unit}"), _int(settings, f"local.retention.{unit}")
+        if whole != UNLIMITED and local != FOLLOW and (local == UNLIMITED or local > whole):
+            _refuse(
+                f"local.retention.{unit}", local, f"retention.{unit}", whole, "the disk would keep more than the log"
+            )
+        if _value(settings, "remote.log.copy.disable") and local not in (FOLLOW, whole):
+            _refuse(f"local.retention.{unit}", local, "remote.log.copy.disable", "true", "must follow retention.*")
+        lag, kept = _int(settings, f"remote.copy.lag.{unit}"), whole if local == FOLLOW else local
+        if lag > 0 and kept != UNLIMITED and lag > kept:
+            key = f"local.retention.{unit}"
+            _refuse(f"remote.copy.lag.{unit}", lag, key, kept, "segments would be due for dropping before copying")
+
+
+def _refuse(key: str, value: object, other: str, other_value: object, why: str) -> None:
+    raise InvalidRequest(f"checking settings, {why}", **{key: value, other: other_value})
+
+
+def _value(settings: Mapping[str, str], name: str) -> object:
+    return parse(name, settings.get(name, DEFAULTS[name]))
+
+
+def _int(settings: Mapping[str, str], name: str) -> int:
+    return cast(int, _value(settings, name))
+
+
+def _set(settings: Mapping[str, str], name: str) -> frozenset[str]:
+    return cast(frozenset[str], _value(settings, name))
+
+
+def _limit(settings: Mapping[str, str], name: str) -> int | None:
+    value = _int(settings, name)
+    return None if value == UNLIMITED else value
+
+
+def _follow(settings: Mapping[str, str], name: str, follows: int, other: int | None) -> int | None:
+    """The limit; `other` where the value says that it follows it."""
+    return other if _int(settings, name) == follows else _limit(settings, name)
+
+
+def _unless_max(value: int) -> int | None:
+    return None if value == _INT64_MAX else value
