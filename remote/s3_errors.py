@@ -124,7 +124,7 @@ def _is_about_options(error: BaseException) -> bool:
     if isinstance(error, OPTION_ERRORS) and not isinstance(error, FOREIGN_ERRORS):
         return True
     if type(error) is boto.HTTPClientError:  # wraps whatever came up while a request was made
-        return isinstance(error.kwargs.get("error"), (*OPTION_ERRORS, FileNotFoundError))
+        return isinstance(getattr(error, "kwargs", {}).get("error"), (*OPTION_ERRORS, FileNotFoundError))
     return isinstance(error, _CONFIGURATION)
 
 
