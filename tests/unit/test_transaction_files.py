@@ -1,0 +1,86 @@
+"""Transaction index and producer snapshot: golden bytes, lookups, damage."""
+
+from __future__ import annotations
+
+import pytest
+
+from local import producer_snapshot, txn_index
+from local.errors import Corrupt
+from local.producer_snapshot import ProducerEntry
+from local.txn_index import AbortedTransaction
+
+
+def _aborted(producer: int, first: int, last: int, stable: int) -> AbortedTransaction:
+    return AbortedTransaction(producer_id=producer, first_offset=first, last_offset=last, last_stable_offset=stable)
+
+
+PRODUCER = ProducerEntry(
+    producer_id=9,
+    producer_epoch=3,
+    last_sequence=41,
+    last_offset=101,
+    offset_delta=1,
+    timestamp_ms=1_700_000_000_005,
+    coordinator_epoch=4,
+    transaction_first_offset=-1,
+)
+
+
+def test_an_aborted_transaction_has_kafkas_bytes() -> None:
+    expected = "00000000000000000009000000000000006400000000000000660000000000000067"
+    assert _aborted(9, 100, 102, 103).pack().hex() == expected
+    assert txn_index.entries(bytes.fromhex(expected)) == [_aborted(9, 100, 102, 103)]
+
+
+def test_a_torn_entry_is_ignored_and_a_later_version_refused() -> None:
+    data = txn_index.encode([_aborted(1, 0, 5, 6), _aborted(2, 3, 9, 10)])
+    assert txn_index.entries(data[:-1]) == [_aborted(1, 0, 5, 6)]
+    with pytest.raises(Corrupt, match="no such version"):
+        txn_index.entries(b"\0\1" + data[2:])
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [[_aborted(1, 0, 5, 6), _aborted(2, 0, 5, 6)], [_aborted(1, 0, 3, 6)], [_aborted(1, 9, 8, 6)]],
+    ids=["repeats", "below the base", "ends before it begins"],
+)
+def test_offsets_out_of_order_are_damage(entries: list[AbortedTransaction]) -> None:
+    with pytest.raises(Corrupt, match=r"path=x\.txnindex"):
+        txn_index.check(txn_index.encode(entries), 4, path="x.txnindex")
+
+
+def test_a_read_is_told_of_the_transactions_it_meets_and_no_others() -> None:
+    aborted = [_aborted(1, 10, 19, 10), _aborted(2, 15, 29, 15), _aborted(3, 40, 49, 50)]
+    assert txn_index.overlapping(aborted, 20, 30) == ([aborted[1]], True)
+    assert txn_index.overlapping(aborted, 0, 12) == ([aborted[0]], True)
+    assert txn_index.overlapping(aborted, 45, 60) == ([aborted[2]], False)
+    assert txn_index.overlapping(aborted, 50, 60) == ([], False)
+
+
+def test_truncation_cuts_at_the_first_marker_at_or_above() -> None:
+    aborted = [_aborted(1, 10, 19, 10), _aborted(2, 15, 29, 15)]
+    assert txn_index.truncate(txn_index.encode(aborted), 29) == txn_index.encode(aborted[:1])
+    assert txn_index.truncate(txn_index.encode(aborted), 30) == txn_index.encode(aborted)
+
+
+def test_a_snapshot_has_kafkas_layout() -> None:
+    data = producer_snapshot.encode([PRODUCER])
+    assert len(data) == 56
+    assert data[:2].hex() == "0001"
+    assert data[6:].hex() == (
+        "0000000100000000000000090003000000290000000000000065000000010000018bcfe5680500000004ffffffffffffffff"
+    )
+    assert producer_snapshot.decode(data) == [PRODUCER]
+    assert producer_snapshot.decode(producer_snapshot.encode([])) == []
+
+
+def test_no_changed_byte_of_a_snapshot_passes() -> None:
+    data = producer_snapshot.encode([PRODUCER, PRODUCER])
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        with pytest.raises(Corrupt, match=r"path=y\.snapshot"):
+            producer_snapshot.decode(damaged, path="y.snapshot")
+    for length in range(len(data)):
+        with pytest.raises(Corrupt):
+            producer_snapshot.decode(data[:length])
