@@ -28,6 +28,10 @@ COMMANDS = {
     "dump": ("tiered.cli.dump", "Show batches, records or index entries as they are stored."),
     "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
     "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
+    "placement": (
+        "tiered.cli.placement",
+        "Which brokers of a fleet would hold a topic's replicas, as Kafka assigns them.",
+    ),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
 }
 

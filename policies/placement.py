@@ -1,0 +1,160 @@
+"""Where things go: a new partition's log directory, and a new topic's replicas on a fleet of brokers.
+
+Directories (`choose_log_dir`): the one with the fewest partitions, as Kafka does it (`LogManager.nextLogDirs`). Kafka
+counts partitions and does not look at their sizes or at the room that is left; here a directory that is nearly full is
+passed over. Of several with equally few partitions the one with the most free bytes wins, then the first as configured.
+
+Replicas (`assign_replicas`): Kafka's `AdminUtils.assignReplicasToBrokers`. Leaders go round-robin from a start index,
+followers on the brokers after the leader, shifted by one more after each full round so that one broker's leaders do not
+all have their followers in the same place. With racks the round goes through a list that alternates racks, and a rack
+gets a second replica only when every rack has one. (KRaft's `StripedReplicaPlacer` keeps the same goals by drawing more
+often.)
+
+Pure: chance comes in as numbers (`start_index`, `shift`), so the same numbers give the same assignment.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, zip_longest
+
+from local.errors import DiskFailed, InvalidRequest
+
+BROKERS_MAX = 10_000
+REPLICAS_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDirFacts:
+    """One log directory at this moment. `free_bytes` and `total_bytes` are its file system's, None when not known."""
+
+    path: str
+    partition_count: int
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    is_offline: bool = False
+    is_cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """`rack` None where it is not told; then no broker of the fleet may have one (Kafka's enforced mode)."""
+
+    broker_id: int
+    rack: str | None = None
+
+
+def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free_share_min: float = 0.0) -> LogDirFacts:
+    """The directory for a new partition; see the module text for the rule.
+
+    A directory with fewer than `free_bytes_min` bytes free, or less than `free_share_min` of its file system (0..1), is
+    passed over. Raises DiskFailed, with the reason of each directory, when none is left.
+    """
+    reasons = {each.path: _reason_against(each, free_bytes_min, free_share_min) for each in dirs}
+    fit = [each for each in dirs if reasons[each.path] is None]
+    if not fit:
+        told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items())
+        raise DiskFailed("choosing a log directory, none can take a new partition", directories=told or "none")
+    return min(fit, key=lambda each: (each.partition_count, -(each.free_bytes or 0)))
+
+
+def assign_replicas(
+    brokers: Sequence[Broker],
+    *,
+    partitions: int,
+    replication_factor: int,
+    start_index: int,
+    shift: int,
+    first_partition: int = 0,
+) -> dict[int, tuple[int, ...]]:
+    """Broker ids per partition ``[first_partition, first_partition + partitions)``, the preferred leader first.
+
+    `start_index` and `shift` are any non-negative numbers (Kafka draws both below the number of brokers). A topic that
+    grows passes the number of its partitions as `first_partition`. Raises InvalidRequest for a fleet or numbers that
+    Kafka would refuse.
+    """
+    _check_numbers(partitions, replication_factor, start_index, shift, first_partition)
+    _check_fleet(brokers, replication_factor)
+    order = alternate_racks(brokers)
+    assigned = {}
+    for partition in range(first_partition, first_partition + partitions):
+        leader = (partition + start_index) % len(order)
+        # A shift more for every time the leaders have gone round, from partition 0 or from where this call begins.
+        rounds = partition // len(order) - max(0, first_partition - 1) // len(order)
+        assigned[partition] = _replicas(order, leader, shift + rounds, replication_factor)
+    return assigned
+
+
+def alternate_racks(brokers: Sequence[Broker]) -> list[Broker]:
+    """One broker of each rack in turn, racks by name and brokers by id, racks that have run out left out.
+
+    Without racks simply by id. Source: `AdminUtils.getRackAlternatedBrokerList`.
+    """
+    by_rack: dict[str, list[Broker]] = defaultdict(list)
+    for broker in sorted(brokers, key=lambda each: each.broker_id):
+        by_rack[broker.rack or ""].append(broker)
+    turns = zip_longest(*(by_rack[rack] for rack in sorted(by_rack)))
+    return [broker for turn in turns for broker in turn if broker is not None]
+
+
+def _reason_against(each: LogDirFacts, free_bytes_min: int, free_share_min: float) -> str | None:
+    if each.is_offline:
+        return "offline"
+    if each.is_cordoned:
+        return "cordoned"
+    if each.free_bytes is None:
+        return None
+    if each.free_bytes < free_bytes_min:
+        return f"{each.free_bytes} bytes free, fewer than {free_bytes_min}"
+    if each.total_bytes and each.free_bytes < free_share_min * each.total_bytes:
+        return f"{each.free_bytes / each.total_bytes:.1%} free, less than {free_share_min:.1%}"
+    return None
+
+
+def _replicas(order: Sequence[Broker], leader: int, shift: int, replication_factor: int) -> tuple[int, ...]:
+    """The leader and its followers. Kafka multiplies the shift by the number of racks, which is one without racks."""
+    rack_count = len({broker.rack for broker in order})
+    chosen, racks = [order[leader].broker_id], {order[leader].rack}
+    taken = set(chosen)
+    steps = count()
+    while len(chosen) < replication_factor:
+        distance = 1 + (shift * rack_count + next(steps)) % (len(order) - 1)
+        broker = order[(leader + distance) % len(order)]
+        if broker.broker_id not in taken and (broker.rack not in racks or len(racks) == rack_count):
+            chosen.append(broker.broker_id)
+            taken.add(broker.broker_id)
+            racks.add(broker.rack)
+    return tuple(chosen)
+
+
+def _check_numbers(partitions: int, replication_factor: int, start_index: int, shift: int, first: int) -> None:
+    if partitions < 1:
+        raise InvalidRequest("assigning replicas, there must be at least one partition", partitions=partitions)
+    if replication_factor < 1:
+        raise InvalidRequest(
+            "assigning replicas, at least one replica is needed", replication_factor=replication_factor
+        )
+    if min(start_index, shift, first) < 0:
+        raise InvalidRequest("assigning replicas, a number below zero", start=start_index, shift=shift, first=first)
+    if partitions * replication_factor > REPLICAS_MAX:
+        raise InvalidRequest(
+            "assigning replicas, too many", replicas=partitions * replication_factor, at_most=REPLICAS_MAX
+        )
+
+
+def _check_fleet(brokers: Sequence[Broker], replication_factor: int) -> None:
+    ids = {broker.broker_id for broker in brokers}
+    if len(ids) < len(brokers) or any(each < 0 for each in ids):
+        raise InvalidRequest("describing brokers, an id is there twice or below zero", brokers=len(brokers))
+    if len(ids) > BROKERS_MAX:
+        raise InvalidRequest("describing brokers, too many", brokers=len(ids), at_most=BROKERS_MAX)
+    if replication_factor > len(ids):
+        raise InvalidRequest(
+            "assigning replicas, fewer brokers than replicas", brokers=len(ids), replication_factor=replication_factor
+        )
+    racks = [broker.rack for broker in brokers]
+    if None in racks and any(racks):
+        without = [broker.broker_id for broker in brokers if broker.rack is None]
+        raise InvalidRequest("assigning replicas by rack, some brokers have none", without=without[:10])
