@@ -1,17 +1,29 @@
 """A disk that forgets: an in-memory `Storage` which knows what was synced, and can crash at any call.
 
-What survives a crash: of every file, the bytes up to its last sync and any prefix (or none, or garbage) of what came
-after; of every directory, the names as of its last sync and any subset of the changes since. A `chooser` decides; the
-tests enumerate or draw its choices.
+What survives a crash (any state that POSIX allows, and more than most file systems do):
+
+| of | for certain | as well |
+|---|---|---|
+| a file | its bytes as of the last `sync` | any subset of the writes and cuts since, in any order of arrival: all, none, a prefix torn at a byte, a 512 or a 4096 byte boundary, a later one without an earlier one, single sectors; what is missing below the length found reads as zeros, or as garbage |
+| a directory | its entries as of the last `sync_directory` | of the changes since a prefix (an ordered journal: ext4), or any subset (each change whole: a rename is never half done) |
+
+A file whose name survives without its bytes has length 0 and up: what a rename before a sync leaves. A sector that
+holds synced bytes is never damaged by a torn write behind them (disks write sectors whole). `make_directory` is durable
+as its contract says. Nothing that was synced is lost.
+
+`watch` is called after every effect: an explorer takes crash states there with `crash`, so that a workload runs once
+however many states are looked at. File contents are shared between states until they are written to.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from local.errors import Conflict, DiskFailed, NotFound
+from local.names import META_PROPERTIES
 from local.storage import Body, parent
 
 
@@ -19,29 +31,65 @@ class PowerCut(BaseException):
     """Not an Exception: no code under test may catch it."""
 
 
-@dataclass
-class _Inode:
-    data: bytearray = field(default_factory=bytearray)
-    synced: bytes = b""
+class Inode:
+    """One file's bytes: `synced` for certain, `unsynced` what was done since, `live` what a reader sees now."""
+
+    __slots__ = ("live", "synced", "unsynced")
+
+    def __init__(self, found: bytes = b"") -> None:
+        self.synced = found
+        self.live: bytes | bytearray = found
+        self.unsynced: list[tuple[int, bytes | None]] = []  # (position, bytes written) or (size cut or grown to, None)
+
+    @property
+    def data(self) -> bytearray:
+        """The live bytes, to look at and to damage."""
+        if not isinstance(self.live, bytearray):
+            self.live = bytearray(self.live)
+        return self.live
+
+    @data.setter
+    def data(self, body: Body) -> None:
+        self.live = bytearray(body)
+
+    def write(self, body: bytes) -> None:
+        self.unsynced.append((len(self.live), body))
+        self.data.extend(body)
+
+    def resize(self, size: int) -> None:
+        self.unsynced.append((size, None))
+        _resize(self.data, size)
+
+    def sync(self) -> None:
+        self.synced = self.live = bytes(self.live)
+        self.unsynced = []
 
 
-Change = tuple[str, str, str | None, _Inode]
+@dataclass(eq=False)
+class Directory:
+    """`durable` names what the disk knows for certain to be in it."""
+
+    durable: dict[str, Inode | Directory] = field(default_factory=dict)
+
+
+Entry = tuple[Directory, str, "Inode | Directory | None"]
+Change = tuple[Entry, ...]
 
 
 class ModelDisk:
     """Counts every effect; `cut_at` makes the n-th the last, `fail_at` makes it fail (before it, or after it)."""
 
     def __init__(self) -> None:
-        self.names: dict[str, _Inode] = {}
-        self.durable: dict[str, _Inode] = {}
-        self.pending: dict[str, list[Change]] = {}
-        self.directories: set[str] = {"."}
+        self.names: dict[str, Inode] = {}
+        self.directories: dict[str, Directory] = {".": Directory()}
+        self.pending: list[Change] = []
         self.locks: set[str] = set()
         self.effects = 0
         self.cut_at: int | None = None
         self.cut_before = True
         self.fail_at: int | None = None
         self.journal: list[str] = []
+        self.watch: Callable[[], None] | None = None
 
     # -- cutting -------------------------------------------------------------------------------------------------
 
@@ -57,23 +105,34 @@ class ModelDisk:
         act()
         if self.effects == self.cut_at:
             raise PowerCut(what)
+        if self.watch is not None:
+            self.watch()
 
     def crash(self, rng: random.Random) -> ModelDisk:
         """A disk as it may be found after the power came back."""
+        entries = {id(each): dict(each.durable) for each in self.directories.values()}
+        for change in _surviving_changes(self.pending, rng):
+            for directory, name, node in change:
+                inside = entries.setdefault(id(directory), dict(directory.durable))
+                if node is None:
+                    inside.pop(name, None)
+                else:
+                    inside[name] = node
         found = ModelDisk()
-        found.directories = set(self.directories)
-        names = dict(self.durable)
-        for changes in self.pending.values():
-            kept = _some(changes, rng)
-            for change in kept:
-                _replay(names, change)
-        inodes: dict[int, _Inode] = {}
-        for name, inode in names.items():
-            if id(inode) not in inodes:
-                inodes[id(inode)] = _survivor(inode, rng)
-            found.names[name] = inodes[id(inode)]
-        found.durable = dict(found.names)
+        _rebuild(found, ".", self.directories["."], entries, rng, {})
         return found
+
+    def digest(self) -> bytes:
+        """Equal for equal contents; a log directory's own random id does not count."""
+        state = hashlib.blake2b(digest_size=8)
+        for path in sorted(self.directories):
+            state.update(path.encode() + b"/")
+        for path, inode in sorted(self.names.items()):
+            body = inode.live
+            state.update(f"\0{path}\0{len(body)}\0".encode())
+            if not path.endswith(META_PROPERTIES):
+                state.update(body)
+        return state.digest()
 
     # -- Storage -------------------------------------------------------------------------------------------------
 
@@ -81,10 +140,10 @@ class ModelDisk:
         def act() -> None:
             inode = self.names.get(path)
             if inode is None:
-                self.names[path] = inode = _Inode()
-                self._change("create", path, None, inode)
+                self.names[path] = inode = Inode()
+                self._change(self._entry(path, inode))
             else:
-                inode.data = bytearray()
+                inode.resize(0)
 
         self._effect(f"create {path}", act)
         return ModelFile(self, path, self.names[path])
@@ -95,17 +154,17 @@ class ModelDisk:
     open_reader = open
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        data = self._inode(path).data
+        data = self._inode(path).live
         return bytes(data[start:] if length is None else data[start : start + length])
 
     def map(self, path: str) -> memoryview:
-        return memoryview(bytes(self._inode(path).data))
+        return memoryview(bytes(self._inode(path).live))
 
     def exists(self, path: str) -> bool:
         return path in self.names or path in self.directories
 
     def size(self, path: str) -> int:
-        return len(self._inode(path).data)
+        return len(self._inode(path).live)
 
     def modified_ms(self, path: str) -> int:
         self._inode(path)
@@ -115,23 +174,35 @@ class ModelDisk:
         if path not in self.directories:
             raise NotFound("listing a directory, there is none", path=path)
         below = path + "/"
-        inside = [name for name in (*self.names, *self.directories) if name.startswith(below)]
-        return sorted({name[len(below) :].split("/")[0] for name in inside})
+        start = len(below)
+        inside = [*self.names, *self.directories]
+        return sorted({name[start:].split("/", 1)[0] for name in inside if name.startswith(below)})
 
     def is_directory(self, path: str) -> bool:
         return path in self.directories
 
     def make_directory(self, path: str) -> None:
-        while path and path not in self.directories:
-            self.directories.add(path)
-            path = parent(path)
+        if not path or path in self.directories:
+            return
+        self.make_directory(parent(path))
+
+        def act() -> None:
+            made = self.directories[path] = Directory()
+            above, name, _ = self._entry(path, made)
+            above.durable[name] = made
+
+        self._effect(f"mkdir {path}", act)
 
     def rename(self, source: str, target: str) -> None:
         def act() -> None:
-            inode = self._inode(source)
-            del self.names[source]
-            self.names[target] = inode
-            self._change("rename", source, target, inode)
+            if source in self.directories:
+                node: Inode | Directory = self.directories[source]
+                _move(self.directories, source, target)
+                _move(self.names, source, target)
+            else:
+                node = self.names[target] = self._inode(source)
+                del self.names[source]
+            self._change(self._entry(source, None), self._entry(target, node))
 
         self._effect(f"rename {source} {target}", act)
 
@@ -140,20 +211,33 @@ class ModelDisk:
             return
 
         def act() -> None:
-            inode = self.names.pop(path)
-            self._change("unlink", path, None, inode)
+            del self.names[path]
+            self._change(self._entry(path, None))
 
         self._effect(f"unlink {path}", act)
 
     def remove_directory(self, path: str) -> None:
-        self.directories.discard(path)
+        if path not in self.directories:
+            return
+
+        def act() -> None:
+            if self.list(path):
+                raise DiskFailed("removing a directory", path=path, cause="enotempty")
+            self._change(self._entry(path, None))
+            del self.directories[path]
+
+        self._effect(f"rmdir {path}", act)
 
     def sync_directory(self, path: str) -> None:
         def act() -> None:
-            self.pending.pop(path, None)
-            for name in [name for name in self.durable if parent(name) == path]:
-                del self.durable[name]
-            self.durable.update({name: inode for name, inode in self.names.items() if parent(name) == path})
+            synced = self.directories.get(path)
+            still: list[Change] = []
+            for change in self.pending:
+                if any(directory is synced for directory, _, _ in change):
+                    _make_durable(change)
+                else:
+                    still.append(change)
+            self.pending = still
 
         self._effect(f"sync {path}/", act)
 
@@ -163,13 +247,19 @@ class ModelDisk:
         self.locks.add(path)
         return _Held(self, path)
 
-    def _inode(self, path: str) -> _Inode:
+    def _inode(self, path: str) -> Inode:
         if path not in self.names:
             raise NotFound("opening a file, there is none", path=path)
         return self.names[path]
 
-    def _change(self, kind: str, source: str, target: str | None, inode: _Inode) -> None:
-        self.pending.setdefault(parent(source), []).append((kind, source, target, inode))
+    def _entry(self, path: str, node: Inode | Directory | None) -> Entry:
+        above = parent(path)
+        if above not in self.directories:
+            raise NotFound("reaching a file, its directory is not there", path=path)
+        return self.directories[above], _name(above, path), node
+
+    def _change(self, *entries: Entry) -> None:
+        self.pending.append(entries)
 
 
 class _Held:
@@ -181,81 +271,159 @@ class _Held:
 
 
 class ModelFile:
-    def __init__(self, disk: ModelDisk, path: str, inode: _Inode) -> None:
+    def __init__(self, disk: ModelDisk, path: str, inode: Inode) -> None:
         self._disk, self._path, self._inode = disk, path, inode
 
     def append(self, data: Body) -> None:
         body = bytes(data)
         if body:
-            self._disk._effect(f"append {self._path} {len(body)}", lambda: self._inode.data.extend(body))
+            self._disk._effect(f"append {self._path} {len(body)}", lambda: self._inode.write(body))
 
     def read(self, start: int, length: int) -> bytes:
-        return bytes(self._inode.data[start : start + length])
+        return bytes(self._inode.live[start : start + length])
 
     def size(self) -> int:
-        return len(self._inode.data)
+        return len(self._inode.live)
 
     def truncate(self, size: int) -> None:
-        def act() -> None:
-            del self._inode.data[size:]
-
-        self._disk._effect(f"truncate {self._path} {size}", act)
+        self._disk._effect(f"truncate {self._path} {size}", lambda: self._inode.resize(size))
 
     def sync(self) -> None:
-        def act() -> None:
-            self._inode.synced = bytes(self._inode.data)
-
-        self._disk._effect(f"sync {self._path}", act)
+        self._disk._effect(f"sync {self._path}", self._inode.sync)
 
     def close(self) -> None:
         pass
 
 
-def _some(changes: list[Change], rng: random.Random) -> list[Change]:
-    """All, none, a prefix or any subset of the unsynced changes of one directory."""
-    match rng.randrange(4):
+def _name(above: str, path: str) -> str:
+    """An entry's name in its directory; at the top the whole path, which may be written with or without ``./``."""
+    return path if above == "." else path[len(above) + 1 :]
+
+
+def _move(paths: dict[str, Inode] | dict[str, Directory], source: str, target: str) -> None:
+    for path in [path for path in paths if path == source or path.startswith(source + "/")]:
+        paths[target + path[len(source) :]] = paths.pop(path)  # type: ignore[assignment]
+
+
+def _make_durable(change: Change) -> None:
+    for directory, name, node in change:
+        if node is None:
+            directory.durable.pop(name, None)
+        else:
+            directory.durable[name] = node
+
+
+def _rebuild(
+    found: ModelDisk,
+    path: str,
+    directory: Directory,
+    entries: dict[int, dict[str, Inode | Directory]],
+    rng: random.Random,
+    known: dict[int, Inode],
+) -> None:
+    made = found.directories.setdefault(path, Directory())
+    for name, node in entries.get(id(directory), directory.durable).items():
+        inside = name if path == "." else f"{path}/{name}"
+        if isinstance(node, Directory):
+            found.directories[inside] = made.durable[name] = Directory()
+            _rebuild(found, inside, node, entries, rng, known)
+            continue
+        survivor = known.get(id(node))
+        if survivor is None:
+            survivor = known[id(node)] = Inode(_survivor(node, rng))
+        made.durable[name] = found.names[inside] = survivor
+
+
+def _surviving_changes(changes: list[Change], rng: random.Random) -> Iterable[Change]:
+    """All, none, a prefix, or any subset (all but one, one alone, each with even odds) of the unsynced changes."""
+    if not changes:
+        return ()
+    pick = rng.randrange(len(changes))
+    match rng.randrange(6):
         case 0:
-            return []
+            return ()
         case 1:
             return changes
         case 2:
-            return changes[: rng.randrange(len(changes) + 1)]
+            return changes[:pick]
+        case 3:
+            return (*changes[:pick], *changes[pick + 1 :])
+        case 4:
+            return (changes[pick],)
         case _:
             return [change for change in changes if rng.random() < 0.5]
 
 
-def _replay(names: dict[str, _Inode], change: Change) -> None:
-    kind, source, target, inode = change
-    match kind:
-        case "create":
-            names[source] = inode
-        case "unlink":
-            names.pop(source, None)
-        case "rename":
-            assert target is not None
-            names.pop(source, None)
-            names[target] = inode
-
-
-def _survivor(inode: _Inode, rng: random.Random) -> _Inode:
-    """Synced bytes for certain; of the rest everything, nothing, a prefix, or a prefix and then zeros or garbage."""
-    synced, data = inode.synced, bytes(inode.data)
-    if not data.startswith(synced):
-        # Cut or rewritten since: either length may be found.
-        data = data if rng.random() < 0.5 else synced
-        return _Inode(bytearray(data), data)
-    tail = data[len(synced) :]
-    match rng.randrange(5):
+def _survivor(inode: Inode, rng: random.Random) -> bytes:
+    """Synced bytes for certain, and of what was done since as much as the disk happened to write."""
+    steps = inode.unsynced
+    if not steps:
+        return inode.synced
+    pick = rng.randrange(len(steps) + 1)
+    match rng.randrange(8):
         case 0:
-            tail = b""
+            return inode.synced
         case 1:
-            pass
+            return _replayed(inode.synced, steps)
         case 2:
-            tail = tail[: rng.randrange(len(tail) + 1)]
+            return _torn(_replayed(inode.synced, steps[: pick + 1]), len(_replayed(inode.synced, steps[:pick])), rng)
         case 3:
-            cut = rng.randrange(len(tail) + 1)
-            tail = tail[:cut] + bytes(len(tail) - cut)
+            return _torn(_replayed(inode.synced, steps), len(inode.synced), rng)
+        case 4:
+            return _unwritten(_replayed(inode.synced, steps), len(inode.synced), rng)
+        case 5:
+            return _replayed(inode.synced, [*steps[:pick], *steps[pick + 1 :]])
+        case 6:
+            return _replayed(inode.synced, [step for step in steps if rng.random() < 0.5])
         case _:
-            cut = rng.randrange(len(tail) + 1)
-            tail = tail[:cut] + rng.randbytes(len(tail) - cut)
-    return _Inode(bytearray(synced + tail), synced + tail)
+            return _scattered(inode.synced, _replayed(inode.synced, steps), rng)
+
+
+def _replayed(start: bytes, steps: Iterable[tuple[int, bytes | None]]) -> bytes:
+    body = bytearray(start)
+    for position, written in steps:
+        if written is None:
+            _resize(body, position)
+        else:
+            if len(body) < position:
+                _resize(body, position)
+            body[position : position + len(written)] = written
+    return bytes(body)
+
+
+def _torn(body: bytes, sure: int, rng: random.Random) -> bytes:
+    """Cut at a byte or at a sector, never below what was there before."""
+    if len(body) <= sure:
+        return body
+    cut = rng.randrange(sure, len(body) + 1)
+    sector = rng.choice((1, 1, 512, 4096))
+    return body[: max(sure, cut - cut % sector)]
+
+
+def _unwritten(body: bytes, sure: int, rng: random.Random) -> bytes:
+    """The length is on the disk, of the bytes only some: zeros behind them, or what lay there before."""
+    cut = rng.randrange(min(sure, len(body)), len(body) + 1)
+    size = len(body) - cut
+    return body[:cut] + (bytes(size) if rng.random() < 0.5 else rng.randbytes(size))
+
+
+def _scattered(synced: bytes, body: bytes, rng: random.Random) -> bytes:
+    """Sectors arrived in any order: each one new, or as it was before (zeros where nothing was)."""
+    found = bytearray(body)
+    sector = rng.choice((64, 512))
+    # A sector that holds the last synced bytes is there whole; one cut off and written again may be either.
+    first = len(synced) if body.startswith(synced) else 0
+    start = first
+    while start < len(body):
+        end = min((start // sector + 1) * sector, len(body))
+        if rng.random() < 0.4:
+            found[start:end] = synced[start:end].ljust(end - start, b"\0")
+        start = end
+    return bytes(found)
+
+
+def _resize(body: bytearray, size: int) -> None:
+    if size < len(body):
+        del body[size:]
+    else:
+        body.extend(bytes(size - len(body)))
