@@ -2,10 +2,11 @@
 
 What survives a crash (any state that POSIX allows, and more than most file systems do):
 
-| of | for certain | as well |
-|---|---|---|
-| a file | its bytes as of the last `sync` | any subset of the writes and cuts since, in any order of arrival: all, none, a prefix torn at a byte, a 512 or a 4096 byte boundary, a later one without an earlier one, single sectors; what is missing below the length found reads as zeros, or as garbage |
-| a directory | its entries as of the last `sync_directory` | of the changes since a prefix (an ordered journal: ext4), or any subset (each change whole: a rename is never half done) |
+* A file: its bytes as of the last `sync`. Of the writes and cuts since, any subset: all, none, a prefix torn at a byte
+  or at a boundary of 512 or 4096, a later one without an earlier one, single sectors in any order. What is missing
+  below the length found reads as zeros or as garbage.
+* A directory: its entries as of the last `sync_directory`. Of the changes since a prefix (an ordered journal, as in
+  ext4) or any subset; each is whole, a rename is never half done.
 
 A file whose name survives without its bytes has length 0 and up: what a rename before a sync leaves. A sector that
 holds synced bytes is never damaged by a torn write behind them (disks write sectors whole). `make_directory` is durable
