@@ -91,15 +91,17 @@ class LogDirectory:
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and cleaner offsets of all open logs; each file replaced whole."""
         with self._files:
-            self._write(names.RECOVERY_POINTS, {name: log.recovery_point for name, log in self._open_logs()})
+            points = {name: log.recovery_point for name, log in self._open_logs()}
+            self._write(names.RECOVERY_POINTS, self._unopened(self._recovery_points) | points)
         self.write_log_starts()
         self.write_cleaner_offsets()
 
     def write_cleaner_offsets(self) -> None:
         """After a cleaning, once its swaps are durable."""
         with self._files:
-            known = ((name, log.cleaner_offset) for name, log in self._open_logs())
-            self._write(names.CLEANER_OFFSETS, {name: offset for name, offset in known if offset is not None})
+            logs = ((name, log.cleaner_offset) for name, log in self._open_logs())
+            known = {name: offset for name, offset in logs if offset is not None}
+            self._write(names.CLEANER_OFFSETS, self._unopened(self._cleaner_offsets) | known)
 
     def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
         """The log starts, those in `raised` as they are about to be: written down before readers are told."""
@@ -107,7 +109,7 @@ class LogDirectory:
             starts = {name: log.log_start_offset for name, log in self._open_logs()}
             for name, offset in (raised or {}).items():
                 starts[name] = max(offset, starts.get(name, 0))
-            self._write(names.LOG_START_OFFSETS, starts)
+            self._write(names.LOG_START_OFFSETS, self._unopened(self._log_starts) | starts)
 
     def close(self) -> None:
         """Seal, checkpoint, mark clean, unlock. When a log cannot be sealed the marker stays away, and it is said."""
@@ -132,6 +134,11 @@ class LogDirectory:
     def _open_logs(self) -> list[tuple[TopicPartition, Log]]:
         """A copy: logs are opened while checkpoints are written."""
         return list(self.logs.items())
+
+    def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """What was read at the start of partitions that are here and not open: it holds until they are opened."""
+        absent = {name: offset for name, offset in read.items() if name not in self.logs}
+        return {name: at for name, at in absent.items() if self.storage.is_directory(join(self.root, name.directory))}
 
     def _take(self) -> None:
         self.storage.make_directory(self.root)

@@ -1,0 +1,57 @@
+"""One directory of logs: what its checkpoints keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from disk_model import ModelDisk
+from log_world import SMALL
+
+from local.checkpoints import read_offsets
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition, new_topic_id
+from local.record import Record
+
+OPENED, LEFT = TopicPartition("opened", 0), TopicPartition("left", 1)
+COMPACTED = replace(SMALL, is_compacted=True)
+FILES = ("recovery-point-offset-checkpoint", "log-start-offset-checkpoint", "cleaner-offset-checkpoint")
+
+
+def _checkpointed(disk: ModelDisk) -> list[dict[TopicPartition, int]]:
+    return [read_offsets(disk, f"./data/{name}") for name in FILES]
+
+
+def _with_two_partitions() -> ModelDisk:
+    disk = ModelDisk()
+    directory = LogDirectory(disk, "./data")
+    for name in (OPENED, LEFT):
+        directory.create(name, new_topic_id())
+        log = directory.open_log(name, COMPACTED, now_ms=0)
+        log.append([Record(b"k", b"v", at) for at in range(20)], now_ms=0)
+        log.raise_log_start(7)
+        log.cleaner_offset = 5
+    directory.close()
+    return disk
+
+
+def test_checkpoints_keep_what_they_know_of_partitions_that_are_not_open() -> None:
+    disk = _with_two_partitions()
+    before = _checkpointed(disk)
+    assert [offsets[LEFT] for offsets in before] == [20, 7, 5]
+    for end in (LogDirectory.close, LogDirectory.abandon):
+        directory = LogDirectory(disk, "./data")
+        directory.open_log(OPENED, COMPACTED, now_ms=0)
+        directory.write_checkpoints()
+        end(directory)
+        assert _checkpointed(disk) == before
+
+
+def test_checkpoints_forget_partitions_whose_directory_is_gone() -> None:
+    disk = _with_two_partitions()
+    for name in disk.list("./data/left-1"):
+        disk.unlink(f"./data/left-1/{name}")
+    disk.remove_directory("./data/left-1")
+    directory = LogDirectory(disk, "./data")
+    directory.open_log(OPENED, COMPACTED, now_ms=0)
+    directory.write_checkpoints()
+    assert [set(offsets) for offsets in _checkpointed(disk)] == [{OPENED}] * 3
