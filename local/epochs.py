@@ -26,6 +26,10 @@ class LeaderEpochs:
         kept = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
         return LeaderEpochs((*kept, (epoch, start_offset)))
 
+    def epoch_at(self, offset: int) -> int | None:
+        """The epoch that the record at `offset` was, or would be, written in; None when that is not known."""
+        return next((epoch for epoch, start in reversed(self.entries) if start <= offset), None)
+
     def truncate_from_end(self, offset: int) -> LeaderEpochs:
         """Without the epochs that begin at or after `offset`."""
         return LeaderEpochs(tuple((e, s) for e, s in self.entries if s < offset))

@@ -8,7 +8,7 @@ Durability: an append with `Durability.MEMORY` is where Kafka's own default leav
 the power); with `Durability.FLUSHED` it is on the platter. A sealed segment always is.
 
 This module is longer than its neighbours because it is everything that happens under the log's one lock; what needs no
-lock lies beside it (`log_view`, `loading`, `encoding`).
+lock lies beside it (`log_reading`, `log_view`, `loading`, `encoding`).
 
 A write that fails leaves the active segment in an unknown state: it is recovered in place from its own bytes; if that
 fails too, the log refuses everything until it is reopened.
@@ -17,7 +17,6 @@ fails too, the log refuses everything until it is reopened.
 from __future__ import annotations
 
 import bisect
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -28,12 +27,12 @@ from local import checkpoints, loading, names, recovery, swap
 from local.batch import BatchHeader, assign_offset, read_header
 from local.encoding import check_ready_made, encode_batches
 from local.epochs import LeaderEpochs
-from local.errors import DiskFailed, LogError, NotFound, OffsetOutOfRange
-from local.log_view import READ_BYTES, LogView
+from local.errors import DiskFailed, LogError, OffsetOutOfRange
+from local.log_reading import ReadableLog
+from local.log_view import LogView
 from local.names import TopicPartition
 from local.record import Record
 from local.segment import RELATIVE_OFFSET_MAX, Segment
-from local.segment_info import SegmentInfo
 from local.settings import LogSettings
 from local.storage import Storage, join
 
@@ -52,20 +51,16 @@ class AppendResult(NamedTuple):
     next_offset: int
 
 
-class Log:
-    """See the module text. Build one with `Log.open`."""
+class Log(ReadableLog):
+    """See the module text; reads and lookups are in `local.log_reading`. Build one with `Log.open`."""
 
     def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
-        self.partition = partition
+        super().__init__(partition)
         self.settings = settings
         self.directory = directory
-        self.cleaner_offset: int | None = None
-        self.epochs = LeaderEpochs()
         self.leader_epoch = 0
         self.recovery_point = 0
         self._storage = storage
-        self._lock = threading.RLock()
-        self._view = LogView((), (), 0, 0)
         self._deleted: list[tuple[int, str]] = []
         self._unflushed_records = 0
         self._unflushed_since_ms = 0
@@ -117,35 +112,6 @@ class Log:
         log._save_epochs(epochs.truncate_from_end(next_offset))
         log.leader_epoch = log.epochs.latest or 0
         return log
-
-    # -- facts ---------------------------------------------------------------------------------------------------
-
-    @property
-    def log_start_offset(self) -> int:
-        return self._view.log_start_offset
-
-    @property
-    def local_log_start_offset(self) -> int:
-        return self._view.local_log_start_offset
-
-    @property
-    def next_offset(self) -> int:
-        return self._view.next_offset
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._view.segments)
-
-    def segments(self) -> tuple[SegmentInfo, ...]:
-        """Facts about every local segment, ascending; the last is the active one."""
-        return self._view.infos(self.cleaner_offset)
-
-    def segment(self, base_offset: int) -> Segment:
-        """The segment with exactly this base. Raises NotFound."""
-        found = self._view.segment(base_offset)
-        if found is None:
-            raise NotFound("finding a local segment", partition=self.partition, base_offset=base_offset)
-        return found
 
     # -- append --------------------------------------------------------------------------------------------------
 
@@ -217,40 +183,14 @@ class Log:
             self._publish([*view.segments, self._next_segment(view, now_ms)])
             return True
 
-    # -- read ----------------------------------------------------------------------------------------------------
-
-    def read(self, offset: int, bytes_max: int = READ_BYTES) -> memoryview:
-        """Whole batches, the first of them holding `offset` or being the next one after it; empty at the log end.
-
-        At least one batch, however large; otherwise at most `bytes_max` bytes. Records before `offset` in the first
-        batch are the caller's to skip. Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
-        """
-        while True:
-            view = self._view
-            view.check_inside(self.partition, offset)
-            try:
-                return view.read(offset, bytes_max)
-            except NotFound:
-                self._raise_unless_replaced(view)
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
-        """Offset of the first local record at or after `timestamp_ms` (and the log start); None when there is none."""
-        while True:
-            view = self._view
-            try:
-                return view.search(timestamp_ms)
-            except NotFound:
-                self._raise_unless_replaced(view)
-
     # -- shrink --------------------------------------------------------------------------------------------------
 
     def raise_log_start(self, offset: int) -> None:
         """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
         with self._lock:
             if offset > self.next_offset:
-                raise OffsetOutOfRange(
-                    "raising the log start", partition=self.partition, offset=offset, next_offset=self.next_offset
-                )
+                facts = {"offset": offset, "first_offset": self.log_start_offset, "next_offset": self.next_offset}
+                raise OffsetOutOfRange("raising the log start", partition=self.partition, **facts)
             if offset > self.log_start_offset:
                 self._publish(list(self._view.segments), log_start_offset=offset)
 
@@ -464,12 +404,6 @@ class Log:
         bases = old.bases if segments is None else tuple(s.base_offset for s in chosen)
         start = old.log_start_offset if log_start_offset is None else log_start_offset
         self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset)
-
-    def _raise_unless_replaced(self, view: LogView) -> None:
-        """Called in an `except NotFound`: goes on when a segment was replaced or dropped under a reader."""
-        with self._lock:  # whoever did it holds the lock until the new view is out
-            if self._view is view:
-                raise
 
     def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
         suffixes = segment.existing_suffixes()

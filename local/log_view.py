@@ -9,14 +9,13 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from local import kernels
 from local.errors import OffsetOutOfRange
 from local.names import TopicPartition
+from local.offset_spec import FoundOffset
 from local.segment import Segment
 from local.segment_info import SegmentInfo
-from local.segment_reading import read_segment
-
-READ_BYTES = 1 << 20
+from local.segment_reading import NO_RUN, BatchRun, ReadLimits, read_segment
+from local.time_search import first_at_or_after, largest_timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +55,45 @@ class LogView:
             facts = {"offset": offset, "first_offset": first, "next_offset": self.next_offset}
             raise OffsetOutOfRange("reading the local log", partition=partition, **facts)
 
-    def read(self, offset: int, bytes_max: int = READ_BYTES) -> memoryview:
-        """Whole batches from the one that holds `offset` or follows it; empty at the end. Raises NotFound, Corrupt."""
+    def read(self, offset: int, limits: ReadLimits) -> BatchRun:
+        """Whole batches from the one that holds `offset` or follows it; an empty run when the limits let none through.
+
+        Raises NotFound when a segment was replaced, Corrupt.
+        """
         at = max(bisect.bisect_right(self.bases, offset) - 1, 0)
         for segment in self.segments[at:]:
-            found = read_segment(segment, offset, bytes_max)
-            if found:
+            found = read_segment(segment, offset, limits)
+            if found is not None:
                 return found
-        return memoryview(b"")
+        return NO_RUN
 
-    def search(self, timestamp_ms: int) -> int | None:
-        """Offset of the first record at or after `timestamp_ms` and the start. Raises NotFound, Corrupt."""
+    def search(self, timestamp_ms: int) -> FoundOffset | None:
+        """The first record at or after `timestamp_ms` and the start. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
-        for segment in self.segments:
-            if segment.max_timestamp_ms is None or segment.max_timestamp_ms < timestamp_ms:
-                continue
-            offset = max(segment.offset_before(timestamp_ms), start)
-            while data := self.read(offset):
-                for columns in kernels.decode_in_steps(data):
-                    hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
-                    if hits.any():
-                        return int(columns.offsets[hits.argmax()])
-                    offset = columns.next_offset
+        for segment in self._reaching(start):
+            if segment.max_timestamp_ms is not None and segment.max_timestamp_ms >= timestamp_ms:
+                found = first_at_or_after(segment, timestamp_ms, start)
+                if found is not None:
+                    return found
         return None
+
+    def newest(self) -> FoundOffset | None:
+        """The first of the records with the largest timestamp. Raises NotFound, Corrupt."""
+        start = self.local_log_start_offset
+        segments = self._reaching(start)
+        known = [-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in segments]
+        scanned: set[int] = set()
+        while (largest := max(known)) >= 0:
+            at = known.index(largest)
+            found = first_at_or_after(segments[at], largest, start)
+            if found is not None:
+                return found
+            # It was of a record below the start, or is of one that is just being written: what can be read decides.
+            told = None if at in scanned else largest_timestamp(segments[at], start)
+            known[at] = -1 if told is None else told
+            scanned.add(at)
+        return None
+
+    def _reaching(self, offset: int) -> tuple[Segment, ...]:
+        """The segments that may hold records at or above `offset`."""
+        return self.segments[max(bisect.bisect_right(self.bases, offset) - 1, 0) :]

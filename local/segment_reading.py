@@ -3,36 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from local import kernels, offset_index
 from local.batch import read_header
+from local.columns import BatchTable
 from local.errors import Corrupt
 from local.names import LOG
 from local.segment import RELATIVE_OFFSET_MAX, Segment
 
 SLICE_BYTES = 16 << 20
 _PROBE_BYTES = 4096
+_NO_BATCHES = kernels.scan_batches(b"")
 
 
-def read_segment(segment: Segment, offset: int, bytes_max: int) -> memoryview:
-    """Whole batches from the one that holds `offset` (or follows it); empty when the segment has none.
+class BatchRun(NamedTuple):
+    """Consecutive whole batches and their headers, whose positions count from the start of `data`; perhaps none.
 
-    Raises Corrupt where the bytes end inside a batch: a segment's known size always ends at a batch's end.
+    Checksums are not looked at yet: `kernels.decode_columns` does that.
+    """
+
+    data: memoryview
+    table: BatchTable
+
+    @property
+    def next_offset(self) -> int:
+        """One past the last offset; only of a run that holds a batch."""
+        return int(self.table.last_offsets[-1]) + 1
+
+
+NO_RUN = BatchRun(memoryview(b""), _NO_BATCHES)
+
+
+class ReadLimits(NamedTuple):
+    """`bytes_max` bounds a run; with `min_one` its first batch is given however large. Batches that begin at or above
+    `upper_offset` are out of reach."""
+
+    bytes_max: int
+    min_one: bool = True
+    upper_offset: int | None = None
+
+
+def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun | None:
+    """Whole batches from the one that holds `offset` (or follows it); None when the segment has none of them.
+
+    An empty run when there is one and the limits do not let it through. Raises NotFound once the segment was replaced,
+    Corrupt where the bytes make no sense or end inside a batch: a segment's known size always ends at a batch's end.
     """
     position = segment.position_of(offset)
-    want = max(bytes_max, _PROBE_BYTES)
+    want = max(limits.bytes_max, _PROBE_BYTES)
     while True:
         data = memoryview(segment.read(position, want))
-        skipped = _bytes_before(data, offset)
-        whole = _whole_batches(data[skipped:], bytes_max)
-        at_end = position + len(data) >= segment.size_bytes
-        if whole or (at_end and skipped == len(data)):
-            return data[skipped : skipped + whole]
-        if at_end:
-            raise Corrupt("reading a segment, it ends inside a batch", path=segment.path(LOG), at=position + skipped)
-        position += skipped
-        header = read_header(data, skipped)
+        table = kernels.scan_batches(data, verify=False)
+        first = int(np.searchsorted(table.last_offsets, offset))
+        if first < len(table):
+            return _cut(data, table, first, limits)
+        at = position + table.valid_bytes
+        if table.is_corrupt:
+            raise Corrupt(f"reading a segment, {table.problem}", path=segment.path(LOG), at=at)
+        if position + len(data) >= segment.size_bytes:
+            if table.problem is None:
+                return None
+            raise Corrupt("reading a segment, it ends inside a batch", path=segment.path(LOG), at=at)
+        header = read_header(data, table.valid_bytes)
         want = max(want, header.size_bytes if header else 0)
+        position = at
+
+
+def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) -> BatchRun:
+    """The batches from row `first` on that the limits let through."""
+    start = int(table.positions[first])
+    ends = table.positions[first:] + table.sizes[first:]
+    count = max(int(np.searchsorted(ends, start + limits.bytes_max, "right")), int(limits.min_one))
+    if limits.upper_offset is not None:
+        count = min(count, int(np.searchsorted(table.base_offsets[first:], limits.upper_offset)))
+    if count == 0:
+        return NO_RUN
+    rows = table.select(slice(first, first + count))
+    length = int(ends[count - 1]) - start
+    rows = replace(rows, positions=rows.positions - start, valid_bytes=length, problem=None)
+    return BatchRun(data[start : start + length], rows)
 
 
 def end_of(segment: Segment) -> int:
@@ -73,21 +126,3 @@ def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[t
             start = position
     if start < segment.size_bytes:
         yield start, memoryview(segment.read(start, segment.size_bytes - start))
-
-
-def _bytes_before(data: memoryview, offset: int) -> int:
-    """Length of the leading whole batches that end at or below `offset`."""
-    at = 0
-    while (header := read_header(data, at)) and header.next_offset <= offset and at + header.size_bytes <= len(data):
-        at += header.size_bytes
-    return at
-
-
-def _whole_batches(data: memoryview, bytes_max: int) -> int:
-    """Length of the leading whole batches within `bytes_max`, or of the first batch alone; 0 when it is torn."""
-    at = 0
-    while (header := read_header(data, at)) and at + header.size_bytes <= len(data):
-        if at and at + header.size_bytes > bytes_max:
-            break
-        at += header.size_bytes
-    return at

@@ -1,0 +1,195 @@
+"""The side of a log that needs no lock: facts, reads, streams, lookups. `local.log.Log` adds everything that changes.
+
+A reader takes the frozen `LogView` of the moment and works on it. When a segment was dropped or replaced under it
+(NotFound), it takes the next view and starts over with the same offset: never a hole, never a wait for a writer's
+disk. What is gone for good is an offset out of range, with the range that is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from local import kernels
+from local.columns import Columns
+from local.epochs import LeaderEpochs
+from local.errors import Corrupt, NotFound
+from local.isolation import Isolation, without_aborted
+from local.log_view import LogView
+from local.names import TopicPartition
+from local.offset_spec import FoundOffset, OffsetSpec, parse_spec
+from local.record import StoredRecord
+from local.segment import Segment
+from local.segment_info import SegmentInfo
+from local.segment_reading import BatchRun, ReadLimits
+from local.txn_index import AbortedTransaction
+
+READ_BYTES = 1 << 20
+_Answer = TypeVar("_Answer")
+
+
+class ReadableLog:
+    """See the module text. Thread safe; an iterator belongs to one thread."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        self.cleaner_offset: int | None = None
+        self.epochs = LeaderEpochs()
+        self._lock = threading.RLock()
+        self._view = LogView((), (), 0, 0)
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._view.log_start_offset
+
+    @property
+    def local_log_start_offset(self) -> int:
+        return self._view.local_log_start_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._view.next_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Every transaction below it is decided: the log end, where no transaction is open."""
+        return self._view.next_offset
+
+    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions that concern a read of ``[from_offset, upper_offset)``."""
+        return []
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._view.segments)
+
+    def segments(self) -> tuple[SegmentInfo, ...]:
+        """Facts about every local segment, ascending; the last is the active one."""
+        return self._view.infos(self.cleaner_offset)
+
+    def segment(self, base_offset: int) -> Segment:
+        """The segment with exactly this base. Raises NotFound."""
+        found = self._view.segment(base_offset)
+        if found is None:
+            raise NotFound("finding a local segment", partition=self.partition, base_offset=base_offset)
+        return found
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        offset: int,
+        bytes_max: int = READ_BYTES,
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        min_one: bool = True,
+    ) -> memoryview:
+        """Whole batches, the first of them holding `offset` or being the next one after it; empty at the end.
+
+        At most `bytes_max` bytes, but at least one batch, however large; with `min_one` False nothing where the first
+        batch alone is larger. Under READ_COMMITTED the end is the last stable offset, and batches of aborted
+        transactions are among those given (`aborted_transactions` names them). Records before `offset` in the first
+        batch are the caller's to skip. Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
+        """
+        return self._run(offset, ReadLimits(bytes_max, min_one, self._upper(isolation))).data
+
+    def batches(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[memoryview]:
+        """Runs of whole batches from the one that holds `start` up to the end as it is now, each about READ_BYTES.
+
+        Raises, with the first item, what `read` does; OffsetOutOfRange later when the log start overtakes the reader.
+        """
+        for run in self._runs(start, isolation):
+            yield run.data
+
+    def columns(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[Columns]:
+        """The records at or above `start` up to the end as it is now, decoded and checked, in steps of bounded memory.
+
+        Without transaction markers, and under READ_COMMITTED without the records of aborted transactions.
+        Raises as `batches` does, and Corrupt naming the partition and the offset.
+        """
+        for run in self._runs(start, isolation):
+            aborted = self._aborted(run) if isolation is Isolation.READ_COMMITTED else []
+            for columns in self._decoded(run):
+                kept = without_aborted(columns, aborted)
+                yield kept.select(kept.offsets >= start) if int(run.table.base_offsets[0]) < start else kept
+
+    def records(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[StoredRecord]:
+        """As `columns`, record by record."""
+        for columns in self.columns(start, isolation=isolation):
+            yield from columns.records()
+
+    # -- lookups -------------------------------------------------------------------------------------------------
+
+    def offset_for(
+        self, spec: OffsetSpec | int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> FoundOffset | None:
+        """The offset that a name or a timestamp in ms means; None when no record is late enough, or none has a time.
+
+        Under READ_COMMITTED `LATEST` is the last stable offset, and a record at or above it is not found. Looks at the
+        local tier alone. Raises InvalidRequest for a negative number that is no spec.
+        """
+        match parse_spec(spec):
+            case OffsetSpec.LATEST:
+                upper = self._upper(isolation)
+                return FoundOffset(self.next_offset if upper is None else upper, None, self.epochs.latest)
+            case OffsetSpec.EARLIEST:
+                start = self.log_start_offset
+                return FoundOffset(start, None, self.epochs.epoch_at(start))
+            case OffsetSpec.EARLIEST_LOCAL:
+                start = self.local_log_start_offset
+                return FoundOffset(start, None, self.epochs.epoch_at(start))
+            case OffsetSpec.MAX_TIMESTAMP:
+                found = self._retrying(lambda view: view.newest())
+            case timestamp_ms:
+                found = self._retrying(lambda view: view.search(timestamp_ms))
+        upper = self._upper(isolation)
+        return None if found is None or (upper is not None and found.offset >= upper) else found
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first local record at or after `timestamp_ms` (and the log start); None when there is none."""
+        found = self._retrying(lambda view: view.search(timestamp_ms))
+        return found.offset if found is not None else None
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _runs(self, start: int, isolation: Isolation) -> Iterator[BatchRun]:
+        upper = self._upper(isolation)
+        limits = ReadLimits(READ_BYTES, upper_offset=self.next_offset if upper is None else upper)
+        offset = start
+        while len((run := self._run(offset, limits)).table):
+            yield run
+            offset = run.next_offset
+
+    def _run(self, offset: int, limits: ReadLimits) -> BatchRun:
+        def read(view: LogView) -> BatchRun:
+            view.check_inside(self.partition, offset)
+            return view.read(offset, limits)
+
+        return self._retrying(read)
+
+    def _aborted(self, run: BatchRun) -> list[AbortedTransaction]:
+        return self.aborted_transactions(int(run.table.base_offsets[0]), run.next_offset)
+
+    def _decoded(self, run: BatchRun) -> Iterator[Columns]:
+        try:
+            yield from kernels.decode_in_steps(run.data, table=run.table)
+        except Corrupt as error:
+            raise Corrupt(error.attempt, partition=self.partition, **error.facts) from error
+
+    def _upper(self, isolation: Isolation) -> int | None:
+        """Where READ_COMMITTED ends; None without that end."""
+        return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else None
+
+    def _retrying(self, look: Callable[[LogView], _Answer]) -> _Answer:
+        """What `look` finds in the newest view; again when a segment of it was replaced or dropped meanwhile."""
+        while True:
+            view = self._view
+            try:
+                return look(view)
+            except NotFound:
+                with self._lock:  # whoever did it holds the lock until the new view is out
+                    if self._view is view:
+                        raise

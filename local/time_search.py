@@ -1,0 +1,60 @@
+"""Finding records by time inside one segment, exactly, by the time index and then by the batches' headers.
+
+A time index entry ``(t, o)`` promises that no record before the batch ending at `o` is newer than `t`, so a search
+skips to the last entry below the target and reads on from there. Only batches whose header says that they hold a late
+enough record are decoded. As in Kafka every record counts, markers of transactions included, and under log append time
+a record's time is its batch's. Source: kafka `LogSegment.findOffsetByTimestamp`, `FileRecords.searchForTimestamp`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from local import kernels
+from local.columns import Columns
+from local.offset_spec import FoundOffset
+from local.segment import Segment
+from local.segment_reading import BatchRun, ReadLimits, read_segment
+
+_SEARCH = ReadLimits(bytes_max=1 << 20)
+
+
+def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundOffset | None:
+    """The first record, by offset, at or above `start` and at or after `timestamp_ms`. Raises NotFound, Corrupt."""
+    offset = max(segment.offset_before(timestamp_ms), start)
+    while run := read_segment(segment, offset, _SEARCH):
+        for row in np.flatnonzero(run.table.max_timestamps >= timestamp_ms).tolist():
+            found = _first_in_batch(run, row, timestamp_ms, start)
+            if found is not None:
+                return found
+        offset = run.next_offset
+    return None
+
+
+def largest_timestamp(segment: Segment, start: int) -> int | None:
+    """The largest timestamp among the records at or above `start`, None when none has one. Reads on from `start`."""
+    largest = -1
+    offset = start
+    while run := read_segment(segment, offset, _SEARCH):
+        table = run.table
+        # A batch that the cleaner retained empty keeps its largest timestamp, but has no record.
+        whole = table.max_timestamps[(table.base_offsets >= start) & (table.record_counts > 0)]
+        largest = max(largest, int(whole.max(initial=-1)))
+        if table.base_offsets[0] < start:
+            columns = _decoded(run, 0)
+            largest = max(largest, int(columns.timestamps[columns.offsets >= start].max(initial=-1)))
+        offset = run.next_offset
+    return largest if largest >= 0 else None
+
+
+def _first_in_batch(run: BatchRun, row: int, timestamp_ms: int, start: int) -> FoundOffset | None:
+    columns = _decoded(run, row)
+    hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
+    if not hits.any():
+        return None
+    at, epoch = int(hits.argmax()), int(run.table.leader_epochs[row])
+    return FoundOffset(int(columns.offsets[at]), int(columns.timestamps[at]), epoch if epoch >= 0 else None)
+
+
+def _decoded(run: BatchRun, row: int) -> Columns:
+    return kernels.decode_columns(run.data, include_control=True, table=run.table.select(slice(row, row + 1)))

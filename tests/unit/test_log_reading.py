@@ -1,0 +1,180 @@
+"""Reading a log: limits, streams, named offsets, time lookups against a plain list."""
+
+from __future__ import annotations
+
+import pytest
+from disk_model import ModelDisk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from log_world import fill, open_log
+
+from local import kernels
+from local.batch import encode_batch
+from local.compression import Codec
+from local.errors import InvalidRequest, OffsetOutOfRange
+from local.isolation import Isolation
+from local.log import Log
+from local.offset_spec import FoundOffset, OffsetSpec
+from local.record import Record, TimestampType
+from local.settings import LogSettings
+
+
+def test_without_min_one_a_batch_above_the_limit_is_not_given() -> None:
+    log = open_log(ModelDisk())
+    fill(log, 50)
+    size = len(log.read(0, 1))
+    assert len(log.read(0, size - 1, min_one=False)) == 0
+    assert len(log.read(0, size, min_one=False)) == size
+    assert len(log.read(0, size - 1)) == size
+
+
+def test_a_batch_larger_than_every_buffer_is_read_whole() -> None:
+    log = open_log(ModelDisk(), LogSettings(max_message_bytes=1 << 20))
+    log.append([Record(b"k", b"small", 1)], now_ms=0)
+    log.append([Record(b"k", b"v" * 300_000, 1)], now_ms=0)
+    assert [len(columns) for columns in log.columns(1)] == [1]
+    assert kernels.scan_batches(log.read(1, 1)).problem is None
+
+
+@pytest.mark.parametrize("start", [0, 1, 5, 10, 137, 299, 300])
+def test_a_stream_gives_every_record_from_its_start_once(start: int) -> None:
+    log = open_log(ModelDisk())
+    sent = fill(log, 300)
+    assert [record.offset for record in log.records(start)] == list(range(start, 300))
+    assert [record.value for record in log.records(start)] == [record.value for record in sent[start:]]
+    runs = [kernels.scan_batches(data) for data in log.batches(start)]
+    assert all(table.problem is None for table in runs)
+    assert [int(each) for table in runs for each in table.base_offsets] == sorted(
+        {int(each) for table in runs for each in table.base_offsets}
+    )
+
+
+def test_a_stream_ends_where_the_log_ended_when_it_began() -> None:
+    log = open_log(ModelDisk())
+    fill(log, 30)
+    stream = log.records(0)
+    first = next(stream)
+    fill(log, 30, start=30)
+    assert [first.offset, *(record.offset for record in stream)] == list(range(30))
+
+
+@pytest.mark.parametrize("offset", [9, 301, -1])
+def test_every_way_to_read_outside_the_log_names_the_range_that_is_left(offset: int) -> None:
+    log = open_log(ModelDisk())
+    fill(log, 300)
+    log.raise_log_start(10)
+    told = rf"offset={offset} first_offset=10 next_offset=300"
+    for attempt in (
+        lambda: log.read(offset),
+        lambda: log.read(offset, 1, isolation=Isolation.READ_COMMITTED, min_one=False),
+        lambda: next(log.batches(offset)),
+        lambda: next(log.columns(offset)),
+        lambda: next(log.records(offset)),
+    ):
+        with pytest.raises(OffsetOutOfRange, match=told):
+            attempt()
+    with pytest.raises(OffsetOutOfRange, match=r"offset=301 first_offset=10 next_offset=300"):
+        log.raise_log_start(301)
+
+
+def test_a_stream_that_the_log_start_overtakes_says_what_is_left() -> None:
+    log = open_log(ModelDisk(), LogSettings(segment_bytes=900_000, max_message_bytes=1 << 20))
+    for at in range(6):
+        log.append([Record(b"k", b"v" * 600_000, at)], now_ms=0)
+    stream = log.batches(0)
+    next(stream)
+    log.drop_before(5, now_ms=0, delay_ms=0, raises_log_start=True)
+    with pytest.raises(OffsetOutOfRange, match=r"offset=1 first_offset=5 next_offset=6"):
+        next(stream)
+
+
+def test_named_offsets_carry_the_epoch_that_holds_them() -> None:
+    log = open_log(ModelDisk(), is_tiered=True)
+    log.begin_epoch(3)
+    fill(log, 200)
+    log.begin_epoch(5)
+    fill(log, 100, start=200)
+    boundary = next(info.base_offset for info in log.segments() if info.base_offset > 200)
+    log.drop_before(boundary, now_ms=0, delay_ms=0, raises_log_start=False)
+    assert log.offset_for(OffsetSpec.EARLIEST) == FoundOffset(0, None, 3)
+    assert log.offset_for(OffsetSpec.EARLIEST_LOCAL) == FoundOffset(boundary, None, 5)
+    for isolation in Isolation:
+        assert log.offset_for(OffsetSpec.LATEST, isolation=isolation) == FoundOffset(300, None, 5)
+    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(299, 5299, 5)
+    assert log.offset_for(5250) == FoundOffset(250, 5250, 5)
+    assert log.offset_for(-2) == log.offset_for(OffsetSpec.EARLIEST)
+
+
+def test_an_empty_log_has_named_offsets_and_no_records_by_time() -> None:
+    log = open_log(ModelDisk(), log_start_offset=7)
+    assert [log.offset_for(spec) for spec in OffsetSpec if spec != OffsetSpec.MAX_TIMESTAMP] == [
+        FoundOffset(7, None, None)
+    ] * 3
+    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) is None
+    assert log.offset_for(0) is None
+
+
+def test_a_negative_number_that_is_no_spec_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidRequest, match=r"spec=-9 known=-1=latest -2=earliest -3=max_timestamp -4=earliest_local"):
+        open_log(ModelDisk()).offset_for(-9)
+
+
+def test_the_largest_timestamp_below_the_log_start_is_not_found() -> None:
+    log = open_log(ModelDisk(), LogSettings(batch_bytes=1 << 16))
+    log.append([Record(b"k", b"v", each) for each in (50, 900, 30, 60, 60, 10)], now_ms=0)
+    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(1, 900, 0)
+    log.raise_log_start(2)
+    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(3, 60, 0)
+
+
+def test_the_largest_timestamp_of_a_batch_that_is_just_being_written_does_not_hide_the_others() -> None:
+    log = open_log(ModelDisk())
+    fill(log, 30)
+    log._view.segments[-1].max_timestamp_ms = 1 << 40
+    assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(29, 5029, 0)
+    assert log.offset_for(6000) is None
+
+
+APPENDS = st.lists(
+    st.tuples(
+        st.lists(st.one_of(st.integers(0, 60), st.just(-1)), min_size=1, max_size=6),
+        st.sampled_from([Codec.NONE, Codec.NONE, Codec.GZIP, Codec.ZSTD]),
+        st.one_of(st.none(), st.integers(0, 60)),
+    ),
+    max_size=25,
+)
+
+
+def _append_at(log: Log, times: list[int], codec: Codec, append_ms: int | None) -> list[int]:
+    kind = TimestampType.CREATE_TIME if append_ms is None else TimestampType.LOG_APPEND_TIME
+    records = [Record(b"k", b"v" * 20, each) for each in times]
+    log.append_batch(
+        encode_batch(records, codec=codec, timestamp_type=kind, append_time_ms=append_ms), now_ms=append_ms or 0
+    )
+    return times if append_ms is None else [append_ms] * len(times)
+
+
+@settings(max_examples=60, deadline=None)
+@given(APPENDS, st.integers(0, 150), st.integers(0, 400), st.booleans())
+def test_a_time_lookup_is_the_first_late_enough_record_whatever_the_order_of_times(
+    appends: list[tuple[list[int], Codec, int | None]], start: int, interval: int, reopen: bool
+) -> None:
+    disk = ModelDisk()
+    small = LogSettings(segment_bytes=700, index_interval_bytes=interval, max_message_bytes=600)
+    log = open_log(disk, small)
+    times: list[int] = []
+    for batch, codec, append_ms in appends:
+        times += _append_at(log, batch, codec, append_ms)
+    log.raise_log_start(min(start, len(times)))
+    first = log.log_start_offset
+    if reopen:
+        log.close()
+        log = open_log(disk, small, was_clean=True, log_start_offset=first)
+    for target in range(62):
+        expected = next((at for at in range(first, len(times)) if times[at] >= target), None)
+        found = log.offset_for(target)
+        assert (None if found is None else found[:2]) == (None if expected is None else (expected, times[expected]))
+        assert log.offset_for_timestamp(target) == expected
+    newest = log.offset_for(OffsetSpec.MAX_TIMESTAMP)
+    largest = max(times[first:], default=-1)
+    assert (None if newest is None else newest[:2]) == (None if largest < 0 else (times.index(largest, first), largest))
