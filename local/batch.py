@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from local import kernels
+from local import kernels, legacy
 from local.batch_header import (
     CODEC_BITS,
     CONTROL,
@@ -62,7 +62,10 @@ def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
     if header is None or at + header.size_bytes > len(view):
         told = None if header is None else header.base_offset
         raise Corrupt("checking a batch, truncated", at=at, base_offset=told, bytes=len(view) - at)
-    found = crc32c(view[at + CRC_START : at + header.size_bytes])
+    if header.is_legacy:
+        found = legacy.crc_of(view[at : at + header.size_bytes])
+    else:
+        found = crc32c(view[at + CRC_START : at + header.size_bytes])
     if found != header.crc:
         facts = {"expected": f"{header.crc:08x}", "found": f"{found:08x}"}
         raise Corrupt("checking a batch, crc differs", at=at, base_offset=header.base_offset, **facts)
@@ -124,11 +127,14 @@ def encode_marker(
 def assign_offset(batch: bytearray, base_offset: int, leader_epoch: int) -> None:
     """Write both into the batch's header, in place. They lie outside the checksum, which therefore stays right.
 
-    Raises InvalidRequest for a number outside its field, Corrupt when `batch` is no batch.
+    Raises InvalidRequest for a number outside its field or a batch not of format 2, Corrupt when `batch` is no batch.
     """
     _check_fields(base_offset, leader_epoch, -1, -1, -1, -1)
-    if read_header(batch) is None:
+    header = read_header(batch)
+    if header is None:
         raise Corrupt("assigning an offset, truncated", bytes=len(batch))
+    if header.is_legacy:
+        raise InvalidRequest("assigning an offset, not a batch of format 2", magic=header.magic)
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 12, leader_epoch)
 

@@ -1,4 +1,4 @@
-"""The 61-byte header of a record batch, magic 2.
+"""The 61-byte header of a record batch, magic 2; those of magic 0 and 1 (`local.legacy`) are read into the same fields.
 
 | off | size | field           | note                                                                                |
 |-----|------|-----------------|-------------------------------------------------------------------------------------|
@@ -26,6 +26,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from local import legacy
 from local.compression import Codec
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
@@ -82,6 +83,11 @@ class BatchHeader:
         return self.last_offset + 1
 
     @property
+    def is_legacy(self) -> bool:
+        """Of format 0 or 1: another checksum, no producer, and not to be written any more."""
+        return self.magic != MAGIC
+
+    @property
     def codec(self) -> Codec:
         """Raises Corrupt for the three ids that name no codec."""
         if self.attributes & CODEC_BITS > Codec.ZSTD:
@@ -128,6 +134,8 @@ class BatchHeader:
 def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
     """The header at byte `at`; None when the bytes end before it does. Raises Corrupt for magic or length off.
 
+    A message of format 0 or 1 has one, too: no producer, no epoch, and where it wraps a compressed set it counts as one
+    record at its last offset (`kernels.scan_batches` looks inside).
     The magic and the length are judged as soon as their bytes are there, as Kafka does, so a damaged length of a few
     last bytes never passes for a torn tail.
     """
@@ -135,9 +143,12 @@ def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
     if len(view) - at < MAGIC_END:
         return None
     magic = view[at + MAGIC_END - 1]
+    if magic in legacy.MAGICS:
+        fields = legacy.header_fields(view, at)
+        return None if fields is None else header_of(fields)
     length = int.from_bytes(view[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
     if magic != MAGIC:
-        raise Corrupt("reading a batch header, magic is not 2", at=at, magic=magic)
+        raise Corrupt("reading a batch header, magic above 2", at=at, magic=magic)
     if length < LENGTH_MIN:
         raise Corrupt("reading a batch header, length below 49", at=at, length=length)
     if len(view) - at < HEADER_BYTES:

@@ -9,7 +9,8 @@ batch of every rewritten segment stays, empty if need be, so that no offset rang
 Tombstones are **kept** while they are the newest of their key: below `clean_from` older values may sit in the remote
 tier, and dropping one would bring those back (invariant I5). They become removable with the full cleaner.
 
-`clean_from` is the first offset that is not in the remote tier yet: uploaded segments are frozen.
+`clean_from` is the first offset that is not in the remote tier yet: uploaded segments are frozen. A segment with
+messages of format 0 or 1 is refused before anything is changed: they have tombstone rules of their own.
 
 Memory: the key map holds every distinct key of the dirty section (exact: keys are compared, not hashes), a byte a
 record holds the verdicts, and of the records themselves there is one slice of a segment
@@ -28,7 +29,7 @@ import numpy.typing as npt
 from local import kernels, offset_index, swap, time_index
 from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES
 from local.columns import Columns
-from local.errors import Corrupt
+from local.errors import Corrupt, InvalidRequest
 from local.log import Log
 from local.names import LOG
 from local.segment import RELATIVE_OFFSET_MAX, Indexes, Segment, build_indexes
@@ -144,6 +145,9 @@ def _judge(segment: Segment, info: SegmentInfo, newest: dict[bytes | None, int])
     for start, data in batch_slices(segment):
         verdicts, whole = [], 0
         for columns in kernels.decode_in_steps(data, include_control=True):
+            if columns.table.has_legacy:
+                attempt = "cleaning a segment, messages of format 0 or 1 are not rewritten"
+                raise InvalidRequest(attempt, path=segment.path(LOG))
             keep, keyless = _keep(columns, newest)
             sizes = _sizes_after(columns, keep)
             verdicts.append(keep)

@@ -7,7 +7,7 @@ therefore lives as long as the columns do. Arrays are never written to after con
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -34,6 +34,7 @@ TABLE_DTYPES = {
     "base_sequences": np.int32,
     "record_counts": np.int32,
     "crcs": np.uint32,
+    "magics": np.int8,
 }
 
 # Wide ones first: in one slab of memory every column is then aligned.
@@ -58,7 +59,8 @@ class BatchTable:
 
     `positions` are bytes from the start of the scanned data, `last_offsets` are inclusive. `valid_bytes` is where the
     last good batch ends. `problem` is None when the data ends there too, `TORN` when it ends inside a batch, and else
-    a sentence about what is wrong with the bytes at `valid_bytes`.
+    a sentence about what is wrong with the bytes at `valid_bytes`. A message of format 0 or 1 is a row as well, told by
+    `magics`; its `crcs` are CRC-32 (`local.legacy`).
     """
 
     positions: NDArray[np.int64]
@@ -74,6 +76,7 @@ class BatchTable:
     base_sequences: NDArray[np.int32]
     record_counts: NDArray[np.int32]
     crcs: NDArray[np.uint32]
+    magics: NDArray[np.int8]
     valid_bytes: int
     problem: str | None
 
@@ -85,9 +88,14 @@ class BatchTable:
         """The bytes at `valid_bytes` contradict the format; a torn end does not."""
         return self.problem not in (None, TORN)
 
-    def select(self, rows: slice) -> BatchTable:
+    def select(self, rows: slice | NDArray[np.bool_]) -> BatchTable:
         """Some of the batches; `valid_bytes` and `problem` stay those of the whole scan."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TABLE_DTYPES})
+
+    @property
+    def has_legacy(self) -> bool:
+        """Whether any row is of format 0 or 1."""
+        return bool((self.magics != MAGIC).any())
 
     def row(self, index: int) -> BatchHeader:
         """The header of batch `index`, negative ones counting from the end."""
@@ -96,7 +104,7 @@ class BatchTable:
             base_offset=base_offset,
             batch_length=int(self.sizes[index]) - LENGTH_OVERHEAD,
             leader_epoch=int(self.leader_epochs[index]),
-            magic=MAGIC,
+            magic=int(self.magics[index]),
             crc=int(self.crcs[index]),
             attributes=int(self.attributes[index]),
             last_offset_delta=int(self.last_offsets[index]) - base_offset,
@@ -186,6 +194,12 @@ class Columns:
             headers.append((key.decode("utf-8", "replace"), self._slice(at, value_length)))
             at += max(value_length, 0)
         return tuple(headers)
+
+
+def joined_tables(parts: Sequence[BatchTable]) -> BatchTable:
+    """The rows of neighbouring scans, one at least; where it ended and why are the last one's."""
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TABLE_DTYPES}
+    return BatchTable(**arrays, valid_bytes=parts[-1].valid_bytes, problem=parts[-1].problem)
 
 
 def empty_table_arrays(rows: int) -> dict[str, NDArray[np.generic]]:

@@ -126,6 +126,18 @@ def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:
         raise _damaged(codec, data, str(error), room=len(out)) from error
 
 
+def mended_lz4(data: memoryview) -> memoryview:
+    """An lz4 frame with its header's checksum made right: format 0 computed it over the frame's magic as well.
+
+    Anything too short to be a frame comes back as it is. Source: kafka `Lz4BlockInputStream`, KAFKA-3160.
+    """
+    if len(data) < 7 or data[:4] != _LZ4_HEADER[:4] or len(data) < (at := _lz4_header_bytes(data[4])):
+        return data
+    mended = bytearray(data)
+    mended[at - 1] = _xxh32_of_few(data[4 : at - 1]) >> 8 & 0xFF
+    return memoryview(mended)
+
+
 def size_guesses(codec: Codec, data: memoryview, limit: int) -> tuple[int, ...]:
     """Buffer sizes to try in turn, none above `limit`; the last one holds whatever `data` can legally inflate to.
 
@@ -292,6 +304,21 @@ def _lz4_blocks(data: memoryview, at: int = 0) -> Iterator[tuple[int, int, bool]
 
 def _lz4_header_bytes(flags: int) -> int:
     return 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+
+
+def _xxh32_of_few(data: memoryview) -> int:
+    """xxHash-32, seed 0, of fewer than 16 bytes; a frame's header is never longer. Source: the xxHash specification."""
+    mask = 0xFFFFFFFF
+    h = 0x165667B1 + len(data)
+    for at in range(0, len(data) - 3, 4):
+        h = (h + int.from_bytes(data[at : at + 4], "little") * 0xC2B2AE3D) & mask
+        h = ((h << 17 | h >> 15) & mask) * 0x27D4EB2F & mask
+    for byte in data[len(data) // 4 * 4 :]:
+        h = (h + byte * 0x165667B1) & mask
+        h = ((h << 11 | h >> 21) & mask) * 0x9E3779B1 & mask
+    h = (h ^ h >> 15) * 0x85EBCA77 & mask
+    h = (h ^ h >> 13) * 0xC2B2AE3D & mask
+    return h ^ h >> 16
 
 
 def _lz4_tail(flags: int, *, is_empty: bool, header: int) -> int:

@@ -52,6 +52,8 @@ def check_ready_made(batch: bytes, settings: LogSettings, *, partition: TopicPar
     control batch, gaps in the offsets, a record without key in a compacted topic, or a batch above the limit.
     """
     header = check_batch(batch)
+    if header.is_legacy:
+        raise InvalidRequest("appending a batch, not of format 2", partition=partition, magic=header.magic)
     if header.size_bytes != len(batch):
         raise Corrupt("appending a batch, bytes after its end", partition=partition, size_bytes=len(batch))
     if header.is_control or header.record_count != header.last_offset_delta + 1:

@@ -1,7 +1,8 @@
 """The one door to the hot loops: scan, decode, gather, encode, filter.
 
 Picks the compiled `local._kernels` where it was built and `local.pure_kernels` otherwise, or where the environment says
-``TIERED_PURE_KERNELS=1``. Both know plain batches only; inflating and compressing happen here, around them.
+``TIERED_PURE_KERNELS=1``. Both know plain batches only; inflating and compressing happen here, around them, and so
+does turning messages of formats 0 and 1 into what they know (`local.legacy`).
 
 What arrives from a disk or a store is hostile until checked: CRC, then structure, each count and length against the
 bytes that are there. Raises Corrupt and InvalidRequest, nothing else.
@@ -23,9 +24,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from local import pure_kernels
-from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES, BatchHeader, read_header, seal
-from local.columns import COLUMNS_ROW_BYTES, BatchTable, Columns
+from local import legacy, legacy_scan, pure_kernels
+from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES, MAGIC, MAGIC_END, BatchHeader, read_header, seal
+from local.columns import COLUMNS_ROW_BYTES, BatchTable, Columns, joined_tables
 from local.compression import INFLATED_BYTES_MAX, Codec, compress, decompress, decompress_into, size_guesses
 from local.errors import Corrupt, InvalidRequest
 from local.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
@@ -56,9 +57,11 @@ def implementation() -> Literal["compiled", "pure"]:
 def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> BatchTable:
     """The consecutive batches from byte `position`; stops at the first that is torn or wrong, without raising.
 
+    Messages of formats 0 and 1 are rows too, a wrapper with the offsets and the number of the records inside it.
     With `verify` every CRC is checked. Raises InvalidRequest when `position` lies outside `data`.
     """
-    return _chosen.scan_batches(_bytes_of(data), verify=verify, position=position)
+    view = _bytes_of(data)
+    return _with_legacy(view, _chosen.scan_batches(view, verify=verify, position=position), verify, verify)
 
 
 def decode_columns(
@@ -83,7 +86,7 @@ def decode_columns(
         return _plain_columns(view, table, verify=verify, include_control=include_control)
     if verify:
         _verify(view, table)
-    arena, starts, ends = _inflated(view, table, packed.tolist(), decompressed_bytes_max)
+    arena, starts, ends = _inflated(view, table, packed.tolist(), decompressed_bytes_max, verify=verify)
     done = len(ends)
     if ends[-1] > decompressed_bytes_max:
         where = {"at": int(table.positions[done - 1]), "base_offset": int(table.base_offsets[done - 1])}
@@ -114,6 +117,7 @@ def decode_in_steps(
     view = _bytes_of(data)
     table = _scanned(view, verify=verify) if table is None else _checked(view, table)
     packed = _packed(table, include_control=include_control)
+    is_verified = verify
     if verify and packed.any():
         _verify(view, table)
         verify = False
@@ -126,7 +130,7 @@ def decode_in_steps(
         upto = max(done + 1, int(np.searchsorted(rows_before, rows_until, "right")) - 1)
         run, bits = table.select(slice(done, upto)), packed[done:upto]
         if bits.any():
-            arena, starts, ends = _inflated(view, run, bits.tolist(), step_bytes)
+            arena, starts, ends = _inflated(view, run, bits.tolist(), step_bytes, verify=is_verified)
             run = run.select(slice(len(ends)))
             step = _chosen.decode_batches(arena, run, starts, ends, verify=False, include_control=include_control)
             del arena
@@ -185,6 +189,9 @@ def filter_batches(data: Buffer, keep: NDArray[np.bool_], *, keep_last_batch: bo
     """
     view = _bytes_of(data)
     table = _scanned(view, verify=True)
+    if table.has_legacy:
+        at = int(table.positions[(table.magics != MAGIC).argmax()])
+        raise InvalidRequest("filtering batches, messages of format 0 or 1 are not rewritten", at=at)
     if table.problem is not None:
         raise InvalidRequest("filtering batches, the data ends inside one", at=table.valid_bytes, bytes=len(view))
     flags = np.ascontiguousarray(keep)
@@ -221,27 +228,51 @@ def _bytes_of(data: Buffer) -> memoryview:
 
 def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
     """The structure of all whole batches; the CRCs are left to the loop that reads the bytes anyway."""
-    table = _chosen.scan_batches(view, verify=False)
+    table = _with_legacy(view, _chosen.scan_batches(view, verify=False), False, verify)
     if table.is_corrupt:
         at = table.valid_bytes
         # A header that makes no sense is most often a damaged one: let the checksum have the word, if it may.
-        problem = _chosen.scan_batches(view, verify=verify, position=at).problem or table.problem
+        checked = _chosen.scan_batches(view, verify=verify, position=at).problem
+        problem = table.problem if checked is None or checked in legacy_scan.FOUND else checked
         base_offset = int.from_bytes(view[at : at + 8], "big", signed=True)
         raise Corrupt(f"decoding a batch, {problem}", at=at, base_offset=base_offset)
     return table
 
 
+def _with_legacy(view: memoryview, table: BatchTable, verify: bool, verify_legacy: bool) -> BatchTable:
+    """`table`, a twin's, gone on with where it stopped at a message of format 0 or 1."""
+    if table.problem not in legacy_scan.FOUND:
+        return table
+    runs = [table]
+    while (last := runs[-1]).problem in legacy_scan.FOUND:
+        last_offset = max((int(run.last_offsets[-1]) for run in runs if len(run)), default=-1)
+        limit = INFLATED_BYTES_MAX
+        found, is_other = legacy_scan.scan(view, last.valid_bytes, last_offset, verify=verify_legacy, limit=limit)
+        runs.append(found)
+        if not is_other:
+            break
+        last_offset = int(found.last_offsets[-1]) if len(found) else last_offset
+        batches = _chosen.scan_batches(view, verify=verify, position=found.valid_bytes)
+        if len(batches) and batches.base_offsets[0] <= last_offset:
+            none = batches.select(slice(0))
+            batches = replace(none, valid_bytes=found.valid_bytes, problem="offset goes back")
+        runs.append(batches)
+    return joined_tables(runs)
+
+
 def _checked(view: memoryview, table: BatchTable) -> BatchTable:
     """The caller's own table, if it can belong to `view`."""
     ends = table.positions + table.sizes
-    if (table.positions < 0).any() or (table.sizes < HEADER_BYTES).any() or (ends > len(view)).any():
+    is_short = table.sizes < np.where(table.magics == MAGIC, HEADER_BYTES, MAGIC_END)
+    if (table.positions < 0).any() or is_short.any() or (ends > len(view)).any():
         raise InvalidRequest("decoding batches, the table is of other data", bytes=len(view), rows=len(table))
     return table
 
 
 def _packed(table: BatchTable, *, include_control: bool) -> NDArray[np.bool_]:
-    """Which batches have to be inflated."""
+    """Which batches have to be inflated, or turned into plain ones of format 2."""
     packed: NDArray[np.bool_] = ((table.attributes & CODEC_BITS) != Codec.NONE) & (table.sizes > HEADER_BYTES)
+    packed |= table.magics != MAGIC
     return packed if include_control else packed & ((table.attributes & CONTROL) == 0)
 
 
@@ -252,17 +283,31 @@ def _plain_columns(view: memoryview, table: BatchTable, *, verify: bool, include
 
 def _verify(view: memoryview, table: BatchTable) -> None:
     """Every CRC of the table's batches in one go, before a decompressor sees a byte. Raises Corrupt."""
+    if table.has_legacy:
+        table = _verify_legacy(view, table)
     drop = np.full(len(table), DROP, np.uint8)
     none, starts = np.empty(0, np.bool_), np.zeros(len(table), np.int64)
     unread = replace(table, record_counts=np.zeros(len(table), np.int32))
     _chosen.rebuild_batches(view, unread, drop, none, starts)
 
 
+def _verify_legacy(view: memoryview, table: BatchTable) -> BatchTable:
+    """The checksums of the rows of formats 0 and 1; the table without those rows."""
+    is_legacy = table.magics != MAGIC
+    for row in np.flatnonzero(is_legacy).tolist():
+        at, size, crc = int(table.positions[row]), int(table.sizes[row]), int(table.crcs[row])
+        found = legacy.crc_of(view[at : at + size])
+        if found != crc:
+            facts = {"expected": f"{crc:08x}", "found": f"{found:08x}"}
+            raise Corrupt("decoding a batch, crc differs", at=at, base_offset=int(table.base_offsets[row]), **facts)
+    return table.select(~is_legacy)
+
+
 # -- inflating
 
 
 def _inflated(
-    view: memoryview, table: BatchTable, packed: list[bool], budget: int
+    view: memoryview, table: BatchTable, packed: list[bool], budget: int, *, verify: bool
 ) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
     """(an arena with sections plain, side by side; where each begins; where it ends).
 
@@ -271,15 +316,18 @@ def _inflated(
     ends: list[int] = []
     used = 0
     arena = np.empty(max(_ARENA_BYTES_MIN, min(budget, _ARENA_RATIO * len(view))), np.uint8)
-    places = zip(packed, table.positions.tolist(), table.sizes.tolist(), table.attributes.tolist(), strict=True)
-    for row, (is_packed, position, size, bits) in enumerate(places):
-        section = view[position + HEADER_BYTES : position + size]
-        if is_packed:
-            try:
-                arena, length = _inflate_row(Codec(bits & CODEC_BITS), section, arena, used, budget)
-            except Corrupt as error:
-                raise _placed(error, table.row(row), position, limit=INFLATED_BYTES_MAX) from error
-        else:
+    columns = (table.positions, table.sizes, table.attributes, table.magics)
+    for row, (position, size, bits, magic) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        section: memoryview | bytearray = view[position + HEADER_BYTES : position + size]
+        try:
+            if magic != MAGIC:
+                entry, base_ms = view[position : position + size], int(table.base_timestamps[row])
+                section = legacy.records_of(entry, base_ms, INFLATED_BYTES_MAX, verify=verify)
+            elif packed[row]:
+                arena, length = _inflate_row(Codec(bits & CODEC_BITS), memoryview(section), arena, used, budget)
+        except Corrupt as error:
+            raise _placed(error, table.row(row), position, limit=INFLATED_BYTES_MAX) from error
+        if magic != MAGIC or not packed[row]:
             length = len(section)
             arena = _grown(arena, used, length, budget)
             arena[used : used + length] = np.frombuffer(section, np.uint8)

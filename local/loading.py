@@ -39,7 +39,7 @@ def load(
 ) -> LoadedLog:
     """Every segment, recovered where it must be; `recovery_point` None trusts all of it (a clean shutdown).
 
-    Raises Corrupt for damage below the recovery point, InvalidRequest for message formats that are not read.
+    Raises Corrupt for damage below the recovery point.
     """
     recovery.finish_swaps(storage, directory)
     bases = recovery.segment_bases(storage, directory)

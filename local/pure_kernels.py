@@ -91,7 +91,7 @@ def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> Bat
             problem = _batch_problem(view[at : at + size], fields, last_offset, verify=verify)
         if problem is None:
             base, _length, epoch, _magic, crc, bits, delta, *rest, count = fields
-            rows.append((at, size, base, base + delta, epoch, bits, *rest, count, crc))
+            rows.append((at, size, base, base + delta, epoch, bits, *rest, count, crc, MAGIC))
             at, last_offset = at + size, base + delta
     columns = list(zip(*rows, strict=True)) or [()] * len(TABLE_DTYPES)
     arrays = {name: np.array(column, TABLE_DTYPES[name]) for name, column in zip(TABLE_DTYPES, columns, strict=True)}

@@ -21,14 +21,12 @@ Source: kafka `LogLoader`, `LogSegment.recover`.
 from __future__ import annotations
 
 import logging
-import struct
-import zlib
 from dataclasses import dataclass
 
 from local import kernels, offset_index, time_index
 from local.batch import HEADER_BYTES, read_header
 from local.columns import BatchTable
-from local.errors import Corrupt, InvalidRequest, NotFound
+from local.errors import Corrupt, NotFound
 from local.names import (
     CLEANED,
     DELETED,
@@ -45,10 +43,6 @@ from local.segment import RELATIVE_OFFSET_MAX, build_indexes
 from local.storage import Storage, join
 
 _log = logging.getLogger(__name__)
-
-# offset, size, CRC-32 of what follows it, magic: the head of a message of format 0 or 1.
-_LEGACY = struct.Struct(">qiIb")
-_LEGACY_BYTES_MIN = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +103,13 @@ def recover_segment(
     """Check every batch, cut at the first bad one, rebuild both indexes; all durable on return.
 
     Raises Corrupt, and cuts nothing, when the first bad batch lies below `trusted_to`: those bytes were durable once,
-    so this is damage and no torn write. Raises InvalidRequest for batches of formats 0 and 1, which are not read yet.
+    so this is damage and no torn write.
     """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
     try:
         table = kernels.scan_batches(data)
         size, valid = len(data), table.valid_bytes
-        _refuse_legacy(data, valid, path)
     finally:
         data.release()
     cut = table.problem
@@ -148,7 +141,6 @@ def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, inter
     data = storage.map(path)
     try:
         table = kernels.scan_batches(data, verify=False)
-        _refuse_legacy(data, table.valid_bytes, path)
         if table.problem is not None:
             raise Corrupt(f"rebuilding indexes, {table.problem}", path=path, at=table.valid_bytes)
     finally:
@@ -178,20 +170,6 @@ def _first_timestamp(storage: Storage, directory: str, base_offset: int) -> int:
     path = join(directory, segment_file(base_offset, LOG))
     header = read_header(storage.read(path, 0, HEADER_BYTES))
     return header.max_timestamp_ms if header is not None else -1
-
-
-def _refuse_legacy(data: memoryview, at: int, path: str) -> None:
-    """Raises InvalidRequest when a whole, valid message of format 0 or 1 stands where reading stopped.
-
-    Its own CRC tells it from a torn or zero-filled tail, so nobody's old log is taken for damage and cut away.
-    """
-    entry = data[at:]
-    if len(entry) < _LEGACY.size:
-        return
-    _, size, crc, magic = _LEGACY.unpack_from(entry)
-    whole = _LEGACY_BYTES_MIN <= size <= len(entry) - 12
-    if magic in (0, 1) and whole and zlib.crc32(entry[16 : 12 + size]) == crc:
-        raise InvalidRequest("opening a log, messages of format 0 and 1 are not read yet", path=path, at=at)
 
 
 def _write_indexes(storage: Storage, directory: str, base_offset: int, table: BatchTable, interval_bytes: int) -> None:

@@ -13,13 +13,13 @@ Not known here: other segments, roll rules, retention.
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from local import offset_index, time_index
+from local.batch_header import HEADER_BYTES, read_header
 from local.errors import LogError, NotFound
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, segment_file
 from local.segment_info import SegmentInfo
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from local.columns import BatchTable
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
-_FIRST_TIMESTAMP_AT = 35
-_TIMESTAMP = struct.Struct(">q")
 
 
 class Indexes(NamedTuple):
@@ -119,8 +117,8 @@ class Segment:
             self._writers = {s: self._storage.open(self.path(s)) for s in (LOG, OFFSET_INDEX, TIME_INDEX)}
             self._since_entry = 0
             if self.size_bytes:
-                first_ms = _TIMESTAMP.unpack(self.read(_FIRST_TIMESTAMP_AT, _TIMESTAMP.size))[0]
-                self.roll_base_ms = first_ms if first_ms >= 0 else None
+                first = read_header(self.read(0, HEADER_BYTES))
+                self.roll_base_ms = first.max_timestamp_ms if first and first.max_timestamp_ms >= 0 else None
 
     def append(self, batch: Body, *, last_offset: int, max_timestamp_ms: int, interval_bytes: int) -> None:
         """Add one encoded batch. Raises DiskFailed, after which the segment has to be recovered."""

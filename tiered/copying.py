@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from local import kernels
+from local.batch_header import MAGIC
 from local.checkpoints import encode_epochs
-from local.errors import Corrupt
+from local.errors import Corrupt, InvalidRequest
 from local.log import Log
 from local.names import LOG
 from local.segment import Segment
@@ -29,7 +30,8 @@ class _Facts:
 
 
 def segment_to_copy(log: Log, info: SegmentInfo) -> SegmentToCopy:
-    """Read and check all of a sealed segment. Raises Corrupt naming the file and the byte where it stops making sense.
+    """Read and check all of a sealed segment. Raises Corrupt naming the file and the byte where it stops making sense,
+    and InvalidRequest naming the first message of format 0 or 1: the remote tier holds batches of format 2 only.
 
     Memory: one slice of the segment (`local.segment_reading.SLICE_BYTES`) and its columns.
     """
@@ -59,10 +61,10 @@ def _check(segment: Segment, info: SegmentInfo) -> _Facts:
     for start, data in batch_slices(segment):
         try:
             _check_slice(data, facts)
-        except Corrupt as error:
+        except (Corrupt, InvalidRequest) as error:
             at = error.facts.get("at")
             at = start + at if isinstance(at, int) else start
-            raise Corrupt(f"copying a segment, {error.attempt}", path=segment.path(LOG), at=at) from error
+            raise type(error)(f"copying a segment, {error.attempt}", path=segment.path(LOG), at=at) from error
     if facts.last_offset >= info.next_offset:
         raise Corrupt(
             "copying a segment, it reaches into the next one",
@@ -74,10 +76,13 @@ def _check(segment: Segment, info: SegmentInfo) -> _Facts:
 
 
 def _check_slice(data: memoryview, facts: _Facts) -> None:
-    """Add what whole batches hold to `facts`. Raises Corrupt; its `at` is a position in `data`."""
+    """Add what whole batches hold to `facts`. Raises Corrupt and InvalidRequest, `at` a position in `data`."""
     table = kernels.scan_batches(data)
     if table.problem is not None:
         raise Corrupt(f"checking a segment, {table.problem}", at=table.valid_bytes)
+    if table.has_legacy:
+        at = int(table.positions[(table.magics != MAGIC).argmax()])
+        raise InvalidRequest("checking a segment, messages of format 0 or 1 cannot be tiered", at=at)
     if int(table.base_offsets[0]) <= facts.last_offset:
         raise Corrupt("checking a segment, offsets go back", at=0)
     facts.last_offset = int(table.last_offsets[-1])

@@ -191,7 +191,7 @@ def kernels_crc(data):
 
 DAMAGE = {
     "crc differs": (70, b"!", False),
-    "magic 1": (16, b"\x01", True),
+    "magic 3": (16, b"\x03", True),
     "length below 49": (8, b"\x00\x00\x00\x30", True),
     "length above 2^31-13": (8, b"\x7f\xff\xff\xff", True),
     "last offset delta below 0": (23, b"\xff\xff\xff\xff", True),
@@ -291,7 +291,7 @@ def test_read_header_tells_not_yet_there_from_wrong():
     assert read_header(TWO_RECORDS[:60]) is None
     assert read_header(TWO_RECORDS[:16]) is None
     with pytest.raises(Corrupt, match="magic"):
-        read_header(TWO_RECORDS[:16] + b"\x01")
+        read_header(TWO_RECORDS[:16] + b"\x03")
     with pytest.raises(Corrupt, match="length"):
         read_header(bytes(16) + b"\x02")
 

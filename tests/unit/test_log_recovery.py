@@ -7,7 +7,7 @@ from disk_model import ModelDisk
 from log_world import fill, open_log, read_all
 
 from local.batch import encode_batch
-from local.errors import Corrupt, DiskFailed, InvalidRequest
+from local.errors import Corrupt, DiskFailed
 from local.log import Durability
 from local.record import Record
 
@@ -208,24 +208,6 @@ def test_damage_below_the_recovery_point_in_the_last_segment_is_reported_and_not
     with pytest.raises(Corrupt, match=r"below the recovery point: path=\./t-0/00000000000000000000\.log"):
         open_log(disk, recovery_point=20)
     assert bytes(disk.names[path].data) == before
-
-
-@pytest.mark.parametrize("magic", [0, 1])
-def test_an_old_message_format_is_refused_and_never_cut_away(magic: int) -> None:
-    import struct
-    import zlib
-
-    body = struct.pack(">bb", magic, 0) + (struct.pack(">q", 5) if magic else b"")
-    body += struct.pack(">i", 1) + b"k" + struct.pack(">i", 3) + b"old"
-    message = struct.pack(">I", zlib.crc32(body)) + body
-    log_bytes = b"".join(struct.pack(">qi", at, len(message)) + message for at in range(50))
-    disk = ModelDisk()
-    disk.make_directory("./t-0")
-    disk.create("./t-0/00000000000000000000.log").append(log_bytes)
-    for clean in (True, False):
-        with pytest.raises(InvalidRequest, match="format 0 and 1 are not read yet"):
-            open_log(disk, was_clean=clean)
-        assert bytes(disk.names["./t-0/00000000000000000000.log"].data) == log_bytes
 
 
 def test_a_torn_tail_of_zeros_or_garbage_is_not_shown_read_only() -> None:

@@ -1,0 +1,360 @@
+"""Messages of formats 0 and 1: read like everything else, written never, refused where they cannot go."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import pytest
+from disk_model import ModelDisk
+from legacy_samples import APPEND, many, message, wrapper
+from log_world import SMALL, fill, open_log, read_all
+
+from local import cleaner, kernels
+from local.batch import assign_offset, check_batch, encode_batch, read_header
+from local.columns import TORN
+from local.compression import mended_lz4
+from local.errors import Corrupt, InvalidRequest
+from local.log import Log
+from local.record import StoredRecord, TimestampType
+from local.settings import LogSettings
+from tiered.copying import segment_to_copy
+
+LOG = "./t-0/00000000000000000000.log"
+# Golden, of kafka-python's builder: offset 7, key "k", value "old", format 0; and format 1 at 1700000000000.
+V0 = bytes.fromhex("0000000000000007 00000012 99e87370 00 00 00000001 6b 00000003 6f6c64".replace(" ", ""))
+V1 = bytes.fromhex(
+    "0000000000000007 0000001a 6bd5507c 01 00 0000018bcfe56800 00000001 6b 00000003 6f6c64".replace(" ", "")
+)
+
+
+def read(data: bytes, **options: object) -> list[StoredRecord]:
+    return list(kernels.decode_columns(data, **options).records())  # type: ignore[arg-type]
+
+
+def short(record: StoredRecord) -> tuple[int, int, bytes | None, bytes | None]:
+    return record.offset, record.timestamp_ms, record.key, record.value
+
+
+def on_disk(data: bytes) -> ModelDisk:
+    disk = ModelDisk()
+    disk.make_directory("./t-0")
+    disk.create(LOG).append(data)
+    return disk
+
+
+# -- one message
+
+
+@pytest.mark.parametrize(("golden", "magic", "time"), [(V0, 0, -1), (V1, 1, 1_700_000_000_000)])
+def test_golden_messages(golden: bytes, magic: int, time: int) -> None:
+    assert message(magic, 7, b"k", b"old", timestamp_ms=time) == golden
+    assert [short(record) for record in read(golden)] == [(7, time, b"k", b"old")]
+    header = check_batch(golden)
+    assert (header.magic, header.base_offset, header.next_offset, header.record_count) == (magic, 7, 8, 1)
+    assert (header.size_bytes, header.max_timestamp_ms) == (len(golden), time)
+    assert (header.leader_epoch, header.producer_id, header.is_control, header.is_transactional) == (
+        -1,
+        -1,
+        False,
+        False,
+    )
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_null_and_empty_are_different(magic: int) -> None:
+    data = message(magic, 0, None, None) + message(magic, 1, b"", b"")
+    assert [record[3:5] for record in read(data)] == [(None, None), (b"", b"")]
+
+
+def test_attribute_bits_that_mean_something_in_format_2_mean_nothing_here() -> None:
+    header = read_header(message(1, 0, b"k", b"v", timestamp_ms=5, attributes=0x70))
+    assert header is not None
+    assert (header.attributes, header.is_control, header.is_transactional) == (0, False, False)
+    assert read_header(message(0, 0, b"k", b"v", attributes=APPEND)).attributes == 0  # type: ignore[union-attr]
+
+
+def test_log_append_time_is_the_messages_own_in_a_plain_one() -> None:
+    (record,) = read(message(1, 0, b"k", b"v", timestamp_ms=77, attributes=APPEND))
+    assert (record.timestamp_ms, record.timestamp_type) == (77, TimestampType.LOG_APPEND_TIME)
+
+
+# -- a wrapper
+
+
+def test_offsets_inside_a_wrapper_are_absolute_in_format_0() -> None:
+    data = wrapper(0, [message(0, at, b"k", b"%d" % at) for at in (10, 12, 15)], 15)
+    assert [short(record)[:2] for record in read(data)] == [(10, -1), (12, -1), (15, -1)]
+    table = kernels.scan_batches(data)
+    assert (table.base_offsets.tolist(), table.last_offsets.tolist(), table.record_counts.tolist()) == ([10], [15], [3])
+
+
+def test_offsets_inside_a_wrapper_are_relative_in_format_1_and_times_their_own() -> None:
+    inner = [message(1, at, b"k", b"v", timestamp_ms=100 - at) for at in (0, 2, 5)]
+    data = wrapper(1, inner, 1005, timestamp_ms=100)
+    assert [short(record)[:2] for record in read(data)] == [(1000, 100), (1002, 98), (1005, 95)]
+    assert kernels.scan_batches(data).max_timestamps.tolist() == [100]
+
+
+def test_relative_offsets_need_not_begin_at_0_after_compaction() -> None:
+    data = wrapper(1, [message(1, at, b"k", b"v", timestamp_ms=1) for at in (3, 4)], 1004, timestamp_ms=1)
+    assert [record.offset for record in read(data)] == [1003, 1004]
+
+
+def test_a_wrappers_append_time_is_the_time_of_all_inside() -> None:
+    inner = [message(1, at, b"k", b"v", timestamp_ms=at) for at in range(3)]
+    records = read(wrapper(1, inner, 2, timestamp_ms=777, attributes=APPEND))
+    assert [(r.timestamp_ms, r.timestamp_type) for r in records] == [(777, TimestampType.LOG_APPEND_TIME)] * 3
+
+
+GOOD = [message(1, 0, b"k", b"v", timestamp_ms=1), message(1, 1, b"k", b"w", timestamp_ms=2)]
+BAD_SETS = {
+    "formats mixed": [GOOD[0], message(0, 1, b"k", b"v")],
+    "ends inside a message": [GOOD[0], GOOD[1][:-1]],
+    "ends inside a header": [GOOD[0], GOOD[1][:20]],
+    "an empty set": [],
+    "offsets go back": [GOOD[1], GOOD[0]],
+    "offsets repeat": [GOOD[0], GOOD[0]],
+    "a set within a set": [wrapper(1, GOOD, 1)],
+    "crc of an inner message differs": [GOOD[0], GOOD[1][:-1] + b"x"],
+    "inner size below its least": [GOOD[0], GOOD[1][:8] + b"\0\0\0\x15" + GOOD[1][12:]],
+    "inner size far away": [GOOD[0], GOOD[1][:8] + b"\x7f\xff\xff\xff" + GOOD[1][12:]],
+    "inner key leaves the message": [GOOD[0], GOOD[1][:26] + b"\0\0\0\x7f" + GOOD[1][30:]],
+    "inner key length below -1": [GOOD[0], GOOD[1][:26] + b"\xff\xff\xff\xfe" + GOOD[1][30:]],
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETS)
+def test_a_set_that_makes_no_sense_is_corrupt_and_named(case: str) -> None:
+    before = message(1, 5, b"k", b"v", timestamp_ms=1)
+    bad = wrapper(1, BAD_SETS[case], 9, timestamp_ms=2)
+    with pytest.raises(Corrupt) as caught:
+        read(before + bad)
+    assert (caught.value.facts["at"], caught.value.facts["base_offset"]) in {(len(before), 9), (len(before), 8)}
+
+
+def test_a_compressed_set_without_value_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="without value"):
+        read(message(1, 3, None, None, timestamp_ms=1, attributes=1))
+
+
+@pytest.mark.parametrize("codec", [4, 5, 7])
+def test_codecs_that_the_format_never_had_are_corrupt(codec: int) -> None:
+    data = message(1, 3, None, b"x", timestamp_ms=1, attributes=codec)
+    assert kernels.scan_batches(data).problem == "no such codec"
+    with pytest.raises(Corrupt, match="no such codec"):
+        read(data)
+
+
+def test_a_bomb_in_a_wrapper_is_stopped_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "INFLATED_BYTES_MAX", 1 << 20)
+    data = wrapper(1, [message(1, 0, b"k", bytes(32 << 20), timestamp_ms=1)], 0, timestamp_ms=1)
+    tracemalloc.start()
+    with pytest.raises(Corrupt, match="inflating"):
+        read(data)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_wrong_checksum_is_found_at_the_scan_and_at_the_decoding(magic: int) -> None:
+    data = bytearray(many(magic, 3))
+    at = 2 * len(data) // 3
+    data[-1] ^= 1
+    table = kernels.scan_batches(data)
+    assert (len(table), table.valid_bytes, table.problem) == (2, at, "crc differs")
+    for call in (lambda: read(bytes(data)), lambda: list(kernels.decode_in_steps(data))):
+        with pytest.raises(Corrupt, match="crc differs") as caught:
+            call()
+        assert caught.value.facts["at"] == at
+    with pytest.raises(Corrupt, match="crc differs"):
+        kernels.decode_columns(data, table=kernels.scan_batches(data, verify=False))
+    with pytest.raises(Corrupt, match="crc differs"):
+        check_batch(data, at)
+    assert len(read(bytes(data), verify=False)) == 3
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_every_cut_is_torn_and_what_stands_before_it_is_read(magic: int) -> None:
+    data = many(magic, 2)
+    size = len(data) // 2
+    for cut in range(1, len(data)):
+        table = kernels.scan_batches(data[:cut])
+        assert (len(table), table.problem) == (cut // size, None if cut % size == 0 else TORN)
+
+
+SIZES = {"below the least": -1, "none": 0, "negative": -(2**31), "above 2^31-13": 2**31 - 1}
+
+
+@pytest.mark.parametrize("case", SIZES)
+@pytest.mark.parametrize("magic", [0, 1])
+def test_sizes_that_no_message_has_are_corrupt_and_not_torn(magic: int, case: str) -> None:
+    length = SIZES[case] if case != "below the least" else (13, 21)[magic]
+    data = bytearray(many(magic, 1))
+    struct.pack_into(">i", data, 8, length)
+    assert kernels.scan_batches(data).is_corrupt
+    if case != "above 2^31-13":
+        with pytest.raises(Corrupt, match="length below"):
+            read_header(data)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_size_past_the_end_is_a_torn_tail(magic: int) -> None:
+    data = bytearray(many(magic, 2))
+    struct.pack_into(">i", data, len(data) // 2 + 8, 2**30)
+    assert (len(kernels.scan_batches(data)), kernels.scan_batches(data).problem) == (1, TORN)
+
+
+def test_offsets_that_go_back_end_the_scan() -> None:
+    for data in (
+        many(1, 2, start=5) + many(1, 1, start=6),
+        many(1, 2, start=5) + encode_batch([(b"k", b"v", 1)], base_offset=6),
+        many(1, 2, start=5) + wrapper(1, GOOD, 7),
+    ):
+        table = kernels.scan_batches(data)
+        assert (len(table), table.problem) == (2, "offset goes back")
+    assert kernels.scan_batches(message(0, -1, None, None)).problem == "offset outside 0..2^63"
+
+
+# -- mixed with batches
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_old_messages_and_batches_are_one_stream(magic: int) -> None:
+    new = encode_batch([(b"a", b"new", 7), (None, None, 8)], base_offset=10, leader_epoch=3)
+    data = many(magic, 4) + new + many(1, 2, start=12) + encode_batch([(b"z", b"z", 9)], base_offset=14)
+    assert [record.offset for record in read(data)] == [0, 1, 2, 3, 10, 11, 12, 13, 14]
+    steps = list(kernels.decode_in_steps(data, step_bytes=1))
+    assert [r for step in steps for r in step.records()] == read(data)
+    table = kernels.scan_batches(data)
+    assert table.magics.tolist() == [magic] * 4 + [2, 1, 1, 2]
+    assert [table.row(at) for at in range(8)] == [read_header(data, int(at)) for at in table.positions]
+    assert kernels.scan_batches(data, position=int(table.positions[4])).magics.tolist() == [2, 1, 1, 2]
+
+
+def test_what_follows_an_old_message_and_is_neither_ends_the_scan() -> None:
+    data = many(0, 1)
+    assert kernels.scan_batches(data + b"\x03" * 40).problem == "magic 3"
+    assert kernels.scan_batches(data + bytes(100)).problem == "length below 14"
+
+
+# -- not to be written
+
+
+def test_old_messages_are_not_given_offsets_nor_filtered_nor_appended() -> None:
+    data = many(1, 2)
+    with pytest.raises(InvalidRequest, match="not a batch of format 2"):
+        assign_offset(bytearray(data), 5, 0)
+    with pytest.raises(InvalidRequest, match="not rewritten"):
+        kernels.filter_batches(data, [True, True], keep_last_batch=True)  # type: ignore[arg-type]
+    log = open_log(ModelDisk())
+    with pytest.raises(InvalidRequest, match="not of format 2"):
+        log.append_batch(many(1, 1), now_ms=1)
+    assert log.next_offset == 0
+
+
+# -- in a log
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_of_an_old_broker_is_opened_read_and_gone_on_with(magic: int, clean: bool) -> None:
+    disk = on_disk(many(magic, 50) + b"".join(wrapped(magic, start) for start in range(50, 80, 3)))
+    log = open_log(disk, was_clean=clean)
+    assert log.next_offset == 80
+    fill(log, 20, start=80)
+    assert [record.value for record in read_all(log)] == [b"value %d" % at for at in range(100)]
+    for offset in range(100):
+        assert read_all(log, offset)[0].offset == offset
+    if magic:
+        assert log.offset_for_timestamp(5030) == 30
+    log.close()
+    again = open_log(disk, was_clean=clean)
+    assert [record.offset for record in read_all(again)] == list(range(100))
+    seen = open_log(disk, read_only=True)
+    assert [record.offset for record in read_all(seen)] == list(range(100))
+
+
+def wrapped(magic: int, start: int) -> bytes:
+    inner = [many(magic, 1, start=at) for at in range(start, start + 3)]
+    if magic:
+        inner = [struct.pack(">q", at) + each[8:] for at, each in enumerate(inner)]
+    return wrapper(magic, inner, start + 2, timestamp_ms=5000 + start + 2)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_torn_old_message_is_cut_beyond_the_recovery_point_and_reported_below_it(magic: int) -> None:
+    data = many(magic, 20)
+    assert open_log(on_disk(data[:-3])).next_offset == 19
+    disk = on_disk(data[:-3])
+    with pytest.raises(Corrupt, match="below the recovery point"):
+        open_log(disk, recovery_point=20)
+    assert bytes(disk.names[LOG].data) == data[:-3]
+
+
+def test_an_old_segments_age_counts_from_its_first_message() -> None:
+    log = open_log(on_disk(many(1, 3)), LogSettings(segment_ms=1000))
+    log.append([(b"k", b"v", 5999)], now_ms=1)  # type: ignore[list-item]
+    assert len(log.segments()) == 1
+    log.append([(b"k", b"v", 6001)], now_ms=1)  # type: ignore[list-item]
+    assert len(log.segments()) == 2
+
+
+def sealed(data: bytes, settings: LogSettings = SMALL) -> tuple[ModelDisk, Log]:
+    disk = on_disk(data)
+    log = open_log(disk, settings)
+    log.roll(now_ms=1)
+    fill(log, 10, start=log.next_offset)
+    return disk, log
+
+
+def test_a_segment_with_old_messages_is_not_copied_and_the_error_names_it() -> None:
+    _, log = sealed(encode_batch([(b"a", b"b", 1)]) + many(1, 2, start=1))
+    with pytest.raises(
+        InvalidRequest, match=r"format 0 or 1 cannot be tiered: path=\./t-0/0{20}\.log at=\d+"
+    ) as caught:
+        segment_to_copy(log, log.segments()[0])
+    assert caught.value.facts["at"] == len(encode_batch([(b"a", b"b", 1)]))
+    assert [record.offset for record in read_all(log)] == list(range(13))
+
+
+def test_a_segment_with_old_messages_is_not_cleaned_and_the_error_names_it() -> None:
+    disk, log = sealed(many(1, 20), LogSettings(segment_bytes=2000, is_compacted=True))
+    before = {name: bytes(file.data) for name, file in disk.names.items()}
+    with pytest.raises(InvalidRequest, match=r"not rewritten: path=\./t-0/0{20}\.log"):
+        cleaner.clean(log, disk, clean_from=0, now_ms=1)
+    assert {name: bytes(file.data) for name, file in disk.names.items()} == before
+
+
+# -- the lz4 frame of format 0
+
+
+def test_the_checksum_of_an_lz4_header_is_computed_as_the_library_does() -> None:
+    import lz4.frame
+
+    for options in ({}, {"store_size": False}, {"block_linked": True}, {"content_checksum": True}, {"block_size": 7}):
+        frame = lz4.frame.compress(b"text " * 100, **options)
+        assert bytes(mended_lz4(memoryview(frame))) == frame
+        at = 6 if options.get("store_size") is False else 14
+        broken = frame[:at] + bytes([frame[at] ^ 0xFF]) + frame[at + 1 :]
+        assert bytes(mended_lz4(memoryview(broken))) == frame
+    for cut in (b"", b"\x04\x22\x4d\x18", frame[:9]):
+        assert bytes(mended_lz4(memoryview(cut))) == cut
+
+
+def test_only_format_0_may_have_a_wrong_checksum_in_an_lz4_header() -> None:
+    import lz4.frame
+
+    for magic in (0, 1):
+        inner = many(magic, 2) if magic == 0 else many(1, 1) + struct.pack(">q", 1) + many(1, 1, start=1)[8:]
+        frame = bytearray(lz4.frame.compress(inner, store_size=False))
+        frame[6] ^= 0xFF
+        data = message(magic, 1, None, bytes(frame), timestamp_ms=1, attributes=3)
+        if magic == 0:
+            assert len(read(data)) == 2
+        else:
+            with pytest.raises(Corrupt, match="lz4"):
+                read(data)
