@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from local import kernels, legacy
 from local.batch_header import (
@@ -40,16 +40,27 @@ __all__ = [
     "HEADER_BYTES",
     "BatchHeader",
     "Codec",
+    "Marker",
     "assign_offset",
     "check_batch",
     "encode_batch",
     "encode_marker",
     "read_header",
+    "read_marker",
 ]
 
 _LONG = (-(2**63), 2**63 - 1)
 _INT = (-(2**31), 2**31 - 1)
 _SHORT = (-(2**15), 2**15 - 1)
+_MARKER_KEY, _MARKER_VALUE = struct.Struct(">hh"), struct.Struct(">hi")
+_ABORT, _COMMIT = 0, 1
+
+
+class Marker(NamedTuple):
+    """The end of a transaction, as a control record tells it."""
+
+    is_commit: bool
+    coordinator_epoch: int
 
 
 def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
@@ -116,12 +127,33 @@ def encode_marker(
     leader_epoch: int = 0,
 ) -> bytes:
     """The control batch that ends a producer's transaction: one record, key int16 version 0 and int16 type."""
-    key = struct.pack(">hh", 0, 1 if is_commit else 0)
-    record = (key, struct.pack(">hi", 0, coordinator_epoch), timestamp_ms)
+    key = _MARKER_KEY.pack(0, _COMMIT if is_commit else _ABORT)
+    record = (key, _MARKER_VALUE.pack(0, coordinator_epoch), timestamp_ms)
     attributes = TRANSACTIONAL | CONTROL
     _check_fields(base_offset, leader_epoch, -1, producer_id, producer_epoch, -1)
     fields = (base_offset, leader_epoch, attributes, -1, producer_id, producer_epoch, -1)
     return kernels.encode_plain_batch([record], *fields)
+
+
+def read_marker(data: Buffer, at: int = 0) -> Marker | None:
+    """What the control batch at byte `at` says of a transaction; None when it is empty or of another kind.
+
+    Raises Corrupt for a control record that is none. Longer keys and values are legal: later versions append to them.
+    """
+    header = read_header(data, at)
+    if header is None or header.record_count == 0:
+        return None
+    view = memoryview(data).cast("B")[at : at + header.size_bytes]
+    columns = kernels.decode_columns(view, verify=False, include_control=True)
+    key, value = (columns.key(0), columns.value(0)) if len(columns) else (None, None)
+    if key is None or len(key) < _MARKER_KEY.size:
+        raise Corrupt("reading a control record, its key is too short", base_offset=header.base_offset)
+    _, kind = _MARKER_KEY.unpack_from(key)
+    if kind not in (_ABORT, _COMMIT):
+        return None
+    if value is None or len(value) < _MARKER_VALUE.size:
+        raise Corrupt("reading a transaction marker, its value is too short", base_offset=header.base_offset)
+    return Marker(kind == _COMMIT, _MARKER_VALUE.unpack_from(value)[1])
 
 
 def assign_offset(batch: bytearray, base_offset: int, leader_epoch: int) -> None:

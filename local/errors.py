@@ -32,6 +32,10 @@ class OffsetOutOfRange(InvalidRequest):
     """The offset lies outside ``[log_start_offset, next_offset]``; both are in `facts`."""
 
 
+class OutOfOrderSequence(InvalidRequest):
+    """A producer's batch does not follow its last one: records before it were lost. Abort, and begin a new epoch."""
+
+
 class NotFound(LogError):
     """The named thing does not exist."""
 
@@ -54,6 +58,10 @@ class AlreadyExists(Conflict):
 
 class Fenced(Conflict):
     """A newer writer owns the partition. Stop; nothing this writer does may be seen any more."""
+
+
+class ProducerFenced(Conflict):
+    """A newer instance of this producer, or of its transaction coordinator, has written. Stop this one producer."""
 
 
 class Corrupt(LogError):

@@ -24,13 +24,14 @@ from functools import partial
 from typing import NamedTuple
 
 from local import checkpoints, loading, names, recovery, swap
-from local.batch import BatchHeader, assign_offset, read_header
+from local.batch import BatchHeader, assign_offset, encode_marker, read_header, read_marker
 from local.encoding import check_ready_made, encode_batches
 from local.epochs import LeaderEpochs
 from local.errors import DiskFailed, LogError, OffsetOutOfRange
 from local.log_reading import ReadableLog
 from local.log_view import LogView
 from local.names import TopicPartition
+from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
 from local.record import Record
 from local.segment import RELATIVE_OFFSET_MAX, Segment
 from local.settings import LogSettings
@@ -45,10 +46,11 @@ class Durability(Enum):
 
 
 class AppendResult(NamedTuple):
-    """The offsets ``[base_offset, next_offset)`` that an append was given."""
+    """The offsets ``[base_offset, next_offset)`` that an append was given, when it came first if `is_duplicate`."""
 
     base_offset: int
     next_offset: int
+    is_duplicate: bool = False
 
 
 class Log(ReadableLog):
@@ -66,6 +68,7 @@ class Log(ReadableLog):
         self._unflushed_since_ms = 0
         self._failed = False
         self._look_again: Callable[[], None] | None = None
+        self._expire_producers_at_ms = 0
 
     @classmethod
     def open(
@@ -116,19 +119,27 @@ class Log(ReadableLog):
     # -- append --------------------------------------------------------------------------------------------------
 
     def append(
-        self, records: Sequence[Record], *, now_ms: int, durability: Durability = Durability.MEMORY
+        self,
+        records: Sequence[Record],
+        *,
+        now_ms: int,
+        durability: Durability = Durability.MEMORY,
+        producer: Producer | None = None,
     ) -> AppendResult:
         """Encode `records` into as many batches as `batch_bytes` asks for and add them in order.
 
+        With a `producer` they are one batch, and the same call may be repeated: it is answered as a duplicate.
+
         Raises InvalidRequest (nothing was added) for an empty call, a record above `max_message_bytes` or a record
         without key in a compacted topic; DiskFailed when the disk refuses (some of the records may have been added,
-        none was acknowledged).
+        none was acknowledged); with a producer also as `append_batch`.
         """
-        return self.append_encoded(self.encode(records, now_ms=now_ms), now_ms=now_ms, durability=durability)
+        batches = self.encode(records, now_ms=now_ms, producer=producer)
+        return self.append_encoded(batches, now_ms=now_ms, durability=durability)
 
-    def encode(self, records: Sequence[Record], *, now_ms: int) -> list[bytearray]:
+    def encode(self, records: Sequence[Record], *, now_ms: int, producer: Producer | None = None) -> list[bytearray]:
         """The records as batches for `append_encoded`, with everything checked; adds nothing. Raises as `append`."""
-        return encode_batches(records, self.settings, partition=self.partition, now_ms=now_ms)
+        return encode_batches(records, self.settings, partition=self.partition, now_ms=now_ms, producer=producer)
 
     def append_encoded(
         self, batches: list[bytearray], *, now_ms: int, durability: Durability = Durability.MEMORY
@@ -140,11 +151,41 @@ class Log(ReadableLog):
     def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
         """Add one ready-made v2 batch: checked whole, given its offsets, kept as it is otherwise.
 
-        Raises Corrupt for what a recovery or a reader would refuse, InvalidRequest for what does not belong here.
+        A batch of a producer that was added before is answered with the offsets it has. Raises Corrupt for what a
+        recovery or a reader would refuse, InvalidRequest for what does not belong here (control batches are
+        `append_marker`'s), OutOfOrderSequence and ProducerFenced as `local.producer_state` tells.
         """
         check_ready_made(batch, self.settings, partition=self.partition)
         with self._lock:
             return self._append_all([bytearray(batch)], now_ms, durability)
+
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+        coordinator_epoch: int = 0,
+        now_ms: int,
+        durability: Durability = Durability.MEMORY,
+    ) -> AppendResult:
+        """End the producer's transaction here: the only way in for a control batch, and the coordinator's to call.
+
+        Legal without an open transaction (Kafka's coordinator may repeat itself). Order of effects: the marker, then,
+        for an abort, the entry of the transaction index; a crash in between leaves the marker, and recovery makes the
+        entry from it. Raises ProducerFenced for an old epoch of either, DiskFailed.
+        """
+        marker = encode_marker(
+            base_offset=0,
+            is_commit=commit,
+            timestamp_ms=now_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+        )
+        with self._lock:
+            self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+            return self._append_all([bytearray(marker)], now_ms, durability)
 
     def flush(self) -> None:
         """Everything appended so far is durable when this returns; the recovery point rises to the log end."""
@@ -297,6 +338,8 @@ class Log(ReadableLog):
         for batch in batches:
             header = read_header(batch)
             assert header is not None, "encoded or checked before"
+            if header.producer_id >= 0 and (known := self._known_batch(header, now_ms)) is not None:
+                return self._answer_again(known, durability)
             self._roll_if_due(len(batch), header, now_ms)
             self._assign_epoch(next_offset)
             assign_offset(batch, next_offset, self.leader_epoch)
@@ -310,18 +353,40 @@ class Log(ReadableLog):
 
     def _write(self, batch: bytearray, header: BatchHeader, base_offset: int) -> int:
         last_offset = base_offset + header.last_offset_delta
+        active = self._view.segments[-1]
         try:
-            self._view.segments[-1].append(
+            active.append(
                 batch,
                 last_offset=last_offset,
                 max_timestamp_ms=header.max_timestamp_ms,
                 interval_bytes=self.settings.index_interval_bytes,
             )
+            if header.producer_id >= 0:
+                self._account(active, batch, header, base_offset)
         except LogError:
             self._recover_active()
             raise
         self._publish(None, next_offset=last_offset + 1)
         return last_offset + 1
+
+    def _known_batch(self, header: BatchHeader, now_ms: int) -> RememberedBatch | None:
+        """The batch that `header` repeats; None for one to be added. Raises for one that may not be."""
+        if now_ms >= self._expire_producers_at_ms:
+            self._producers.expire(now_ms, self.settings.producer_id_expiration_ms)
+            self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
+        return None if header.is_control else self._producers.check(header)
+
+    def _answer_again(self, known: RememberedBatch, durability: Durability) -> AppendResult:
+        """A retry may ask for more than the first try was given: it is not acknowledged before it is durable."""
+        if durability is Durability.FLUSHED and known.next_offset > self.recovery_point:
+            self._sync_active()
+        return AppendResult(known.base_offset, known.next_offset, is_duplicate=True)
+
+    def _account(self, active: Segment, batch: bytearray, header: BatchHeader, base_offset: int) -> None:
+        marker = read_marker(batch) if header.is_control else None
+        aborted = self._producers.update(header, base_offset, marker)
+        if aborted is not None:
+            active.append_aborted(aborted)
 
     def _roll_if_due(self, size: int, header: BatchHeader, now_ms: int) -> None:
         """Kafka's conditions: bytes, time since the segment's first batch, full indexes, offset span."""

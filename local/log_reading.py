@@ -19,6 +19,7 @@ from local.isolation import Isolation, without_aborted
 from local.log_view import LogView
 from local.names import TopicPartition
 from local.offset_spec import FoundOffset, OffsetSpec, parse_spec
+from local.producer_state import ProducerState
 from local.record import StoredRecord
 from local.segment import Segment
 from local.segment_info import SegmentInfo
@@ -38,6 +39,7 @@ class ReadableLog:
         self.epochs = LeaderEpochs()
         self._lock = threading.RLock()
         self._view = LogView((), (), 0, 0)
+        self._producers = ProducerState()
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -55,12 +57,20 @@ class ReadableLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Every transaction below it is decided: the log end, where no transaction is open."""
-        return self._view.next_offset
+        """Below it every transaction is decided: where the earliest open one began, else the log end."""
+        view = self._view  # before the producers: a transaction that begins in between must not be passed over
+        unstable = self._producers.first_unstable_offset
+        if unstable is None:
+            return view.next_offset
+        return min(max(unstable, view.log_start_offset), view.next_offset)
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """The aborted transactions that concern a read of ``[from_offset, upper_offset)``."""
-        return []
+        """Those that concern a read of ``[from_offset, upper_offset)``, by their marker's offset.
+
+        `upper_offset` is at most the last stable offset; what lies above is not decided. An entry is there before its
+        marker can be read. Source: kafka `LocalLog.collectAbortedTransactions`.
+        """
+        return self._retrying(lambda view: view.aborted_transactions(from_offset, upper_offset))
 
     @property
     def size_bytes(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from local import txn_index
 from local.errors import OffsetOutOfRange
 from local.names import TopicPartition
 from local.offset_spec import FoundOffset
@@ -16,6 +17,7 @@ from local.segment import Segment
 from local.segment_info import SegmentInfo
 from local.segment_reading import NO_RUN, BatchRun, ReadLimits, read_segment
 from local.time_search import first_at_or_after, largest_timestamp
+from local.txn_index import AbortedTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,20 @@ class LogView:
             if found is not None:
                 return found
         return NO_RUN
+
+    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """Aborted transactions that concern ``[from_offset, upper_offset)``; markers may lie above it. Raises NotFound.
+
+        The search goes on behind `upper_offset` until an entry tells that everything below it was decided.
+        """
+        found: list[AbortedTransaction] = []
+        at = max(bisect.bisect_right(self.bases, from_offset) - 1, 0)
+        for segment in self.segments[at:]:
+            some, is_complete = txn_index.overlapping(segment.aborted(), from_offset, upper_offset)
+            found += some
+            if is_complete:
+                break
+        return found
 
     def search(self, timestamp_ms: int) -> FoundOffset | None:
         """The first record at or after `timestamp_ms` and the start. Raises NotFound, Corrupt."""

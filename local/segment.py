@@ -1,4 +1,4 @@
-"""One segment: a ``.log`` of consecutive batches with its ``.index`` and ``.timeindex``.
+"""One segment: a ``.log`` of consecutive batches with its ``.index``, ``.timeindex`` and, once needed, ``.txnindex``.
 
 A segment is **active** (the last of its log: open for appending) or sealed (never written again). A `Segment` object
 stands for one set of bytes: when the cleaner replaces the files, the old object is `retire`d before the first name
@@ -18,12 +18,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from local import offset_index, time_index
+from local import offset_index, time_index, txn_index
 from local.batch_header import HEADER_BYTES, read_header
 from local.errors import LogError, NotFound
-from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, segment_file
+from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
 from local.segment_info import SegmentInfo
 from local.storage import Body, Storage, StorageFile, join
+from local.txn_index import AbortedTransaction
 
 if TYPE_CHECKING:
     from local.columns import BatchTable
@@ -59,6 +60,7 @@ class Segment:
         self._time_index: bytearray | None = None
         self._since_entry = 0
         self._is_looking = False
+        self._has_aborted: bool | None = None  # None: nobody has looked yet
 
     @classmethod
     def create(cls, storage: Storage, directory: str, base_offset: int, *, created_ms: int) -> Segment:
@@ -136,6 +138,30 @@ class Segment:
         self._since_entry += len(batch)
         self.size_bytes = position + len(batch)
 
+    def append_aborted(self, aborted: AbortedTransaction) -> None:
+        """Add an entry to the ``.txnindex``, which the first one creates; durable, name and all, once sealed."""
+        if TXN_INDEX not in self._writers:
+            path = self.path(TXN_INDEX)
+            is_there = self._storage.exists(path)
+            self._writers[TXN_INDEX] = self._storage.open(path) if is_there else self._storage.create(path)
+        self._writers[TXN_INDEX].append(aborted.pack())
+        self._has_aborted = True
+
+    def aborted(self) -> list[AbortedTransaction]:
+        """The transactions whose abort marker lies in this segment, in order. Raises NotFound once retired."""
+        with self._lock:
+            self._check_present()
+            if self._has_aborted is None or self._is_looking:
+                self._has_aborted = self._storage.exists(self.path(TXN_INDEX))
+            return txn_index.entries(self.txn_index(), path=self.path(TXN_INDEX)) if self._has_aborted else []
+
+    def txn_index(self) -> bytes:
+        """The ``.txnindex`` bytes, none when no transaction was aborted here. Raises NotFound once retired."""
+        with self._lock:
+            self._check_present()
+            path = self.path(TXN_INDEX)
+            return self._storage.read(path) if self._storage.exists(path) else b""
+
     def offset_index(self) -> bytearray:
         """The ``.index`` bytes; do not change them. Read from disk, unless the segment is active. Raises NotFound."""
         with self._lock:
@@ -184,9 +210,11 @@ class Segment:
 
     def sync(self) -> None:
         """All appended bytes are durable when this returns. Indexes too: they need no scan after a clean shutdown."""
-        for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
+        for suffix in SEGMENT_SUFFIXES:
             if suffix in self._writers:
                 self._writers[suffix].sync()
+        if TXN_INDEX in self._writers:
+            self._storage.sync_directory(self._directory)
 
     def sync_log(self) -> None:
         """The ``.log`` alone: what an acknowledgement needs; indexes are rebuilt from it."""

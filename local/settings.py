@@ -30,3 +30,4 @@ class LogSettings:
     is_compacted: bool = False
     flush_messages: int | None = None
     flush_ms: int | None = None
+    producer_id_expiration_ms: int = DAY_MS

@@ -189,6 +189,13 @@ _TABLE = (
         doc="fsync when the oldest unsynced record is this old.",
     ),
     Property(
+        name="producer.id.expiration.ms",
+        kind=Kind.MS,
+        default="86400000",
+        minimum=1,
+        doc="A producer is forgotten this long after its last batch, unless its transaction is open.",
+    ),
+    Property(
         name="min.cleanable.dirty.ratio",
         kind=Kind.FLOAT,
         default="0.5",

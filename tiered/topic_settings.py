@@ -72,6 +72,7 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
         is_compacted="compact" in _set(settings, "cleanup.policy"),
         flush_messages=_unless_max(_int(settings, "flush.messages")),
         flush_ms=_unless_max(_int(settings, "flush.ms")),
+        producer_id_expiration_ms=_int(settings, "producer.id.expiration.ms"),
     )
 
 

@@ -176,7 +176,7 @@ def test_a_ready_made_batch_is_checked_and_given_its_offsets() -> None:
     log = open_log(ModelDisk())
     fill(log, 10)
     batch = encode_batch([Record(b"a", b"b", 1), Record(b"c", b"d", 2)], codec=Codec.ZSTD)
-    assert log.append_batch(batch, now_ms=0) == (10, 12)
+    assert log.append_batch(batch, now_ms=0) == (10, 12, False)
     broken = bytearray(batch)
     broken[-1] ^= 1
     with pytest.raises(Corrupt):
