@@ -5,7 +5,10 @@ wait. A reader whose segment is dropped or replaced under it gets the next view 
 hole. Offsets: ``log_start_offset <= local_log_start_offset <= next_offset``; the last is Kafka's log end offset.
 
 Durability: an append with `Durability.MEMORY` is where Kafka's own default leaves it (in the page cache, lost with
-the power); with `Durability.FLUSHED` it is on the platter. A sealed segment always is.
+the power); with `Durability.FLUSHED` it is on the platter. A sealed segment always is. Those who wait for the platter
+wait without the lock and share their fsyncs (`local.group_commit`). A record is readable as soon as it is written, so a
+reader may see one whose append has not returned yet and, after a power cut, never will; `recovery_point` is what has
+reached the platter for certain.
 
 This module is longer than its neighbours because it is everything that happens under the log's one lock; what needs no
 lock lies beside it (`log_reading`, `log_view`, `loading`, `encoding`).
@@ -28,6 +31,7 @@ from local.batch import BatchHeader, assign_offset, encode_marker, read_header, 
 from local.encoding import check_ready_made, encode_batches
 from local.epochs import LeaderEpochs
 from local.errors import DiskFailed, LogError, OffsetOutOfRange
+from local.group_commit import GroupCommit
 from local.log_reading import ReadableLog
 from local.log_view import LogView
 from local.names import TopicPartition
@@ -64,8 +68,11 @@ class Log(ReadableLog):
         self.recovery_point = 0
         self._storage = storage
         self._deleted: list[tuple[int, str]] = []
-        self._unflushed_records = 0
-        self._unflushed_since_ms = 0
+        # Positions for the group commit: bytes written since the log was opened. Cuts: how often its end was lowered.
+        self._written_bytes = 0
+        self._cuts = 0
+        self._commit = GroupCommit(self._sync_written)
+        self._unflushed_since_ms: int | None = None
         self._failed = False
         self._look_again: Callable[[], None] | None = None
         self._expire_producers_at_ms = 0
@@ -146,7 +153,9 @@ class Log(ReadableLog):
     ) -> AppendResult:
         """Add what `encode` made, once: the batches are given their offsets in place. Raises DiskFailed."""
         with self._lock:
-            return self._append_all(batches, now_ms, durability)
+            result, position = self._append_all(batches, now_ms, durability)
+        self._commit.wait_for(position)
+        return result
 
     def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
         """Add one ready-made v2 batch: checked whole, given its offsets, kept as it is otherwise.
@@ -156,8 +165,7 @@ class Log(ReadableLog):
         `append_marker`'s), OutOfOrderSequence and ProducerFenced as `local.producer_state` tells.
         """
         check_ready_made(batch, self.settings, partition=self.partition)
-        with self._lock:
-            return self._append_all([bytearray(batch)], now_ms, durability)
+        return self.append_encoded([bytearray(batch)], now_ms=now_ms, durability=durability)
 
     def append_marker(
         self,
@@ -185,13 +193,16 @@ class Log(ReadableLog):
         )
         with self._lock:
             self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
-            return self._append_all([bytearray(marker)], now_ms, durability)
+            result, position = self._append_all([bytearray(marker)], now_ms, durability)
+        self._commit.wait_for(position)
+        return result
 
     def flush(self) -> None:
-        """Everything appended so far is durable when this returns; the recovery point rises to the log end."""
+        """Everything appended before the call is durable when this returns, and below the recovery point."""
         with self._lock:
             self._check_usable()
-            self._sync_active()
+            written = self._written_bytes
+        self._commit.wait_for(written)
 
     @property
     def is_read_only(self) -> bool:
@@ -203,13 +214,15 @@ class Log(ReadableLog):
             self._look_again()
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush when records have waited for `flush_ms`; True when it did."""
-        with self._lock:
-            waited = now_ms - self._unflushed_since_ms
-            if self.settings.flush_ms is None or not self._unflushed_records or waited < self.settings.flush_ms:
-                return False
-            self.flush()
-            return True
+        """Flush when the oldest record that no sync has taken up has waited for `flush_ms`; True when it did.
+
+        Kafka counts from the last flush instead: the same bound on what a power cut takes, with more fsyncs.
+        """
+        since, limit = self._unflushed_since_ms, self.settings.flush_ms
+        if limit is None or since is None or now_ms - since < limit:
+            return False
+        self.flush()
+        return True
 
     def roll(self, *, now_ms: int) -> bool:
         """Seal the active segment and begin a new one; False when it is empty (an empty one is never sealed)."""
@@ -219,8 +232,6 @@ class Log(ReadableLog):
             if view.segments[-1].size_bytes == 0:
                 return False
             self._seal(view.segments[-1])
-            self.recovery_point = view.next_offset
-            self._unflushed_records = 0
             self._publish([*view.segments, self._next_segment(view, now_ms)])
             return True
 
@@ -275,7 +286,7 @@ class Log(ReadableLog):
             fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
             self._publish([fresh], next_offset=offset)
             self._save_epochs(epochs)
-            self.recovery_point = offset
+            self._all_durable()
 
     def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
         """Steps 3 and 4 of `local.swap`: the announced segment takes the place of neighbouring sealed `old` ones.
@@ -304,7 +315,6 @@ class Log(ReadableLog):
             if active.is_active and not self._failed:
                 with suppress(LogError):
                     self._seal(active)
-                    self.recovery_point = self.next_offset
             for segment in self._view.segments:
                 segment.close()
             return not self._failed
@@ -312,7 +322,8 @@ class Log(ReadableLog):
     def release(self) -> None:
         """Let go of the files without writing anything; the log has to be reopened."""
         with self._lock:
-            self._failed = True
+            # Whoever still waits for a sync is told before the files go.
+            self._fail(DiskFailed("using a log that was let go of, reopen it", partition=self.partition))
             for segment in self._view.segments:
                 segment.close()
 
@@ -332,24 +343,34 @@ class Log(ReadableLog):
     def _path(self, name: str) -> str:
         return join(self.directory, name)
 
-    def _append_all(self, batches: list[bytearray], now_ms: int, durability: Durability) -> AppendResult:
+    def _append_all(self, batches: list[bytearray], now_ms: int, durability: Durability) -> tuple[AppendResult, int]:
+        """The answer, and the position to wait for, without the lock, before it may be told."""
         self._check_usable()
         base_offset = next_offset = self.next_offset
         for batch in batches:
             header = read_header(batch)
             assert header is not None, "encoded or checked before"
             if header.producer_id >= 0 and (known := self._known_batch(header, now_ms)) is not None:
-                return self._answer_again(known, durability)
+                given = AppendResult(known.base_offset, known.next_offset, is_duplicate=True)
+                return given, self._position_for(given, durability)
             self._roll_if_due(len(batch), header, now_ms)
             self._assign_epoch(next_offset)
             assign_offset(batch, next_offset, self.leader_epoch)
             next_offset = self._write(batch, header, next_offset)
-        if not self._unflushed_records:
+        if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
-        self._unflushed_records += next_offset - base_offset
-        if durability is Durability.FLUSHED or self._unflushed_records >= (self.settings.flush_messages or 1 << 62):
-            self._sync_active()
-        return AppendResult(base_offset, next_offset)
+        given = AppendResult(base_offset, next_offset)
+        return given, self._position_for(given, durability)
+
+    def _position_for(self, given: AppendResult, durability: Durability) -> int:
+        """What has to be durable before `given` is told; 0 for nothing. A retry may ask for more than its first try.
+
+        Kafka's `flush.messages` counts the records past the recovery point; the append that reaches it waits.
+        """
+        limit = self.settings.flush_messages
+        is_due = limit is not None and self.next_offset - self.recovery_point >= limit
+        waits = durability is Durability.FLUSHED and given.next_offset > self.recovery_point
+        return self._written_bytes if waits or is_due else 0
 
     def _write(self, batch: bytearray, header: BatchHeader, base_offset: int) -> int:
         last_offset = base_offset + header.last_offset_delta
@@ -366,6 +387,7 @@ class Log(ReadableLog):
         except LogError:
             self._recover_active()
             raise
+        self._written_bytes += len(batch)
         self._publish(None, next_offset=last_offset + 1)
         return last_offset + 1
 
@@ -375,12 +397,6 @@ class Log(ReadableLog):
             self._producers.expire(now_ms, self.settings.producer_id_expiration_ms)
             self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
         return None if header.is_control else self._producers.check(header)
-
-    def _answer_again(self, known: RememberedBatch, durability: Durability) -> AppendResult:
-        """A retry may ask for more than the first try was given: it is not acknowledged before it is durable."""
-        if durability is Durability.FLUSHED and known.next_offset > self.recovery_point:
-            self._sync_active()
-        return AppendResult(known.base_offset, known.next_offset, is_duplicate=True)
 
     def _account(self, active: Segment, batch: bytearray, header: BatchHeader, base_offset: int) -> None:
         marker = read_marker(batch) if header.is_control else None
@@ -412,25 +428,51 @@ class Log(ReadableLog):
         self.epochs = epochs
         checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
 
-    def _sync_active(self) -> None:
+    def _sync_written(self) -> int:
+        """The group commit's sync, without the lock: the position up to which everything is durable now.
+
+        Only the active segment needs it, as a sealed one is durable. When the segment is sealed or recovered meanwhile,
+        that made the same bytes durable. A cut meanwhile (`_cuts`) may have been followed by other records at the same
+        offsets, which this sync has not seen: then the recovery point stays.
+        """
+        with self._lock:
+            self._check_usable()
+            active, written = self._view.segments[-1], self._written_bytes
+            next_offset, cuts = self.next_offset, self._cuts
+            self._unflushed_since_ms = None
         with self._failing():
-            self._view.segments[-1].sync_log()
-        self.recovery_point = self.next_offset
-        self._unflushed_records = 0
+            active.sync_log()
+        with self._lock:
+            self._check_usable()
+            if cuts == self._cuts:
+                self.recovery_point = max(self.recovery_point, next_offset)
+        return written
 
     def _seal(self, active: Segment) -> None:
         with self._failing():
             active.seal()
+        self._all_durable()
+
+    def _all_durable(self) -> None:
+        """Under the lock: everything that was written is durable, and whoever waits for it may go on."""
+        self.recovery_point = self.next_offset
+        self._unflushed_since_ms = None
+        self._commit.cover(self._written_bytes)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """An fsync that failed is never tried again (the kernel may have dropped the pages and forgotten): the log is
-        unusable, and vouches for nothing more, until it is reopened and recovered."""
+        unusable, and vouches for nothing more, until it is reopened and recovered. An interrupted one counts as failed.
+        """
         try:
             yield
-        except LogError:
-            self._failed = True
+        except BaseException as error:
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = True
+        self._commit.fail(error)
 
     def _next_segment(self, view: LogView, now_ms: int) -> Segment:
         """A fresh active segment; when it cannot be made the sealed one is opened again, and the log goes on."""
@@ -442,10 +484,16 @@ class Log(ReadableLog):
             raise
 
     def _recover_active(self) -> None:
-        """After a write that failed half way: rebuild the active segment from its own bytes."""
+        """After a write that failed half way: rebuild the active segment from its own bytes, all durable afterwards.
+
+        Every batch that was written whole is found again; when the disk gives back less, or had failed to sync them,
+        somebody may be waiting for what is lost, and the log is unusable.
+        """
         *sealed, broken = self._view.segments
         with self._failing():
             broken.retire()
+            if broken.has_failed_sync:
+                raise DiskFailed("recovering a segment, a sync of it failed before", partition=self.partition)
             found = recovery.recover_segment(
                 self._storage,
                 self.directory,
@@ -453,9 +501,13 @@ class Log(ReadableLog):
                 interval_bytes=self.settings.index_interval_bytes,
                 trusted_to=self.recovery_point,
             )
+            if found.next_offset < self.next_offset:
+                lost = {"next_offset": found.next_offset, "written": self.next_offset}
+                raise DiskFailed("recovering a segment, written batches are gone", partition=self.partition, **lost)
             active = Segment.load(self._storage, self.directory, broken.base_offset)
             active.activate()
-            self._publish([*sealed, active], next_offset=max(found.next_offset, broken.base_offset))
+            self._publish([*sealed, active], next_offset=found.next_offset)
+        self._all_durable()
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -468,6 +520,7 @@ class Log(ReadableLog):
         chosen = old.segments if segments is None else tuple(segments)
         bases = old.bases if segments is None else tuple(s.base_offset for s in chosen)
         start = old.log_start_offset if log_start_offset is None else log_start_offset
+        self._cuts += next_offset is not None and next_offset < old.next_offset
         self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset)
 
     def _mark_deleted(self, segment: Segment, due_ms: int) -> None:

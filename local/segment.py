@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from local import offset_index, time_index, txn_index
 from local.batch_header import HEADER_BYTES, read_header
-from local.errors import LogError, NotFound
+from local.errors import DiskFailed, LogError, NotFound
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
 from local.segment_info import SegmentInfo
 from local.storage import Body, Storage, StorageFile, join
@@ -54,6 +54,9 @@ class Segment:
         self._storage = storage
         self._directory = directory
         self._lock = threading.RLock()
+        # Held for a sync and for letting go of the files; taken before `_lock`, so that reads never wait for the disk.
+        self._sync_lock = threading.RLock()
+        self._has_failed_sync = False
         self._retired = False
         self._writers: dict[str, StorageFile] = {}
         self._offset_index: bytearray | None = None
@@ -208,17 +211,25 @@ class Segment:
             offsets + offset_index.ENTRY_BYTES > index_bytes_max or times + 2 * time_index.ENTRY_BYTES > index_bytes_max
         )
 
-    def sync(self) -> None:
-        """All appended bytes are durable when this returns. Indexes too: they need no scan after a clean shutdown."""
-        for suffix in SEGMENT_SUFFIXES:
-            if suffix in self._writers:
-                self._writers[suffix].sync()
-        if TXN_INDEX in self._writers:
-            self._storage.sync_directory(self._directory)
+    @property
+    def has_failed_sync(self) -> bool:
+        """Whether what was appended here may be lost although a later sync would say otherwise."""
+        return self._has_failed_sync
 
-    def sync_log(self) -> None:
-        """The ``.log`` alone: what an acknowledgement needs; indexes are rebuilt from it."""
-        self._writers[LOG].sync()
+    def sync(self) -> None:
+        """All appended bytes are durable when this returns. Indexes too: they need no scan after a clean shutdown.
+
+        Raises DiskFailed, and from then on always: a sync that failed is never tried again.
+        """
+        self._sync_files(*SEGMENT_SUFFIXES)
+
+    def sync_log(self) -> bool:
+        """The ``.log`` alone: what an acknowledgement needs; indexes are rebuilt from it. Raises as `sync`.
+
+        May be called while others append: it covers what was there when it began. False when the files were let go of
+        before; whoever did that answers for the bytes.
+        """
+        return self._sync_files(LOG)
 
     def seal(self) -> None:
         """Write the final time entry, make everything durable, close for appending."""
@@ -227,8 +238,8 @@ class Segment:
         self.close()
 
     def close(self) -> None:
-        """Let go of files without writing or syncing anything."""
-        with self._lock:
+        """Let go of files without writing or syncing anything; a sync under way is waited for."""
+        with self._sync_lock, self._lock:
             for file in self._writers.values():
                 file.close()
             self._writers = {}
@@ -236,7 +247,7 @@ class Segment:
 
     def retire(self) -> None:
         """From now on every read raises NotFound. Called before the files get other names."""
-        with self._lock:
+        with self._sync_lock, self._lock:
             self._retired = True
             self.close()
 
@@ -288,6 +299,22 @@ class Segment:
     def _check_present(self) -> None:
         if self._retired:
             raise NotFound("reading a segment, it was replaced or deleted", path=self.path(LOG))
+
+    def _sync_files(self, *suffixes: str) -> bool:
+        with self._sync_lock:
+            if self._has_failed_sync:
+                raise DiskFailed("syncing a segment, an earlier sync of it failed", path=self.path(LOG))
+            files = [self._writers[suffix] for suffix in suffixes if suffix in self._writers]
+            try:
+                for file in files:
+                    file.sync()
+                if TXN_INDEX in suffixes and TXN_INDEX in self._writers:
+                    self._storage.sync_directory(self._directory)
+            except BaseException:
+                # An interrupt counts as a failure: nobody knows what the kernel answered.
+                self._has_failed_sync = True
+                raise
+            return bool(files)
 
     def _write_entry(self, suffix: str, entry: bytes) -> None:
         self._writers[suffix].append(entry)

@@ -15,7 +15,7 @@ from local.batch import encode_batch, read_header
 from local.batch_header import HEADER_BYTES, seal
 from local.compression import Codec
 from local.errors import Corrupt
-from local.log import Durability, Log
+from local.log import Log
 from local.names import TopicPartition
 from local.record import Record, StoredRecord
 from local.settings import LogSettings
@@ -313,7 +313,7 @@ def test_a_segment_that_inflates_to_more_than_a_gibibyte_is_cleaned_in_bounded_m
     log = wide(disk, replace(settings(Codec.ZSTD), segment_bytes=1 << 20, max_message_bytes=1 << 20))
     batch = encode_batch([(b"k", bytes(1 << 20), 1), (b"k", b"", 1)], codec=Codec.ZSTD)
     for _ in range(1100):
-        log._append_all([bytearray(batch)], 0, Durability.MEMORY)
+        log.append_encoded([bytearray(batch)], now_ms=0)
     log.roll(now_ms=0)
     tracemalloc.start()
     result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
