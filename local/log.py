@@ -425,8 +425,9 @@ class Log(ReadableLog):
             self._save_epochs(self.epochs.assign(self.leader_epoch, offset))
 
     def _save_epochs(self, epochs: LeaderEpochs) -> None:
-        self.epochs = epochs
+        # Known only once it is written: after a write that failed the next append has to try again.
         checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
+        self.epochs = epochs
 
     def _sync_written(self) -> int:
         """The group commit's sync, without the lock: the position up to which everything is durable now.

@@ -1,0 +1,302 @@
+"""What is done to a log before the power goes, as a small language, and what was promised while it was done.
+
+A program is a list of operations (`Op`); `play` runs it once on a `ModelDisk`. The `Story` keeps two kinds of facts:
+what was **promised** (an acknowledged record, a log start, a truncation) holds after any crash from then on, what was
+**begun** may or may not be found. A call is told to the story before it starts and after it returned, and each telling
+is a point at which the power may go.
+
+Each record holds a serial number that is never used twice, so a record at the wrong place, of a truncated past or made
+up is noticed; the serial of the record before it is kept, so that two histories are never mixed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from disk_model import ModelDisk
+
+from local import cleaner
+from local.log import Durability, Log
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition
+from local.record import Record
+from local.settings import LogSettings
+
+NAME = TopicPartition("t", 0)
+ROOT = "./data"
+SMALL = LogSettings(segment_bytes=700, index_interval_bytes=150, batch_bytes=200)
+COMPACTED = replace(SMALL, is_compacted=True)
+Op = tuple[str, *tuple[int, ...]]
+
+
+@dataclass
+class Story:
+    """What was begun and what was promised, as it went along; offsets are int, records are known by their serial."""
+
+    sent: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
+    before: dict[int, int] = field(default_factory=dict)
+    acked: dict[int, int] = field(default_factory=dict)
+    start_allowed: int = 0
+    start_promised: int = 0
+    clock: int = 1_000
+    keys: int = 1 << 30
+    serial: int = 0
+    watch: Callable[[], None] | None = None
+
+    def copy(self) -> Story:
+        mine = {name: dict(getattr(self, name)) for name in ("sent", "acked", "records", "before")}
+        return replace(self, **mine, watch=None)
+
+    def position(self) -> tuple[object, ...]:
+        """Equal when the same was begun and promised."""
+        return (tuple(self.sent.items()), tuple(self.acked.items()), self.start_allowed, self.start_promised)
+
+    def told(self) -> None:
+        if self.watch is not None:
+            self.watch()
+
+    def begin_append(self, first: int, count: int) -> list[Record]:
+        """`count` new records for the offsets from `first` on; timestamps go up and down a little."""
+        made = []
+        for offset in range(first, first + count):
+            self.serial += 1
+            serial = self.serial
+            jitter = serial * 7 % 5
+            record = Record(b"k%d" % (offset % self.keys), b"v%d" % serial, self.clock + jitter)
+            self.records[serial] = record
+            self.before[serial] = self.sent[offset - 1][-1] if offset - 1 in self.sent else 0
+            self.sent[offset] = (*self.sent.get(offset, ()), serial)
+            made.append(record)
+        self.clock += 10
+        self.told()
+        return made
+
+    def promise_all_below(self, next_offset: int) -> None:
+        """Everything sent so far below `next_offset` has been acknowledged as durable."""
+        self.acked = {offset: serials[-1] for offset, serials in self.sent.items() if offset < next_offset}
+        self.told()
+
+    def begin_start(self, offset: int) -> None:
+        self.start_allowed = max(self.start_allowed, offset)
+        self.told()
+
+    def promise_start(self, offset: int) -> None:
+        self.start_promised = max(self.start_promised, offset)
+        self.told()
+
+    def begin_truncate(self, offset: int) -> None:
+        """Records at or above `offset` may go from here on."""
+        self.acked = {at: serial for at, serial in self.acked.items() if at < offset}
+        self.told()
+
+    def promise_truncated(self, offset: int) -> None:
+        """Records at or above `offset` are gone for good."""
+        self.sent = {at: serials for at, serials in self.sent.items() if at < offset}
+        self.told()
+
+    def found(self, kept: dict[int, int], log_start: int) -> None:
+        """After a recovery: what it found counts as durable from here on, what it did not find is gone for good."""
+        self.sent = {offset: (serial,) for offset, serial in kept.items()}
+        self.acked = dict(kept)
+        self.start_promised = log_start
+        self.start_allowed = max(self.start_allowed, log_start)
+        self.told()
+
+
+class World:
+    """An open log in its directory, and the operations of the language."""
+
+    def __init__(self, disk: ModelDisk, settings: LogSettings, story: Story) -> None:
+        self.disk, self.settings, self.story = disk, settings, story
+        self.directory, self.log = self._open()
+
+    def _open(self) -> tuple[LogDirectory, Log]:
+        directory = LogDirectory(self.disk, ROOT)
+        if NAME not in directory.partitions():
+            directory.create(NAME, "A" * 22)
+        return directory, directory.open_log(NAME, self.settings, now_ms=self.story.clock)
+
+    def append(self, count: int, flushed: int) -> None:
+        durability = Durability.FLUSHED if flushed else Durability.MEMORY
+        first = self.log.next_offset
+        records = self.story.begin_append(first, count)
+        result = self.log.append(records, now_ms=self.story.clock, durability=durability)
+        assert result == (first, first + count), "an offset was given twice, or not the next one"
+        if flushed:
+            self.story.promise_all_below(result.next_offset)
+
+    def flush(self) -> None:
+        self.log.flush()
+        self.story.promise_all_below(self.log.next_offset)
+
+    def roll(self) -> None:
+        if self.log.roll(now_ms=self.story.clock):
+            self.story.promise_all_below(self.log.next_offset)
+
+    def checkpoint(self) -> None:
+        self.directory.write_checkpoints()
+
+    def epoch(self) -> None:
+        self.log.begin_epoch(self.log.leader_epoch + 1)
+
+    def drop(self, count: int) -> None:
+        """Retention takes the `count` oldest segments."""
+        segments = self.log.segments()
+        boundary = segments[min(count, len(segments) - 1)].base_offset
+        if boundary > segments[0].base_offset:
+            self.story.begin_start(boundary)
+            self.log.drop_before(boundary, now_ms=self.story.clock, delay_ms=0, raises_log_start=True)
+            self.story.promise_start(boundary)
+
+    def remove(self) -> None:
+        self.log.remove_deleted(self.story.clock)
+
+    def start(self, percent: int) -> None:
+        """Delete-records: the log start is written down, then readers are told."""
+        low, high = self.log.log_start_offset, self.log.next_offset
+        offset = low + (high - low) * percent // 100
+        self.story.begin_start(offset)
+        self.directory.write_log_starts({NAME: offset})
+        self.log.raise_log_start(offset)
+        self.story.promise_start(offset)
+
+    def clean(self) -> None:
+        self.log.roll(now_ms=self.story.clock)
+        cleaner.clean(self.log, self.disk, clean_from=0, now_ms=self.story.clock)
+        self.directory.write_cleaner_offsets()
+
+    def reopen(self) -> None:
+        """A clean shutdown and start."""
+        self.directory.close()
+        self.story.promise_all_below(self.log.next_offset)
+        self.directory, self.log = self._open()
+        assert self.directory.was_clean
+
+    def kill(self) -> None:
+        """The process ends, the page cache stays; what the next start reads it must vouch for."""
+        known = self.log.next_offset
+        self.directory.abandon()
+        self.directory, self.log = self._open()
+        assert self.log.next_offset == known, "a kill lost records that the page cache held"
+        self.story.promise_all_below(known)
+
+
+def play(program: Iterable[Op], disk: ModelDisk, settings: LogSettings, story: Story) -> World:
+    world = World(disk, settings, story)
+    for name, *numbers in program:
+        getattr(world, name)(*numbers)
+    return world
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+MEMORY, FLUSHED = 0, 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program with its settings."""
+
+    name: str
+    program: Sequence[Op]
+    settings: LogSettings = SMALL
+    keys: int = 1 << 30
+
+
+CASES = [
+    Case(
+        "retention",
+        [
+            ("append", 5, FLUSHED),
+            ("append", 30, MEMORY),
+            ("append", 3, FLUSHED),
+            ("roll",),
+            ("append", 4, MEMORY),
+            ("flush",),
+            ("checkpoint",),
+            ("drop", 2),
+            ("remove",),
+            ("append", 2, FLUSHED),
+            ("reopen",),
+            ("append", 6, FLUSHED),
+        ],
+    ),
+    Case(
+        "delete records and epochs",
+        [
+            ("append", 9, FLUSHED),
+            ("epoch",),
+            ("append", 12, MEMORY),
+            ("start", 40),
+            ("epoch",),
+            ("append", 8, FLUSHED),
+            ("checkpoint",),
+            ("drop", 1),
+            ("start", 50),
+            ("append", 5, MEMORY),
+            ("kill",),
+            ("remove",),
+            ("append", 4, MEMORY),
+            ("append", 5, FLUSHED),
+        ],
+    ),
+    Case(
+        "compaction",
+        [
+            ("append", 40, FLUSHED),
+            ("clean",),
+            ("remove",),
+            ("append", 20, FLUSHED),
+            ("clean",),
+            ("checkpoint",),
+            ("append", 3, FLUSHED),
+            ("reopen",),
+            ("append", 3, MEMORY),
+        ],
+        COMPACTED,
+        7,
+    ),
+]
+
+_ODDS: dict[str, int] = {
+    "append": 40,
+    "flush": 5,
+    "roll": 6,
+    "checkpoint": 6,
+    "epoch": 4,
+    "drop": 5,
+    "remove": 3,
+    "start": 4,
+    "reopen": 4,
+    "kill": 4,
+}
+
+
+def drawn(seed: int) -> Case:
+    """A random program; one in four on a compacted log. The same seed gives the same one."""
+    rng = random.Random(f"program {seed}")
+    is_compacted = rng.random() < 0.25
+    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0} if is_compacted else _ODDS
+    names = rng.choices(list(odds), list(odds.values()), k=rng.randrange(6, 14))
+    settings = replace(
+        COMPACTED if is_compacted else SMALL,
+        segment_bytes=rng.choice((400, 700, 1200)),
+        index_interval_bytes=rng.choice((1, 150)),
+        batch_bytes=rng.choice((1, 120, 200)),
+    )
+    return Case(f"drawn {seed}", [_drawn_op(name, rng) for name in names], settings, 6 if is_compacted else 1 << 30)
+
+
+def _drawn_op(name: str, rng: random.Random) -> Op:
+    match name:
+        case "append":
+            return name, rng.choice((1, 2, 3, 5, 9, 14)), rng.randrange(2)
+        case "drop":
+            return name, rng.randrange(1, 4)
+        case "start":
+            return name, rng.randrange(101)
+        case _:
+            return (name,)
