@@ -84,12 +84,9 @@ def ensure_meta_properties(storage: Storage, root: str) -> str:
     return fields.get("directory.id", "")
 
 
-def _read(storage: Storage, path: str, width: int) -> list[tuple[int, list[str]]]:
-    try:
-        text = storage.read(path).decode("utf-8", "replace")
-    except NotFound:
-        return []
-    lines = text.splitlines()
+def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[str]]]:
+    """The (line number, fields) of a checkpoint's bytes. Raises Corrupt, naming `path`, unless each has `width`."""
+    lines = data.decode("utf-8", "replace").splitlines()
     if not lines:
         return []
     if lines[0] != "0" or len(lines) < 2 or not lines[1].isdigit() or int(lines[1]) != len(lines) - 2:
@@ -99,6 +96,14 @@ def _read(storage: Storage, path: str, width: int) -> list[tuple[int, list[str]]
         if len(fields) != width:
             raise Corrupt("reading a checkpoint, not an entry", path=path, line=at)
     return rows
+
+
+def _read(storage: Storage, path: str, width: int) -> list[tuple[int, list[str]]]:
+    try:
+        data = storage.read(path)
+    except NotFound:
+        return []
+    return parse_entries(data, path, width)
 
 
 def _encode(lines: Iterable[str]) -> bytes:

@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-road.md"
+LOOKING = ROOT / "docs" / "how-to" / "look-inside-a-log.md"
 EMBEDDING = ROOT / "docs" / "how-to" / "embed-in-python.md"
 README = ROOT / "README.md"
 
@@ -99,6 +100,11 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_tutorials_commands_print_what_it_shows(road: Path) -> None:
     assert (road / "road" / "tiered.toml").exists()
     assert sum(step.sample is not None for step in STEPS) >= 7, "the page lost its samples, or they their marks"
+
+
+def test_the_commands_of_the_guide_to_looking_inside_a_log_run(tmp_path: Path) -> None:
+    for step in steps_of(LOOKING):
+        check_output(step, shell(step.command, tmp_path))
 
 
 @pytest.mark.spark

@@ -1,168 +1,334 @@
 """``tiered dump``: what is stored, batch by batch, record by record or entry by entry, under Kafka's field names.
 
-A ``.log`` file is read from the disk as it is, so a damaged one can be looked at: what is sound is printed, then the
-damage is named (exit 4). A file that merely ends inside a batch was torn by a crash; that is told, and is a finding
-(exit 3), since recovery cuts it off.
+A file is read as it is, on the disk or in a bucket, so a damaged one can be looked at: what can be read is printed,
+then the damage is named (exit 4). A ``.log`` on the disk that merely ends inside a batch was torn by a crash; that is
+told, and is a finding (exit 3), since recovery cuts it off. An object was uploaded whole or not at all: there, it is
+damage.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
-import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import Corrupt, InvalidRequest, NotFound
-from local.names import LOG, OFFSET_INDEX, TIME_INDEX, TopicPartition, parse_segment_file
-from tiered.cli.arguments import count_type, parse_partition_at
+from local.errors import Corrupt, InvalidRequest
+from tiered.cli.arguments import count_type, parse_partition_at, parse_time
+from tiered.cli.dump_text import entry_line, lines_of
 from tiered.cli.errors import Exit
-from tiered.cli.records import as_json
-from tiered.cli.render import Column, Row, emit, output_option
-from tiered.cli.session import Session
+from tiered.cli.render import FORMATS, Column, Row, emit, write_lines
+from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
-    from local.columns import BatchTable
+    from local.findings import Finding
+    from tiered.dump_files import Sheet
+    from tiered.dump_rows import DecodeRecord
+    from tiered.dump_sources import FileSource
+    from tiered.dumping import Filter, LogDump
 
-_SUFFIXES = (LOG, OFFSET_INDEX, TIME_INDEX)
+_DECODERS = ("utf8", "hex", "base64", "json", "short", "integer", "long", "float", "double")
+_SECTIONS = ("offset", "time", "txn", "producers", "epochs", "chunks", "segments", "unlinked", "spills")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The options, as typed."""
+
+    target: str
+    output: str | None
+    batches: bool
+    by_record: bool
+    deep_iteration: bool
+    print_data_log: bool
+    count: int | None
+    encoding: str
+    key_decoder: str | None
+    value_decoder: str | None
+    offsets_decoder: bool
+    transaction_log_decoder: bool
+    from_offset: int | None
+    to_offset: int | None
+    key: str | None
+    key_prefix: str | None
+    since: str | None
+    until: str | None
+    index_sanity_check: bool
+    verify_index_only: bool
+    section: str | None
+    options: dict[str, object]
+
+    @property
+    def prints_data(self) -> bool:
+        has_decoder = self.key_decoder or self.value_decoder or self.offsets_decoder or self.transaction_log_decoder
+        return self.print_data_log or bool(has_decoder)
+
+    @property
+    def is_deep(self) -> bool:
+        """Records are to be shown, and not batches alone."""
+        return not self.batches and (
+            self.by_record or self.deep_iteration or self.prints_data or self.output == "jsonl"
+        )
+
+    @property
+    def form(self) -> str:
+        return self.output or ("jsonl" if self.by_record else "text" if self.is_deep else "table")
 
 
 @click.command("dump")
-@click.argument("target", metavar="FILE|TOPIC/PARTITION[@OFFSET]")
-@click.option("--records", "by_record", is_flag=True, help="Records as JSON lines instead of batches.")
+@click.argument("target", metavar="FILE|URL|TOPIC/PARTITION[@OFFSET]")
+@click.option("-o", "--output", type=click.Choice([*FORMATS, "text"]), help="text: the lines of Kafka's own tool.")
+@click.option("--batches", is_flag=True, help="Batches alone, whatever the output.")
+@click.option("--records", "by_record", is_flag=True, help="Records as JSON lines, without control records.")
+@click.option("--deep-iteration", "--deep", is_flag=True, help="Every batch and its records.")
+@click.option("--print-data-log", "--print", is_flag=True, help="Keys and values too; implies --deep-iteration.")
 @click.option("-n", "--count", type=count_type(1), help="Stop after this many rows.")
-@output_option()
+@click.option("--encoding", type=click.Choice(["utf8", "base64", "hex"]), default="utf8", show_default=True)
+@click.option("--key-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
+@click.option("--value-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
+@click.option("--offsets-decoder", is_flag=True, help="Records of __consumer_offsets.")
+@click.option("--transaction-log-decoder", is_flag=True, help="Records of __transaction_state.")
+@click.option("--from-offset", type=click.IntRange(0), help="Records at or above this offset.")
+@click.option("--to-offset", type=click.IntRange(0), help="Records below this offset.")
+@click.option("--key", help="Records with exactly this key, written in --encoding.")
+@click.option("--key-prefix", help="Records whose key begins so.")
+@click.option("--since", metavar="@TIME", help="Records at or after it: @2026-11-20T12:00:00Z, @MS, @-2h.")
+@click.option("--until", metavar="@TIME", help="Records before it.")
+@click.option("--index-sanity-check", is_flag=True, help="An index: could it be one? The log is not looked at.")
+@click.option("--verify-index-only", is_flag=True, help="An index: compare it with its log, print nothing else.")
+@click.option("--section", type=click.Choice(_SECTIONS), help="One part of an .indexes object or of a head.")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For a URL.")
 @click.pass_obj
-def dump(session: Session, target: str, by_record: bool, count: int | None, output: str) -> int:
-    """The batches of a segment file or of a partition over both tiers; the entries of a .index or .timeindex file."""
-    if not target.endswith(_SUFFIXES):
-        return _dump_partition(session, target, by_record, count, output)
-    if not os.path.isfile(target):
-        raise NotFound("dumping a file, no such file", path=target)
-    if target.endswith(LOG):
-        return _dump_log(session, target, by_record, count, output)
-    return _dump_index(target, count, output)
+def dump(session: Session, /, **asked: object) -> int:
+    """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
+    words = _Asked(**asked)  # type: ignore[arg-type]
+    if "://" not in words.target and not _is_file(words.target):
+        return _dump_partition(session, words)
+    with _opened(session, words) as source:
+        from tiered.dump_sources import Kind
+
+        if source.kind is Kind.LOG:
+            return _dump_log(session, words, source)
+        return _dump_file(session, words, source)
 
 
-def _dump_log(session: Session, path: str, by_record: bool, count: int | None, output: str) -> int:
-    """A whole segment file, mapped and not read, so its size does not matter."""
-    if os.path.getsize(path) == 0:
-        emit("batches", [], _BATCH_COLUMNS, output, path=path)
+def _is_file(target: str) -> bool:
+    import os
+
+    from tiered.dump_sources import kind_of
+
+    return kind_of(target) is not None or os.path.isfile(target)
+
+
+@contextmanager
+def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
+    """The file or the object. Options of the configured store hold where the url lies in it."""
+    from tiered.dump_sources import open_file, open_object, split_object_url
+
+    if "://" not in asked.target:
+        with closing(open_file(asked.target)) as source:
+            yield source
+        return
+    from remote.fsspec_store import open_store
+
+    url, key = split_object_url(asked.target)
+    if not key:
+        raise InvalidRequest("dumping an object, the url names none", url=url)
+    with closing(open_store(url, asked.options or session.store_options_of(asked.target))) as store:
+        yield open_object(store, key)
+
+
+# -- logs
+
+
+def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
+    from tiered.dumping import LogDump
+
+    if source.size_bytes == 0:
+        session.say(f"the file is empty: path={source.place}")
+    log = LogDump.of_file(source, _filter(asked))
+    base = source.base_offset
+    _print_log(asked, log, [f"Dumping {source.place}", *([] if base is None else [f"Log starting offset: {base}"])])
+    _tell_gaps(session, log, source.place)
+    if log.invalid_bytes and asked.count is None:
+        name = source.place.rpartition("/")[2]
+        session.say(f"found {log.invalid_bytes} invalid bytes at the end of {name}")
+    facts = {"path": source.place, "at": log.at, "size_bytes": source.size_bytes}
+    if log.problem is None:
         return Exit.DONE
-    from local import kernels
-
-    with open(path, "rb") as file:
-        # Unmapped with the last view of it: an error on its way up may still hold one.
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    table = kernels.scan_batches(data)
-    if by_record:
-        _print_records(_place_of(path), data[: table.valid_bytes], count)
-    else:
-        emit("batches", islice(_batch_rows(table), count), _BATCH_COLUMNS, output, path=path)
-    if table.problem is None:
-        return Exit.DONE
-    if table.is_corrupt:
-        raise Corrupt(f"dumping a segment, {table.problem}", path=path, at=table.valid_bytes, size_bytes=len(data))
-    session.say(f"the file ends inside a batch: path={path} at={table.valid_bytes} size_bytes={len(data)}")
+    if not log.is_torn or source.is_object:
+        raise Corrupt(f"dumping a segment, {log.problem}", **facts)
+    session.say(f"the file ends inside a batch: path={source.place} at={log.at} size_bytes={source.size_bytes}")
     return Exit.FINDINGS
 
 
-def _dump_partition(session: Session, target: str, by_record: bool, count: int | None, output: str) -> int:
+def _dump_partition(session: Session, asked: _Asked) -> int:
     """A partition over both tiers, from its start or from ``@OFFSET``; one run of batches in memory at a time."""
-    if "/" not in target:
-        expected = "'a .log, .index or .timeindex file, or TOPIC/PARTITION[@OFFSET]'"
-        raise InvalidRequest("reading what to dump", target=repr(target), expected=expected)
-    partition, offset = parse_partition_at(target)
+    if "/" not in asked.target:
+        expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
+        raise InvalidRequest("reading what to dump", target=repr(asked.target), expected=expected)
+    partition, offset = parse_partition_at(asked.target)
+    from dataclasses import replace
+
+    from tiered.dumping import LogDump
+
     with session.manager(read_only=True) as manager:
         reader = manager.reader()
-        runs = reader.batches(partition, reader.offsets(partition)[0] if offset is None else offset)
-        if by_record:
-            left = count
-            for run in runs:
-                printed = _print_records(partition, run, left)
-                if left is not None and (left := left - printed) <= 0:
-                    break
+        chosen = _filter(asked)
+        asked_from = [each for each in (offset, chosen.from_offset) if each is not None]
+        chosen = replace(chosen, from_offset=max(asked_from, default=None))
+        start, following = reader.offsets(partition)
+        begin = start if chosen.from_offset is None else offset if offset is not None else chosen.from_offset
+        if offset is None:
+            begin = min(max(begin, start), following)
+        log = LogDump.of_batches(reader.batches(partition, begin, chosen.to_offset), partition, chosen)
+        facts = {"topic": partition.topic, "partition": partition.partition}
+        _print_log(asked, log, [f"Dumping {partition}"], **facts)
+    if log.problem is not None:
+        raise Corrupt(f"dumping a partition, {log.problem}", **facts, at=log.at)
+    return Exit.DONE
+
+
+def _print_log(asked: _Asked, log: LogDump, head: list[str], **facts: object) -> None:
+    from tiered import dump_output
+    from tiered.decoders import DECODERS
+
+    form, count = asked.form, asked.count
+    headers = DECODERS[asked.encoding]
+    if form == "text":
+        rows = log.batches_and_records(_decode(asked), headers=headers) if asked.is_deep else log.batches()
+        write_lines(head)
+        write_lines(lines_of(islice(rows, count), with_data=asked.prints_data))
+    elif not asked.is_deep:
+        columns = _BATCH_COLUMNS
+        emit("batches", map(dump_output.fields, islice(log.batches(), count)), columns, form, **facts)
+    else:
+        records = log.records(_decode(asked), headers=headers, with_control=not asked.by_record)
+        if form == "jsonl":
+            dump_output.write_jsonl(islice(records, count))
         else:
-            rows = islice(_rows_of_runs(runs), count)
-            emit("batches", rows, _BATCH_COLUMNS, output, topic=partition.topic, partition=partition.partition)
-    return Exit.DONE
+            emit("records", map(dump_output.flat, islice(records, count)), _RECORD_COLUMNS, form, **facts)
 
 
-def _rows_of_runs(runs: Iterable[memoryview]) -> Iterator[Row]:
-    from local import kernels
+def _decode(asked: _Asked) -> DecodeRecord:
+    from local import coordinator_records
+    from tiered.decoders import DECODERS
+    from tiered.dump_rows import decode_coordinator, decode_with
 
-    for run in runs:
-        yield from _batch_rows(kernels.scan_batches(run), with_position=False)
-
-
-def _print_records(partition: TopicPartition, data: memoryview, count: int | None) -> int:
-    """JSON lines on stdout; how many."""
-    from local import kernels
-
-    printed = 0
-    steps = kernels.decode_in_steps(data, include_control=False)
-    for record in islice(chain.from_iterable(columns.records() for columns in steps), count):
-        sys.stdout.write(json.dumps(as_json(partition, record), ensure_ascii=False) + "\n")
-        printed += 1
-    return printed
+    if asked.offsets_decoder and asked.transaction_log_decoder:
+        raise click.UsageError("--offsets-decoder and --transaction-log-decoder are of two topics")
+    if asked.offsets_decoder:
+        return decode_coordinator(coordinator_records.decode_offsets_record)
+    if asked.transaction_log_decoder:
+        return decode_coordinator(coordinator_records.decode_transaction_record)
+    return decode_with(DECODERS[asked.key_decoder or asked.encoding], DECODERS[asked.value_decoder or asked.encoding])
 
 
-def _dump_index(path: str, count: int | None, output: str) -> int:
-    """The entries of an index file. Raises Corrupt when they are not whole or not in order."""
-    from local import offset_index, time_index
+def _filter(asked: _Asked) -> Filter:
+    from tiered.decoders import encode
+    from tiered.dumping import Filter
 
-    parsed = parse_segment_file(os.path.basename(path))
-    if parsed is None:
-        raise InvalidRequest("dumping an index, the name is not 20 digits and a suffix", path=path)
-    base = parsed[0]
-    with open(path, "rb") as file:
-        data = file.read()
-    log_path = path.removesuffix(OFFSET_INDEX) + LOG
-    if path.endswith(TIME_INDEX):
-        time_index.check(data, path=path)
-        rows: list[Row] = [{"timestamp": time, "offset": offset} for time, offset in time_index.entries(data, base)]
-        emit("entries", islice(rows, count), _TIME_COLUMNS, output, path=path)
+    if asked.key is not None and asked.key_prefix is not None:
+        raise click.UsageError("--key and --key-prefix are one or the other")
+    key = asked.key if asked.key_prefix is None else asked.key_prefix
+    return Filter(
+        from_offset=asked.from_offset,
+        to_offset=asked.to_offset,
+        since_ms=_time(asked.since),
+        until_ms=_time(asked.until),
+        key=None if key is None else encode(key, asked.encoding),
+        is_key_prefix=asked.key_prefix is not None,
+    )
+
+
+def _time(text: str | None) -> int | None:
+    return None if text is None else parse_time(text.removeprefix("@"), now_ms())
+
+
+def _tell_gaps(session: Session, log: LogDump, path: str) -> None:
+    if log.gaps:
+        session.say(f"{log.gaps} non-consecutive offsets in {path}; compaction leaves such")
+        for first, second in log.first_gaps:
+            session.say(f"  {first} is followed by {second}")
+
+
+# -- the other files
+
+
+def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
+    from tiered import dump_files
+
+    if asked.index_sanity_check:
+        dump_files.check_sanity(source)
+        session.say(f"{source.place} passed the sanity check")
         return Exit.DONE
-    log_bytes = os.path.getsize(log_path) if os.path.exists(log_path) else sys.maxsize
-    offset_index.check(data, log_bytes, path=path)
-    rows = [{"offset": offset, "position": position} for offset, position in offset_index.entries(data, base)]
-    emit("entries", islice(rows, count), _INDEX_COLUMNS, output, path=path)
+    if not asked.verify_index_only:
+        sheets = dump_files.sheets_of(source)
+        _print_sheets(asked, _chosen(asked, sheets), source.place)
+    compared = dump_files.compare_with_log(source)
+    if compared is not None:
+        return _tell_findings(session, compared)
+    if asked.verify_index_only:
+        raise InvalidRequest("comparing an index with its log, there is no log beside it", path=source.place)
+    if source.kind in dump_files.WITH_BASE:
+        dump_files.check_sanity(source)
     return Exit.DONE
 
 
-def _place_of(path: str) -> TopicPartition:
-    """The partition that a segment file's directory names; a file elsewhere has none and gets a stand-in."""
-    from local.names import parse_partition_directory
+def _chosen(asked: _Asked, sheets: list[Sheet]) -> list[Sheet]:
+    if asked.section is None:
+        if len(sheets) > 1 and asked.form == "csv":
+            raise click.UsageError(f"csv has one kind of rows: choose a --section of {[each.name for each in sheets]}")
+        return sheets
+    chosen = [each for each in sheets if each.name == asked.section]
+    if not chosen:
+        raise InvalidRequest(
+            "choosing a section, there is none", section=asked.section, there_are=[each.name for each in sheets]
+        )
+    return chosen
 
-    return parse_partition_directory(os.path.basename(os.path.dirname(os.path.abspath(path)))) or TopicPartition("-", 0)
+
+def _print_sheets(asked: _Asked, sheets: list[Sheet], path: str) -> None:
+    form = asked.form
+    if form == "json" and len(sheets) > 1:
+        rest = {sheet.name: list(islice(sheet.rows, asked.count)) for sheet in sheets[1:]}
+        first = sheets[0]
+        emit(first.name, islice(first.rows, asked.count), _columns(first), form, path=path, **first.facts, **rest)
+        return
+    for sheet in sheets:
+        rows: Iterable[Row] = islice(sheet.rows, asked.count)
+        if form == "text":
+            write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
+            write_lines(entry_line(row) for row in rows)
+            continue
+        columns = _columns(sheet)
+        if len(sheets) > 1 and form == "jsonl":
+            columns = (Column("section"), *columns)
+            rows = ({"section": sheet.name, **row} for row in rows)
+        if form == "table":
+            write_lines(f"{name}: {value}" for name, value in sheet.facts.items())
+            write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
+        emit(sheet.name, rows, columns, form, path=path, **sheet.facts)
 
 
-def _batch_rows(table: BatchTable, *, with_position: bool = True) -> Iterator[Row]:
-    for at in range(len(table)):
-        header = table.row(at)
-        yield {
-            "baseOffset": header.base_offset,
-            "lastOffset": header.last_offset,
-            "count": header.record_count,
-            "baseSequence": header.base_sequence,
-            "producerId": header.producer_id,
-            "producerEpoch": header.producer_epoch,
-            "partitionLeaderEpoch": header.leader_epoch,
-            "isTransactional": header.is_transactional,
-            "isControl": header.is_control,
-            "deleteHorizonMs": header.base_timestamp_ms if header.has_delete_horizon else None,
-            "position": int(table.positions[at]) if with_position else None,
-            "timestampType": "LogAppendTime" if header.timestamp_type else "CreateTime",
-            "maxTimestamp": header.max_timestamp_ms,
-            "size": header.size_bytes,
-            "magic": header.magic,
-            "compresscodec": header.codec.name.lower(),
-            "crc": header.crc,
-        }
+def _columns(sheet: Sheet) -> tuple[Column, ...]:
+    is_number = {name: all(isinstance(row.get(name), int) for row in sheet.rows) for name in sheet.fields}
+    return tuple(Column(name, name, is_number=is_number[name]) for name in sheet.fields)
+
+
+def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:
+    """Each on stderr, the worst of them as exit code."""
+    from local.findings import Severity
+
+    told = sorted(findings, key=lambda each: -each.severity)
+    for each in told[1:] if told and told[0].severity is Severity.CORRUPT else told:
+        session.say(f"{each.severity.name.lower()}: {each.what}: path={each.path} at={each.at}")
+    if told and told[0].severity is Severity.CORRUPT:
+        raise Corrupt(f"dumping an index, {told[0].what}", path=told[0].path, at=told[0].at, offsets=told[0].offsets)
+    return Exit.FINDINGS if told and told[0].severity is Severity.WARNING else Exit.DONE
 
 
 _BATCH_COLUMNS = (
@@ -170,6 +336,7 @@ _BATCH_COLUMNS = (
     Column("lastOffset", "lastOffset", is_number=True),
     Column("count", "count", is_number=True),
     Column("baseSequence"),
+    Column("lastSequence"),
     Column("producerId", "producerId", is_number=True),
     Column("producerEpoch"),
     Column("partitionLeaderEpoch", "epoch", is_number=True),
@@ -183,6 +350,27 @@ _BATCH_COLUMNS = (
     Column("magic"),
     Column("compresscodec", "compresscodec"),
     Column("crc", "crc", is_number=True),
+    Column("isvalid", "isvalid"),
 )
-_INDEX_COLUMNS = (Column("offset", "offset", is_number=True), Column("position", "position", is_number=True))
-_TIME_COLUMNS = (Column("timestamp", "timestamp", is_number=True), Column("offset", "offset", is_number=True))
+_RECORD_COLUMNS = (
+    Column("offset", "offset", is_number=True),
+    Column("timestamp", "timestamp", is_number=True),
+    Column("timestampType"),
+    Column("keySize", "keySize", is_number=True),
+    Column("valueSize", "valueSize", is_number=True),
+    Column("sequence", "sequence", is_number=True),
+    Column("headerKeys", "headerKeys"),
+    Column("key", "key"),
+    Column("value", "value"),
+    Column("headers"),
+    Column("endTxnMarker"),
+    Column("coordinatorEpoch"),
+    Column("baseOffset"),
+    Column("position"),
+    Column("partitionLeaderEpoch"),
+    Column("producerId"),
+    Column("producerEpoch"),
+    Column("isTransactional"),
+    Column("isControl"),
+    Column("compresscodec"),
+)

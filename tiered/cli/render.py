@@ -10,6 +10,7 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import click
 
@@ -41,11 +42,11 @@ def output_option(default: str = "table") -> Callable[[Callable[..., object]], C
 def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
     """Print `rows` in one of FORMATS. `what` names the list in JSON, `facts` stand beside it.
 
-    JSON lines and CSV are written as the rows come, so there may be any number of them.
+    All but the table are written as the rows come, so there may be any number of them.
     """
     match output:
         case "json":
-            _write(_json({"schema_version": SCHEMA_VERSION, **facts, what: [_fields(row, columns) for row in rows]}))
+            _write_json(what, (_fields(row, columns) for row in rows), facts)
         case "jsonl":
             for row in rows:
                 _write(_json(_fields(row, columns)))
@@ -55,8 +56,25 @@ def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str,
             _write_table(list(rows), [column for column in columns if column.title is not None])
 
 
+def write_lines(lines: Iterable[str]) -> None:
+    """Lines on stdout, written as they come."""
+    for line in lines:
+        _write(line)
+
+
 def _fields(row: Row, columns: Sequence[Column]) -> dict[str, object]:
     return {column.name: row.get(column.name) for column in columns if not column.only_table}
+
+
+def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
+    """One object, its list written row by row; nothing is written before the first row is there."""
+    rest = iter(rows)
+    first = next(rest, None)
+    head = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
+    sys.stdout.write(head[: -len("]}")])
+    for separator, row in zip(chain([""], repeat(", ")), chain([] if first is None else [first], rest), strict=False):
+        sys.stdout.write(separator + _json(row))
+    _write("]}")
 
 
 def _json(value: object) -> str:

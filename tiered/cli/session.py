@@ -40,6 +40,15 @@ class Session:
             )
         return Config.load(path, {**self.overrides, **(overrides or {})}, os.environ)
 
+    def store_options_of(self, url: str) -> dict[str, object]:
+        """The options of the configured store, where there is a configuration and `url` lies in that store."""
+        try:
+            config = self.config()
+        except NotFound:
+            return {}
+        is_inside = config.remote_url is not None and url.startswith(config.remote_url.rstrip("/") + "/")
+        return dict(config.remote_options) if is_inside else {}
+
     def topics(self) -> TopicRegistry:
         """The topics as the directory has them written down: no log is opened and no store asked."""
         from local.storage import DiskStorage

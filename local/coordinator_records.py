@@ -1,0 +1,231 @@
+"""What Kafka's coordinators keep in ``__consumer_offsets`` and ``__transaction_state``: keys and values as dicts.
+
+A key begins with an int16 that says what the record is about, a value with an int16 version of its layout:
+
+| topic               | key  | fields of the key     | value | fields of the value                              |
+|---------------------|------|-----------------------|-------|--------------------------------------------------|
+| __consumer_offsets  | 0, 1 | group topic partition | 0-4   | offset, leaderEpoch (3+), metadata,              |
+|                     |      |                       |       | commitTimestamp, expireTimestamp (1)             |
+| __consumer_offsets  | 2    | group                 | 0-4   | protocolType generation protocol leader,         |
+|                     |      |                       |       | currentStateTimestamp (2+), members              |
+| __transaction_state | 0    | transactionalId       | 0-1   | producerId producerEpoch transactionTimeoutMs    |
+|                     |      |                       |       | transactionStatus transactionPartitions, the     |
+|                     |      |                       |       | times of the last update and of the start        |
+
+A member: memberId, groupInstanceId (3+), clientId, clientHost, rebalanceTimeout (1+), sessionTimeout, subscription,
+assignment. From version 4 (1 for transactions) on the value is *flexible*: lengths are unsigned varints of length + 1,
+0 is null, and tagged fields end every structure; tags that are not known are kept as they are. Big-endian.
+
+Key types 3 and above of `__consumer_offsets` belong to the newer group protocols; they are named by number and left as
+bytes. Source: kafka ``OffsetCommitKey.json``, ``OffsetCommitValue.json``, ``GroupMetadataKey.json``,
+``GroupMetadataValue.json``, ``TransactionLogKey.json``, ``TransactionLogValue.json``, `TransactionState`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+from local.errors import Corrupt
+
+Fields = dict[str, object]
+
+_TRANSACTION_STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+_LONG_TAGS = {0: ("previousProducerId", 8), 1: ("nextProducerId", 8), 2: ("clientTransactionVersion", 2)}
+
+
+def decode_offsets_record(key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
+    """A record of `__consumer_offsets`: ``{"type": n, "data": {...}}`` and ``{"version": n, "data": {...}}``.
+
+    None stands for a tombstone. Raises Corrupt for bytes that are no such record.
+    """
+    kind, head = _begin(key, "reading a consumer offset's key")
+    if kind > 2:
+        return _unknown(kind, key, value)
+    data: Fields = {"group": head.text()}
+    if kind < 2:
+        data |= {"topic": head.text(), "partition": head.number(4)}
+    head.end()
+    return {"type": kind, "data": data}, _value(value, 4, 4, _group_value if kind == 2 else _offset_value)
+
+
+def decode_transaction_record(key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
+    """A record of `__transaction_state`, as `decode_offsets_record`."""
+    kind, head = _begin(key, "reading a transaction's key")
+    if kind > 0:
+        return _unknown(kind, key, value)
+    data: Fields = {"transactionalId": head.text()}
+    head.end()
+    return {"type": kind, "data": data}, _value(value, 1, 1, _transaction_value)
+
+
+class _Reader:
+    """Walks over the bytes of one message; `is_flexible` chooses how lengths are written."""
+
+    def __init__(self, data: bytes, attempt: str) -> None:
+        self._data = data
+        self._attempt = attempt
+        self._at = 0
+        self.is_flexible = False
+
+    def take(self, length: int) -> bytes:
+        if length < 0 or self._at + length > len(self._data):
+            raise Corrupt(f"{self._attempt}, it ends too early", at=self._at, size_bytes=len(self._data))
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+    def number(self, width: int) -> int:
+        return int.from_bytes(self.take(width), "big", signed=True)
+
+    def length(self, width: int) -> int:
+        """Of a string, of bytes or of a list; -1 is null."""
+        return self._varint() - 1 if self.is_flexible else self.number(width)
+
+    def nullable_text(self) -> str | None:
+        length = self.length(2)
+        return None if length == -1 else self.take(length).decode("utf-8", "replace")
+
+    def text(self) -> str:
+        return self._present(self.nullable_text())
+
+    def body(self) -> str:
+        """Bytes as base64, Kafka's own way of writing them in JSON."""
+        return base64.b64encode(self.take(self.length(4))).decode()
+
+    def items(self, read: Callable[[], object]) -> list[object] | None:
+        count = self.length(4)
+        if count > len(self._data):
+            raise Corrupt(f"{self._attempt}, more items than bytes", at=self._at, items=count)
+        return None if count == -1 else [read() for _ in range(count)]
+
+    def tags(self) -> dict[int, bytes]:
+        """The tagged fields that end a structure of a flexible version."""
+        if not self.is_flexible:
+            return {}
+        found: dict[int, bytes] = {}
+        for _ in range(self._varint()):
+            tag = self._varint()
+            found[tag] = self.take(self._varint())
+        return found
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise Corrupt(f"{self._attempt}, bytes after its end", at=self._at, size_bytes=len(self._data))
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise Corrupt(f"{self._attempt}, a length of more than five bytes", at=self._at)
+
+    def _present(self, text: str | None) -> str:
+        if text is None:
+            raise Corrupt(f"{self._attempt}, a null where none may be", at=self._at)
+        return text
+
+
+def _begin(key: bytes | None, attempt: str) -> tuple[int, _Reader]:
+    if key is None:
+        raise Corrupt(f"{attempt}, there is none")
+    head = _Reader(key, attempt)
+    kind = head.number(2)
+    if kind < 0:
+        raise Corrupt(f"{attempt}, no such type", type=kind)
+    return kind, head
+
+
+def _unknown(kind: int, key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
+    told: Fields = {"type": kind, "data": None, "base64": base64.b64encode(key or b"").decode()}
+    return told, None if value is None else {"data": None, "base64": base64.b64encode(value).decode()}
+
+
+def _value(
+    value: bytes | None, newest: int, flexible_from: int, read: Callable[[_Reader, int], Fields]
+) -> Fields | None:
+    if value is None:
+        return None
+    body = _Reader(value, "reading a coordinator's value")
+    version = body.number(2)
+    if not 0 <= version <= newest:
+        raise Corrupt("reading a coordinator's value, no such version", version=version, newest=newest)
+    body.is_flexible = version >= flexible_from
+    data = read(body, version)
+    body.end()
+    return {"version": version, "data": data}
+
+
+def _offset_value(body: _Reader, version: int) -> Fields:
+    data: Fields = {"offset": body.number(8)}
+    if version >= 3:
+        data["leaderEpoch"] = body.number(4)
+    data["metadata"] = body.text()
+    data["commitTimestamp"] = body.number(8)
+    if version == 1:
+        data["expireTimestamp"] = body.number(8)
+    return data | _kept(body.tags())
+
+
+def _group_value(body: _Reader, version: int) -> Fields:
+    data: Fields = {
+        "protocolType": body.text(),
+        "generation": body.number(4),
+        "protocol": body.nullable_text(),
+        "leader": body.nullable_text(),
+    }
+    if version >= 2:
+        data["currentStateTimestamp"] = body.number(8)
+    data["members"] = body.items(lambda: _member(body, version))
+    return data | _kept(body.tags())
+
+
+def _member(body: _Reader, version: int) -> Fields:
+    member: Fields = {"memberId": body.text()}
+    if version >= 3:
+        member["groupInstanceId"] = body.nullable_text()
+    member |= {"clientId": body.text(), "clientHost": body.text()}
+    if version >= 1:
+        member["rebalanceTimeout"] = body.number(4)
+    member |= {"sessionTimeout": body.number(4), "subscription": body.body(), "assignment": body.body()}
+    return member | _kept(body.tags())
+
+
+def _transaction_value(body: _Reader, version: int) -> Fields:
+    data: Fields = {
+        "producerId": body.number(8),
+        "producerEpoch": body.number(2),
+        "transactionTimeoutMs": body.number(4),
+    }
+    state = body.number(1)
+    data["transactionStatus"] = _TRANSACTION_STATES[state] if 0 <= state < len(_TRANSACTION_STATES) else state
+    data["transactionPartitions"] = body.items(lambda: _partitions(body))
+    data["transactionLastUpdateTimestampMs"] = body.number(8)
+    data["transactionStartTimestampMs"] = body.number(8)
+    tags = body.tags()
+    for tag, (name, width) in _LONG_TAGS.items():
+        if len(tags.get(tag, b"")) == width:
+            data[name] = int.from_bytes(tags.pop(tag), "big", signed=True)
+    return data | _kept(tags)
+
+
+def _partitions(body: _Reader) -> Fields:
+    topic: Fields = {"topic": body.text(), "partitionIds": body.items(lambda: body.number(4))}
+    return topic | _kept(body.tags())
+
+
+def _kept(tags: dict[int, bytes]) -> Fields:
+    """Tagged fields of a newer Kafka, as base64 by their number."""
+    if not tags:
+        return {}
+    return {"unknownTaggedFields": {str(tag): base64.b64encode(body).decode() for tag, body in tags.items()}}

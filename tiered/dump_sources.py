@@ -1,0 +1,153 @@
+"""A file to look at, on the disk or in a bucket: its name, its size, any range of it, the files beside it.
+
+What a file is told by its name, as in Kafka's own tool. A bucket's objects are read in the ranges that are asked for,
+so a segment of any size takes one chunk of memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from local import names
+from local.errors import NotFound
+from local.names import TopicPartition, parse_partition_directory
+from local.storage import DiskStorage, Storage, StorageFile, parent
+from remote.keys import INDEXES_SUFFIX, parse_head_key, parse_partition, parse_topic_directory
+from remote.store import ObjectStore
+
+_SEGMENT_NAME = re.compile(r"([0-9]{20})(?:-[0-9A-Za-z-]+)?\.")
+_ON_ITS_WAY = (names.DELETED, names.CLEANED, names.SWAP)
+_KRAFT_SNAPSHOT = ".checkpoint"
+_OFFSET_CHECKPOINT = "-offset-checkpoint"
+
+
+class Kind(Enum):
+    """What a file holds."""
+
+    LOG = names.LOG
+    OFFSET_INDEX = names.OFFSET_INDEX
+    TIME_INDEX = names.TIME_INDEX
+    TXN_INDEX = names.TXN_INDEX
+    PRODUCER_SNAPSHOT = names.PRODUCER_SNAPSHOT
+    INDEXES = INDEXES_SUFFIX
+    HEAD = "head"
+    LEADER_EPOCHS = names.LEADER_EPOCHS
+    OFFSET_CHECKPOINT = _OFFSET_CHECKPOINT
+    PARTITION_METADATA = names.PARTITION_METADATA
+    META_PROPERTIES = names.META_PROPERTIES
+    CLEAN_SHUTDOWN = names.CLEAN_SHUTDOWN
+
+
+_BY_SUFFIX = (Kind.LOG, Kind.OFFSET_INDEX, Kind.TIME_INDEX, Kind.TXN_INDEX, Kind.PRODUCER_SNAPSHOT, Kind.INDEXES)
+_BY_NAME = (Kind.LEADER_EPOCHS, Kind.PARTITION_METADATA, Kind.META_PROPERTIES, Kind.CLEAN_SHUTDOWN)
+
+
+def kind_of(path: str) -> Kind | None:
+    """What the file of this name holds, ``.deleted``, ``.swap`` and ``.cleaned`` aside; None for no file of ours."""
+    name = path.rpartition("/")[2]
+    for suffix in _ON_ITS_WAY:
+        name = name.removesuffix(suffix)
+    if parse_head_key("/".join(path.split("/")[-3:])) is not None:
+        return Kind.HEAD
+    for kind in _BY_NAME:
+        if name == kind.value:
+            return kind
+    if name.endswith(_OFFSET_CHECKPOINT):
+        return Kind.OFFSET_CHECKPOINT
+    if name.endswith(_KRAFT_SNAPSHOT):
+        return Kind.LOG
+    return next((kind for kind in _BY_SUFFIX if name.endswith(kind.value)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A file or an object. `place` names it in messages; `is_object` says that it was uploaded whole, or not at all."""
+
+    place: str
+    size_bytes: int
+    _store: ObjectStore | None
+    _key: str
+    _file: StorageFile | None = None
+    _storage: Storage | None = None
+
+    @property
+    def is_object(self) -> bool:
+        return self._store is not None
+
+    @property
+    def kind(self) -> Kind | None:
+        return kind_of(self.place)
+
+    @property
+    def base_offset(self) -> int | None:
+        """The first offset, by the name."""
+        found = _SEGMENT_NAME.match(self.place.rpartition("/")[2])
+        return int(found[1]) if found else None
+
+    @property
+    def partition(self) -> TopicPartition | None:
+        """Whose it is, by the directory; None for a file elsewhere."""
+        parts = self.place.split("/")
+        if self._store is None:
+            return parse_partition_directory(parts[-2]) if len(parts) > 1 else None
+        at = next((at for at in (len(parts) - 3, len(parts) - 4) if at > 0 and parts[at + 1] in ("data", "meta")), None)
+        topic = parse_topic_directory(parts[at - 1]) if at else None
+        number = parse_partition(parts[at]) if at else None
+        return TopicPartition(topic[0], number) if topic is not None and number is not None else None
+
+    def read(self, start: int, length: int) -> bytes:
+        """Bytes ``[start, start + length)``, fewer where it ends."""
+        if self._file is not None:
+            return self._file.read(start, length)
+        assert self._store is not None, "a source is a file or an object"
+        return self._store.get_range(self._key, start, length) if length else b""
+
+    def read_all(self) -> bytes:
+        return self.read(0, self.size_bytes)
+
+    def sibling(self, suffix: str) -> FileSource | None:
+        """The file of the same segment with another suffix; None when there is none, or this is an object."""
+        if self._storage is None:
+            return None
+        stem = self.place
+        for each in _ON_ITS_WAY:
+            stem = stem.removesuffix(each)
+        path = stem.rpartition(".")[0] + suffix
+        return open_file(path, self._storage) if self._storage.exists(path) else None
+
+    def neighbours(self) -> list[int]:
+        """The base offsets of the segments in the same directory, its own among them."""
+        if self._storage is None:
+            return []
+        found = (names.parse_segment_file(name) for name in self._storage.list(parent(self.place)))
+        return sorted(base for base, suffix in filter(None, found) if suffix == names.LOG)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def open_file(path: str, storage: Storage | None = None) -> FileSource:
+    """A file on the disk; the caller closes it. Raises NotFound."""
+    disk = storage or DiskStorage()
+    if disk.is_directory(path) or not disk.exists(path):
+        raise NotFound("dumping a file, no such file", path=path)
+    file = disk.open_reader(path)
+    return FileSource(path, file.size(), None, "", file, disk)
+
+
+def open_object(store: ObjectStore, key: str) -> FileSource:
+    """An object; the store stays the caller's. Raises NotFound."""
+    return FileSource(f"{store.url.rstrip('/')}/{key}", store.head(key).size_bytes, store, key)
+
+
+def split_object_url(url: str) -> tuple[str, str]:
+    """The store's url and the key in it: a bucket for ``s3://`` and ``memory://``, a directory for ``file://``."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        directory, _, key = rest.rpartition("/")
+        return f"{scheme}://{directory or '/'}", key
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", key
