@@ -151,6 +151,7 @@ def _one_batch(data: memoryview) -> BatchTable | None:
         "base_sequences": header.base_sequence,
         "record_counts": header.record_count,
         "crcs": header.crc,
+        "magics": header.magic,
     }
     columns = {name: np.array([fields[name]]).astype(dtype) for name, dtype in TABLE_DTYPES.items()}
     return BatchTable(**columns, valid_bytes=header.size_bytes, problem=None)

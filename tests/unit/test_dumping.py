@@ -8,6 +8,7 @@ import io
 import json
 import random
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -663,3 +664,23 @@ def test_a_table_of_damage_never_raises_out_of_the_tree(home: Path) -> None:
         dump = dump_of(path)
         list(dump.batches_and_records())
         assert dump.problem is not None or dump.invalid_bytes == 0 or dump.problem == TORN
+
+
+def test_messages_of_the_old_formats_have_kafkas_old_lines(home: Path, capfd) -> None:
+    def message(magic: int, offset: int) -> bytes:
+        body = struct.pack(">bb", magic, 0) + (struct.pack(">q", T0) if magic else b"") + b"\0\0\0\1k\0\0\0\1v"
+        return struct.pack(">qiI", offset, 4 + len(body), zlib.crc32(body)) + body
+
+    path = home / "orders-0" / f"{BASE:020d}.log"
+    path.write_bytes(message(0, BASE) + message(1, BASE + 1) + encode_batch([(b"a", b"b", T0)], base_offset=BASE + 2))
+    lines = run(capfd, "dump", str(path), "--print-data-log").splitlines()[2:]
+    assert lines[0].startswith(f"offset: {BASE} position: 0 ")
+    assert " magic: 0 " in lines[0]
+    assert lines[1].endswith("keySize: 1 valueSize: 1 key: k payload: v")
+    assert lines[2].startswith(f"offset: {BASE + 1} position: 28 CreateTime: {T0} ")
+    assert len(lines) == 6
+    broken = bytearray(path.read_bytes())
+    broken[27] ^= 1
+    path.write_bytes(broken)
+    rows = json.loads(run(capfd, "dump", str(path), "-o", "json", code=Exit.CORRUPTION))["batches"]
+    assert [(row["magic"], row["isvalid"]) for row in rows] == [(0, False), (1, True), (2, True)]

@@ -9,18 +9,27 @@ if TYPE_CHECKING:
     from tiered.dump_rows import BatchRow, RecordRow
 
 INDENT = "|"
+MAGIC = 2  # as `local.batch_header` has it, which would bring numpy along
 
 
 def batch_line(row: BatchRow) -> str:
-    horizon = "OptionalLong.empty" if row.delete_horizon_ms is None else f"OptionalLong[{row.delete_horizon_ms}]"
+    """One batch; a message of format 0 or 1 has an offset in the place of the producer's fields."""
     position = "" if row.position is None else f" position: {row.position}"
+    return (
+        f"{f'offset: {row.last_offset}' if row.magic < MAGIC else _producer(row)}{position}"
+        f" {row.timestamp_type}: {row.max_timestamp} size: {row.size}"
+        f" magic: {row.magic} compresscodec: {row.compresscodec} crc: {row.crc} isvalid: {_truth(row.isvalid)}"
+    )
+
+
+def _producer(row: BatchRow) -> str:
+    horizon = "OptionalLong.empty" if row.delete_horizon_ms is None else f"OptionalLong[{row.delete_horizon_ms}]"
     return (
         f"baseOffset: {row.base_offset} lastOffset: {row.last_offset} count: {row.count}"
         f" baseSequence: {row.base_sequence} lastSequence: {row.last_sequence} producerId: {row.producer_id}"
         f" producerEpoch: {row.producer_epoch} partitionLeaderEpoch: {row.partition_leader_epoch}"
         f" isTransactional: {_truth(row.is_transactional)} isControl: {_truth(row.is_control)}"
-        f" deleteHorizonMs: {horizon}{position} {row.timestamp_type}: {row.max_timestamp} size: {row.size}"
-        f" magic: {row.magic} compresscodec: {row.compresscodec} crc: {row.crc} isvalid: {_truth(row.isvalid)}"
+        f" deleteHorizonMs: {horizon}"
     )
 
 
@@ -28,9 +37,10 @@ def record_line(row: RecordRow, *, with_data: bool) -> str:
     """One record; key and payload where asked for, and never for a control record."""
     line = (
         f"{INDENT} offset: {row.offset} {row.batch.timestamp_type}: {row.timestamp} keySize: {row.key_size}"
-        f" valueSize: {row.value_size} sequence: {row.sequence}"
-        f" headerKeys: [{','.join(each.key for each in row.headers)}]"
+        f" valueSize: {row.value_size}"
     )
+    if row.batch.magic >= MAGIC:
+        line += f" sequence: {row.sequence} headerKeys: [{','.join(each.key for each in row.headers)}]"
     if row.control is not None:
         if row.control.coordinator_epoch is None:
             return f"{line} controlType: {row.control.type}"
