@@ -1,0 +1,160 @@
+"""What the ``.index`` and ``.timeindex`` of a segment must hold: building both, judging what is found on a disk.
+
+The judgement is Kafka's sanity check and more: whole entries, every column rising, no position past the log, and an
+empty time index only where the log has no timestamps. It can't tell an index that lost its last entries: files are
+therefore put in place whole or not at all (`replace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from local import kernels, offset_index, time_index
+from local.batch_header import HEADER_BYTES, read_header
+from local.errors import Corrupt, NotFound
+from local.names import LOG, OFFSET_INDEX, TEMPORARY, TIME_INDEX, segment_file
+from local.storage import Body, Storage, join
+
+if TYPE_CHECKING:
+    from local.columns import BatchTable
+
+INDEX_SUFFIXES = (OFFSET_INDEX, TIME_INDEX)
+ENTRY_BYTES = {OFFSET_INDEX: offset_index.ENTRY_BYTES, TIME_INDEX: time_index.ENTRY_BYTES}
+_SLICE_BYTES = 16 << 20
+
+
+class Indexes(NamedTuple):
+    """Both index files' bytes, and the largest timestamp with the last offset of the batch it was first seen in."""
+
+    offset: bytearray
+    time: bytearray
+    max_timestamp_ms: int | None
+    max_timestamp_offset: int
+
+
+class Judged(NamedTuple):
+    """How many leading entries of each file are sound; `problem` is None when both files are, from end to end."""
+
+    offset_entries: int
+    time_entries: int
+    problem: str | None
+
+
+def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
+    """What both indexes of a segment hold after an uninterrupted write, final time entry included (KAFKA-806 form)."""
+    offsets, times = bytearray(), bytearray()
+    latest: int | None = None
+    latest_offset = base_offset
+    since = 0
+    columns = (table.positions, table.sizes, table.last_offsets, table.max_timestamps)
+    for position, size, last_offset, timestamp in zip(*(column.tolist() for column in columns), strict=True):
+        if timestamp >= 0 and (latest is None or timestamp > latest):
+            latest, latest_offset = timestamp, last_offset
+        if since > interval_bytes:
+            offsets += offset_index.pack(base_offset, last_offset, position)
+            times += time_entry(times, base_offset, latest, latest_offset)
+            since = 0
+        since += size
+    times += time_entry(times, base_offset, latest, latest_offset)
+    return Indexes(offsets, times, latest, latest_offset)
+
+
+def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, offset: int) -> bytes:
+    """The entry to add for the largest timestamp so far; empty when it is no later than the last one."""
+    if timestamp_ms is None:
+        return b""
+    if index and time_index.entries(index[-time_index.ENTRY_BYTES :], base_offset)[0][0] >= timestamp_ms:
+        return b""
+    return time_index.pack(base_offset, timestamp_ms, offset)
+
+
+def judge(offsets: Body | None, times: Body | None, log_bytes: int, first_timestamp_ms: Callable[[], int]) -> Judged:
+    """What can be used of both files' bytes (None: there is no such file), the log being `log_bytes` long.
+
+    `first_timestamp_ms` is asked for the first batch's largest timestamp (-1: none) where that decides.
+    """
+    if offsets is None or times is None:
+        problem: str | None = "an index is missing"
+        offsets, times = offsets or b"", times or b""
+    else:
+        problem = None
+    good_offsets = offset_index.sound_entries(offsets, log_bytes)
+    good_times = time_index.sound_entries(times)
+    if good_offsets * offset_index.ENTRY_BYTES < len(offsets):
+        problem = "the offset index is torn, out of order or reaches past the log"
+    elif good_times * time_index.ENTRY_BYTES < len(times):
+        problem = "the time index is torn or out of order"
+    elif len(times) <= time_index.ENTRY_BYTES and log_bytes:
+        told = time_index.entries(times, 0)[0][0] if times else -1
+        if first_timestamp_ms() > told:
+            problem = "the time index lacks the first batch's timestamp"
+    return Judged(good_offsets, good_times, problem)
+
+
+def check(storage: Storage, directory: str, base_offset: int, log_bytes: int) -> str | None:
+    """Why a segment's indexes cannot be used, None when they can. Reads both files whole."""
+    found = (_read(storage, join(directory, segment_file(base_offset, suffix))) for suffix in INDEX_SUFFIXES)
+    log_path = join(directory, segment_file(base_offset, LOG))
+    return judge(*found, log_bytes, lambda: first_timestamp(storage, log_path)).problem
+
+
+def first_timestamp(storage: Storage, log_path: str) -> int:
+    """The first batch's largest timestamp; -1 where its records have none (such a segment has no time entries)."""
+    try:
+        header = read_header(storage.read(log_path, 0, HEADER_BYTES))
+    except Corrupt:
+        return -1  # whoever reads the batch will hear of it
+    return header.max_timestamp_ms if header is not None else -1
+
+
+def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int | None, int]:
+    """(largest timestamp, last offset of the first batch with it) from the headers of a log, as far as they are sound.
+
+    `read` gives the bytes (position, length).
+    """
+    latest, offset, position, want = -1, base_offset, 0, _SLICE_BYTES
+    while data := read(position, want):
+        table = kernels.scan_batches(data, verify=False)
+        if len(table):
+            at = int(table.max_timestamps.argmax())
+            if int(table.max_timestamps[at]) > latest:
+                latest, offset = int(table.max_timestamps[at]), int(table.last_offsets[at])
+            position += table.valid_bytes
+        elif table.is_corrupt or len(data) < want:
+            break
+        else:
+            want *= 2
+    return (latest, offset) if latest >= 0 else (None, base_offset)
+
+
+def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:
+    """Both files under temporary names, synced. A crash leaves files that the next start removes."""
+    for suffix, body in zip(INDEX_SUFFIXES, (indexes.offset, indexes.time), strict=True):
+        file = storage.create(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
+        try:
+            file.append(body)
+            file.sync()
+        finally:
+            file.close()
+
+
+def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
+    """What `write_aside` wrote takes the place of what was there, durably; a crash leaves each file old or new."""
+    for suffix in INDEX_SUFFIXES:
+        path = join(directory, segment_file(base_offset, suffix))
+        storage.rename(path + TEMPORARY, path)
+    storage.sync_directory(directory)
+
+
+def discard_aside(storage: Storage, directory: str, base_offset: int) -> None:
+    """What `write_aside` wrote is not needed after all."""
+    for suffix in INDEX_SUFFIXES:
+        storage.unlink(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
+
+
+def _read(storage: Storage, path: str) -> bytes | None:
+    try:
+        return storage.read(path)
+    except NotFound:
+        return None
