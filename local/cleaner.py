@@ -30,9 +30,10 @@ from local import kernels, offset_index, swap, time_index
 from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES
 from local.columns import Columns
 from local.errors import Corrupt, InvalidRequest
+from local.index_files import Indexes, build_indexes
 from local.log import Log
 from local.names import LOG
-from local.segment import RELATIVE_OFFSET_MAX, Indexes, Segment, build_indexes
+from local.segment import RELATIVE_OFFSET_MAX, Segment
 from local.segment_info import SegmentInfo
 from local.segment_reading import batch_slices
 from local.settings import LogSettings

@@ -94,9 +94,9 @@ def judge(offsets: Body | None, times: Body | None, log_bytes: int, first_timest
 
 def check(storage: Storage, directory: str, base_offset: int, log_bytes: int) -> str | None:
     """Why a segment's indexes cannot be used, None when they can. Reads both files whole."""
-    found = (_read(storage, join(directory, segment_file(base_offset, suffix))) for suffix in INDEX_SUFFIXES)
+    offsets, times = (_read(storage, join(directory, segment_file(base_offset, each))) for each in INDEX_SUFFIXES)
     log_path = join(directory, segment_file(base_offset, LOG))
-    return judge(*found, log_bytes, lambda: first_timestamp(storage, log_path)).problem
+    return judge(offsets, times, log_bytes, lambda: first_timestamp(storage, log_path)).problem
 
 
 def first_timestamp(storage: Storage, log_path: str) -> int:

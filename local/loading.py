@@ -2,8 +2,16 @@
 
 | segment | trusted | what is done |
 |---|---|---|
-| below the recovery point, or a clean shutdown before | its bytes are durable | indexes checked, rebuilt when off |
+| below the recovery point, or a clean shutdown before | its bytes are durable | indexes as in the next table |
 | reaching beyond the recovery point | up to it | every CRC checked; the tail beyond is cut where it is torn or wrong |
+
+Of a directory of any size only a listing is read: file sizes and times. So the indexes of trusted segments are
+
+| segment | checked | when off |
+|---|---|---|
+| the last one, to be appended to | at once, whole | rebuilt at once |
+| an older one | at once: both files are there and hold whole entries | rebuilt at once |
+| | their contents when first used (`local.sealed_indexes`) | rebuilt then |
 
 Bytes that were vouched for are never cut: damage there is Corrupt, naming file and byte, and the files stay as they are
 for repair. Beyond the recovery point the first bad batch ends the log and later segments go, as nothing after a hole
@@ -16,13 +24,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from local import names, recovery
+from local import index_files, names, recovery
 from local.epochs import LeaderEpochs
 from local.errors import Corrupt
+from local.index_files import ENTRY_BYTES
+from local.sealed_indexes import LOOKING, Access
 from local.segment import Segment
 from local.segment_reading import end_of, trim_to_whole_batches
 from local.settings import LogSettings
-from local.storage import Storage
+from local.storage import FileFacts, Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,8 @@ def load(
     """
     recovery.finish_swaps(storage, directory)
     bases = recovery.segment_bases(storage, directory)
+    files = storage.list_files(directory)
+    unchecked = Access(is_trusted=False, interval_bytes=settings.index_interval_bytes)
     segments: list[Segment] = []
     known_ends: dict[int, int] = {}
     next_offset = 0
@@ -58,9 +70,11 @@ def load(
             if found.cut and end is not None:
                 discard(storage, directory, [Segment(storage, directory, later) for later in bases[at + 1 :]])
                 break
+        elif end is not None and not _are_indexes_off(files, base):
+            segments.append(_found(storage, directory, base, files, unchecked))
+            next_offset = end
         else:
-            if recovery.check_indexes(storage, directory, base):
-                recovery.rebuild_indexes(storage, directory, base, interval_bytes=settings.index_interval_bytes)
+            _check_now(storage, directory, base, files, settings)
             segments.append(Segment.load(storage, directory, base))
             next_offset = end if end is not None else end_of(segments[-1])
     if len(segments) > 1 and segments[-1].size_bytes == 0:
@@ -74,13 +88,13 @@ def load(
 
 def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
     """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment."""
-    there = storage.list(directory) if storage.exists(directory) else []
-    parsed = [found for name in there if (found := names.parse_segment_file(name))]
+    files = storage.list_files(directory) if storage.exists(directory) else {}
+    parsed = [found for name in files if (found := names.parse_segment_file(name))]
     bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
-    segments = [Segment.look(storage, directory, base) for base in bases]
+    segments = [_found(storage, directory, base, files, LOOKING) for base in bases]
     next_offset = trim_to_whole_batches(segments[-1]) if segments else log_start_offset
     if not segments:
-        segments = [Segment(storage, directory, next_offset)]
+        segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
     return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs())
 
 
@@ -92,6 +106,26 @@ def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> No
         for suffix in suffixes:
             storage.unlink(segment.path(suffix))
         storage.sync_directory(directory)
+
+
+def _found(storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], access: Access) -> Segment:
+    log = files[names.segment_file(base, names.LOG)]
+    has_aborted = names.segment_file(base, names.TXN_INDEX) in files
+    return Segment.found(storage, directory, base, log, access, has_aborted)
+
+
+def _are_indexes_off(files: Mapping[str, FileFacts], base: int) -> bool:
+    """What a listing tells: an index is missing, or ends inside an entry."""
+    sizes = ((files.get(names.segment_file(base, suffix)), width) for suffix, width in ENTRY_BYTES.items())
+    return any(found is None or found.size_bytes % width for found, width in sizes)
+
+
+def _check_now(
+    storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], settings: LogSettings
+) -> None:
+    size = files[names.segment_file(base, names.LOG)].size_bytes
+    if index_files.check(storage, directory, base, size):
+        recovery.rebuild_indexes(storage, directory, base, interval_bytes=settings.index_interval_bytes)
 
 
 def _without_overlap(

@@ -12,51 +12,58 @@ caller scans forward from there. Source: kafka `OffsetIndex`.
 
 from __future__ import annotations
 
+import bisect
 import struct
+from collections.abc import Callable
+
+import numpy as np
 
 from local.errors import Corrupt
 
 ENTRY_BYTES = 8
-_ENTRY = struct.Struct(">ii")
+ENTRY = struct.Struct(">ii")
 Buffer = bytes | bytearray | memoryview
 
 
 def pack(base_offset: int, offset: int, position: int) -> bytes:
-    return _ENTRY.pack(offset - base_offset, position)
+    return ENTRY.pack(offset - base_offset, position)
 
 
 def lookup(data: Buffer, base_offset: int, offset: int) -> tuple[int, int]:
     """The (offset, position) of the greatest entry with offset <= `offset`; ``(base_offset, 0)`` when none is."""
-    slot = _floor(data, offset - base_offset)
-    if slot < 0:
+    return find(len(data) // ENTRY_BYTES, lambda slot: ENTRY.unpack_from(data, slot * ENTRY_BYTES), base_offset, offset)
+
+
+def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, offset: int) -> tuple[int, int]:
+    """As `lookup`, in `count` entries of which `entry` gives any one, as they are in the file: a few are asked for."""
+    after = bisect.bisect_right(range(count), offset - base_offset, key=lambda slot: entry(slot)[0])
+    if after == 0:
         return base_offset, 0
-    relative, position = _ENTRY.unpack_from(data, slot * ENTRY_BYTES)
+    relative, position = entry(after - 1)
     return base_offset + relative, position
 
 
 def entries(data: Buffer, base_offset: int) -> list[tuple[int, int]]:
     """All (offset, position) pairs in file order."""
     whole = memoryview(data)[: len(data) - len(data) % ENTRY_BYTES]
-    return [(base_offset + relative, position) for relative, position in _ENTRY.iter_unpack(whole)]
+    return [(base_offset + relative, position) for relative, position in ENTRY.iter_unpack(whole)]
 
 
 def check(data: Buffer, log_bytes: int, *, path: str) -> None:
     """Raises Corrupt unless the file could belong to a log of `log_bytes` bytes: whole entries, both columns rising."""
     if len(data) % ENTRY_BYTES:
         raise Corrupt("reading an offset index, not a multiple of 8 bytes", path=path, size_bytes=len(data))
-    last_relative, last_position = -1, -1
-    for at, (relative, position) in enumerate(_ENTRY.iter_unpack(data)):
-        if relative <= last_relative or position <= last_position or position >= log_bytes:
-            raise Corrupt("reading an offset index, entry out of order or past the log", path=path, entry=at)
-        last_relative, last_position = relative, position
+    sound = sound_entries(data, log_bytes)
+    if sound * ENTRY_BYTES < len(data):
+        raise Corrupt("reading an offset index, entry out of order or past the log", path=path, entry=sound)
 
 
-def _floor(data: Buffer, relative: int) -> int:
-    low, high = 0, len(data) // ENTRY_BYTES
-    while low < high:
-        middle = (low + high) // 2
-        if _ENTRY.unpack_from(data, middle * ENTRY_BYTES)[0] <= relative:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+def sound_entries(data: Buffer, log_bytes: int) -> int:
+    """How many leading entries could belong to a log of `log_bytes` bytes: both columns rising, positions inside it."""
+    columns = np.frombuffer(data, ">i4", len(data) // ENTRY_BYTES * 2).reshape(-1, 2)
+    if not len(columns):
+        return 0
+    wrong = columns[:, 1] >= log_bytes
+    wrong[0] |= bool((columns[0] < 0).any())
+    wrong[1:] |= (columns[1:] <= columns[:-1]).any(axis=1)
+    return int(wrong.argmax()) if wrong.any() else len(columns)

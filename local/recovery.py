@@ -23,10 +23,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from local import kernels, offset_index, time_index
-from local.batch import HEADER_BYTES, read_header
+from local import index_files, kernels
 from local.columns import BatchTable
-from local.errors import Corrupt, NotFound
+from local.errors import Corrupt
+from local.index_files import build_indexes
 from local.names import (
     CLEANED,
     DELETED,
@@ -39,7 +39,7 @@ from local.names import (
     parse_segment_file,
     segment_file,
 )
-from local.segment import RELATIVE_OFFSET_MAX, build_indexes
+from local.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, join
 
 _log = logging.getLogger(__name__)
@@ -135,7 +135,8 @@ def recover_segment(
 def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, interval_bytes: int) -> None:
     """Both indexes anew from the batch headers; the log is not touched. Raises Corrupt where the headers break off.
 
-    A wrong CRC is left for whoever reads that batch: the rest of the segment stays readable.
+    For a segment that nobody will recover again: a crash leaves each file whole, old or new. A wrong CRC is left for
+    whoever reads that batch: the rest of the segment stays readable.
     """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
@@ -145,31 +146,10 @@ def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, inter
             raise Corrupt(f"rebuilding indexes, {table.problem}", path=path, at=table.valid_bytes)
     finally:
         data.release()
+    indexes = build_indexes(table, base_offset, interval_bytes)
+    index_files.write_aside(storage, directory, base_offset, indexes)
+    index_files.put_in_place(storage, directory, base_offset)
     _log.warning("rebuilt a segment's indexes: path=%s", path)
-    _write_indexes(storage, directory, base_offset, table, interval_bytes)
-
-
-def check_indexes(storage: Storage, directory: str, base_offset: int) -> str | None:
-    """Why a segment's indexes cannot be used, None when they can. Reads both files whole."""
-    try:
-        size = storage.size(join(directory, segment_file(base_offset, LOG)))
-        path = join(directory, segment_file(base_offset, OFFSET_INDEX))
-        offset_index.check(storage.read(path), size, path=path)
-        path = join(directory, segment_file(base_offset, TIME_INDEX))
-        times = storage.read(path)
-        time_index.check(times, path=path)
-    except (NotFound, Corrupt) as error:
-        return str(error)
-    if not times and size and _first_timestamp(storage, directory, base_offset) >= 0:
-        return "the time index of a segment with timestamps is empty"
-    return None
-
-
-def _first_timestamp(storage: Storage, directory: str, base_offset: int) -> int:
-    """The first batch's largest timestamp; -1 where its records have none (such a segment has no time entries)."""
-    path = join(directory, segment_file(base_offset, LOG))
-    header = read_header(storage.read(path, 0, HEADER_BYTES))
-    return header.max_timestamp_ms if header is not None else -1
 
 
 def _write_indexes(storage: Storage, directory: str, base_offset: int, table: BatchTable, interval_bytes: int) -> None:

@@ -34,12 +34,17 @@ _TRUSTED = Judged(1 << 40, 1 << 40, None)
 class Access(NamedTuple):
     """How the indexes of a segment may be treated.
 
-    `interval_bytes` is ``index.interval.bytes`` for a rebuild, None when nothing may be written (nor mapped).
-    `is_trusted` where they have just been written or checked.
+    `is_trusted` where they have just been written or checked; otherwise they are judged first, and rebuilt with an
+    entry every `interval_bytes` (None: not rebuilt). `is_shared`: another process may be writing there.
     """
 
-    interval_bytes: int | None
-    is_trusted: bool
+    is_trusted: bool = True
+    interval_bytes: int | None = None
+    is_shared: bool = False
+
+
+TRUSTED = Access()
+LOOKING = Access(is_trusted=False, is_shared=True)
 
 
 class SealedIndexes:
@@ -47,6 +52,18 @@ class SealedIndexes:
 
     `held` is entered around every use of the files' names: while inside they stay what they are.
     """
+
+    __slots__ = (
+        "_access",
+        "_base_offset",
+        "_directory",
+        "_held",
+        "_is_closed",
+        "_judged",
+        "_judging",
+        "_log_bytes",
+        "_storage",
+    )
 
     def __init__(
         self,
@@ -93,7 +110,7 @@ class SealedIndexes:
     def read(self, suffix: str) -> bytearray:
         """The sound bytes of one of the files. Raises Corrupt where it is off and cannot be rebuilt."""
         judged = self._judge()
-        if judged.problem is not None and self._access.interval_bytes is not None:
+        if judged.problem is not None and not self._access.is_shared:
             raise Corrupt(f"reading an index, {judged.problem}, and no rebuilding it", path=self._path(suffix))
         with self._held():
             if judged.problem is not None and not self._storage.exists(self._path(suffix)):
@@ -116,7 +133,7 @@ class SealedIndexes:
         unpack, width = (offset_index if suffix == OFFSET_INDEX else time_index).ENTRY, ENTRY_BYTES[suffix]
         if judged.problem is not None and not _count(judged, suffix):
             yield 0, lambda slot: (0, 0)
-        elif self._access.interval_bytes is not None:
+        elif not self._access.is_shared:
             with self._held():
                 data = INDEX_MAPS.get(self, suffix, lambda: self._storage.map(self._path(suffix)))
             yield min(_count(judged, suffix), len(data) // width), lambda slot: unpack.unpack_from(data, slot * width)
@@ -167,11 +184,10 @@ class SealedIndexes:
         judged = index_files.judge(
             offsets, times, self._log_bytes, lambda: index_files.first_timestamp(self._storage, log_path)
         )
-        if judged.problem is None or self._access.interval_bytes is None:
+        if judged.problem is None or self._access.is_shared:
             return judged
         unusable = Judged(0, 0, judged.problem)
-        del offsets, times
-        if self._is_closed:
+        if self._is_closed or self._access.interval_bytes is None:
             return unusable
         try:
             self._rebuild(judged.problem, self._access.interval_bytes)
@@ -206,7 +222,7 @@ class SealedIndexes:
     def _content(self, suffix: str) -> memoryview | bytes | None:
         """The whole file, mapped where that is safe; None when there is none."""
         try:
-            if self._access.interval_bytes is None:
+            if self._access.is_shared:
                 return self._storage.read(self._path(suffix))
             return INDEX_MAPS.get(self, suffix, lambda: self._storage.map(self._path(suffix)))
         except NotFound:

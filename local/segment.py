@@ -14,31 +14,20 @@ Not known here: other segments, roll rules, retention.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from local import offset_index, time_index, txn_index
 from local.batch_header import HEADER_BYTES, read_header
 from local.errors import DiskFailed, LogError, NotFound
+from local.index_files import time_entry
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
+from local.sealed_indexes import TRUSTED, Access, SealedIndexes
 from local.segment_info import SegmentInfo
-from local.storage import Body, Storage, StorageFile, join
+from local.storage import Body, FileFacts, Storage, StorageFile, join
 from local.txn_index import AbortedTransaction
 
-if TYPE_CHECKING:
-    from local.columns import BatchTable
-
 RELATIVE_OFFSET_MAX = 2**31 - 1
-
-
-class Indexes(NamedTuple):
-    """Both index files' bytes, and the largest timestamp with the last offset of the batch it was first seen in."""
-
-    offset: bytearray
-    time: bytearray
-    max_timestamp_ms: int | None
-    max_timestamp_offset: int
 
 
 class Segment:
@@ -47,8 +36,6 @@ class Segment:
     def __init__(self, storage: Storage, directory: str, base_offset: int) -> None:
         self.base_offset = base_offset
         self.size_bytes = 0
-        self.max_timestamp_ms: int | None = None
-        self.max_timestamp_offset = base_offset
         self.roll_base_ms: int | None = None
         self.created_ms = 0
         self._storage = storage
@@ -62,7 +49,10 @@ class Segment:
         self._offset_index: bytearray | None = None
         self._time_index: bytearray | None = None
         self._since_entry = 0
-        self._is_looking = False
+        self._access = TRUSTED
+        self._indexes: SealedIndexes | None = None
+        # The largest timestamp and the last offset of the batch it was first seen in; None: nobody has asked yet.
+        self._latest: tuple[int | None, int] | None = (None, base_offset)
         self._has_aborted: bool | None = None  # None: nobody has looked yet
 
     @classmethod
@@ -86,30 +76,44 @@ class Segment:
 
     @classmethod
     def load(cls, storage: Storage, directory: str, base_offset: int) -> Segment:
-        """A sealed segment as found on disk; three small reads, however large it is."""
-        segment = cls(storage, directory, base_offset)
-        segment.size_bytes = storage.size(segment.path(LOG))
-        segment.created_ms = storage.modified_ms(segment.path(LOG))
-        times = storage.size(segment.path(TIME_INDEX))
-        if times:
-            tail = storage.read(segment.path(TIME_INDEX), times - time_index.ENTRY_BYTES, time_index.ENTRY_BYTES)
-            segment.max_timestamp_ms, segment.max_timestamp_offset = time_index.entries(tail, base_offset)[0]
-        return segment
+        """A sealed segment whose files have just been written or checked by this process."""
+        path = join(directory, segment_file(base_offset, LOG))
+        facts = FileFacts(storage.size(path), storage.modified_ms(path))
+        return cls.found(storage, directory, base_offset, facts, TRUSTED)
 
     @classmethod
-    def look(cls, storage: Storage, directory: str, base_offset: int) -> Segment:
-        """As `load`, beside a process that may be writing: indexes that are missing or torn count as shorter."""
+    def found(
+        cls,
+        storage: Storage,
+        directory: str,
+        base_offset: int,
+        log: FileFacts,
+        access: Access,
+        has_aborted: bool | None = None,
+    ) -> Segment:
+        """A sealed segment as a listing tells of it; nothing of it is read before it is wanted.
+
+        `has_aborted` None: not known yet.
+        """
         segment = cls(storage, directory, base_offset)
-        segment.size_bytes = storage.size(segment.path(LOG))
-        segment.created_ms = storage.modified_ms(segment.path(LOG))
-        segment._is_looking = True
-        times = segment.time_index()
-        if times:
-            segment.max_timestamp_ms, segment.max_timestamp_offset = time_index.entries(times, base_offset)[-1]
+        segment.size_bytes, segment.created_ms = log
+        segment._access, segment._latest, segment._has_aborted = access, None, has_aborted
         return segment
 
     def path(self, suffix: str) -> str:
         return join(self._directory, segment_file(self.base_offset, suffix))
+
+    @property
+    def max_timestamp_ms(self) -> int | None:
+        """The largest record timestamp, None without one; read from the time index when it is first asked for.
+
+        Raises NotFound when the segment was retired before.
+        """
+        return self._newest()[0]
+
+    def show(self, size_bytes: int, max_timestamp_ms: int | None) -> None:
+        """Of a segment that another process may be writing to: what of it is whole, and the largest time in it."""
+        self.size_bytes, self._latest = size_bytes, (max_timestamp_ms, self.base_offset)
 
     @property
     def is_active(self) -> bool:
@@ -117,8 +121,10 @@ class Segment:
 
     def activate(self) -> None:
         """Open a loaded segment for appending again (the last one of a log after a restart)."""
+        self._newest()
+        offsets, times = self.offset_index(), self.time_index()
         with self._lock:
-            self._offset_index, self._time_index = self.offset_index(), self.time_index()
+            self._offset_index, self._time_index = offsets, times
             self._writers = {s: self._storage.open(self.path(s)) for s in (LOG, OFFSET_INDEX, TIME_INDEX)}
             self._since_entry = 0
             if self.size_bytes:
@@ -130,8 +136,9 @@ class Segment:
         position = self.size_bytes
         self._writers[LOG].append(batch)
         # -1 is Kafka's "no timestamp": such records have no age of their own.
-        if max_timestamp_ms >= 0 and (self.max_timestamp_ms is None or max_timestamp_ms > self.max_timestamp_ms):
-            self.max_timestamp_ms, self.max_timestamp_offset = max_timestamp_ms, last_offset
+        latest = self._newest()[0]
+        if max_timestamp_ms >= 0 and (latest is None or max_timestamp_ms > latest):
+            self._latest = (max_timestamp_ms, last_offset)
         if self.roll_base_ms is None and max_timestamp_ms >= 0:
             self.roll_base_ms = max_timestamp_ms
         if self._since_entry > interval_bytes:
@@ -154,7 +161,7 @@ class Segment:
         """The transactions whose abort marker lies in this segment, in order. Raises NotFound once retired."""
         with self._lock:
             self._check_present()
-            if self._has_aborted is None or self._is_looking:
+            if self._has_aborted is None or self._access.is_shared:
                 self._has_aborted = self._storage.exists(self.path(TXN_INDEX))
             return txn_index.entries(self.txn_index(), path=self.path(TXN_INDEX)) if self._has_aborted else []
 
@@ -168,25 +175,31 @@ class Segment:
     def offset_index(self) -> bytearray:
         """The ``.index`` bytes; do not change them. Read from disk, unless the segment is active. Raises NotFound."""
         with self._lock:
-            if self._offset_index is not None:
-                return self._offset_index
-            return self._read_index(OFFSET_INDEX, offset_index.ENTRY_BYTES)
+            index, sealed = self._offset_index, self._sealed()
+        return sealed.read(OFFSET_INDEX) if index is None else index
 
     def time_index(self) -> bytearray:
         """The ``.timeindex`` bytes; do not change them. Read from disk, unless active. Raises NotFound."""
         with self._lock:
-            if self._time_index is not None:
-                return self._time_index
-            return self._read_index(TIME_INDEX, time_index.ENTRY_BYTES)
+            index, sealed = self._time_index, self._sealed()
+        return sealed.read(TIME_INDEX) if index is None else index
 
     def position_of(self, offset: int) -> int:
         """Where to start scanning for `offset`: a batch start at or before its batch. Raises NotFound once retired."""
-        return self._look_up(OFFSET_INDEX, lambda data: offset_index.lookup(data, self.base_offset, offset)[1])
+        with self._lock:
+            if self._offset_index is not None:
+                return offset_index.lookup(self._offset_index, self.base_offset, offset)[1]
+            sealed = self._sealed()
+        return sealed.position_of(offset)
 
     def offset_before(self, timestamp_ms: int) -> int:
         """Where to start scanning for the first record at or after `timestamp_ms`. Raises NotFound once retired."""
-        # Strictly below: an entry *at* the timestamp names the batch's last offset, past the record looked for.
-        return self._look_up(TIME_INDEX, lambda data: time_index.lookup(data, self.base_offset, timestamp_ms - 1)[1])
+        with self._lock:
+            if self._time_index is not None:
+                # Strictly below: an entry *at* the timestamp names the batch's last offset, past the record looked for.
+                return time_index.lookup(self._time_index, self.base_offset, timestamp_ms - 1)[1]
+            sealed = self._sealed()
+        return sealed.offset_before(timestamp_ms)
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes ``[start, start + length)`` of the ``.log``, fewer at its end. Raises NotFound once retired.
@@ -235,15 +248,16 @@ class Segment:
         """Write the final time entry, make everything durable, close for appending."""
         self._write_time_entry()
         self.sync()
-        self.close()
+        self._let_go()
 
     def close(self) -> None:
-        """Let go of files without writing or syncing anything; a sync under way is waited for."""
+        """Let go of files without writing or syncing anything; a sync under way is waited for.
+
+        From here on nothing is written for this segment, not even an index rebuilt.
+        """
         with self._sync_lock, self._lock:
-            for file in self._writers.values():
-                file.close()
-            self._writers = {}
-            self._offset_index = self._time_index = None
+            self._let_go()
+            self._sealed().close()
 
     def retire(self) -> None:
         """From now on every read raises NotFound. Called before the files get other names."""
@@ -265,28 +279,28 @@ class Segment:
             modified_ms=self.created_ms,
         )
 
-    def _read_index(self, suffix: str, entry_bytes: int) -> bytearray:
-        self._check_present()
-        if self._is_looking and not self._storage.exists(self.path(suffix)):
-            return bytearray()
-        data = bytearray(self._storage.read(self.path(suffix)))
-        return data[: len(data) - len(data) % entry_bytes]
+    def _sealed(self) -> SealedIndexes:
+        """The indexes as files."""
+        if self._indexes is None:
+            place = (self._storage, self._directory, self.base_offset)
+            self._indexes = SealedIndexes(*place, self.size_bytes, self._access, self._present)
+        return self._indexes
 
-    def _look_up(self, suffix: str, lookup: Callable[[Body], int]) -> int:
-        """Ask an index without reading all of it: a sealed segment's is mapped for the moment and let go."""
+    @contextmanager
+    def _present(self) -> Iterator[None]:
+        """While inside, no file of this segment gets another name. Raises NotFound once retired."""
         with self._lock:
-            cached = self._offset_index if suffix == OFFSET_INDEX else self._time_index
-            if cached is not None:
-                return lookup(cached)
             self._check_present()
-            if self._is_looking:
-                # Not mapped: another process may cut the file while it is looked at.
-                return lookup(self._read_index(suffix, 1))
-            data = self._storage.map(self.path(suffix))
-        try:
-            return lookup(data)
-        finally:
-            data.release()
+            yield
+
+    def _let_go(self) -> None:
+        """The segment is sealed now, its indexes are what their files say. A sync under way is waited for."""
+        with self._sync_lock, self._lock:
+            for file in self._writers.values():
+                file.close()
+            if self._writers:
+                self._writers, self._indexes, self._access = {}, None, TRUSTED
+            self._offset_index = self._time_index = None
 
     def _undo_create(self) -> None:
         made = list(self._writers)
@@ -295,6 +309,11 @@ class Segment:
             for suffix in made:
                 self._storage.unlink(self.path(suffix))
             self._storage.sync_directory(self._directory)
+
+    def _newest(self) -> tuple[int | None, int]:
+        if self._latest is None:
+            self._latest = self._sealed().largest_timestamp()
+        return self._latest
 
     def _check_present(self) -> None:
         if self._retired:
@@ -324,34 +343,6 @@ class Segment:
 
     def _write_time_entry(self) -> None:
         assert self._time_index is not None, "only an active segment is written to"
-        entry = time_entry(self._time_index, self.base_offset, self.max_timestamp_ms, self.max_timestamp_offset)
+        entry = time_entry(self._time_index, self.base_offset, *self._newest())
         if entry:
             self._write_entry(TIME_INDEX, entry)
-
-
-def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, offset: int) -> bytes:
-    """The entry to add for the largest timestamp so far; empty when it is no later than the last one."""
-    if timestamp_ms is None:
-        return b""
-    if index and time_index.entries(index[-time_index.ENTRY_BYTES :], base_offset)[0][0] >= timestamp_ms:
-        return b""
-    return time_index.pack(base_offset, timestamp_ms, offset)
-
-
-def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
-    """What both indexes of a segment hold after an uninterrupted write, final time entry included (KAFKA-806 form)."""
-    offsets, times = bytearray(), bytearray()
-    latest: int | None = None
-    latest_offset = base_offset
-    since = 0
-    columns = (table.positions, table.sizes, table.last_offsets, table.max_timestamps)
-    for position, size, last_offset, timestamp in zip(*(column.tolist() for column in columns), strict=True):
-        if timestamp >= 0 and (latest is None or timestamp > latest):
-            latest, latest_offset = timestamp, last_offset
-        if since > interval_bytes:
-            offsets += offset_index.pack(base_offset, last_offset, position)
-            times += time_entry(times, base_offset, latest, latest_offset)
-            since = 0
-        since += size
-    times += time_entry(times, base_offset, latest, latest_offset)
-    return Indexes(offsets, times, latest, latest_offset)

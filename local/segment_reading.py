@@ -105,12 +105,11 @@ def trim_to_whole_batches(segment: Segment) -> int:
         # From the last index entry on; from the beginning when the batch it names is the torn one.
         table = kernels.scan_batches(segment.read(start, segment.size_bytes))
         if len(table):
-            segment.size_bytes = start + table.valid_bytes
-            latest = int(table.max_timestamps.max())
-            if latest >= 0:
-                segment.max_timestamp_ms = max(segment.max_timestamp_ms or 0, latest)
+            known = segment.max_timestamp_ms
+            latest = max(-1 if known is None else known, int(table.max_timestamps.max()))
+            segment.show(start + table.valid_bytes, latest if latest >= 0 else None)
             return int(table.last_offsets[-1]) + 1
-    segment.size_bytes = 0
+    segment.show(0, None)
     return segment.base_offset
 
 

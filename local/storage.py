@@ -19,14 +19,23 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from local.errors import AccessDenied, Conflict, DiskFailed, NotFound
 from local.names import TEMPORARY
 
 Body = bytes | bytearray | memoryview
+
+
+class FileFacts(NamedTuple):
+    """What a directory tells of a file."""
+
+    size_bytes: int
+    modified_ms: int
 
 
 class StorageFile(Protocol):
@@ -84,6 +93,13 @@ class Storage(Protocol):
 
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted. Raises NotFound."""
+        ...
+
+    def list_files(self, path: str) -> dict[str, FileFacts]:
+        """The files in a directory, one pass over it, in no order; what vanishes meanwhile is left out or not.
+
+        Raises NotFound when there is no such directory.
+        """
         ...
 
     def is_directory(self, path: str) -> bool: ...
@@ -195,7 +211,7 @@ class DiskStorage:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size
-                return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+                return memoryview(_mapped(fd, size)) if size else memoryview(b"")
             finally:
                 os.close(fd)
 
@@ -213,6 +229,18 @@ class DiskStorage:
     def list(self, path: str) -> list[str]:
         with _translated("listing a directory", path):
             return sorted(os.listdir(path))
+
+    def list_files(self, path: str) -> dict[str, FileFacts]:
+        found: dict[str, FileFacts] = {}
+        with _translated("listing a directory", path), os.scandir(path) as entries:
+            for entry in entries:
+                try:
+                    told = entry.stat()
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(told.st_mode):
+                    found[entry.name] = FileFacts(told.st_size, told.st_mtime_ns // 1_000_000)
+        return found
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)
@@ -280,6 +308,17 @@ def _ignoring_missing() -> Iterator[None]:
 
 def _cause(error: OSError) -> str:
     return (errno.errorcode.get(error.errno, str(error.errno)) if error.errno else type(error).__name__).lower()
+
+
+if sys.version_info >= (3, 13):
+
+    def _mapped(fd: int, size: int) -> mmap.mmap:
+        return mmap.mmap(fd, size, prot=mmap.PROT_READ, trackfd=False)
+
+else:
+
+    def _mapped(fd: int, size: int) -> mmap.mmap:
+        return mmap.mmap(fd, size, prot=mmap.PROT_READ)  # holds a copy of the descriptor as long as it lives
 
 
 def _read_fully(fd: int, start: int, length: int) -> bytes:

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from local.index_files import Indexes
 from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, segment_file
-from local.segment import Indexes
 from local.storage import Body, Storage, join
 
 _INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)

@@ -12,46 +12,60 @@ written only when its timestamp exceeds the last one; offsets never fall. Source
 
 from __future__ import annotations
 
+import bisect
 import struct
+from collections.abc import Callable
+
+import numpy as np
 
 from local.errors import Corrupt
 
 ENTRY_BYTES = 12
-_ENTRY = struct.Struct(">qi")
+ENTRY = struct.Struct(">qi")
+_COLUMNS = np.dtype([("timestamp", ">i8"), ("relative", ">i4")])
 Buffer = bytes | bytearray | memoryview
 
 
 def pack(base_offset: int, timestamp_ms: int, offset: int) -> bytes:
-    return _ENTRY.pack(timestamp_ms, offset - base_offset)
+    return ENTRY.pack(timestamp_ms, offset - base_offset)
 
 
 def lookup(data: Buffer, base_offset: int, timestamp_ms: int) -> tuple[int, int]:
     """The (timestamp, offset) of the greatest entry with timestamp <= `timestamp_ms`; ``(-1, base_offset)`` if none."""
-    low, high = 0, len(data) // ENTRY_BYTES
-    while low < high:
-        middle = (low + high) // 2
-        if _ENTRY.unpack_from(data, middle * ENTRY_BYTES)[0] <= timestamp_ms:
-            low = middle + 1
-        else:
-            high = middle
-    if low == 0:
+    count = len(data) // ENTRY_BYTES
+    return find(count, lambda slot: ENTRY.unpack_from(data, slot * ENTRY_BYTES), base_offset, timestamp_ms)
+
+
+def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> tuple[int, int]:
+    """As `lookup`, in `count` entries of which `entry` gives any one, as they are in the file: a few are asked for."""
+    after = bisect.bisect_right(range(count), timestamp_ms, key=lambda slot: entry(slot)[0])
+    if after == 0:
         return -1, base_offset
-    found, relative = _ENTRY.unpack_from(data, (low - 1) * ENTRY_BYTES)
+    found, relative = entry(after - 1)
     return found, base_offset + relative
 
 
 def entries(data: Buffer, base_offset: int) -> list[tuple[int, int]]:
     """All (timestamp, offset) pairs in file order."""
     whole = memoryview(data)[: len(data) - len(data) % ENTRY_BYTES]
-    return [(timestamp, base_offset + relative) for timestamp, relative in _ENTRY.iter_unpack(whole)]
+    return [(timestamp, base_offset + relative) for timestamp, relative in ENTRY.iter_unpack(whole)]
 
 
 def check(data: Buffer, *, path: str) -> None:
     """Raises Corrupt unless it holds whole entries, timestamps rising and offsets never falling."""
     if len(data) % ENTRY_BYTES:
         raise Corrupt("reading a time index, not a multiple of 12 bytes", path=path, size_bytes=len(data))
-    last = (-(1 << 63), -1)
-    for at, entry in enumerate(_ENTRY.iter_unpack(data)):
-        if entry[0] <= last[0] or entry[1] < last[1] or entry[1] < 0:
-            raise Corrupt("reading a time index, entry out of order", path=path, entry=at)
-        last = entry
+    sound = sound_entries(data)
+    if sound * ENTRY_BYTES < len(data):
+        raise Corrupt("reading a time index, entry out of order", path=path, entry=sound)
+
+
+def sound_entries(data: Buffer) -> int:
+    """How many leading entries are in order: timestamps rising, offsets never falling."""
+    columns = np.frombuffer(data, _COLUMNS, len(data) // ENTRY_BYTES)
+    if not len(columns):
+        return 0
+    times, offsets = columns["timestamp"], columns["relative"]
+    wrong = offsets < 0
+    wrong[1:] |= (times[1:] <= times[:-1]) | (offsets[1:] < offsets[:-1])
+    return int(wrong.argmax()) if wrong.any() else len(columns)

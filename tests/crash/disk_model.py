@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from local.errors import Conflict, DiskFailed, NotFound
 from local.names import META_PROPERTIES
-from local.storage import Body, parent
+from local.storage import Body, FileFacts, parent
 
 
 class PowerCut(BaseException):
@@ -178,6 +178,14 @@ class ModelDisk:
         start = len(below)
         inside = [*self.names, *self.directories]
         return sorted({name[start:].split("/", 1)[0] for name in inside if name.startswith(below)})
+
+    def list_files(self, path: str) -> dict[str, FileFacts]:
+        below = path + "/"
+        return {
+            name: FileFacts(len(self.names[below + name].data), 0)
+            for name in self.list(path)
+            if below + name in self.names
+        }
 
     def is_directory(self, path: str) -> bool:
         return path in self.directories

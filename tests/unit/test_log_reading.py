@@ -130,7 +130,7 @@ def test_the_largest_timestamp_below_the_log_start_is_not_found() -> None:
 def test_the_largest_timestamp_of_a_batch_that_is_just_being_written_does_not_hide_the_others() -> None:
     log = open_log(ModelDisk())
     fill(log, 30)
-    log._view.segments[-1].max_timestamp_ms = 1 << 40
+    log._view.segments[-1]._latest = (1 << 40, 29)
     assert log.offset_for(OffsetSpec.MAX_TIMESTAMP) == FoundOffset(29, 5029, 0)
     assert log.offset_for(6000) is None
 
