@@ -20,6 +20,7 @@ fails too, the log refuses everything until it is reopened.
 from __future__ import annotations
 
 import bisect
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -37,7 +38,8 @@ from local.log_view import LogView
 from local.names import TopicPartition
 from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
 from local.record import Record
-from local.segment import RELATIVE_OFFSET_MAX, Segment
+from local.rolling import Draw, Rolling
+from local.segment import Segment
 from local.settings import LogSettings
 from local.storage import Storage, join
 
@@ -60,7 +62,14 @@ class AppendResult(NamedTuple):
 class Log(ReadableLog):
     """See the module text; reads and lookups are in `local.log_reading`. Build one with `Log.open`."""
 
-    def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        directory: str,
+        partition: TopicPartition,
+        settings: LogSettings,
+        draw: Draw = random.randrange,
+    ) -> None:
         super().__init__(partition)
         self.settings = settings
         self.directory = directory
@@ -76,6 +85,7 @@ class Log(ReadableLog):
         self._failed = False
         self._look_again: Callable[[], None] | None = None
         self._expire_producers_at_ms = 0
+        self._rolling = Rolling(draw)
 
     @classmethod
     def open(
@@ -91,14 +101,16 @@ class Log(ReadableLog):
         log_start_offset: int | None = None,
         is_tiered: bool = False,
         read_only: bool = False,
+        draw: Draw = random.randrange,
     ) -> Log:
         """Load what is there, recover what needs it, and end with an active segment; all durable on return.
 
         `log_start_offset` is the checkpointed one. With `is_tiered` it is taken as it is, although the local files
         may begin later; without, the first local segment's base is its lower bound. With `read_only` nothing is
-        written: a torn tail is left alone and not shown, and the log refuses every change.
+        written: a torn tail is left alone and not shown, and the log refuses every change. `draw` is chance for the
+        jitter of rolling.
         """
-        log = cls(storage, directory, partition, settings)
+        log = cls(storage, directory, partition, settings, draw)
         if read_only:
             log._look(log_start_offset or 0, is_tiered=is_tiered)
             return log
@@ -405,19 +417,8 @@ class Log(ReadableLog):
             active.append_aborted(aborted)
 
     def _roll_if_due(self, size: int, header: BatchHeader, now_ms: int) -> None:
-        """Kafka's conditions: bytes, time since the segment's first batch, full indexes, offset span."""
-        active, settings = self._view.segments[-1], self.settings
-        if active.size_bytes == 0:
-            return
-        began = active.roll_base_ms
-        waited = now_ms - active.created_ms if began is None else header.max_timestamp_ms - began
-        span = self.next_offset + header.last_offset_delta - active.base_offset
-        if (
-            active.size_bytes > settings.segment_bytes - size
-            or waited > settings.segment_ms
-            or active.is_index_full(settings.segment_index_bytes)
-            or span > RELATIVE_OFFSET_MAX
-        ):
+        facts = {"base_offset": self.next_offset, "now_ms": now_ms}
+        if self._rolling.is_due(self._view.segments[-1], self.settings, size, header, **facts):
             self.roll(now_ms=now_ms)
 
     def _assign_epoch(self, offset: int) -> None:

@@ -20,6 +20,7 @@ class LogSettings:
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * DAY_MS
+    segment_jitter_ms: int = 0
     index_interval_bytes: int = 4096
     segment_index_bytes: int = 10 << 20
     max_message_bytes: int = 1_048_588
@@ -28,6 +29,13 @@ class LogSettings:
     compression_level: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
     is_compacted: bool = False
+    max_compaction_lag_ms: int | None = None
     flush_messages: int | None = None
     flush_ms: int | None = None
     producer_id_expiration_ms: int = DAY_MS
+
+    @property
+    def roll_ms(self) -> int:
+        """The age at which a segment rolls: a compacted log's records wait no longer than their lag allows."""
+        lag = self.max_compaction_lag_ms if self.is_compacted else None
+        return self.segment_ms if lag is None else min(self.segment_ms, lag)

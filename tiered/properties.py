@@ -118,6 +118,13 @@ _TABLE = (
         doc="The age at which the active segment is closed.",
     ),
     Property(
+        name="segment.jitter.ms",
+        kind=Kind.MS,
+        default="0",
+        minimum=0,
+        doc="Up to this much of segment.ms is taken away by chance, so that logs do not all roll at once.",
+    ),
+    Property(
         name="segment.index.bytes",
         kind=Kind.BYTES,
         default="10MiB",
@@ -209,6 +216,13 @@ _TABLE = (
         default="0",
         minimum=0,
         doc="Records younger than this are not compacted.",
+    ),
+    Property(
+        name="max.compaction.lag.ms",
+        kind=Kind.MS,
+        default=str(_INT64_MAX),
+        minimum=1,
+        doc="With compaction, the active segment is closed at this age even if segment.ms is longer.",
     ),
     Property(
         name="file.delete.delay.ms",

@@ -32,6 +32,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
     kept = retention if "delete" in policy else {"ms": None, "bytes": None}
     local = {unit: _follow(settings, f"local.retention.{unit}", FOLLOW, kept[unit]) for unit in ("ms", "bytes")}
     lag = {unit: _follow(settings, f"remote.copy.lag.{unit}", UNLIMITED, local[unit]) for unit in ("ms", "bytes")}
+    most_ms = _int(settings, "max.compaction.lag.ms") if "compact" in policy else _INT64_MAX
     return PartitionRules(
         cleanup_delete="delete" in policy,
         cleanup_compact="compact" in policy,
@@ -39,7 +40,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         retention_bytes=retention["bytes"],
         local_retention_ms=local["ms"],
         local_retention_bytes=local["bytes"],
-        segment_ms=_int(settings, "segment.ms"),
+        segment_ms=min(_int(settings, "segment.ms"), most_ms),
         copy_disabled=bool(_value(settings, "remote.log.copy.disable")),
         copy_lag_ms=lag["ms"],
         copy_lag_bytes=lag["bytes"],
@@ -69,6 +70,8 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
         timestamp_type=TimestampType.LOG_APPEND_TIME
         if _value(settings, "message.timestamp.type") == "LogAppendTime"
         else TimestampType.CREATE_TIME,
+        segment_jitter_ms=_int(settings, "segment.jitter.ms"),
+        max_compaction_lag_ms=_unless_max(_int(settings, "max.compaction.lag.ms")),
         is_compacted="compact" in _set(settings, "cleanup.policy"),
         flush_messages=_unless_max(_int(settings, "flush.messages")),
         flush_ms=_unless_max(_int(settings, "flush.ms")),
@@ -78,6 +81,9 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
 
 def check_combination(settings: Mapping[str, str]) -> None:
     """Raises InvalidRequest, naming both keys, where two settings contradict each other."""
+    least, most = _int(settings, "min.compaction.lag.ms"), _int(settings, "max.compaction.lag.ms")
+    if least > most:
+        _refuse("min.compaction.lag.ms", least, "max.compaction.lag.ms", most, "the least would exceed the most")
     for unit in ("ms", "bytes"):
         whole, local = _int(settings, f"retention.{unit}"), _int(settings, f"local.retention.{unit}")
         if whole != UNLIMITED and local != FOLLOW and (local == UNLIMITED or local > whole):
