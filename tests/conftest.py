@@ -14,10 +14,11 @@ NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that start a Java go to one worker: one session serves them all, and two would not fit two cores."""
+    """Tests that start a Java go to one worker for each kind: one session, one broker serves them all."""
     for item in items:
-        if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        for name in ("spark", "kafka"):
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.hookimpl(tryfirst=True)

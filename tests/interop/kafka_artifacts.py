@@ -1,0 +1,110 @@
+"""The pinned Apache Kafka and a Java to run it: jars from Maven Central, fetched once into the user's cache folder.
+
+The jars of a version lie in one directory that appears whole, by a rename, under a lock: parallel test workers and a
+killed download leave either all of it or nothing. No jar is ever part of the checkout.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+KAFKA_VERSION = "4.1.1"
+_LOG4J_VERSION = "2.24.3"  # the log4j-core that this Kafka brings
+_SCALA_VERSION = "2.13"
+_JAVA_MAJOR_MIN = 17  # Kafka 4 brokers
+_FETCH_SECONDS_MAX = 200  # 54 MB; below the time a single test has
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>interop</groupId><artifactId>kafka</artifactId><version>1</version>
+  <dependencies>{dependencies}</dependencies>
+</project>
+"""
+_DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+_ARTIFACTS = (
+    ("org.apache.kafka", f"kafka_{_SCALA_VERSION}", KAFKA_VERSION),
+    ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", _LOG4J_VERSION),
+)
+
+
+class KafkaMissing(Exception):
+    """This machine cannot get or run the broker; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kafka:
+    """A Java command and the class path of the broker and its tools."""
+
+    java: str
+    class_path: str
+
+
+def find_kafka() -> Kafka:
+    """The pinned Kafka, fetched on first use. Raises KafkaMissing."""
+    return Kafka(java=_find_java(), class_path=f"{_fetch_jars()}/*")
+
+
+def _find_java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    for java in (f"{home}/bin/java" if home else None, shutil.which("java")):
+        if java and os.access(java, os.X_OK) and _java_major(java) >= _JAVA_MAJOR_MIN:
+            return java
+    raise KafkaMissing(f"no Java >= {_JAVA_MAJOR_MIN} found (JAVA_HOME, PATH)")
+
+
+def _java_major(java: str) -> int:
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+    found = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    return int(found[1]) if found else 0
+
+
+def _fetch_jars() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-interop"
+    jars = root / f"kafka-{KAFKA_VERSION}-log4j-{_LOG4J_VERSION}"
+    if jars.is_dir():
+        return jars
+    if shutil.which("mvn") is None:
+        raise KafkaMissing(f"Kafka {KAFKA_VERSION} is not in {root} and there is no mvn to fetch it (Debian: maven)")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not jars.is_dir():
+                _download(root, jars)
+    except OSError as error:
+        raise KafkaMissing(f"fetching Kafka {KAFKA_VERSION} into {root}: {error}") from error
+    return jars
+
+
+def _download(root: Path, jars: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        pom = Path(folder, "pom.xml")
+        pom.write_text(_POM.format(dependencies="".join(_DEPENDENCY.format(*each) for each in _ARTIFACTS)))
+        # -C: a jar whose checksum differs is refused.
+        words = [
+            "mvn",
+            "-q",
+            "-B",
+            "-C",
+            "-f",
+            str(pom),
+            _COPY,
+            "-DincludeScope=runtime",
+            f"-DoutputDirectory={folder}/lib",
+        ]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_FETCH_SECONDS_MAX, cwd=folder)
+        except subprocess.TimeoutExpired:
+            raise KafkaMissing(f"mvn did not fetch Kafka {KAFKA_VERSION} in {_FETCH_SECONDS_MAX} s") from None
+        if done.returncode:
+            told = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
+            raise KafkaMissing(f"mvn could not fetch Kafka {KAFKA_VERSION}: {' '.join(told[:1])[:500]}")
+        Path(folder, "lib").rename(jars)

@@ -1,0 +1,171 @@
+"""One Kafka broker on loopback: format its directories, start, stop, kill, and run Kafka's own tools.
+
+KRaft, one node that is broker and controller. The ports are the system's choice, made anew at every start (the quorum
+is a static one of one voter, so nothing on disk remembers a port); when another process was quicker, the next pair is
+tried. Only the process that was started here is ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from kafka_artifacts import Kafka
+
+_CLUSTER_ID = "dGllcmVkLWludGVyb3AtMQ"
+_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")  # quick to start, small
+_START_SECONDS_MAX = 60
+_STOP_SECONDS_MAX = 60
+_TOOL_SECONDS_MAX = 120
+_STARTS_MAX = 3
+
+_SETTINGS = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
+controller.listener.names=CONTROLLER
+log.dirs={log_dirs}
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+group.initial.rebalance.delay.ms=0
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=300
+log.retention.ms=-1
+log.segment.delete.delay.ms=1000
+log.cleaner.backoff.ms=100
+log.cleaner.dedupe.buffer.size=10485760
+log.message.timestamp.after.max.ms=9223372036854775807
+log.index.size.max.bytes=65536
+"""
+_LOG4J = """\
+appender.file.type=File
+appender.file.name=file
+appender.file.fileName={path}
+appender.file.layout.type=PatternLayout
+appender.file.layout.pattern=%d %p %c{{1}} %m%n
+rootLogger.level=WARN
+rootLogger.appenderRef.file.ref=file
+logger.log.name=kafka.log
+logger.log.level=INFO
+logger.unified.name=org.apache.kafka.storage.internals.log
+logger.unified.level=INFO
+"""
+
+
+class KafkaBroker:
+    """A broker whose everything lies below `home`; it runs between `start` and `stop` or `kill`."""
+
+    def __init__(self, kafka: Kafka, home: Path, *, log_dirs: Sequence[str] = ("data",)) -> None:
+        self.home = home
+        self.log_dirs = [home / name for name in log_dirs]
+        self.address = ""
+        self._kafka = kafka
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log_path(self) -> Path:
+        return self.home / "broker.log"
+
+    def format(self) -> None:
+        """Kafka's own storage tool gives each log directory its meta.properties."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._write_settings(*_free_ports(2))
+        words = ["format", "-t", _CLUSTER_ID, "-c", str(self._settings)]
+        self.tool("kafka.tools.StorageTool", *words)
+
+    def start(self) -> None:
+        """Returns when the broker accepts connections, which is after it has loaded its logs."""
+        assert self._process is None, "it runs"
+        for _ in range(_STARTS_MAX):
+            port, controller_port = _free_ports(2)
+            self._write_settings(port, controller_port)
+            self.address = f"127.0.0.1:{port}"
+            with (self.home / "broker.out").open("ab") as out:
+                words = self._java("-Xmx512m", "kafka.Kafka", str(self._settings))
+                self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            if self._wait_until_listening(port):
+                return
+            if "java.net.BindException" not in self._told():
+                break
+        raise AssertionError(f"the broker did not start:\n{self._told()}")
+
+    def stop(self) -> None:
+        """A clean shutdown; nothing when it does not run."""
+        self._end(kill=False)
+
+    def kill(self) -> None:
+        """SIGKILL: no clean-shutdown marker, indexes at their full allocated size, checkpoints as old as they are."""
+        self._end(kill=True)
+
+    def tool(self, name: str, *words: str, stdin: bytes = b"") -> str:
+        """The stdout of one of Kafka's command-line classes; fails the test when it does."""
+        command = self._java("-Xmx256m", name, *words)
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=_TOOL_SECONDS_MAX)
+        told = done.stderr.decode("utf-8", "replace")
+        assert done.returncode == 0, (
+            f"{name} exited {done.returncode}: {told}\n{done.stdout.decode('utf-8', 'replace')}"
+        )
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+    def warnings(self) -> list[str]:
+        """What the broker logged about its logs, warnings and errors alone."""
+        lines = self.log_path.read_text().splitlines() if self.log_path.exists() else []
+        return [line for line in lines if " WARN " in line or " ERROR " in line]
+
+    @property
+    def _settings(self) -> Path:
+        return self.home / "server.properties"
+
+    def _write_settings(self, port: int, controller_port: int) -> None:
+        log_dirs = ",".join(map(str, self.log_dirs))
+        self._settings.write_text(_SETTINGS.format(broker=port, controller=controller_port, log_dirs=log_dirs))
+        (self.home / "log4j2.properties").write_text(_LOG4J.format(path=self.log_path))
+
+    def _java(self, heap: str, *words: str) -> list[str]:
+        logging = f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}"
+        return [self._kafka.java, heap, *_JVM, logging, "-cp", self._kafka.class_path, *words]
+
+    def _wait_until_listening(self, port: int) -> bool:
+        assert self._process is not None
+        due = time.monotonic() + _START_SECONDS_MAX
+        while time.monotonic() < due and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return True
+            time.sleep(0.05)
+        self.kill()
+        return False
+
+    def _end(self, *, kill: bool) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill() if kill else process.terminate()
+        try:
+            process.wait(_STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the broker did not stop:\n{self._told()}") from None
+
+    def _told(self) -> str:
+        files = (self.home / "broker.out", self.log_path)
+        return "\n".join(file.read_text(errors="replace")[-4000:] for file in files if file.exists())
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

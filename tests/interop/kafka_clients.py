@@ -1,0 +1,213 @@
+"""What the tests ask of a broker, through aiokafka: topics, producing in every manner, reading everything.
+
+Each call opens a client, does one thing and closes it; every topic has one partition. Records read come back as the
+project's own `StoredRecord`, so that comparing is `==`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+
+from local.record import Record, StoredRecord, TimestampType
+
+READ_SECONDS_MAX = 60
+T = TypeVar("T")
+
+
+def run(work: Coroutine[object, object, T]) -> T:
+    return asyncio.run(work)
+
+
+def create_topics(address: str, topics: Mapping[str, Mapping[str, str]]) -> None:
+    """Topics of one partition with their settings; every topic must be new."""
+    run(_create_topics(address, topics))
+
+
+def wait_for_leaders(address: str, topics: Iterable[str]) -> None:
+    """Until every topic's partition 0 is led: a broker listens before it may lead, and longer so after a crash."""
+    run(_wait_for_leaders(address, list(topics)))
+
+
+def delete_records(address: str, before: Mapping[str, int]) -> None:
+    """Raise the log start of topics' partition 0."""
+    run(_delete_records(address, before))
+
+
+def produce(address: str, topic: str, records: Iterable[Record], **settings: object) -> None:
+    """Plain or idempotent (`enable_idempotence`) sends, in order, one batch a `max_batch_size`."""
+    run(_produce(address, topic, records, settings))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one transactional producer does next; `verb` is begin, send, commit, abort."""
+
+    producer: str
+    verb: str
+    topic: str = ""
+    records: Sequence[Record] = ()
+
+
+def transactions(address: str, steps: Sequence[Step], **settings: object) -> None:
+    """Play `steps` in order, one producer for each name (its transactional id).
+
+    A transaction without an end stays open, as after a producer's crash.
+    """
+    run(_transactions(address, steps, settings))
+
+
+def read(address: str, topics: Sequence[str], *, committed: bool = False) -> dict[str, list[StoredRecord]]:
+    """Everything in partition 0 of each topic, from its start to its end (with `committed`, to its stable end)."""
+    return run(_read(address, topics, committed))
+
+
+def bounds(address: str, topics: Sequence[str], *, committed: bool = False) -> dict[str, tuple[int, int]]:
+    """Log start and log end (with `committed`, the last stable) offset of each topic's partition 0."""
+    return run(_bounds(address, topics, committed))
+
+
+def wait_until(claim: Callable[[], bool], what: str, seconds_max: float = 60) -> None:
+    """For what the broker does by itself, in its own time."""
+    due = time.monotonic() + seconds_max
+    while not claim():
+        assert time.monotonic() < due, f"waited {seconds_max} s in vain: {what}"
+        time.sleep(0.05)
+
+
+async def _create_topics(address: str, topics: Mapping[str, Mapping[str, str]]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=address)
+    await admin.start()
+    try:
+        wanted = [NewTopic(name, 1, 1, topic_configs=dict(settings)) for name, settings in topics.items()]
+        answer = await admin.create_topics(wanted)
+        failed = [error for error in answer.topic_errors if error[1]]
+        assert not failed, failed
+    finally:
+        await admin.close()
+    await _wait_for_leaders(address, list(topics))
+
+
+async def _wait_for_leaders(address: str, topics: list[str]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=address)
+    await admin.start()
+    try:
+        due = time.monotonic() + READ_SECONDS_MAX
+        while leaderless := [t["topic"] for t in await admin.describe_topics(topics) if not _is_led(t)]:
+            assert time.monotonic() < due, f"no leader: {leaderless}"
+            await asyncio.sleep(0.05)
+    finally:
+        await admin.close()
+
+
+def _is_led(topic: Mapping[str, Any]) -> bool:
+    return bool(topic["partitions"]) and all(each["leader"] >= 0 for each in topic["partitions"])
+
+
+async def _delete_records(address: str, before: Mapping[str, int]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=address)
+    await admin.start()
+    try:
+        await admin.delete_records(
+            {TopicPartition(t, 0): RecordsToDelete(before_offset=at) for t, at in before.items()}
+        )
+    finally:
+        await admin.close()
+
+
+async def _produce(address: str, topic: str, records: Iterable[Record], settings: Mapping[str, object]) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=address, **{"linger_ms": 20, **settings})
+    await producer.start()
+    try:
+        await _send_all(producer, topic, records)
+    finally:
+        await producer.stop()
+
+
+async def _send_all(producer: AIOKafkaProducer, topic: str, records: Iterable[Record]) -> None:
+    sent = [await _send(producer, topic, record) for record in records]
+    await producer.flush()
+    await asyncio.gather(*sent)
+
+
+async def _send(producer: AIOKafkaProducer, topic: str, record: Record) -> asyncio.Future:
+    return await producer.send(
+        topic,
+        record.value,
+        record.key,
+        partition=0,
+        timestamp_ms=record.timestamp_ms,
+        headers=list(record.headers),
+    )
+
+
+async def _transactions(address: str, steps: Sequence[Step], settings: Mapping[str, object]) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        producers = {}
+        for name in dict.fromkeys(step.producer for step in steps):
+            producers[name] = AIOKafkaProducer(bootstrap_servers=address, transactional_id=name, **settings)
+            await producers[name].start()
+            stack.push_async_callback(producers[name].stop)
+        for step in steps:
+            await _take(producers[step.producer], step)
+
+
+async def _take(producer: AIOKafkaProducer, step: Step) -> None:
+    match step.verb:
+        case "begin":
+            await producer.begin_transaction()
+        case "send":
+            await _send_all(producer, step.topic, step.records)
+        case "commit":
+            await producer.commit_transaction()
+        case "abort":
+            await producer.abort_transaction()
+
+
+async def _read(address: str, topics: Sequence[str], committed: bool) -> dict[str, list[StoredRecord]]:
+    consumer = _consumer(address, committed)
+    await consumer.start()
+    try:
+        names = {TopicPartition(topic, 0): topic for topic in topics}
+        consumer.assign(list(names))
+        await consumer.seek_to_beginning(*names)
+        ends = await consumer.end_offsets(list(names))
+        found: dict[str, list[StoredRecord]] = {topic: [] for topic in topics}
+        due = time.monotonic() + READ_SECONDS_MAX
+        while behind := {p: e for p, e in ends.items() if await consumer.position(p) < e}:
+            assert time.monotonic() < due, f"not read to the end: {behind}"
+            for partition, records in (await consumer.getmany(timeout_ms=100)).items():
+                found[names[partition]] += map(_stored, records)
+        return found
+    finally:
+        await consumer.stop()
+
+
+async def _bounds(address: str, topics: Sequence[str], committed: bool) -> dict[str, tuple[int, int]]:
+    consumer = _consumer(address, committed)
+    await consumer.start()
+    try:
+        partitions = [TopicPartition(topic, 0) for topic in topics]
+        consumer.assign(partitions)
+        starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
+        return {each.topic: (starts[each], ends[each]) for each in partitions}
+    finally:
+        await consumer.stop()
+
+
+def _consumer(address: str, committed: bool) -> AIOKafkaConsumer:
+    isolation = "read_committed" if committed else "read_uncommitted"
+    return AIOKafkaConsumer(bootstrap_servers=address, isolation_level=isolation, enable_auto_commit=False)
+
+
+def _stored(record) -> StoredRecord:
+    headers = tuple((key, value) for key, value in record.headers)
+    kind = TimestampType(record.timestamp_type)
+    return StoredRecord(record.offset, record.timestamp, kind, record.key, record.value, headers)

@@ -1,0 +1,159 @@
+"""Kafka's dump tool and we say the same of every file that the broker wrote: batches, indexes, snapshots."""
+
+import pytest
+
+from local import checkpoints, kernels, names, offset_index, producer_snapshot, time_index, txn_index
+from local.segment import build_indexes
+from local.storage import DiskStorage
+
+pytestmark = pytest.mark.kafka
+
+SEQUENCES = 1 << 31
+
+
+def files_of(written, suffix):
+    found = {path: dumped for path, dumped in written.dumps.items() if path.suffix == suffix}
+    assert found, f"no {suffix} among what was dumped"
+    return found.items()
+
+
+def base_of(path):
+    return names.parse_segment_file(path.name)[0]
+
+
+def batch_rows(table):
+    """A `BatchTable` under the dump tool's names."""
+    rows = []
+    for at, position in enumerate(table.positions.tolist()):
+        header = table.row(at)
+        last = (header.base_sequence + header.last_offset_delta) % SEQUENCES if header.base_sequence >= 0 else -1
+        rows.append(
+            {
+                "baseOffset": header.base_offset,
+                "lastOffset": header.last_offset,
+                "count": header.record_count,
+                "baseSequence": header.base_sequence,
+                "lastSequence": last,
+                "producerId": header.producer_id,
+                "producerEpoch": header.producer_epoch,
+                "partitionLeaderEpoch": header.leader_epoch,
+                "isTransactional": header.is_transactional,
+                "isControl": header.is_control,
+                "deleteHorizonMs": header.base_timestamp_ms if header.has_delete_horizon else None,
+                "position": position,
+                "LogAppendTime" if header.timestamp_type else "CreateTime": header.max_timestamp_ms,
+                "size": header.size_bytes,
+                "magic": header.magic,
+                "compresscodec": header.codec.name.lower(),
+                "crc": header.crc,
+                "isvalid": True,
+            }
+        )
+    return rows
+
+
+def test_every_field_of_every_batch_agrees(written_by_kafka):
+    kinds = set()
+    for path, dumped in files_of(written_by_kafka, ".log"):
+        table = kernels.scan_batches(path.read_bytes())
+        assert table.problem is None
+        assert batch_rows(table) == dumped.batches, path
+        for row in dumped.batches:
+            kinds |= {row["compresscodec"]} | {name for name in row if row[name] is True}
+            kinds |= {"deleteHorizonMs"} if row["deleteHorizonMs"] is not None else set()
+            kinds |= {"empty"} if row["count"] == 0 else set()
+    # What the tests above would prove nothing about, were it not there.
+    assert kinds >= {
+        "none",
+        "gzip",
+        "snappy",
+        "lz4",
+        "zstd",
+        "isTransactional",
+        "isControl",
+        "deleteHorizonMs",
+        "empty",
+    }
+
+
+def test_every_record_is_at_the_offset_and_time_that_kafka_prints(written_by_kafka):
+    for path, dumped in files_of(written_by_kafka, ".log"):
+        rows = []
+        for columns in kernels.decode_in_steps(path.read_bytes(), include_control=True):
+            sizes = (columns.offsets, columns.timestamps, columns.key_lengths, columns.value_lengths)
+            rows += zip(*(column.tolist() for column in sizes), strict=True)
+        told = [
+            (r["offset"], r.get("CreateTime", r.get("LogAppendTime")), r["keySize"], r["valueSize"])
+            for r in dumped.records
+        ]
+        assert rows == told, path
+
+
+def test_offset_and_time_indexes_hold_what_kafka_prints(written_by_kafka):
+    for path, dumped in files_of(written_by_kafka, ".index"):
+        told = [(row["offset"], row["position"]) for row in dumped.entries]
+        assert offset_index.entries(path.read_bytes(), base_of(path)) == told, path
+    for path, dumped in files_of(written_by_kafka, ".timeindex"):
+        told = [(row["timestamp"], row["offset"]) for row in dumped.entries]
+        assert time_index.entries(path.read_bytes(), base_of(path)) == told, path
+
+
+def test_rebuilt_indexes_are_kafkas_byte_for_byte(written_by_kafka):
+    for path, _ in files_of(written_by_kafka, ".log"):
+        if path.parent.name.startswith("__"):
+            continue  # other index intervals
+        interval = 4096 if path.parent.name.startswith(("console", "performance", "empty")) else 700
+        made = build_indexes(kernels.scan_batches(path.read_bytes()), base_of(path), interval)
+        assert (bytes(made.offset), bytes(made.time)) == (
+            path.with_suffix(".index").read_bytes(),
+            path.with_suffix(".timeindex").read_bytes(),
+        ), path
+
+
+def test_aborted_transactions_are_those_that_kafka_prints(written_by_kafka):
+    for path, dumped in files_of(written_by_kafka, ".txnindex"):
+        fields = ("producerId", "firstOffset", "lastOffset", "lastStableOffset")
+        ours = [
+            (each.producer_id, each.first_offset, each.last_offset, each.last_stable_offset)
+            for each in txn_index.entries(path.read_bytes())
+        ]
+        assert ours == [tuple(row[name] for name in fields) for row in dumped.entries], path
+
+
+def test_producer_snapshots_hold_what_kafka_prints(written_by_kafka):
+    seen = 0
+    for path, dumped in files_of(written_by_kafka, ".snapshot"):
+        ours = [
+            {
+                "producerId": each.producer_id,
+                "producerEpoch": each.producer_epoch,
+                "coordinatorEpoch": each.coordinator_epoch,
+                "currentTxnFirstOffset": None if each.transaction_first_offset < 0 else each.transaction_first_offset,
+                "lastTimestamp": each.timestamp_ms,
+                # The tool leaves these out for a producer of whom no batch is remembered.
+                **({"lastSequence": each.last_sequence} if each.last_offset >= 0 else {}),
+                **({"lastOffset": each.last_offset} if each.last_offset >= 0 else {}),
+                **({"offsetDelta": each.offset_delta} if each.last_offset >= 0 else {}),
+            }
+            for each in producer_snapshot.decode(path.read_bytes())
+        ]
+        derived = ("firstSequence", "timestamp")
+        assert ours == [{name: row[name] for name in row if name not in derived} for row in dumped.entries], path
+        seen += len(ours)
+    assert seen, "no producer in any snapshot"
+
+
+def test_leader_epochs_begin_where_kafka_wrote_it(written_by_kafka):
+    clean = written_by_kafka.clean
+    for checkpoint in clean.root.glob("*/leader-epoch-checkpoint"):
+        topic = names.parse_partition_directory(checkpoint.parent.name).topic
+        start = clean.bounds[topic][0] if topic in clean.bounds else 0
+        first_of = {}
+        for path, dumped in written_by_kafka.dumps.items():
+            for row in dumped.batches if path.parent == checkpoint.parent else ():
+                epoch, offset = row["partitionLeaderEpoch"], max(row["baseOffset"], start)
+                first_of[epoch] = min(first_of.get(epoch, offset), offset)
+        read = dict(checkpoints.read_epochs(DiskStorage(), str(checkpoint)))
+        assert first_of.keys() <= read.keys()
+        # A log that was compacted may have lost an epoch's first batch.
+        assert all(read[epoch] <= offset for epoch, offset in first_of.items()), checkpoint
