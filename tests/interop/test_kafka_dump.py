@@ -3,7 +3,7 @@
 import pytest
 
 from local import checkpoints, kernels, names, offset_index, producer_snapshot, time_index, txn_index
-from local.segment import build_indexes
+from local.index_files import build_indexes
 from local.storage import DiskStorage
 
 pytestmark = pytest.mark.kafka
