@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from local import names
 from local.errors import Corrupt, InvalidRequest, NotFound
@@ -70,18 +71,42 @@ def write_topic_id(storage: Storage, directory: str, topic_id: str) -> None:
     replace_file(storage, join(directory, names.PARTITION_METADATA), body)
 
 
-def ensure_meta_properties(storage: Storage, root: str) -> str:
-    """The directory's id from ``meta.properties``, which is written on first use."""
-    path = join(root, names.META_PROPERTIES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaProperties:
+    """Whose directory it is (`cluster_id`, `node_id`) and which of that node's (`directory_id`). Empty where absent."""
+
+    cluster_id: str
+    node_id: str
+    directory_id: str
+
+
+def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
+    """What ``meta.properties`` says; None when there is none. Version 0 had ``broker.id``, and no directory id."""
     try:
-        lines = storage.read(path).decode("utf-8", "replace").splitlines()
+        lines = storage.read(join(root, names.META_PROPERTIES)).decode("utf-8", "replace").splitlines()
     except NotFound:
-        directory_id, cluster_id = (names.encode_uuid(uuid.uuid4()) for _ in range(2))
-        body = f"version=1\ncluster.id={cluster_id}\nnode.id=1\ndirectory.id={directory_id}\n"
-        replace_file(storage, path, body.encode())
-        return directory_id
+        return None
     fields = dict(line.partition("=")[::2] for line in lines if not line.startswith("#"))
-    return fields.get("directory.id", "")
+    return MetaProperties(
+        cluster_id=fields.get("cluster.id", ""),
+        node_id=fields.get("node.id", fields.get("broker.id", "")),
+        directory_id=fields.get("directory.id", ""),
+    )
+
+
+def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | None = None) -> MetaProperties:
+    """What ``meta.properties`` says, which is written on first use: an id of its own, the rest as in `like`."""
+    found = read_meta_properties(storage, root)
+    if found is not None:
+        return found
+    fresh = MetaProperties(
+        cluster_id=(like.cluster_id if like else "") or names.encode_uuid(uuid.uuid4()),
+        node_id=(like.node_id if like else "") or "1",
+        directory_id=names.encode_uuid(uuid.uuid4()),
+    )
+    body = f"version=1\ncluster.id={fresh.cluster_id}\nnode.id={fresh.node_id}\ndirectory.id={fresh.directory_id}\n"
+    replace_file(storage, join(root, names.META_PROPERTIES), body.encode())
+    return fresh
 
 
 def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[str]]]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 
 from local import checkpoints, names
+from local.checkpoints import MetaProperties
 from local.errors import Conflict, DiskFailed, InvalidRequest, NotFound
 from local.log import Log
 from local.names import TopicPartition, parse_partition_directory
@@ -25,39 +26,50 @@ _CLEAN_MARKER = b'{"version":0,"brokerEpoch":-1}'
 class LogDirectory:
     """The logs below one root. One process at a time: a second one gets Conflict."""
 
-    def __init__(self, storage: Storage, root: str, *, read_only: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, root: str, *, read_only: bool = False, like: MetaProperties | None = None
+    ) -> None:
         """Take the directory; logs are opened with `open_log`. Raises Conflict, AccessDenied, DiskFailed, Corrupt.
 
-        With `read_only` nothing is locked or written, and logs are seen as they are now.
+        With `read_only` nothing is locked or written, and logs are seen as they are now. `like` is whose directory a
+        new one becomes (`local.log_dir_set`).
         """
         self.storage = storage
         self.root = root
         self.read_only = read_only
         self.logs: dict[TopicPartition, Log] = {}
         self.was_clean = False
+        self.identity = like
         self._lock: StorageFile | None = None
         self._files = threading.Lock()
-        if not read_only:
-            self._take()
-        self._recovery_points = self._read(names.RECOVERY_POINTS)
-        self._log_starts = self._read(names.LOG_START_OFFSETS)
-        self._cleaner_offsets = self._read(names.CLEANER_OFFSETS)
+        try:
+            if not read_only:
+                self._take()
+            self._recovery_points = self._read(names.RECOVERY_POINTS)
+            self._log_starts = self._read(names.LOG_START_OFFSETS)
+            self._cleaner_offsets = self._read(names.CLEANER_OFFSETS)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def path(self, partition: TopicPartition) -> str:
+        return join(self.root, partition.directory)
 
     def partitions(self) -> list[TopicPartition]:
         """Every partition that has a directory here, sorted."""
         found = (parse_partition_directory(name) for name in self.storage.list(self.root))
-        return sorted(p for p in found if p and self.storage.is_directory(join(self.root, p.directory)))
+        return sorted(p for p in found if p and self.storage.is_directory(self.path(p)))
 
     def topic_id(self, partition: TopicPartition) -> str:
         """Raises NotFound for a partition that is not here."""
-        found = checkpoints.read_topic_id(self.storage, join(self.root, partition.directory))
+        found = checkpoints.read_topic_id(self.storage, self.path(partition))
         if found is None:
             raise NotFound("finding a partition", partition=partition, directory=self.root)
         return found
 
     def create(self, partition: TopicPartition, topic_id: str) -> None:
         """An empty directory for a new partition; durable on return. Raises InvalidRequest when it is another's."""
-        directory = join(self.root, partition.directory)
+        directory = self.path(partition)
         self.storage.make_directory(directory)
         existing = checkpoints.read_topic_id(self.storage, directory)
         if existing not in (None, topic_id):
@@ -72,7 +84,7 @@ class LogDirectory:
             return self.logs[partition]
         log = Log.open(
             self.storage,
-            join(self.root, partition.directory),
+            self.path(partition),
             partition,
             settings,
             now_ms=now_ms,
@@ -111,8 +123,11 @@ class LogDirectory:
                 starts[name] = max(offset, starts.get(name, 0))
             self._write(names.LOG_START_OFFSETS, self._unopened(self._log_starts) | starts)
 
-    def close(self) -> None:
-        """Seal, checkpoint, mark clean, unlock. When a log cannot be sealed the marker stays away, and it is said."""
+    def close(self, *, is_clean: bool = True) -> None:
+        """Seal, checkpoint, mark clean, unlock. When a log cannot be sealed the marker stays away, and it is said.
+
+        `is_clean` False: a partition here was not opened, so the next start has to recover.
+        """
         if self.read_only:
             self.abandon()
             return
@@ -121,7 +136,8 @@ class LogDirectory:
             self.write_checkpoints()
             if unsealed:
                 raise DiskFailed("closing logs, not sealed; the next start recovers them", partitions=unsealed)
-            replace_file(self.storage, join(self.root, names.CLEAN_SHUTDOWN), _CLEAN_MARKER)
+            if is_clean:
+                replace_file(self.storage, join(self.root, names.CLEAN_SHUTDOWN), _CLEAN_MARKER)
         finally:
             self._unlock()
 
@@ -138,7 +154,7 @@ class LogDirectory:
     def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """What was read at the start of partitions that are here and not open: it holds until they are opened."""
         absent = {name: offset for name, offset in read.items() if name not in self.logs}
-        return {name: at for name, at in absent.items() if self.storage.is_directory(join(self.root, name.directory))}
+        return {name: at for name, at in absent.items() if self.storage.is_directory(self.path(name))}
 
     def _take(self) -> None:
         self.storage.make_directory(self.root)
@@ -146,7 +162,7 @@ class LogDirectory:
             self._lock = self.storage.lock(join(self.root, names.LOCK))
         except Conflict:
             raise Conflict("opening a log directory, another manager has it open", directory=self.root) from None
-        checkpoints.ensure_meta_properties(self.storage, self.root)
+        self.identity = checkpoints.ensure_meta_properties(self.storage, self.root, self.identity)
         marker = join(self.root, names.CLEAN_SHUTDOWN)
         self.was_clean = self.storage.exists(marker)
         self.storage.unlink(marker)

@@ -38,6 +38,13 @@ class FileFacts(NamedTuple):
     modified_ms: int
 
 
+class Space(NamedTuple):
+    """Bytes of a file system; `free_bytes` is what is left for us."""
+
+    free_bytes: int
+    total_bytes: int
+
+
 class StorageFile(Protocol):
     """An open file that grows at its end. Not thread safe, but for `read`."""
 
@@ -90,6 +97,10 @@ class Storage(Protocol):
     def size(self, path: str) -> int: ...
 
     def modified_ms(self, path: str) -> int: ...
+
+    def space(self, path: str) -> Space | None:
+        """Of the file system that `path` lies on; None where nothing is known about it."""
+        ...
 
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted. Raises NotFound."""
@@ -216,7 +227,7 @@ class DiskStorage:
                 os.close(fd)
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        return _mode(path) is not None
 
     def size(self, path: str) -> int:
         with _translated("reading a file's size", path):
@@ -225,6 +236,11 @@ class DiskStorage:
     def modified_ms(self, path: str) -> int:
         with _translated("reading a file's time", path):
             return os.stat(path).st_mtime_ns // 1_000_000
+
+    def space(self, path: str) -> Space | None:
+        with _translated("asking for the free space", path):
+            found = os.statvfs(path)
+            return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def list(self, path: str) -> list[str]:
         with _translated("listing a directory", path):
@@ -243,7 +259,7 @@ class DiskStorage:
         return found
 
     def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path)
+        return stat.S_ISDIR(_mode(path) or 0)
 
     def make_directory(self, path: str) -> None:
         missing = []
@@ -283,6 +299,15 @@ class DiskStorage:
             file.close()
             raise Conflict("locking a directory, another process has it open", path=path) from None
         return file
+
+
+def _mode(path: str) -> int | None:
+    """None only when there is nothing: what a failing disk does not tell is an error, and no absence."""
+    with _translated("looking for a file", path):
+        try:
+            return os.stat(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 @contextmanager

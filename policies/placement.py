@@ -21,21 +21,12 @@ from dataclasses import dataclass
 from itertools import count, zip_longest
 
 from local.errors import DiskFailed, InvalidRequest
+from local.log_dir_info import LogDirFacts
+
+__all__ = ["Broker", "LogDirFacts", "alternate_racks", "assign_replicas", "choose_log_dir"]
 
 BROKERS_MAX = 10_000
 REPLICAS_MAX = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogDirFacts:
-    """One log directory at this moment. `free_bytes` and `total_bytes` are its file system's, None when not known."""
-
-    path: str
-    partition_count: int
-    free_bytes: int | None = None
-    total_bytes: int | None = None
-    is_offline: bool = False
-    is_cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

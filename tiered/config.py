@@ -2,7 +2,7 @@
 
 ```toml
 [local]
-dir = "data"                              # relative to this file
+dir = "data"                              # relative to this file; or several, a disk each: dirs = ["/disk1/logs", ...]
 [remote]
 url = "s3://bucket/prefix"
 options = { profile = "prod" }            # a name, never a secret
@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from urllib.parse import quote
 
 from local.errors import InvalidRequest, NotFound
@@ -35,7 +36,10 @@ __all__ = ["FILE", "Config", "Setting", "file_url", "log_settings", "resolve_rul
 
 FILE = "tiered.toml"
 DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"
-_KEYS = {"local": ("dir",), "remote": ("url", "options")}  # the keys of the other sections are in the property table
+_KEYS = {
+    "local": ("dir", "dirs", "cordoned"),
+    "remote": ("url", "options"),
+}  # the keys of the other sections are in the property table
 _SECTIONS = (*_KEYS, "defaults", "topics")
 
 
@@ -52,7 +56,8 @@ class Setting:
 class Config:
     """What a manager is opened with. Settings are text that has been checked to parse.
 
-    `data_dir` is absolute. `remote_options` go to the store as they are and hold no secret unless the endpoint is
+    `data_dir` is absolute, and the first of `data_dirs`; `more_data_dirs` are the others, `cordoned_dirs` those of all
+    that take no new partition. `remote_options` go to the store as they are and hold no secret unless the endpoint is
     loopback.
     """
 
@@ -64,6 +69,8 @@ class Config:
     environment: Mapping[str, str] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
     path: str | None = None
+    more_data_dirs: tuple[str, ...] = ()
+    cordoned_dirs: frozenset[str] = frozenset()
 
     @classmethod
     def load(
@@ -83,14 +90,20 @@ class Config:
         _check_sections(body, path)
         local, remote = _table(body, "local", path), _table(body, "remote", path)
         environ = environ if environ is not None else {}
-        directory = environ.get(DIRECTORY_VARIABLE) or local_dir or _string(local, "dir", "local", path) or "data"
         url = environ.get(URL_VARIABLE) or _string(remote, "url", "remote", path)
         options = _table(remote, "options", path)
         check_no_secret(url, options, path)
         root = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
+        instead = environ.get(DIRECTORY_VARIABLE) or local_dir
+        dirs = [instead] if instead else _directories(local, path)
+        data_dirs = _absolute(dirs, root, path)
+        cordoned = _absolute([] if instead else _strings(local, "cordoned", "local", path), root, path)
+        _check_cordoned(cordoned, data_dirs, path)
         topics = _table(body, "topics", path)
         config = cls(
-            data_dir=os.path.abspath(os.path.join(root, directory)),
+            data_dir=data_dirs[0],
+            more_data_dirs=tuple(data_dirs[1:]),
+            cordoned_dirs=frozenset(cordoned),
             remote_url=url,
             remote_options=options,
             defaults=_settings(_table(body, "defaults", path), {"section": "defaults", "file": path}),
@@ -104,6 +117,23 @@ class Config:
         )
         check_combination(config.topic_properties(""))
         return config
+
+    @property
+    def data_dirs(self) -> tuple[str, ...]:
+        """Every log directory (Kafka's ``log.dirs``), absolute, in the order of configuration."""
+        return (self.data_dir, *self.more_data_dirs)
+
+    @property
+    def dir_free_bytes_min(self) -> int:
+        """Below this many free bytes a directory takes no new partition."""
+        value = parse("log.dir.free.bytes.min", self.topic_properties("")["log.dir.free.bytes.min"])
+        assert isinstance(value, int), "a size parses to a whole number"
+        return value
+
+    @property
+    def dir_free_share_min(self) -> float:
+        """Nor below this share of its file system, 0..1."""
+        return float(self.topic_properties("")["log.dir.free.share.min"])
 
     @property
     def file_delete_delay_ms(self) -> int:
@@ -197,6 +227,39 @@ def _string(table: Mapping[str, object], key: str, section: str, path: str | Non
     if value is not None and (not isinstance(value, str) or not value):
         raise InvalidRequest("reading the configuration, not a text", key=key, section=section, file=path)
     return value
+
+
+def _strings(table: Mapping[str, object], key: str, section: str, path: str | None) -> list[str]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise InvalidRequest("reading the configuration, not a list of texts", key=key, section=section, file=path)
+    return value
+
+
+def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
+    """Either ``dir`` or ``dirs``, as written."""
+    one, several = _string(local, "dir", "local", path), _strings(local, "dirs", "local", path)
+    if "dirs" in local and (one or not several):
+        raise InvalidRequest("reading the configuration, either dir or dirs, with at least one in it", file=path)
+    return several or [one or "data"]
+
+
+def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[str]:
+    """Raises InvalidRequest for one that is named twice, or that lies inside another."""
+    found = [os.path.abspath(os.path.join(root, each)) for each in directories]
+    real = sorted(os.path.realpath(each) + "/" for each in found)
+    for before, after in pairwise(real):
+        if after.startswith(before):
+            raise InvalidRequest(
+                "reading the configuration, a log directory twice or inside another", directory=after[:-1], file=path
+            )
+    return found
+
+
+def _check_cordoned(cordoned: Sequence[str], data_dirs: Sequence[str], path: str | None) -> None:
+    for each in cordoned:
+        if each not in data_dirs:
+            raise InvalidRequest("reading the configuration, cordoned is no log directory", directory=each, file=path)
 
 
 def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_topic: bool = False) -> dict[str, str]:

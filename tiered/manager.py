@@ -27,10 +27,11 @@ from functools import partial
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, Unavailable
 from local.log import AppendResult, Durability
-from local.log_dirs import LogDirectory
+from local.log_dir_set import LogDirectories
 from local.names import TopicPartition, check_topic, new_topic_id
 from local.record import Record
 from local.storage import DiskStorage, Storage
+from local.watched_storage import offline
 from policies.decisions import Decision, Plan
 from policies.plan import plan as plan_snapshots
 from policies.snapshot import PartitionSnapshot
@@ -57,14 +58,14 @@ ShouldStop = Callable[[], bool]
 class LogManager:
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
-    def __init__(self, config: Config, directory: LogDirectory, store: MeteredStore | None) -> None:
+    def __init__(self, config: Config, directory: LogDirectories, store: MeteredStore | None) -> None:
         self.config = config
         # Replaced whole on every change, so whoever goes through it sees one moment.
         self.problems: dict[TopicPartition, LogError] = {}
         self._directory = directory
         self._store = store
         self._opener = Opener(config, directory, store)
-        self._registry = TopicRegistry(directory.storage, directory.root)
+        self._registry = TopicRegistry(directory.places())
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, LogError] = {}
         self._partitioner = Partitioner()
@@ -92,7 +93,7 @@ class LogManager:
         is wrong with single partitions is in `problems` afterwards.
         """
         disk = storage or DiskStorage()
-        directory = LogDirectory(disk, config.data_dir, read_only=read_only)
+        directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
             if store is None and config.remote_url is not None:
                 store = open_store(config.remote_url, config.remote_options)
@@ -125,11 +126,12 @@ class LogManager:
         topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
         self._opener.check_settings(topic)
         with self._topics_lock:
+            self._opener.check_room()
             if self._opener.begins_tiering(topic):
                 self._opener.check_reachable(topic)
                 topic = replace(topic, was_tiered=True)
             self._registry.add(topic)
-            _raise_first(self._open_topic(topic, now_ms))
+            _raise_first(self._open_topic(topic, now_ms, is_new=True))
         return topic
 
     def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
@@ -151,7 +153,7 @@ class LogManager:
             held = [self._partitions[each] for each in altered.partitions() if each in self._partitions]
             for each in held:
                 self._opener.apply_settings(each, altered)
-            failures = self._take_up(held, now_ms)
+            failures = self._take_up([each for each in held if self._directory.is_online(each.name)], now_ms)
             _raise_first(failures if is_new else [])
         return altered
 
@@ -196,9 +198,14 @@ class LogManager:
         return {TopicPartition(topic, number): share for number, share in sorted(shares.items())}
 
     def flush(self) -> None:
-        """Everything appended so far is on the disk when this returns."""
+        """Everything appended so far is on the disk when this returns. Raises the first error, after trying all."""
+        failures: list[LogError] = []
         for held in list(self._partitions.values()):
-            held.log.flush()
+            try:
+                held.log.flush()
+            except LogError as error:
+                failures.append(error)
+        _raise_first(failures)
 
     def roll(self, topic: str, *, now_ms: int) -> int:
         """Close the active segment of every partition of a topic; how many were closed (empty ones never are)."""
@@ -236,16 +243,18 @@ class LogManager:
         is_store_down = False
         with self._round_lock:
             for name, decisions in plan.decisions.items():
-                held = self._partition(name)
                 if should_stop():
                     break
+                if not self._directory.is_online(name):
+                    continue
+                held = self._partition(name)
                 if held.is_tiered and (is_store_down or not held.is_owned):
                     continue
                 try:
                     applied[name] = apply_partition(
                         held,
                         decisions,
-                        directory=self._directory,
+                        directory=self._directory.of(name),
                         store=self._store,
                         now_ms=plan.now_ms,
                         file_delete_delay_ms=self.config.file_delete_delay_ms,
@@ -281,6 +290,10 @@ class LogManager:
                 self._checkpointed_ms = now_ms
         return any(result.done for result in applied.values())
 
+    def offline_directories(self) -> Mapping[str, LogError]:
+        """The log directories that cannot be used until the next start, and why; the others go on."""
+        return self._directory.offline
+
     def request_counts(self) -> RequestCounts | None:
         """Requests sent to the store since it was opened; None without a store."""
         return self._store.counts() if self._store is not None else None
@@ -288,16 +301,10 @@ class LogManager:
     def close(self) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.
 
-        A partition that could not be opened was not recovered either, so nothing is marked clean then.
+        A partition that could not be opened was not recovered either, so its directory is not marked clean then.
         """
         try:
-            if self._unopened and not self._directory.read_only:
-                for held in list(self._partitions.values()):
-                    held.log.close()
-                self._directory.write_checkpoints()
-                self._directory.abandon()
-            else:
-                self._directory.close()
+            self._directory.close(unrecovered=list(self._unopened))
         finally:
             if self._store is not None:
                 self._store.close()
@@ -315,6 +322,9 @@ class LogManager:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _open_all(self, now_ms: int) -> None:
+        self._directory.on_offline = self._lose
+        if not self._directory.read_only:
+            self._registry.heal()
         for topic in self._registry.all():
             try:
                 begins = not self._directory.read_only and self._opener.begins_tiering(topic)
@@ -324,7 +334,7 @@ class LogManager:
             known = self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
             self._open_topic(known, now_ms)
 
-    def _open_topic(self, topic: Topic, now_ms: int) -> list[LogError]:
+    def _open_topic(self, topic: Topic, now_ms: int, *, is_new: bool = False) -> list[LogError]:
         """Logs one after the other (they share the disk), then their heads side by side (they wait for the net).
 
         What is in the way of single partitions is noted, and told.
@@ -333,7 +343,7 @@ class LogManager:
         held = []
         for name in topic.partitions():
             try:
-                held.append(self._opener.open_log(name, topic, now_ms))
+                held.append(self._opener.open_log(name, topic, now_ms, is_new=is_new))
             except LogError as error:
                 self._leave_unopened([name], error)
                 failures.append(error)
@@ -361,13 +371,14 @@ class LogManager:
             self._note(name, error)
 
     def _held(self, topics: Iterable[str] | None = None) -> list[Partition]:
-        """The open partitions, in order; a copy, as others may be added meanwhile."""
+        """The open partitions whose disk is there, in order; a copy, as others may be added meanwhile."""
         wanted = None if topics is None else set(topics)
-        open_ones = list(self._partitions.items())
+        open_ones = [(name, held) for name, held in list(self._partitions.items()) if self._directory.is_online(name)]
         return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]
 
     def _partition(self, name: TopicPartition) -> Partition:
-        """Raises NotFound, and for a partition that could not be opened the reason."""
+        """Raises NotFound, and the reason for a partition that could not be opened or whose disk is gone."""
+        self._directory.check_online(name)
         held = self._partitions.get(name)
         if held is None:
             if name in self._unopened:
@@ -375,6 +386,11 @@ class LogManager:
             count = self._registry.get(name.topic).partition_count
             raise NotFound("finding a partition", partition=name, partition_count=count)
         return held
+
+    def _lose(self, root: str, error: LogError) -> None:
+        """A log directory went offline. Called from wherever its disk failed, so this only takes notes."""
+        for name in [name for name in self._directory.partitions_of(root) if name in self._partitions]:
+            self._note(name, offline(root, error, partition=name))
 
     def _source(self, name: TopicPartition) -> PartitionSource:
         return self._partition(name).source()
@@ -390,15 +406,15 @@ class LogManager:
 
     def _forget(self, name: TopicPartition) -> None:
         with self._problems_lock:
-            if name in self.problems:
+            if name in self.problems and self._directory.is_online(name):
                 self.problems = {each: error for each, error in self.problems.items() if each != name}
 
     def _check_writable(self) -> None:
         if self._directory.read_only:
-            raise InvalidRequest("changing a directory that was opened read-only", directory=self._directory.root)
+            raise InvalidRequest("changing a directory that was opened read-only", directory=self._directory.roots[0])
 
 
-def _let_go(directory: LogDirectory, store: ObjectStore | None) -> None:
+def _let_go(directory: LogDirectories, store: ObjectStore | None) -> None:
     try:
         directory.abandon()
     finally:

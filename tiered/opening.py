@@ -16,12 +16,12 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from local.checkpoints import read_topic_id
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
-from local.log_dirs import LogDirectory
+from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
-from local.storage import join
+from policies.placement import choose_log_dir
 from policies.rules import PartitionRules
 from remote.chunk_cache import ChunkCache
 from remote.head import Head
@@ -43,14 +43,19 @@ _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
 
 
 class Opener:
-    """What it takes to open the partitions of one directory. Thread safe for different partitions."""
+    """What it takes to open the partitions of a node. Thread safe for different partitions."""
 
-    def __init__(self, config: Config, directory: LogDirectory, store: ObjectStore | None) -> None:
+    def __init__(self, config: Config, directory: LogDirectories, store: ObjectStore | None) -> None:
         self._config = config
         self._directory = directory
         self._store = store
         self._cache = ChunkCache(CACHE_BYTES)
-        self._check = StoreCheck(directory.storage, directory.root, is_single_writer=config.is_single_writer)
+        self._check = StoreCheck(directory.first_online, is_single_writer=config.is_single_writer)
+        self._choose = partial(
+            choose_log_dir,
+            free_bytes_min=config.dir_free_bytes_min,
+            free_share_min=config.dir_free_share_min,
+        )
         self._writer_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
     # -- settings ------------------------------------------------------------------------------------------------
@@ -95,13 +100,18 @@ class Opener:
 
     # -- logs ----------------------------------------------------------------------------------------------------
 
-    def open_log(self, name: TopicPartition, topic: Topic, now_ms: int) -> Partition:
-        """The partition with its local log, recovered. Raises what is wrong with it."""
+    def check_room(self) -> None:
+        """Raises DiskFailed when no log directory can take a new partition."""
+        self._choose(self._directory.facts())
+
+    def open_log(self, name: TopicPartition, topic: Topic, now_ms: int, *, is_new: bool = False) -> Partition:
+        """The partition with its local log, recovered; one that is in no directory is begun in one. Raises what is
+        wrong with it. `is_new`: the topic was created just now, so no disk that is away can hold it."""
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
-        known = read_topic_id(self._directory.storage, join(self._directory.root, name.directory))
+        known = self._directory.topic_id(name)
         if known is None and not self._directory.read_only:
-            self._directory.create(name, topic.topic_id)
+            self._directory.create(name, topic.topic_id, self._choose, is_new=is_new)
         elif known not in (None, topic.topic_id):
             raise InvalidRequest("opening a partition, its topic id differs", partition=name, topic_id=known)
         is_tiered = topic.was_tiered or wants_tier(values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -25,9 +26,9 @@ _log = logging.getLogger(__name__)
 class StoreCheck:
     """Asks once for a directory and a store. Thread safe."""
 
-    def __init__(self, storage: Storage, root: str, *, is_single_writer: bool) -> None:
-        self._storage = storage
-        self._path = join(root, FILE)
+    def __init__(self, place: Callable[[], tuple[Storage, str]], *, is_single_writer: bool) -> None:
+        """`place` says which log directory is to remember the answer."""
+        self._place = place
         self._is_single_writer = is_single_writer
         self._lock = threading.Lock()
         self._is_checked = False
@@ -40,7 +41,8 @@ class StoreCheck:
                 return
             if probe_store(store, now_ms=now_ms).create_if_absent:
                 body = msgspec.json.encode({"url": store.url, "create_if_absent": True})
-                replace_file(self._storage, self._path, body)
+                storage, root = self._place()
+                replace_file(storage, join(root, FILE), body)
             elif self._is_single_writer:
                 _log.warning("the store overwrites what exists: two writers would lose records: store=%s", store.url)
             else:
@@ -52,8 +54,9 @@ class StoreCheck:
             self._is_checked = True
 
     def _remembered(self) -> str | None:
+        storage, root = self._place()
         try:
-            found = msgspec.json.decode(self._storage.read(self._path), type=_Remembered)
+            found = msgspec.json.decode(storage.read(join(root, FILE)), type=_Remembered)
         except (NotFound, msgspec.MsgspecError):
             return None
         return found.url if found.create_if_absent else None

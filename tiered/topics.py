@@ -1,23 +1,33 @@
-"""The topics of one log directory: their ids, partition counts and own settings, in one small file.
+"""The topics of a node: their ids, partition counts and own settings, in one small file.
 
-``topics.json`` lies at the directory's root beside Kafka's checkpoints (a broker looks at directories there, not at
-files it does not know) and is replaced whole. The settings are the topic's own, as text under Kafka's names; defaults
-and overrides are layered on top by `tiered.config`. A file without `was_tiered` (it came later) is read as false.
+``topics.json`` lies at the root of every log directory beside Kafka's checkpoints (a broker looks at directories there,
+not at files it does not know) and is replaced whole. The settings are the topic's own, as text under Kafka's names;
+defaults and overrides are layered on top by `tiered.config`. A file without `was_tiered` or `version` (they came later)
+is read as false and 0.
+
+With several log directories each has a copy, so that no lost disk takes the topics along. A change counts `version` up
+and is written to each copy in turn; one that cannot be written is passed over as long as another takes the change. The
+copy with the highest version holds: a crash in between leaves the change made or not made, and `heal` brings the others
+up to it. While a copy is out of reach the count goes up by two: that copy may be ahead by one change which nobody was
+told of, and must not win over those made without it.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from local.errors import Corrupt, InvalidRequest, NotFound
+from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition, check_topic, check_topic_id
 from local.storage import Storage, join, replace_file
 
 FILE = "topics.json"
 FORMAT_VERSION = 1
 PARTITIONS_MAX = 10_000
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +53,13 @@ class TopicRegistry:
     Looking is safe from any thread; changes come one at a time.
     """
 
-    def __init__(self, storage: Storage, root: str) -> None:
-        """Raises Corrupt when the file does not hold topics."""
-        self._storage = storage
-        self._path = join(root, FILE)
-        self._topics = {topic.name: topic for topic in self._read()}
+    def __init__(self, places: Sequence[tuple[Storage, str]]) -> None:
+        """`places` are the log directories and how to reach them. Raises Corrupt when a file does not hold topics, and
+        DiskFailed or AccessDenied when no copy was found and one could not be looked for."""
+        self._copies = [_Copy(storage, join(root, FILE)) for storage, root in places]
+        newest = self._read()
+        self._version = newest.version
+        self._topics = {topic.name: topic for topic in newest.topics}
 
     def all(self) -> list[Topic]:
         topics = self._topics
@@ -84,26 +96,79 @@ class TopicRegistry:
         self._write({**self._topics, name: altered})
         return altered
 
-    def _read(self) -> list[Topic]:
+    def heal(self) -> None:
+        """Bring copies that are behind or missing up to the newest one."""
+        if self._topics and any(copy.version != self._version for copy in self._copies):
+            self._write_copies([copy for copy in self._copies if copy.version != self._version], self._topics)
+
+    def _read(self) -> _File:
+        """The newest copy."""
+        found = []
+        failed: LogError | None = None
+        for copy in self._copies:
+            try:
+                body = copy.read()
+            except (DiskFailed, AccessDenied) as error:
+                failed = error
+                continue
+            if body is not None:
+                found.append(body)
+        if not found and failed is not None:
+            raise failed
+        return max(found, key=lambda body: body.version, default=_File(format_version=FORMAT_VERSION, topics=[]))
+
+    def _write(self, topics: dict[str, Topic]) -> None:
+        self._version += 1 if all(copy.version == self._version for copy in self._copies) else 2
+        error = self._write_copies(self._copies, topics)
+        if error is not None and all(copy.version != self._version for copy in self._copies):
+            raise error
+        self._topics = topics
+
+    def _write_copies(self, copies: Sequence[_Copy], topics: dict[str, Topic]) -> LogError | None:
+        """The last error, of a copy that stays as it was."""
+        ordered = [topics[name] for name in sorted(topics)]
+        body = _File(format_version=FORMAT_VERSION, topics=ordered, version=self._version)
+        failed: LogError | None = None
+        for copy in copies:
+            try:
+                copy.write(body)
+            except (DiskFailed, AccessDenied) as error:
+                failed = error
+                if len(self._copies) > 1:
+                    _log.warning("a copy of the topics was not written: path=%s error=%s", copy.path, error)
+        return failed
+
+
+class _Copy:
+    """The file in one directory; `version` is that of what it holds, None when that is not known."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self.path = path
+        self.version: int | None = None
+        self._storage = storage
+
+    def read(self) -> _File | None:
         try:
-            body = msgspec.json.decode(self._storage.read(self._path), type=_File)
+            body = msgspec.json.decode(self._storage.read(self.path), type=_File)
         except NotFound:
-            return []
+            return None
         except msgspec.MsgspecError as error:
-            raise Corrupt("reading the topics", path=self._path, cause=str(error)) from None
+            raise Corrupt("reading the topics", path=self.path, cause=str(error)) from None
         if body.format_version != FORMAT_VERSION:
-            raise Corrupt("reading the topics, unknown format", path=self._path, format_version=body.format_version)
+            raise Corrupt("reading the topics, unknown format", path=self.path, format_version=body.format_version)
         for topic in body.topics:
             check_topic(topic.name)
             check_topic_id(topic.topic_id)
-        return body.topics
+        self.version = body.version
+        return body
 
-    def _write(self, topics: dict[str, Topic]) -> None:
-        body = _File(format_version=FORMAT_VERSION, topics=[topics[name] for name in sorted(topics)])
-        replace_file(self._storage, self._path, msgspec.json.format(msgspec.json.encode(body), indent=1))
-        self._topics = topics
+    def write(self, body: _File) -> None:
+        self.version = None
+        replace_file(self._storage, self.path, msgspec.json.format(msgspec.json.encode(body), indent=1))
+        self.version = body.version
 
 
 class _File(msgspec.Struct):
     format_version: int
     topics: list[Topic]
+    version: int = 0

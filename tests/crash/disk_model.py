@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from local.errors import Conflict, DiskFailed, NotFound
 from local.names import META_PROPERTIES
-from local.storage import Body, FileFacts, parent
+from local.storage import Body, FileFacts, Space, parent
 
 
 class PowerCut(BaseException):
@@ -170,6 +170,9 @@ class ModelDisk:
     def modified_ms(self, path: str) -> int:
         self._inode(path)
         return 0
+
+    def space(self, path: str) -> Space | None:
+        return None
 
     def list(self, path: str) -> list[str]:
         if path not in self.directories:

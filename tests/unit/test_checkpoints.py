@@ -67,7 +67,8 @@ def test_partition_metadata_is_kafkas() -> None:
 def test_meta_properties_keep_their_directory_id() -> None:
     disk = ModelDisk()
     first = checkpoints.ensure_meta_properties(disk, ".")
-    assert len(first) == 22
+    assert len(first.directory_id) == len(first.cluster_id) == 22
+    assert first.node_id == "1"
     assert checkpoints.ensure_meta_properties(disk, ".") == first
 
 

@@ -260,7 +260,7 @@ def test_every_property_parses_its_own_default_and_is_documented(name: str) -> N
     parse(name, row.default)
     assert row.doc.endswith(".")
     assert ENVIRONMENT[row.environment_variable] is row
-    assert row.source is Source.KAFKA or "remote" in name or "batch" in name
+    assert row.source is Source.KAFKA or any(word in name for word in ("remote", "batch", "log.dir."))
 
 
 def test_a_secret_is_never_in_an_errors_text(write) -> None:
@@ -269,3 +269,33 @@ def test_a_secret_is_never_in_an_errors_text(write) -> None:
         Config.load(path)
     assert "hunter2" not in str(raised.value)
     assert "hunter2" not in repr(raised.value)
+
+
+def test_several_log_directories_are_absolute_and_in_order(tmp_path) -> None:
+    path = tmp_path / "tiered.toml"
+    path.write_text('[local]\ndirs = ["b", "/elsewhere/a"]\ncordoned = ["b"]\n')
+    config = Config.load(str(path))
+    assert config.data_dirs == (str(tmp_path / "b"), "/elsewhere/a")
+    assert (config.data_dir, config.cordoned_dirs) == (str(tmp_path / "b"), {str(tmp_path / "b")})
+    instead = Config.load(str(path), environ={"TIERED_LOCAL_DIR": "/one"})
+    assert (instead.data_dirs, instead.cordoned_dirs) == (("/one",), frozenset())
+    assert Config.load(None).data_dirs == (Config.load(None).data_dir,)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('dir = "a"\ndirs = ["b"]', "either dir or dirs"),
+        ("dirs = []", "either dir or dirs"),
+        ('dirs = "a"', "not a list"),
+        ('dirs = ["a", ""]', "not a list"),
+        ('dirs = ["a", "./a"]', "twice or inside another"),
+        ('dirs = ["a-b", "a", "a/b"]', "twice or inside another"),
+        ('dirs = ["a", "b"]\ncordoned = ["c"]', "cordoned is no log directory"),
+    ],
+)
+def test_log_directories_that_make_no_sense_are_refused(tmp_path, text: str, said: str) -> None:
+    path = tmp_path / "tiered.toml"
+    path.write_text(f"[local]\n{text}\n")
+    with pytest.raises(InvalidRequest, match=said):
+        Config.load(str(path))

@@ -37,7 +37,7 @@ there, the default below. `tiered topic describe NAME --settings` shows each eff
 
 ```toml
 [local]
-dir = "data"                              # relative to this file
+dir = "data"                              # relative to this file; or several: dirs = ["/disk1/logs", "/disk2/logs"]
 [remote]
 url = "s3://my-bucket/logs"
 options = { profile = "logs" }            # for the store's client; a name, never a secret

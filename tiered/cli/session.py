@@ -54,7 +54,7 @@ class Session:
         from local.storage import DiskStorage
         from tiered.topics import TopicRegistry
 
-        return TopicRegistry(DiskStorage(), self.config().data_dir)
+        return TopicRegistry([(DiskStorage(), root) for root in self.config().data_dirs])
 
     def manager(
         self, *, read_only: bool = False, is_daemon: bool = False, overrides: Mapping[str, str] | None = None

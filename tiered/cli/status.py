@@ -34,7 +34,7 @@ _SUMS = (
 @click.command("status")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("-p", "--partitions", "by_partition", is_flag=True, help="A line for each partition.")
-@click.option("--check", is_flag=True, help="Exit 10 when a partition has a problem.")
+@click.option("--check", is_flag=True, help="Exit 10 when a partition or a disk has a problem.")
 @output_option()
 @click.pass_obj
 def status(session: Session, topics: tuple[str, ...], by_partition: bool, check: bool, output: str) -> int:
@@ -44,6 +44,7 @@ def status(session: Session, topics: tuple[str, ...], by_partition: bool, check:
     """
     with session.manager(read_only=True) as manager:
         chosen = [manager.topic(topic) for topic in topics] if topics else manager.topics()
+        offline = manager.offline_directories()
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
         found = {
             snapshot.partition: partition_status(snapshot) for snapshot in manager.snapshots(now_ms(), topics or None)
@@ -55,7 +56,9 @@ def status(session: Session, topics: tuple[str, ...], by_partition: bool, check:
         rows = [_topic_row(topic, found, problems) for topic in sorted(chosen, key=lambda each: each.name)]
         emit("topics", rows, _TOPICS, output, **_facts())
     session.tell_problems(problems)
-    return Exit.UNHEALTHY if check and problems else Exit.DONE
+    for root, error in offline.items():
+        click.echo(f"! {root}: log directory offline: {' '.join(str(error).split())}", err=True)
+    return Exit.UNHEALTHY if check and (problems or offline) else Exit.DONE
 
 
 def _topic_row(topic: Topic, found: _Found, problems: _Problems) -> Row:

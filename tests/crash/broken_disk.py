@@ -1,0 +1,63 @@
+"""A storage of which single directories fail: every call on a path below a broken root, open files with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from disk_model import ModelDisk
+
+from local.errors import DiskFailed
+from local.storage import Space
+
+
+class BrokenDisk:
+    """A `ModelDisk` with more than one spindle. `break_after` lets some more calls through before a root breaks."""
+
+    def __init__(self, inner: ModelDisk | None = None) -> None:
+        self.inner = inner or ModelDisk()
+        self.broken: dict[str, str | None] = {}  # root: cause
+        self.break_after: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        self.spaces: dict[str, Space] = {}
+
+    def check(self, *paths: object) -> None:
+        for path in paths:
+            root = self.root(path)
+            self.calls[root] = self.calls.get(root, 0) + 1
+            if self.break_after.get(root) == self.calls[root]:
+                self.broken[root] = "eio"
+            if root in self.broken:
+                raise DiskFailed("injected", path=path, cause=self.broken[root])
+
+    def root(self, path: object) -> str:
+        """``./a`` for ``./a/t-0/x.log``"""
+        return "/".join(str(path).split("/")[:2])
+
+    def space(self, path: str) -> Space | None:
+        self.check(path)
+        return self.spaces.get(path)
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        act = getattr(self.inner, verb)
+
+        def call(path: str, *rest: object, **more: object) -> object:
+            self.check(path, *(rest if verb == "rename" else ()))
+            found = act(path, *rest, **more)
+            return _File(self, path, found) if verb in ("create", "open", "open_reader") else found
+
+        return call
+
+
+class _File:
+    def __init__(self, disk: BrokenDisk, path: str, inner: object) -> None:
+        self._disk, self._path, self._inner = disk, path, inner
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        act = getattr(self._inner, verb)
+
+        def call(*rest: object) -> object:
+            if verb != "close":
+                self._disk.check(self._path)
+            return act(*rest)
+
+        return call

@@ -1,0 +1,191 @@
+"""A manager over several disks: topics outlive any one of them, and a lost disk stops its own partitions only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from broken_disk import BrokenDisk
+from disk_model import ModelDisk
+
+from local.errors import DiskFailed
+from local.names import TopicPartition
+from local.record import Record
+from local.storage import Space
+from remote.memory_store import MemoryStore
+from tiered.cli.main import invoke
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.topics import TopicRegistry
+
+NOW = 1_800_000_000_000
+A, B = "./a", "./b"
+
+
+class Disks:
+    """A manager's two disks and its bucket."""
+
+    def __init__(self) -> None:
+        self.disk = BrokenDisk()
+        self.store = MemoryStore("memory://bucket")
+
+    def open(self, *, read_only: bool = False, **settings: str) -> LogManager:
+        asked = {key.replace("_", "."): value for key, value in settings.items()}
+        loaded = Config.load(None, asked, {}, local_dir="data")
+        config = replace(loaded, data_dir=A, more_data_dirs=(B,), remote_url="memory://b")
+        return LogManager.open(config, now_ms=NOW, read_only=read_only, storage=self.disk, store=self.store)
+
+
+@pytest.fixture
+def disks() -> Disks:
+    disks = Disks()
+    with disks.open() as manager:
+        manager.create_topic("t", 4, now_ms=NOW)
+        for number in range(4):
+            manager.append("t", [Record(b"k", b"v", NOW)] * 5, number, now_ms=NOW)
+    return disks
+
+
+def on(manager: LogManager, root: str) -> list[TopicPartition]:
+    return manager._directory.partitions_of(root)
+
+
+def test_partitions_go_to_both_disks_and_come_back(disks: Disks) -> None:
+    with disks.open() as manager:
+        assert (len(on(manager, A)), len(on(manager, B))) == (2, 2)
+        assert [manager.reader().offsets(TopicPartition("t", at)) for at in range(4)] == [(0, 5)] * 4
+        assert manager.problems == {}
+
+
+def test_a_failed_disk_stops_its_partitions_and_nothing_else(disks: Disks) -> None:
+    manager = disks.open()
+    lost, good = on(manager, A), on(manager, B)
+    for name in lost:
+        manager.append("t", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
+    disks.disk.broken[A] = "eio"
+    manager.tick(NOW)
+    for name in lost:
+        with pytest.raises(DiskFailed):
+            manager.append("t", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
+    assert set(manager.problems) == set(lost)
+    assert list(manager.offline_directories()) == [A]
+    for name in lost:
+        assert "./a" in str(manager.problems[name])
+        with pytest.raises(DiskFailed, match=r"offline.*\./a"):
+            list(manager.reader().records(name, 0))
+        with pytest.raises(DiskFailed, match=r"offline.*\./a"):
+            manager.append("t", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
+    for name in good:
+        manager.append("t", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
+        assert len(list(manager.reader().records(name, 0))) == 6
+    manager.tick(NOW + 60_000)
+    assert [each.partition for each in manager.snapshots(NOW)] == good
+    manager.create_topic("new", 2, now_ms=NOW)
+    manager.alter_topic("t", {"retention.ms": "1d"}, now_ms=NOW)
+    assert on(manager, A) == lost
+    with pytest.raises(DiskFailed):
+        manager.flush()
+    manager.close()
+    disks.disk.broken.clear()
+    with disks.open() as manager:
+        assert manager.problems == {}
+        assert manager.topic("t").properties == {"retention.ms": "1d"}
+        assert [manager.reader().offsets(name)[1] for name in (*lost, *good)] == [6, 6, 6, 6]
+
+
+def test_a_disk_that_is_gone_at_the_start_leaves_its_partitions_in_trouble(disks: Disks) -> None:
+    with disks.open() as manager:
+        lost = on(manager, A)
+    disks.disk.broken[A] = "eio"
+    for read_only in (True, False):
+        with disks.open(read_only=read_only) as manager:
+            assert list(manager.offline_directories()) == [A]
+            assert set(manager.problems) == set(lost)
+            assert on(manager, A) == []
+    disks.disk.broken.clear()
+    with disks.open() as manager:
+        assert manager.problems == {}
+
+
+@pytest.mark.parametrize("lost", [A, B])
+def test_no_lost_disk_takes_the_topics_along(disks: Disks, lost: str) -> None:
+    with disks.open() as manager:
+        manager.create_topic("late", now_ms=NOW)
+    disks.disk.broken[lost] = "eio"
+    with disks.open() as manager:
+        assert [topic.name for topic in manager.topics()] == ["late", "t"]
+        manager.create_topic("later", now_ms=NOW)
+    disks.disk.broken.clear()
+    with disks.open() as manager:
+        assert [topic.name for topic in manager.topics()] == ["late", "later", "t"]
+    bodies = [json.loads(disks.disk.inner.read(f"{root}/topics.json")) for root in (A, B)]
+    assert bodies[0] == bodies[1]
+
+
+def test_topics_that_cannot_be_looked_for_are_not_taken_for_none() -> None:
+    disk = BrokenDisk()
+    disk.inner.make_directory(A)
+    disk.inner.make_directory(B)
+    disk.broken[A] = "eio"
+    with pytest.raises(DiskFailed):
+        TopicRegistry([(disk, A), (disk, B)])
+    disk.broken.clear()
+    assert TopicRegistry([(disk, A), (disk, B)]).all() == []
+
+
+def test_a_change_nobody_was_told_of_does_not_win_over_what_came_after(disks: Disks) -> None:
+    """Disk A has a change that a crash cut off; it is away while others are made on B, and comes back."""
+    disk = disks.disk
+    before = {root: disk.inner.read(f"{root}/topics.json") for root in (A, B)}
+    with disks.open() as manager:
+        manager.create_topic("unheard", now_ms=NOW)
+    disk.inner.create(f"{B}/topics.json").append(before[B])
+    disk.broken[A] = "eio"
+    with disks.open() as manager:
+        manager.create_topic("told", now_ms=NOW)
+    disk.broken.clear()
+    with disks.open() as manager:
+        assert [topic.name for topic in manager.topics()] == ["t", "told"]
+
+
+def test_a_new_disk_gets_a_copy_of_the_topics_at_the_next_start() -> None:
+    disk = ModelDisk()
+    loaded = Config.load(None, {}, {}, local_dir="data")
+    with LogManager.open(replace(loaded, data_dir=A), now_ms=NOW, storage=disk) as manager:
+        manager.create_topic("t", now_ms=NOW)
+    disk.make_directory(B)
+    LogManager.open(replace(loaded, data_dir=A, more_data_dirs=(B,)), now_ms=NOW, storage=disk).close()
+    assert disk.read(f"{B}/topics.json") == disk.read(f"{A}/topics.json")
+
+
+def test_without_room_a_topic_is_refused_before_it_is_written_down(disks: Disks) -> None:
+    disks.disk.spaces = {A: Space(10, 100), B: Space(20, 100)}
+    with disks.open(log_dir_free_bytes_min="30") as manager:
+        with pytest.raises(DiskFailed, match=r"\./a: 10 bytes free, fewer than 30; \./b: 20 bytes"):
+            manager.create_topic("new", now_ms=NOW)
+        assert [topic.name for topic in manager.topics()] == ["t"]
+
+
+def test_only_the_directory_of_an_unopened_partition_is_not_marked_clean(disks: Disks) -> None:
+    with disks.open() as manager:
+        damaged = on(manager, A)[0]
+    disks.disk.inner.create(f"{A}/{damaged.directory}/partition.metadata").append(b"rubbish")
+    with disks.open() as manager:
+        assert set(manager.problems) == {damaged}
+    assert not disks.disk.inner.exists(f"{A}/.kafka_cleanshutdown")
+    assert disks.disk.inner.exists(f"{B}/.kafka_cleanshutdown")
+
+
+def test_the_status_command_tells_of_a_disk_that_is_gone(tmp_path: Path, capfd) -> None:
+    (tmp_path / "tiered.toml").write_text('[local]\ndirs = ["one", "two"]\n')
+    at = ["-C", str(tmp_path)]
+    assert invoke([*at, "topic", "create", "t", "-p", "2"]) == 0
+    assert {path.name for path in tmp_path.glob("*/t-*")} == {"t-0", "t-1"}
+    assert invoke([*at, "status", "--check"]) == 0
+    (tmp_path / "two").rename(tmp_path / "away")
+    capfd.readouterr()
+    assert invoke([*at, "status", "--check"]) == 10
+    assert f"! {tmp_path}/two: log directory offline: opening a log directory, there is none" in capfd.readouterr().err
+    assert invoke([*at, "topic", "list"]) == 0
