@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from local import kernels
 from local.columns import Columns
@@ -28,6 +28,11 @@ from local.txn_index import AbortedTransaction
 
 READ_BYTES = 1 << 20
 _Answer = TypeVar("_Answer")
+
+
+class _Stretch(NamedTuple):
+    run: BatchRun
+    aborted: list[AbortedTransaction]
 
 
 class ReadableLog:
@@ -78,7 +83,7 @@ class ReadableLog:
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Facts about every local segment, ascending; the last is the active one."""
-        return self._view.infos(self.cleaner_offset)
+        return self._retrying(lambda view: view.infos(self.cleaner_offset))
 
     def segment(self, base_offset: int) -> Segment:
         """The segment with exactly this base. Raises NotFound."""
@@ -111,7 +116,7 @@ class ReadableLog:
 
         Raises, with the first item, what `read` does; OffsetOutOfRange later when the log start overtakes the reader.
         """
-        for run in self._runs(start, isolation):
+        for run, _ in self._runs(start, isolation):
             yield run.data
 
     def columns(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[Columns]:
@@ -120,8 +125,7 @@ class ReadableLog:
         Without transaction markers, and under READ_COMMITTED without the records of aborted transactions.
         Raises as `batches` does, and Corrupt naming the partition and the offset.
         """
-        for run in self._runs(start, isolation):
-            aborted = self._aborted(run) if isolation is Isolation.READ_COMMITTED else []
+        for run, aborted in self._runs(start, isolation):
             for columns in self._decoded(run):
                 kept = without_aborted(columns, aborted)
                 yield kept.select(kept.offsets >= start) if int(run.table.base_offsets[0]) < start else kept
@@ -165,23 +169,28 @@ class ReadableLog:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _runs(self, start: int, isolation: Isolation) -> Iterator[BatchRun]:
+    def _runs(self, start: int, isolation: Isolation) -> Iterator[_Stretch]:
+        """Up to the end as it is now; under READ_COMMITTED with the aborted transactions of each run."""
         upper = self._upper(isolation)
         limits = ReadLimits(READ_BYTES, upper_offset=self.next_offset if upper is None else upper)
         offset = start
-        while len((run := self._run(offset, limits)).table):
-            yield run
-            offset = run.next_offset
+        while len((stretch := self._stretch(offset, limits, isolation)).run.table):
+            yield stretch
+            offset = stretch.run.next_offset
 
     def _run(self, offset: int, limits: ReadLimits) -> BatchRun:
-        def read(view: LogView) -> BatchRun:
+        return self._stretch(offset, limits, Isolation.READ_UNCOMMITTED).run
+
+    def _stretch(self, offset: int, limits: ReadLimits, isolation: Isolation) -> _Stretch:
+        def read(view: LogView) -> _Stretch:
             view.check_inside(self.partition, offset)
-            return view.read(offset, limits)
+            run = view.read(offset, limits)
+            if isolation is Isolation.READ_UNCOMMITTED or not len(run.table):
+                return _Stretch(run, [])
+            # Of the same view: what tells of aborted records goes with the segment that holds their marker.
+            return _Stretch(run, view.aborted_transactions(int(run.table.base_offsets[0]), run.next_offset))
 
         return self._retrying(read)
-
-    def _aborted(self, run: BatchRun) -> list[AbortedTransaction]:
-        return self.aborted_transactions(int(run.table.base_offsets[0]), run.next_offset)
 
     def _decoded(self, run: BatchRun) -> Iterator[Columns]:
         try:
