@@ -18,21 +18,34 @@ def encode_batch(
     cdef uint8_t *at = <uint8_t *>PyBytes_AS_STRING(batch)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(batch)
     cdef int32_t count = <int32_t>len(records)
+    if attributes & LOG_APPEND_TIME:
+        max_ms = append_time_ms
     with nogil:
-        store64(at, base_offset)
-        store32(at + 8, <uint32_t>(size - LENGTH_OVERHEAD))
-        store32(at + 12, <uint32_t>leader_epoch)
-        at[16] = 2
-        at[21], at[22] = <uint8_t>(attributes >> 8 & 0xFF), <uint8_t>(attributes & 0xFF)
-        store32(at + 23, <uint32_t>(count - 1))
-        store64(at + 27, base_ms)
-        store64(at + 35, append_time_ms if attributes & LOG_APPEND_TIME else max_ms)
-        store64(at + 43, producer_id)
-        at[51], at[52] = <uint8_t>(producer_epoch >> 8 & 0xFF), <uint8_t>(producer_epoch & 0xFF)
-        store32(at + 53, <uint32_t>base_sequence)
-        store32(at + 57, <uint32_t>count)
-        store32(at + 17, crc32c_update(0, at + CRC_START, size - CRC_START))
+        put_header(
+            at, size, base_offset, leader_epoch, attributes, count, base_ms, max_ms,
+            producer_id, producer_epoch, base_sequence,
+        )
     return batch
+
+
+cdef void put_header(
+    uint8_t *at, Py_ssize_t size, int64_t base_offset, int32_t leader_epoch, int16_t attributes, int32_t count,
+    int64_t base_ms, int64_t max_ms, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
+) noexcept nogil:
+    """The header of the batch at `at`, `size` bytes with its records, which are there already."""
+    store64(at, base_offset)
+    store32(at + 8, <uint32_t>(size - LENGTH_OVERHEAD))
+    store32(at + 12, <uint32_t>leader_epoch)
+    at[16] = 2
+    at[21], at[22] = <uint8_t>(attributes >> 8 & 0xFF), <uint8_t>(attributes & 0xFF)
+    store32(at + 23, <uint32_t>(count - 1))
+    store64(at + 27, base_ms)
+    store64(at + 35, max_ms)
+    store64(at + 43, producer_id)
+    at[51], at[52] = <uint8_t>(producer_epoch >> 8 & 0xFF), <uint8_t>(producer_epoch & 0xFF)
+    store32(at + 53, <uint32_t>base_sequence)
+    store32(at + 57, <uint32_t>count)
+    store32(at + 17, crc32c_update(0, at + CRC_START, size - CRC_START))
 
 
 cdef bytes encoded(records, Py_ssize_t reserve, int64_t *base_ms, int64_t *max_ms):

@@ -156,7 +156,7 @@ def read_marker(data: Buffer, at: int = 0) -> Marker | None:
     return Marker(kind == _COMMIT, _MARKER_VALUE.unpack_from(value)[1])
 
 
-def assign_offset(batch: bytearray, base_offset: int, leader_epoch: int) -> None:
+def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:
     """Write both into the batch's header, in place. They lie outside the checksum, which therefore stays right.
 
     Raises InvalidRequest for a number outside its field or a batch not of format 2, Corrupt when `batch` is no batch.

@@ -34,6 +34,8 @@ from local.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from local.record_columns import RecordColumns
+
     _chosen = pure_kernels
 else:
     _chosen = pure_kernels
@@ -176,6 +178,40 @@ def encode_plain_batch(
     )
 
 
+def cut_columns(columns: RecordColumns, batch_bytes: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(the row behind each batch, its exact plain size): as many rows as fit into `batch_bytes`, one at least.
+
+    Raises InvalidRequest for columns that make no sense: ranges outside their buffers, wrong headers, timestamps
+    below -1, lengths that differ.
+    """
+    return _chosen.cut_columns(_source(columns), batch_bytes)
+
+
+def encode_columns(
+    columns: RecordColumns,
+    first_row: int,
+    batch_ends: NDArray[np.int64],
+    size_bytes: int,
+    attributes: int,
+    append_time_ms: int,
+) -> memoryview:
+    """Some neighbours of the batches that `cut_columns` found, `size_bytes` together, side by side and writable.
+
+    `local.column_encoding` is the one to call. Raises InvalidRequest where rows or sizes do not fit the columns.
+    """
+    ends = np.ascontiguousarray(batch_ends, np.int64)
+    return _chosen.encode_columns(_source(columns), first_row, ends, size_bytes, attributes, append_time_ms).data
+
+
+def hash_keys(data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
+    """murmur2 of every range of `data`, as Kafka's default partitioner hashes keys; a null one hashes as empty.
+
+    Raises InvalidRequest for a range outside `data`.
+    """
+    starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
+    return _chosen.hash_keys(_bytes_of(data), starts, lengths)
+
+
 def filter_batches(data: Buffer, keep: NDArray[np.bool_], *, keep_last_batch: bool) -> bytes:
     """`data` with only the kept records; `keep` has a flag for each record of `decode_columns(include_control=True)`.
 
@@ -214,6 +250,25 @@ def filter_batches(data: Buffer, keep: NDArray[np.bool_], *, keep_last_batch: bo
     rest = slice(done, None)
     parts.append(_chosen.rebuild_batches(view, table.select(rest), actions[rest], flags, starts[rest]))
     return b"".join(parts)
+
+
+# -- columns to append
+
+
+def _source(columns: RecordColumns) -> pure_kernels.Source:
+    """The buffers and arrays as the twins take them."""
+    return (
+        _bytes_of(columns.key_data),
+        np.ascontiguousarray(columns.key_starts, np.int64),
+        np.ascontiguousarray(columns.key_lengths, np.int32),
+        _bytes_of(columns.value_data),
+        np.ascontiguousarray(columns.value_starts, np.int64),
+        np.ascontiguousarray(columns.value_lengths, np.int32),
+        np.ascontiguousarray(columns.timestamps, np.int64),
+        _bytes_of(columns.header_data),
+        np.ascontiguousarray(columns.header_starts, np.int64),
+        np.ascontiguousarray(columns.header_counts, np.int32),
+    )
 
 
 # -- tables

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import bisect
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from local import checkpoints, loading, names, recovery, swap
 from local.batch import BatchHeader, assign_offset, encode_marker, read_header, read_marker
+from local.column_encoding import encode_column_batches
 from local.encoding import check_ready_made, encode_batches
 from local.epochs import LeaderEpochs
 from local.errors import DiskFailed, LogError, OffsetOutOfRange
@@ -38,6 +39,7 @@ from local.log_view import LogView
 from local.names import TopicPartition
 from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
 from local.record import Record
+from local.record_columns import record_columns
 from local.rolling import Draw, Rolling
 from local.segment import Segment
 from local.settings import LogSettings
@@ -160,8 +162,23 @@ class Log(ReadableLog):
         """The records as batches for `append_encoded`, with everything checked; adds nothing. Raises as `append`."""
         return encode_batches(records, self.settings, partition=self.partition, now_ms=now_ms, producer=producer)
 
+    def append_columns(
+        self, columns: object, *, now_ms: int, durability: Durability = Durability.MEMORY
+    ) -> AppendResult:
+        """Add records that are columns already: `Columns` of another log, or Arrow: key, value[, timestamp, headers].
+
+        No record becomes a Python object (`local.record_columns`). Raises as `append`, and InvalidRequest for a table
+        that holds no records.
+        """
+        return self.append_encoded(self.encode_columns(columns, now_ms=now_ms), now_ms=now_ms, durability=durability)
+
+    def encode_columns(self, columns: object, *, now_ms: int) -> Iterable[memoryview]:
+        """The same as batches for `append_encoded`, once, all checked; adds nothing. Raises as `append_columns`."""
+        chunks = record_columns(columns, now_ms=now_ms)
+        return encode_column_batches(chunks, self.settings, partition=self.partition, now_ms=now_ms)
+
     def append_encoded(
-        self, batches: list[bytearray], *, now_ms: int, durability: Durability = Durability.MEMORY
+        self, batches: Iterable[bytearray | memoryview], *, now_ms: int, durability: Durability = Durability.MEMORY
     ) -> AppendResult:
         """Add what `encode` made, once: the batches are given their offsets in place. Raises DiskFailed."""
         with self._lock:
@@ -355,7 +372,9 @@ class Log(ReadableLog):
     def _path(self, name: str) -> str:
         return join(self.directory, name)
 
-    def _append_all(self, batches: list[bytearray], now_ms: int, durability: Durability) -> tuple[AppendResult, int]:
+    def _append_all(
+        self, batches: Iterable[bytearray | memoryview], now_ms: int, durability: Durability
+    ) -> tuple[AppendResult, int]:
         """The answer, and the position to wait for, without the lock, before it may be told."""
         self._check_usable()
         base_offset = next_offset = self.next_offset
@@ -384,7 +403,7 @@ class Log(ReadableLog):
         waits = durability is Durability.FLUSHED and given.next_offset > self.recovery_point
         return self._written_bytes if waits or is_due else 0
 
-    def _write(self, batch: bytearray, header: BatchHeader, base_offset: int) -> int:
+    def _write(self, batch: bytearray | memoryview, header: BatchHeader, base_offset: int) -> int:
         last_offset = base_offset + header.last_offset_delta
         active = self._view.segments[-1]
         try:
@@ -410,7 +429,7 @@ class Log(ReadableLog):
             self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
         return None if header.is_control else self._producers.check(header)
 
-    def _account(self, active: Segment, batch: bytearray, header: BatchHeader, base_offset: int) -> None:
+    def _account(self, active: Segment, batch: bytearray | memoryview, header: BatchHeader, base_offset: int) -> None:
         marker = read_marker(batch) if header.is_control else None
         aborted = self._producers.update(header, base_offset, marker)
         if aborted is not None:

@@ -2,7 +2,7 @@
 
 Same functions, same arguments, same answers as `local._kernels`; some hundred times slower. Read this one to learn what
 the kernels do. They know plain batches only: `local.kernels` inflates and compresses around them. The file is longer
-than most because it is read side by side with its twin.
+than most because it is read side by side with its twin; what appends from columns is in `local.pure_column_kernels`.
 
 Raises, all of them: Corrupt for bytes that contradict the format, InvalidRequest for a wrong call; nothing else.
 """
@@ -38,6 +38,11 @@ from local.columns import COLUMN_DTYPES, TABLE_DTYPES, TORN, BatchTable, Columns
 from local.compression import Codec
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
+from local.pure_column_kernels import Source as Source
+from local.pure_column_kernels import cut_columns as cut_columns
+from local.pure_column_kernels import encode_columns as encode_columns
+from local.pure_column_kernels import hash_keys as hash_keys
+from local.pure_column_kernels import wrong_column as wrong_column
 from local.varint import append_varint, read_varint, read_varlong, varint_bytes
 
 if TYPE_CHECKING:

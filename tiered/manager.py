@@ -26,10 +26,11 @@ from dataclasses import replace
 from functools import partial
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, Unavailable
-from local.log import AppendResult, Durability
+from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition, check_topic, new_topic_id
 from local.record import Record
+from local.record_columns import record_columns
 from local.storage import DiskStorage, Storage
 from local.watched_storage import offline
 from policies.decisions import Decision, Plan
@@ -178,19 +179,39 @@ class LogManager:
         self._check_writable()
         chosen: Mapping[TopicPartition, Sequence[Record]]
         chosen = self.split(topic, records) if partition is None else {TopicPartition(topic, partition): records}
-        encoded = {}
+        encoded: dict[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]] = {}
         for name, share in chosen.items():
             # Everything that can be refused is refused before anything is appended.
             held = self._partition(name)
             held.check_appendable()
             encoded[name] = (held.log, held.log.encode(share, now_ms=now_ms))
-        results: dict[TopicPartition, AppendResult] = {}
-        for name, (log, batches) in encoded.items():
-            try:
-                results[name] = log.append_encoded(batches, now_ms=now_ms, durability=durability)
-            except LogError as error:
-                raise _partly(error, results) from error
-        return results
+        return _append_encoded(encoded, now_ms, durability)
+
+    def append_columns(
+        self,
+        topic: str,
+        columns: object,
+        partition: int | None = None,
+        *,
+        now_ms: int,
+        durability: Durability = Durability.MEMORY,
+    ) -> dict[TopicPartition, AppendResult]:
+        """Append records that are columns already: an Arrow table or record batch, or `Columns` read from a log.
+
+        An Arrow table has the columns key and value (binary or string of any kind), and may have timestamp
+        (an Arrow timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Goes
+        where `append` would send the same records. Raises as `append`, and InvalidRequest for other columns.
+        """
+        self._check_writable()
+        chunks = record_columns(columns, now_ms=now_ms)
+        count = self._registry.get(topic).partition_count
+        shares = self._partitioner.split_columns(chunks, count) if partition is None else {partition: chunks}
+        encoded: dict[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]] = {}
+        for number, share in sorted(shares.items()):
+            held = self._partition(TopicPartition(topic, number))
+            held.check_appendable()
+            encoded[held.name] = (held.log, held.log.encode_columns(share, now_ms=now_ms))
+        return _append_encoded(encoded, now_ms, durability)
 
     def split(self, topic: str, records: Sequence[Record]) -> dict[TopicPartition, list[Record]]:
         """Where records would go by their keys, as Kafka's default partitioner has it; nothing is appended."""
@@ -420,6 +441,18 @@ def _let_go(directory: LogDirectories, store: ObjectStore | None) -> None:
     finally:
         if store is not None:
             store.close()
+
+
+def _append_encoded(
+    encoded: Mapping[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]], now_ms: int, durability: Durability
+) -> dict[TopicPartition, AppendResult]:
+    results: dict[TopicPartition, AppendResult] = {}
+    for name, (log, batches) in encoded.items():
+        try:
+            results[name] = log.append_encoded(batches, now_ms=now_ms, durability=durability)
+        except LogError as error:
+            raise _partly(error, results) from error
+    return results
 
 
 def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> LogError:

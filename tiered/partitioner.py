@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count
 
-from local.record import Record
+import numpy as np
 
-_SEED, _M, _R = 0x9747B28C, 0x5BD1E995, 24
-_MASK = 0xFFFFFFFF
+from local import kernels, pure_column_kernels
+from local.record import Record
+from local.record_columns import RecordColumns
 
 
 class Partitioner:
@@ -34,18 +35,19 @@ class Partitioner:
             chosen.setdefault(number, []).append(record)
         return chosen
 
+    def split_columns(self, chunks: Sequence[RecordColumns], partition_count: int) -> dict[int, list[RecordColumns]]:
+        """The same for columns: every record goes where `split` would send it."""
+        if partition_count == 1:
+            return {0: list(chunks)}
+        keyless = next(self._turn) % partition_count
+        chosen: dict[int, list[RecordColumns]] = {}
+        for chunk in chunks:
+            hashes = kernels.hash_keys(chunk.key_data, chunk.key_starts, chunk.key_lengths)
+            numbers = (hashes & 0x7FFFFFFF) % partition_count
+            numbers[chunk.key_lengths < 0] = keyless
+            for number in np.unique(numbers).tolist():
+                chosen.setdefault(number, []).append(chunk.select(np.flatnonzero(numbers == number)))
+        return chosen
 
-@lru_cache(maxsize=1 << 16)
-def murmur2(data: bytes) -> int:
-    """The unsigned 32-bit hash of a key."""
-    length = len(data)
-    h = _SEED ^ length
-    whole = length - length % 4
-    for at in range(0, whole, 4):
-        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
-        k = (k ^ (k >> _R)) * _M & _MASK
-        h = (h * _M & _MASK) ^ k
-    if tail := data[whole:]:
-        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
-    h = (h ^ (h >> 13)) * _M & _MASK
-    return h ^ (h >> 15)
+
+murmur2 = lru_cache(maxsize=1 << 16)(pure_column_kernels.murmur2)

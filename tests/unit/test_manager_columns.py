@@ -1,0 +1,100 @@
+"""A manager given columns: records go where tuples would, all or none; old messages stay where they are, told."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from legacy_samples import many
+from manager_world import NAME, NOW, TIERED, World, values
+
+from local import kernels
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from local.record import Record
+from local.record_columns import record_columns
+from tiered.partitioner import Partitioner
+
+RECORDS = [Record(None if at % 11 == 3 else b"k%d" % (at % 97), b"value %d" % at, NOW + at) for at in range(500)]
+TABLE = pa.table(
+    {
+        "key": pa.array([record.key for record in RECORDS], pa.binary()),
+        "value": pa.array([record.value for record in RECORDS], pa.binary()),
+        "timestamp": [record.timestamp_ms for record in RECORDS],
+    }
+)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7])
+def test_columns_go_where_tuples_go(partitions: int) -> None:
+    tuples = Partitioner().split(RECORDS, partitions)
+    chunks = record_columns(TABLE.to_batches(max_chunksize=100)[0], now_ms=0) + record_columns(TABLE[100:], now_ms=0)
+    columns = Partitioner().split_columns(chunks, partitions)
+    assert {number: sum(map(len, share)) for number, share in columns.items()} == {
+        number: len(share) for number, share in tuples.items()
+    }
+    for number, share in columns.items():
+        values = [
+            bytes(c.value_data[s : s + n]) for c in share for s, n in zip(c.value_starts, c.value_lengths, strict=True)
+        ]
+        assert values == [record.value for record in tuples[number]]
+
+
+def test_what_was_appended_as_columns_is_read_as_records(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 3, now_ms=NOW)
+        given = manager.append_columns("t", TABLE, now_ms=NOW)
+        assert sum(result.next_offset - result.base_offset for result in given.values()) == 500
+        read = [r for name in given for c in manager.reader().columns(name, 0) for r in c.records()]
+        assert sorted((r.key or b"", r.value, r.timestamp_ms) for r in read) == sorted(
+            (r.key or b"", r.value, r.timestamp_ms) for r in RECORDS
+        )
+
+
+def test_columns_of_a_reader_go_into_another_topic(world: World) -> None:
+    with world.open() as manager:
+        for topic in ("t", "u"):
+            manager.create_topic(topic, 1, now_ms=NOW)
+        manager.append("t", RECORDS, now_ms=NOW)
+        for columns in manager.reader().columns(NAME, 0):
+            manager.append_columns("u", columns, 0, now_ms=NOW)
+        copied = [r for c in manager.reader().columns(TopicPartition("u", 0), 0) for r in c.records()]
+        assert [Record(r.key, r.value, r.timestamp_ms) for r in copied] == RECORDS
+
+
+def test_nothing_is_appended_anywhere_when_one_share_is_refused(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 3, {"cleanup.policy": "compact"}, now_ms=NOW)
+        with pytest.raises(InvalidRequest, match="without key"):
+            manager.append_columns("t", TABLE, now_ms=NOW)
+        assert {manager.reader().offsets(TopicPartition("t", at))[1] for at in range(3)} == {0}
+        with pytest.raises(InvalidRequest, match="neither columns nor arrow"):
+            manager.append_columns("t", RECORDS, now_ms=NOW)
+
+
+def test_an_old_brokers_segment_is_not_tiered_and_the_partition_says_so_and_goes_on(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.create_topic("u", 1, TIERED, now_ms=NOW)
+    data = many(1, 60)
+    del world.disk.names["./data/.kafka_cleanshutdown"]
+    world.disk.names["./data/t-0/00000000000000000000.log"].data[:] = data
+    with world.open() as manager:
+        for topic in ("t", "u"):
+            manager.append(topic, RECORDS, now_ms=NOW)
+        for _ in range(3):
+            while manager.tick(NOW):
+                pass
+            assert "format 0 or 1 cannot be tiered" in str(manager.problems[NAME])
+            assert "t-0/00000000000000000000.log" in str(manager.problems[NAME])
+            assert TopicPartition("u", 0) not in manager.problems
+        assert [value for _, value in values(manager.reader())] == [
+            *(b"value %d" % at for at in range(60)),
+            *(record.value for record in RECORDS),
+        ]
+        assert kernels.scan_batches(world.disk.read("./data/t-0/00000000000000000000.log")).has_legacy
+        assert manager.reader().offsets(TopicPartition("u", 0))[1] == 500
