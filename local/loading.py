@@ -37,11 +37,15 @@ from local.storage import FileFacts, Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLog:
-    """Sealed segments, ascending, and the log end; `epochs` with what the recovered batches said."""
+    """Sealed segments, ascending, and the log end; `epochs` with what the recovered batches said.
+
+    `recovered_count` of the segments were read whole and checked.
+    """
 
     segments: list[Segment]
     next_offset: int
     epochs: LeaderEpochs
+    recovered_count: int = 0
 
 
 def load(
@@ -77,13 +81,14 @@ def load(
             _check_now(storage, directory, base, files, settings)
             segments.append(Segment.load(storage, directory, base))
             next_offset = end if end is not None else end_of(segments[-1])
+    recovered_count = len(known_ends)
     if len(segments) > 1 and segments[-1].size_bytes == 0:
         # The last one may be what a failed roll left behind; its predecessor went on being written to.
         known_ends[segments[-2].base_offset] = end_of(segments[-2])
     kept = _without_overlap(storage, directory, segments, known_ends)
     if len(kept) < len(segments):
         next_offset = known_ends[kept[-1].base_offset]
-    return LoadedLog(segments=kept, next_offset=next_offset, epochs=epochs)
+    return LoadedLog(segments=kept, next_offset=next_offset, epochs=epochs, recovered_count=recovered_count)
 
 
 def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:

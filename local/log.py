@@ -77,6 +77,7 @@ class Log(ReadableLog):
         self.directory = directory
         self.leader_epoch = 0
         self.recovery_point = 0
+        self.recovered_segments = 0
         self._storage = storage
         self._deleted: list[tuple[int, str]] = []
         # Positions for the group commit: bytes written since the log was opened. Cuts: how often its end was lowered.
@@ -122,6 +123,7 @@ class Log(ReadableLog):
             storage, directory, settings, written, recovery_point=None if was_clean else recovery_point
         )
         segments, next_offset, epochs = loaded.segments, loaded.next_offset, loaded.epochs
+        log.recovered_segments = loaded.recovered_count
         start = log_start_offset or 0
         if segments and not is_tiered:
             start = max(start, segments[0].base_offset)

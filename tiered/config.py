@@ -124,6 +124,11 @@ class Config:
         return (self.data_dir, *self.more_data_dirs)
 
     @property
+    def recovery_threads_per_dir(self) -> int:
+        """How many logs of a directory are loaded at the same time."""
+        return int(self.topic_properties("")["num.recovery.threads.per.data.dir"])
+
+    @property
     def dir_free_bytes_min(self) -> int:
         """Below this many free bytes a directory takes no new partition."""
         value = parse("log.dir.free.bytes.min", self.topic_properties("")["log.dir.free.bytes.min"])

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, Unavailable
 from local.log import AppendResult, Durability, Log
@@ -41,6 +42,7 @@ from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
 from tiered.apply import Applied, apply_partition
 from tiered.config import Config
+from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.opening import Opener
 from tiered.partition import Partition
 from tiered.partitioner import Partitioner
@@ -86,12 +88,13 @@ class LogManager:
         read_only: bool = False,
         storage: Storage | None = None,
         store: ObjectStore | None = None,
+        progress: OnProgress = lambda told: None,
     ) -> LogManager:
         """Open every topic of the directory, recover what needs it, and own its partitions in the bucket.
 
         `store` overrides the one that the configuration names; it is closed with the manager. Raises Conflict when
         another manager has the directory open, AccessDenied and NotFound when the bucket is not ours or not there. What
-        is wrong with single partitions is in `problems` afterwards.
+        is wrong with single partitions is in `problems` afterwards. `progress` hears how the loading of logs goes on.
         """
         disk = storage or DiskStorage()
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
@@ -99,7 +102,7 @@ class LogManager:
             if store is None and config.remote_url is not None:
                 store = open_store(config.remote_url, config.remote_options)
             manager = cls(config, directory, MeteredStore(store) if store is not None else None)
-            manager._open_all(now_ms)
+            manager._open_all(now_ms, progress)
         except BaseException:
             _let_go(directory, store)
             raise
@@ -132,7 +135,7 @@ class LogManager:
                 self._opener.check_reachable(topic)
                 topic = replace(topic, was_tiered=True)
             self._registry.add(topic)
-            _raise_first(self._open_topic(topic, now_ms, is_new=True))
+            _raise_first(self._open_topic(topic, now_ms))
         return topic
 
     def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
@@ -342,34 +345,66 @@ class LogManager:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _open_all(self, now_ms: int) -> None:
+    def _open_all(self, now_ms: int, progress: OnProgress) -> None:
+        """Every log, then their heads side by side (they wait for the net)."""
         self._directory.on_offline = self._lose
         if not self._directory.read_only:
             self._registry.heal()
-        for topic in self._registry.all():
+        topics = {topic.name: topic for topic in map(self._as_tiered, self._registry.all()) if topic is not None}
+        jobs: dict[str, list[TopicPartition]] = {}
+        homeless = []
+        for name in (name for topic in topics.values() for name in topic.partitions()):
             try:
-                begins = not self._directory.read_only and self._opener.begins_tiering(topic)
-            except InvalidRequest as error:
-                self._leave_unopened(topic.partitions(), error)
-                continue
-            known = self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
-            self._open_topic(known, now_ms)
-
-    def _open_topic(self, topic: Topic, now_ms: int, *, is_new: bool = False) -> list[LogError]:
-        """Logs one after the other (they share the disk), then their heads side by side (they wait for the net).
-
-        What is in the way of single partitions is noted, and told.
-        """
-        failures = []
-        held = []
-        for name in topic.partitions():
-            try:
-                held.append(self._opener.open_log(name, topic, now_ms, is_new=is_new))
+                root = self._directory.root_of(name)
             except LogError as error:
                 self._leave_unopened([name], error)
-                failures.append(error)
+                continue
+            if root is None:
+                # Where it is put depends on where the one before it went, so these come one after the other.
+                homeless.append(name)
+            else:
+                jobs.setdefault(root, []).append(name)
+
+        def open_log(name: TopicPartition) -> Partition:
+            return self._opener.open_log(name, topics[name.topic], now_ms)
+
+        loaded = load_logs(
+            jobs, open_log, threads_per_directory=self.config.recovery_threads_per_dir, progress=progress
+        )
+        held = self._keep(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
+        held.sort(key=lambda each: each.name)
+        for _, of_topic in groupby(held, key=lambda each: each.name.topic):
+            self._take_up(list(of_topic), now_ms)
+
+    def _as_tiered(self, topic: Topic) -> Topic | None:
+        """The topic, written down as tiered if it is from now on; None for one whose settings are wrong."""
+        try:
+            begins = not self._directory.read_only and self._opener.begins_tiering(topic)
+        except InvalidRequest as error:
+            self._leave_unopened(topic.partitions(), error)
+            return None
+        return self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
+
+    def _open_topic(self, topic: Topic, now_ms: int) -> list[LogError]:
+        """The partitions of a new topic. What is in the way of single ones is noted, and told."""
+        loaded = load_logs(
+            {"": topic.partitions()},
+            lambda name: self._opener.open_log(name, topic, now_ms, is_new=True),
+            threads_per_directory=1,
+        )
+        failures = [each for each in loaded.values() if isinstance(each, LogError)]
+        return failures + self._take_up(self._keep(loaded), now_ms)
+
+    def _keep(self, loaded: Loaded) -> list[Partition]:
+        """Those that could be opened; the others are noted."""
+        held = []
+        for name, found in loaded.items():
+            if isinstance(found, LogError):
+                self._leave_unopened([name], found)
+            else:
+                held.append(found)
         self._partitions.update({each.name: each for each in held})
-        return failures + self._take_up(held, now_ms)
+        return held
 
     def _take_up(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
         """Own the tiered ones that are not ours yet; what is in the way is noted, and told."""

@@ -233,6 +233,15 @@ _TABLE = (
         doc="How long a dropped local segment's files wait for readers before they are removed.",
     ),
     Property(
+        name="num.recovery.threads.per.data.dir",
+        kind=Kind.INT,
+        default="2",
+        minimum=1,
+        maximum=1024,
+        is_per_topic=False,
+        doc="How many logs of one log directory are loaded, and recovered, at the same time at the start.",
+    ),
+    Property(
         name="remote.storage.enable",
         kind=Kind.BOOL,
         default="false",

@@ -34,6 +34,7 @@ DAY = 86_400_000
 PLAIN, COMPACTED = TopicPartition("plain", 0), TopicPartition("compacted", 0)
 TIERED = {"remote.storage.enable": "true", "local.retention.ms": "1ms", "remote.log.delete.grace.ms": "1h"}
 SETTINGS = {
+    "num.recovery.threads.per.data.dir": "1",  # the same calls in the same order every time
     "segment.bytes": "1100",
     "index.interval.bytes": "200",
     "append.batch.bytes": "300",

@@ -31,6 +31,7 @@ class World:
         self.disk = ModelDisk()
         self.store = MemoryStore("memory://bucket")
         small = {
+            "num.recovery.threads.per.data.dir": "1",  # the same calls in the same order every time
             "segment.bytes": "2000",
             "index.interval.bytes": "200",
             "append.batch.bytes": "300",

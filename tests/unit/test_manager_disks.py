@@ -32,7 +32,8 @@ class Disks:
         self.store = MemoryStore("memory://bucket")
 
     def open(self, *, read_only: bool = False, **settings: str) -> LogManager:
-        asked = {key.replace("_", "."): value for key, value in settings.items()}
+        asked = {"num.recovery.threads.per.data.dir": "1"}
+        asked |= {key.replace("_", "."): value for key, value in settings.items()}
         loaded = Config.load(None, asked, {}, local_dir="data")
         config = replace(loaded, data_dir=A, more_data_dirs=(B,), remote_url="memory://b")
         return LogManager.open(config, now_ms=NOW, read_only=read_only, storage=self.disk, store=self.store)

@@ -62,9 +62,11 @@ class Session:
         """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict)."""
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only)
+        from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager import LogManager
 
-        return LogManager.open(config, now_ms=now_ms(), read_only=read_only)
+        with recovery_progress(self) as tell:
+            return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell)
 
     def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
         """Log lines go to stderr: warnings, with -v or in a daemon every change, with --debug everything of ours.

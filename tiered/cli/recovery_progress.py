@@ -1,0 +1,85 @@
+"""How far the loading of many logs is, on stderr; nothing at all when it is quick."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from tiered.cli.session import Session
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from tiered.log_loading import LoadProgress, OnProgress
+
+PATIENCE_S = 1.0
+LINE_EVERY_S = 10.0
+
+
+@contextmanager
+def recovery_progress(session: Session) -> Iterator[OnProgress]:
+    """A bar for each directory on a terminal, elsewhere a line every ten seconds; after a second without an end."""
+    if session.is_quiet:
+        yield lambda told: None
+    elif sys.stderr.isatty():
+        with _Bars() as bars:
+            yield bars.tell
+    else:
+        yield _Lines(session).tell
+
+
+class _Lines:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._due_s = time.monotonic() + LINE_EVERY_S
+
+    def tell(self, told: LoadProgress) -> None:
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + LINE_EVERY_S
+            self._session.say(in_words(told))
+
+
+class _Bars:
+    """Bars that appear late, so that a quick start shows none."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + PATIENCE_S
+        self._known: dict[str, LoadProgress] = {}
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self._open.close()
+
+    def tell(self, told: LoadProgress) -> None:
+        self._known[told.directory] = told
+        if self._bars is None and time.monotonic() >= self._due_s:
+            self._show()
+        if self._bars is not None:
+            self._bars.update(self._tasks[told.directory], completed=told.done, segments=told.recovered_segments)
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("loading {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("logs, {task.fields[segments]} segments recovered"),
+            TimeElapsedColumn(),
+        )
+        self._bars = self._open.enter_context(Progress(*columns, console=Console(stderr=True)))
+        for root, told in self._known.items():
+            self._tasks[root] = self._bars.add_task(root, total=told.total, segments=told.recovered_segments)
+
+
+def in_words(told: LoadProgress) -> str:
+    return f"loading {told.directory}: {told.done} of {told.total} logs, {told.recovered_segments} segments recovered"
