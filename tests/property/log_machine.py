@@ -1,0 +1,506 @@
+"""The whole local log beside a plain Python list: the rules of the state machine that `test_log_model` runs.
+
+The model is a list of batches, each a list of records with their offsets, and a few numbers. Rules do one thing to
+both; the invariants compare both after every step. A crash forgets a drawn part of what was not synced: the model says what
+must be left, the log what is, and the model goes on with that.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from disk_model import ModelDisk
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from local import cleaner, kernels
+from local.columns import BatchTable
+from local.compression import Codec
+from local.errors import InvalidRequest, OffsetOutOfRange, OutOfOrderSequence, ProducerFenced
+from local.isolation import Isolation
+from local.log import AppendResult, Durability, Log
+from local.log_dirs import LogDirectory
+from local.names import LOG, TopicPartition
+from local.offset_spec import OffsetSpec
+from local.producer_state import Producer
+from local.record import Record, StoredRecord, TimestampType
+from local.settings import LogSettings
+
+NAME = TopicPartition("t", 0)
+ROOT = "./data"
+NOW = 1_800_000_000_000
+
+keys = st.sampled_from([b"a", b"b", b"c", b"", b"key" * 9])
+values = st.none() | st.binary(max_size=8) | st.integers(0, 400).map(lambda size: b"v" * size)
+headers = st.just(()) | st.lists(st.tuples(st.sampled_from(["h", "é"]), st.none() | st.just(b"x")), max_size=2).map(
+    tuple
+)
+durabilities = st.sampled_from(Durability)
+
+
+def record_lists(are_keyed: bool) -> st.SearchStrategy[list[Record]]:
+    some = keys if are_keyed else st.none() | keys
+    times = st.integers(NOW - 500, NOW + 500)
+    return st.lists(st.builds(Record, some, values, times, headers), min_size=1, max_size=8)
+
+
+@dataclass
+class Batch:
+    """What one batch of the log holds. `producer` is (id, epoch, base sequence, is transactional)."""
+
+    base_offset: int
+    next_offset: int
+    records: list[StoredRecord]
+    producer: Producer | None = None
+    marker: bool | None = None  # of a marker: is it a commit?
+    epoch: int = 0
+
+
+def knows_producers(machine: LogMachine) -> bool:
+    return machine.PRODUCERS_SURVIVE or not machine.was_reopened
+
+
+class LogMachine(RuleBasedStateMachine):
+    """See the module text. Subclasses choose `IS_COMPACTED`."""
+
+    IS_COMPACTED = False
+    PRODUCERS_SURVIVE = False
+
+    was_reopened = False
+
+    @initialize(
+        segment_bytes=st.sampled_from([300, 900, 3000]),
+        batch_bytes=st.sampled_from([1, 200, 4000]),
+        interval=st.sampled_from([1, 200, 4096]),
+        codec=st.sampled_from(Codec),
+    )
+    def begin(self, segment_bytes: int, batch_bytes: int, interval: int, codec: Codec) -> None:
+        self.settings = LogSettings(
+            segment_bytes=segment_bytes,
+            batch_bytes=batch_bytes,
+            index_interval_bytes=interval,
+            compression=codec,
+            is_compacted=self.IS_COMPACTED,
+        )
+        self.disk = ModelDisk()
+        self.batches: list[Batch] = []
+        self.start = self.end = 0
+        self.durable = 0  # everything below survives any crash
+        self.epoch = 0
+        self.dropped_to = 0  # retention took the segments below
+        self.last_sent: dict[int, tuple[Producer, list[Record]]] = {}
+        self._open(is_first=True)
+        self.beside = LogDirectory(self.disk, ROOT, read_only=True).open_log(NAME, self.settings, now_ms=NOW)
+
+    def _open(self, *, is_first: bool = False) -> None:
+        self.directory = LogDirectory(self.disk, ROOT)
+        if is_first:
+            self.directory.create(NAME, "A" * 22)
+        self.log: Log = self.directory.open_log(NAME, self.settings, now_ms=NOW)
+
+    # -- appending -----------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), durability=durabilities)
+    def append(self, data: st.DataObject, durability: Durability) -> None:
+        records = data.draw(record_lists(self.IS_COMPACTED))
+        result = self.log.append(records, now_ms=NOW, durability=durability)
+        self._added(result, records, durability)
+
+    @rule(codec=st.sampled_from(Codec))
+    def change_codec(self, codec: Codec) -> None:
+        self.settings = self.log.settings = replace(self.settings, compression=codec)
+
+    @rule()
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.log.begin_epoch(self.epoch)
+
+    @precondition(knows_producers)
+    @rule(
+        data=st.data(),
+        producer_id=st.integers(1, 2),
+        is_transactional=st.booleans(),
+        durability=durabilities,
+    )
+    def append_as_producer(
+        self, data: st.DataObject, producer_id: int, is_transactional: bool, durability: Durability
+    ) -> None:
+        last = self._last_of(producer_id)
+        if self._open_transaction(producer_id) is not None:
+            is_transactional = True
+        epoch, sequence = (0, 0) if last is None else (last[0], last[1])
+        producer = Producer(
+            producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, is_transactional=is_transactional
+        )
+        records = data.draw(record_lists(self.IS_COMPACTED))
+        result = self.log.append(records, now_ms=NOW, durability=durability, producer=producer)
+        assert not result.is_duplicate
+        self._added(result, records, durability, producer)
+        self.last_sent[producer_id] = (producer, records)
+
+    @precondition(knows_producers)
+    @rule(producer_id=st.integers(1, 2), durability=durabilities)
+    def repeat_the_last_batch(self, producer_id: int, durability: Durability) -> None:
+        """A retry is answered with the offsets of the first try, and adds nothing."""
+        known = [each for each in self.batches if each.producer and each.producer.producer_id == producer_id]
+        newest = self._newest_batch_of(producer_id)
+        if not known or newest is None or producer_id not in self.last_sent:
+            return
+        producer, records = self.last_sent[producer_id]
+        if newest.producer != producer:
+            return
+        result = self.log.append(records, now_ms=NOW, durability=durability, producer=producer)
+        assert result == AppendResult(newest.base_offset, newest.next_offset, is_duplicate=True)
+        if durability is Durability.FLUSHED:
+            self.durable = max(self.durable, newest.next_offset)
+
+    @precondition(knows_producers)
+    @rule(producer_id=st.integers(1, 2), gap=st.integers(1, 5))
+    def a_gap_in_the_sequence_is_refused(self, producer_id: int, gap: int) -> None:
+        last = self._last_of(producer_id)
+        if last is None:
+            return
+        epoch, sequence = last
+        wrong = Producer(producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence + gap)
+        wrong = replace(wrong, is_transactional=self._open_transaction(producer_id) is not None)
+        try:
+            self.log.append([Record(b"a", b"b", NOW)], now_ms=NOW, producer=wrong)
+        except OutOfOrderSequence:
+            return
+        raise AssertionError("a gap in a producer's sequence was taken")
+
+    @precondition(knows_producers)
+    @rule(producer_id=st.integers(1, 2), commit=st.booleans(), bumps=st.booleans(), durability=durabilities)
+    def end_the_transaction(self, producer_id: int, commit: bool, bumps: bool, durability: Durability) -> None:
+        last = self._last_of(producer_id)
+        if last is None or self._open_transaction(producer_id) is None:
+            return
+        epoch = last[0] + bumps
+        result = self.log.append_marker(producer_id, epoch, commit=commit, now_ms=NOW, durability=durability)
+        producer = Producer(producer_id=producer_id, producer_epoch=epoch, base_sequence=0, is_transactional=True)
+        marker = Batch(result.base_offset, result.next_offset, [], producer, marker=commit, epoch=self.epoch)
+        self._extend([marker], durability)
+
+    @precondition(knows_producers)
+    @rule(producer_id=st.integers(1, 2))
+    def an_old_epoch_is_fenced(self, producer_id: int) -> None:
+        last = self._last_of(producer_id)
+        if last is None or last[0] == 0:
+            return
+        try:
+            self.log.append_marker(producer_id, last[0] - 1, commit=False, now_ms=NOW)
+        except ProducerFenced:
+            return
+        raise AssertionError("a marker of an old producer epoch was taken")
+
+    @rule(offset=st.integers(0, 3))
+    def wrong_calls_change_nothing(self, offset: int) -> None:
+        calls = [
+            lambda: self.log.append([], now_ms=NOW),
+            lambda: self.log.raise_log_start(self.end + 1 + offset),
+            lambda: self.log.read(self.end + 1 + offset),
+            lambda: self.log.offset_for(-9),
+        ]
+        for call in calls:
+            try:
+                call()
+            except (InvalidRequest, OffsetOutOfRange):
+                continue
+            raise AssertionError("a wrong call was answered")
+
+    # -- making durable, rolling ---------------------------------------------------------------------------------
+
+    @rule()
+    def flush(self) -> None:
+        self.log.flush()
+        self.durable = self.end
+        assert self.log.recovery_point == self.end
+
+    @rule()
+    def roll(self) -> None:
+        had = self.log.segments()[-1].size_bytes
+        assert self.log.roll(now_ms=NOW) == (had > 0)
+        self.durable = self.end if had else self.durable
+        assert self.log.segments()[-1].base_offset == self.end
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.directory.write_checkpoints()
+
+    # -- shrinking -----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.IS_COMPACTED)
+    @rule(share=st.floats(0, 1))
+    def delete_records(self, share: float) -> None:
+        offset = self.start + int((self.end - self.start) * share)
+        self.directory.write_log_starts({NAME: offset})
+        self.log.raise_log_start(offset)
+        self.start = offset
+
+    @precondition(lambda self: not self.IS_COMPACTED)
+    @rule(share=st.floats(0, 1))
+    def retention(self, share: float) -> None:
+        segments = self.log.segments()
+        boundary = segments[int((len(segments) - 1) * share)].base_offset
+        count = self.log.drop_before(boundary, now_ms=NOW, delay_ms=5, raises_log_start=True)
+        assert count == sum(each.next_offset <= boundary for each in segments[:-1])
+        if count:
+            self.start = max(self.start, boundary)
+            self.dropped_to = boundary
+            self._forget_below(boundary)
+
+    @rule(later=st.sampled_from([0, 5]))
+    def remove_files(self, later: int) -> None:
+        self.log.remove_deleted(NOW + later)
+        assert later == 0 or not any(name.endswith(".deleted") for name in self.disk.list(self.log.directory))
+
+    @precondition(lambda self: self.IS_COMPACTED)
+    @rule()
+    def compact(self) -> None:
+        """The newest record of each key stays; what else stays is the cleaner's choice, which the model takes over."""
+        self.log.roll(now_ms=NOW)
+        self.durable = self.end
+        result = cleaner.clean(self.log, self.disk, clean_from=0, now_ms=NOW)
+        self.directory.write_cleaner_offsets()
+        newest = {record.key: record.offset for batch in self.batches for record in batch.records}
+        before = {record.offset: record for batch in self.batches for record in batch.records}
+        found = {record.offset: record for record in self.log.records(self.start)}
+        assert set(newest.values()) <= set(found), "compaction took the newest record of a key"
+        assert all(before[offset] == record for offset, record in found.items())
+        assert result is None or len(found) <= len(before)
+        for batch in self.batches:
+            batch.records = [found[record.offset] for record in batch.records if record.offset in found]
+
+    # -- ending and beginning ------------------------------------------------------------------------------------
+
+    @rule()
+    def reopen(self) -> None:
+        self.directory.close()
+        self.durable = self.end
+        self._open()
+        assert self.directory.was_clean
+        self._after_open()
+
+    @rule()
+    def kill(self) -> None:
+        """The process ends, the page cache stays; what recovery read it must have made durable."""
+        self.directory.abandon()
+        self._open()
+        assert self.log.next_offset == self.end
+        self.durable = self.end
+        self._after_open()
+
+    @rule(seed=st.integers(0, 1 << 30))
+    def crash(self, seed: int) -> None:
+        self.disk = self.disk.crash(random.Random(seed))
+        self._open()
+        found = self.log.next_offset
+        assert self.durable <= found <= self.end, "a durable record is gone, or one was made up"
+        assert found in {self.end, self.start, 0, *(batch.next_offset for batch in self.batches)}, "half a batch"
+        self.batches = [batch for batch in self.batches if batch.next_offset <= found]
+        self.end = self.durable = found
+        # A start that was told is written down before; dropped segments may come back with their files, not here.
+        assert self.log.log_start_offset == self.start
+        self._after_open()
+
+    def _after_open(self) -> None:
+        self.was_reopened = True
+        self.beside = LogDirectory(self.disk, ROOT, read_only=True).open_log(NAME, self.settings, now_ms=NOW)
+        self.epoch = self.log.leader_epoch
+        self.log.settings = self.settings
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @rule(share=st.floats(0, 1), bytes_max=st.sampled_from([1, 150, 600, 1 << 20]), min_one=st.booleans())
+    def read(self, share: float, bytes_max: int, min_one: bool) -> None:
+        """Whole batches from the one that holds the offset on, as many as the limit lets through."""
+        first = self.log.local_log_start_offset
+        offset = first + round((self.end - first) * share)
+        table = kernels.scan_batches(self.log.read(offset, bytes_max, min_one=min_one))
+        rows = [row for row in self._rows() if row[1] > offset]
+        got = list(
+            zip(table.base_offsets.tolist(), (table.last_offsets + 1).tolist(), table.sizes.tolist(), strict=True)
+        )
+        assert table.problem is None
+        assert got == [row[:3] for row in rows[: len(got)]]
+        size = sum(row[2] for row in got)
+        assert size <= bytes_max or (len(got) == 1 and min_one)
+        left = rows[len(got) :]
+        if left and got and left[0][3] == rows[0][3]:
+            assert size + left[0][2] > bytes_max, "a batch that fits was left out"
+        if left and not got:
+            assert not min_one
+            assert left[0][2] > bytes_max
+
+    @rule(timestamp=st.integers(NOW - 510, NOW + 510))
+    def find_by_time(self, timestamp: int) -> None:
+        hits = [record for record in self._visible() if record.timestamp_ms >= timestamp]
+        assert self.log.offset_for_timestamp(timestamp) == (hits[0].offset if hits else None)
+
+    @rule()
+    def find_by_name(self) -> None:
+        log, records = self.log, self._visible()
+        for spec, offset in ((OffsetSpec.EARLIEST, self.start), (OffsetSpec.LATEST, self.end)):
+            found = log.offset_for(spec)
+            assert found is not None
+            assert found.offset == offset
+        newest = log.offset_for(OffsetSpec.MAX_TIMESTAMP)
+        if not any(batch.marker is not None for batch in self.batches):
+            largest = max((record.timestamp_ms for record in records), default=None)
+            at = next((record.offset for record in records if record.timestamp_ms == largest), None)
+            assert (newest.offset if newest else None) == at
+
+    @precondition(knows_producers)
+    @rule()
+    def read_committed(self) -> None:
+        stable = min(self._first_open(), self.end)
+        assert self.log.last_stable_offset == max(stable, self.start)
+        upper = self.log.last_stable_offset
+        wanted = [
+            record
+            for batch in self.batches
+            for record in batch.records
+            if self.start <= record.offset < upper and not self._is_aborted(batch)
+        ]
+        assert list(self.log.records(self.start, isolation=Isolation.READ_COMMITTED)) == wanted
+
+    @rule()
+    def look_from_beside(self) -> None:
+        """A reader in another process sees the same records, whatever happened since it looked last."""
+        self.beside.look_again()
+        assert self.beside.next_offset == self.end
+        first = max(self.beside.local_log_start_offset, self.start)
+        assert list(self.beside.records(first)) == [each for each in self._visible() if each.offset >= first]
+
+    # -- invariants ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def offsets_agree(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        log = self.log
+        assert (log.log_start_offset, log.next_offset) == (self.start, self.end)
+        assert self.durable <= self.end
+        assert log.recovery_point <= self.durable, "the recovery point vouches for more than is durable"
+        assert log.log_start_offset <= log.local_log_start_offset <= log.next_offset
+
+    @invariant()
+    def records_agree(self) -> None:
+        if hasattr(self, "log"):
+            assert list(self.log.records(self.log.local_log_start_offset)) == self._visible()
+
+    @invariant()
+    def segments_tile(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        infos = self.log.segments()
+        assert [each.is_active for each in infos] == [False] * (len(infos) - 1) + [True]
+        for before, after in pairwise(infos):
+            assert before.next_offset == after.base_offset
+            assert before.size_bytes > 0, "an empty segment was sealed"
+        for info in infos:
+            table = self._table(info.base_offset)
+            assert info.size_bytes == table.valid_bytes
+            assert info.size_bytes <= max(self.settings.segment_bytes, int(table.sizes.max(initial=0)))
+            if not info.is_active:
+                assert (info.max_timestamp_ms or -1) == int(table.max_timestamps.max(initial=-1))
+
+    @invariant()
+    def epochs_agree(self) -> None:
+        if hasattr(self, "log"):
+            for batch in self.batches:
+                assert self.log.epochs.epoch_at(batch.base_offset) == batch.epoch
+
+    def teardown(self) -> None:
+        if hasattr(self, "log"):
+            self.directory.close()
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    def _added(
+        self, result: AppendResult, records: list[Record], durability: Durability, producer: Producer | None = None
+    ) -> None:
+        """The batches that an append made: how records fall into them is the log's choice, their order is not."""
+        assert result[:2] == (self.end, self.end + len(records)), "an offset was given twice, or not the next one"
+        stored = [
+            StoredRecord(offset, each.timestamp_ms, TimestampType.CREATE_TIME, each.key, each.value, each.headers)
+            for offset, each in enumerate(records, start=result.base_offset)
+        ]
+        made = []
+        for first, after, _, _ in self._rows():
+            if first >= result.base_offset:
+                mine = [each for each in stored if first <= each.offset < after]
+                assert len(mine) == after - first
+                made.append(Batch(first, after, mine, producer, epoch=self.epoch))
+        assert len(made) == 1 or producer is None
+        self._extend(made, durability)
+
+    def _extend(self, batches: list[Batch], durability: Durability) -> None:
+        sealed = self.log.segments()[-1].base_offset
+        self.batches += batches
+        self.end = batches[-1].next_offset
+        # What was sealed on the way is durable in any case.
+        self.durable = self.end if durability is Durability.FLUSHED else max(self.durable, sealed)
+
+    def _forget_below(self, offset: int) -> None:
+        self.batches = [batch for batch in self.batches if batch.next_offset > offset]
+
+    def _visible(self) -> list[StoredRecord]:
+        return [record for batch in self.batches for record in batch.records if record.offset >= self.start]
+
+    def _rows(self) -> list[tuple[int, int, int, int]]:
+        """(base offset, next offset, size, segment) of every batch as the files hold them."""
+        rows = []
+        for info in self.log.segments():
+            table = self._table(info.base_offset)
+            columns = (table.base_offsets, table.last_offsets, table.sizes)
+            for base, last, size in zip(*(column.tolist() for column in columns), strict=True):
+                rows.append((base, last + 1, size, info.base_offset))
+        return rows
+
+    def _table(self, base: int) -> BatchTable:
+        return kernels.scan_batches(self.disk.read(f"{self.log.directory}/{base:020d}{LOG}"))
+
+    def _newest_batch_of(self, producer_id: int) -> Batch | None:
+        of = [each for each in self.batches if each.producer and each.producer.producer_id == producer_id]
+        return of[-1] if of else None
+
+    def _last_of(self, producer_id: int) -> tuple[int, int] | None:
+        """Epoch and next sequence of a producer that the log knows."""
+        newest = self._newest_batch_of(producer_id)
+        if newest is None or newest.producer is None:
+            return None
+        producer = newest.producer
+        if newest.marker is None:
+            return producer.producer_epoch, producer.base_sequence + newest.next_offset - newest.base_offset
+        # A marker is no batch of the sequence: an older one of the same epoch goes on, a new epoch begins at 0.
+        for batch in reversed(self.batches):
+            same = batch.producer is not None and batch.producer.producer_id == producer_id and batch.marker is None
+            if same and batch.producer is not None and batch.producer.producer_epoch == producer.producer_epoch:
+                return producer.producer_epoch, batch.producer.base_sequence + batch.next_offset - batch.base_offset
+        return producer.producer_epoch, 0
+
+    def _open_transaction(self, producer_id: int) -> int | None:
+        began = None
+        for batch in self.batches:
+            if batch.producer is not None and batch.producer.producer_id == producer_id:
+                if batch.marker is not None:
+                    began = None
+                elif batch.producer.is_transactional and began is None:
+                    began = batch.base_offset
+        return began
+
+    def _first_open(self) -> int:
+        began = [first for first in map(self._open_transaction, (1, 2)) if first is not None]
+        return min(began, default=self.end)
+
+    def _is_aborted(self, batch: Batch) -> bool:
+        if batch.producer is None or not batch.producer.is_transactional:
+            return False
+        for later in self.batches:
+            same = later.producer is not None and later.producer.producer_id == batch.producer.producer_id
+            if same and later.marker is not None and later.base_offset > batch.base_offset:
+                return not later.marker
+        return False
