@@ -131,8 +131,23 @@ def test_a_reader_sees_every_surviving_record_whenever_the_log_changes(change: C
     assert number > 10
 
 
+def _first_and_newest(log: Log) -> None:
+    first, newest = log.offset_for(5000), log.offset_for(OffsetSpec.MAX_TIMESTAMP)
+    assert first is not None
+    assert first.offset in (0, log.local_log_start_offset)
+    assert newest is not None
+    assert newest.offset >= COUNT - 1
+
+
+def _facts(log: Log) -> None:
+    assert all(info.max_timestamp_ms is not None for info in log.segments() if info.size_bytes)
+
+
+@pytest.mark.parametrize("lookup", [_first_and_newest, _facts])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
-def test_lookups_answer_for_the_log_as_it_is_when_they_return(change: Callable[[Log, Storage], None]) -> None:
+def test_lookups_answer_whenever_the_log_changes(
+    change: Callable[[Log, Storage], None], lookup: Callable[[Log], None]
+) -> None:
     number, calls = 1, 1
     while number <= 2 * calls + 2:
         disk = ModelDisk()
@@ -141,15 +156,8 @@ def test_lookups_answer_for_the_log_as_it_is_when_they_return(change: Callable[[
         log.close()
         log = open_log(disk, was_clean=True)
         with _change_at_call(number, lambda log=log, disk=disk: change(log, disk)) as made:
-            found = log.offset_for(5000)
-            newest = log.offset_for(OffsetSpec.MAX_TIMESTAMP)
-            infos = log.segments()
+            lookup(log)
         calls = max(calls, min(made[0], 200))
-        assert found is not None
-        assert found.offset in (0, log.local_log_start_offset)
-        assert newest is not None
-        assert newest.offset >= COUNT - 1
-        assert all(info.max_timestamp_ms is not None for info in infos if info.size_bytes)
         number += 1
 
 
