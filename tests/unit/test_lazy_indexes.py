@@ -63,7 +63,7 @@ def _damage(disk: ModelDisk, name: str, damage: str) -> None:
             inode.data += bytes(24)
         case _:
             inode.data = bytearray(b"\x7f" * 24)
-    inode.synced = bytes(inode.data)
+    inode.sync()
 
 
 def _indexes(disk: ModelDisk) -> dict[str, bytes]:
@@ -225,11 +225,8 @@ def test_whatever_call_of_a_rebuild_is_cut_times_and_offsets_are_found_after_the
 
     def world() -> ModelDisk:
         disk, _ = _closed_log(120)
-        for inode in disk.names.values():
-            inode.synced = bytes(inode.data)
         _damage(disk, _name(0, ".timeindex"), "missing" if eager else "of another log")
-        disk.durable = dict(disk.names)
-        disk.pending.clear()
+        disk.sync_directory("./t-0")
         return disk
 
     pristine = world()
@@ -239,17 +236,31 @@ def test_whatever_call_of_a_rebuild_is_cut_times_and_offsets_are_found_after_the
     assert rehearsal.effects - before > 4
     for at in range(before + 1, rehearsal.effects + 1):
         for first in (True, False):
-            for seed in range(25):
-                disk = copy.deepcopy(pristine)
-                disk.cut_at, disk.cut_before = at, first
-                with pytest.raises(PowerCut):
-                    work(disk)
-                found = disk.crash(random.Random(f"{at} {first} {seed}"))
-                log = open_log(found, recovery_point=120)
-                times = [info.max_timestamp_ms for info in log.segments()]
-                assert times[0] == 5000 + log.segments()[1].base_offset - 1
-                assert [log.offset_for_timestamp(5000 + at) for at in range(0, 120, 7)] == list(range(0, 120, 7))
-                assert len(read_all(log)) == 120
+            disk = copy.deepcopy(pristine)
+            disk.cut_at, disk.cut_before = at, first
+            with pytest.raises(PowerCut):
+                work(disk)
+            found = [disk.crash(random.Random(f"{at} {first} {seed}")) for seed in range(4)]
+            found += [_found_torn(disk, keep) for keep in range(0, 100, 12)]
+            for each in found:
+                log = open_log(each, recovery_point=120)
+                infos = log.segments()
+                assert infos[0].max_timestamp_ms == 5000 + infos[1].base_offset - 1
+                offsets = (0, 37, infos[1].base_offset - 1, 119)
+                assert tuple(log.offset_for_timestamp(5000 + at) for at in offsets) == offsets
+
+
+def _found_torn(disk: ModelDisk, keep: int) -> ModelDisk:
+    """As after a power cut that kept every name, and of each file's unsynced bytes those below `keep`."""
+    found = ModelDisk()
+    found.make_directory("./t-0")
+    for name, inode in disk.names.items():
+        synced = len(inode.synced) if inode.data.startswith(inode.synced) else 0
+        file = found.create(name)
+        file.append(bytes(inode.data[: max(synced, keep)]))
+        file.sync()
+    found.sync_directory("./t-0")
+    return found
 
 
 def test_a_map_is_kept_while_it_is_used_and_the_oldest_one_goes() -> None:
