@@ -199,14 +199,23 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
 
 
 def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
-    partition = state.partition
-    if decision.offset <= partition.snapshot(state.now_ms).log_start_offset:
-        return False
-    if partition.metadata is not None:
-        change = expire_segments([], now_ms=state.now_ms, log_start_offset=decision.offset)
-        partition.metadata.commit(change, state.now_ms)
-    state.directory.write_log_starts({partition.name: decision.offset})
-    partition.log.raise_log_start(decision.offset)
+    return advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
+
+
+def advance_log_start(partition: Partition, directory: LogDirectory, offset: int, *, now_ms: int) -> bool:
+    """Raise a partition's log start to at least `offset`; False when nothing is below it.
+
+    The caller holds the partition's lock. Order of effects: committed in the head → durable in the checkpoint → told to
+    readers. Each step is taken where it is missing, so what failed half way may be called again.
+    """
+    metadata, log = partition.metadata, partition.log
+    is_behind = metadata is not None and partition.snapshot(now_ms).log_start_offset < offset
+    if metadata is not None and is_behind:
+        metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=offset), now_ms)
+    if log.log_start_offset >= offset:
+        return is_behind
+    directory.write_log_starts({partition.name: offset})
+    log.raise_log_start(offset)
     return True
 
 

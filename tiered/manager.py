@@ -27,9 +27,11 @@ from functools import partial
 from itertools import groupby
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound, Unavailable
+from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition, check_topic, new_topic_id
+from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
 from local.record_columns import record_columns
 from local.storage import DiskStorage, Storage
@@ -42,7 +44,9 @@ from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
 from tiered.apply import Applied, apply_partition
 from tiered.config import Config
+from tiered.deleting import DeletedRecords, delete_records, plan_deletion
 from tiered.log_loading import Loaded, OnProgress, load_logs
+from tiered.offset_listing import find_offset
 from tiered.opening import Opener
 from tiered.partition import Partition
 from tiered.partitioner import Partitioner
@@ -235,6 +239,36 @@ class LogManager:
         """Close the active segment of every partition of a topic; how many were closed (empty ones never are)."""
         self._check_writable()
         return sum(self._partition(p).log.roll(now_ms=now_ms) for p in self._registry.get(topic).partitions())
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int], *, now_ms: int
+    ) -> dict[TopicPartition, DeletedRecords]:
+        """Records below each offset (-1: all there are) are gone for readers; their files go with the next rounds.
+
+        Raises, before anything is deleted, OffsetOutOfRange above a log's end, InvalidRequest for a topic that only
+        compacts, and what keeps us from writing to a partition. See `tiered.deleting` for order and crashes.
+        """
+        self._check_writable()
+        with self._round_lock:  # rounds write the checkpoints, too
+            held = {self._partition(name): offset for name, offset in offsets.items()}
+            return delete_records(held, self._directory.of, now_ms=now_ms)
+
+    def plan_deletion(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, DeletedRecords]:
+        """What `delete_records` would do, which it refuses alike; changes nothing."""
+        return {name: plan_deletion(self._partition(name), offset) for name, offset in offsets.items()}
+
+    def list_offsets(
+        self,
+        specs: Mapping[TopicPartition, OffsetSpec | int],
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, FoundOffset | None]:
+        """What each spec (a name, or a timestamp in ms) means over both tiers; None when there is no such offset.
+
+        `tiered.offset_listing` has the names. Raises as reading a partition does.
+        """
+        reader = self.reader()
+        return {name: find_offset(self._source(name), reader, spec, isolation) for name, spec in specs.items()}
 
     def reader(self) -> TieredReader:
         return TieredReader(self._source)

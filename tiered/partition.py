@@ -31,7 +31,7 @@ from tiered.topics import Topic
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Partition:
     """What the manager keeps of one partition. `metadata` and `remote` are None for a topic that is not tiered.
 

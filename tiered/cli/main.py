@@ -26,6 +26,11 @@ COMMANDS = {
     "append": ("tiered.cli.append", "Append records from a file or from stdin."),
     "consume": ("tiered.cli.consume", "Read records from both tiers, or from a bucket alone."),
     "dump": ("tiered.cli.dump", "Show batches, records or index entries as they are stored."),
+    "get-offsets": (
+        "tiered.cli.get_offsets",
+        "First, last and other named offsets, or by time, over both tiers.",
+    ),
+    "delete-records": ("tiered.cli.delete_records", "Delete the oldest records: raise the log start of partitions."),
     "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
     "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
     "placement": (
@@ -48,7 +53,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, summary = COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(module), cmd_name)
+        command: click.Command = getattr(import_module(module), cmd_name.replace("-", "_"))
         command.short_help = summary
         return command
 

@@ -1,0 +1,155 @@
+"""Deleting records, cut at every call: all or nothing of it survives, and never a record too few above the offset."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from disk_model import ModelDisk, PowerCut
+from fault_store import Fault, FaultStore, Killed
+
+from local.errors import LogError
+from local.names import TopicPartition
+from local.record import Record
+from remote.memory_store import MemoryStore
+from tiered import apply
+from tiered.config import Config
+from tiered.manager import LogManager
+
+NOW = 1_800_000_000_000
+DISK, BUCKET = TopicPartition("disk", 0), TopicPartition("bucket", 0)
+COUNT, TO = 90, 47
+SETTINGS = {"segment.bytes": "1100", "index.interval.bytes": "200", "append.batch.bytes": "300"}
+
+
+def open_manager(disk: ModelDisk, store: object) -> LogManager:
+    config = replace(Config.load(None, SETTINGS, {}, local_dir="data"), data_dir="./data", remote_url="memory://b")
+    return LogManager.open(config, now_ms=NOW, storage=disk, store=store)  # type: ignore[arg-type]
+
+
+def fill(disk: ModelDisk, store: object) -> None:
+    with open_manager(disk, store) as manager:
+        manager.create_topic("disk", 1, {"retention.ms": "-1", "remote.storage.enable": "false"}, now_ms=NOW)
+        tiered = {"retention.ms": "-1", "remote.storage.enable": "true", "local.retention.ms": "1ms"}
+        manager.create_topic("bucket", 1, tiered, now_ms=NOW)
+        for name in (DISK, BUCKET):
+            for at in range(0, COUNT, 10):
+                records = [Record(b"k%d" % n, b"value %d" % n, NOW - 1000 + n) for n in range(at, at + 10)]
+                manager.append(name.topic, records, 0, now_ms=NOW)
+        while manager.tick(NOW):
+            pass
+
+
+class Deletion:
+    """What was called, and what of it was answered."""
+
+    def __init__(self) -> None:
+        self.asked: set[TopicPartition] = set()
+        self.answered: set[TopicPartition] = set()
+
+    def play(self, disk: ModelDisk, store: object) -> None:
+        manager = open_manager(disk, store)
+        for name in (DISK, BUCKET):
+            self.asked.add(name)
+            manager.delete_records({name: TO}, now_ms=NOW)
+            self.answered.add(name)
+            assert manager.reader().offsets(name)[0] == TO
+        for _ in range(3):
+            manager.tick(NOW)
+        manager.close()
+
+    def check(self, disk: ModelDisk, store: object) -> None:
+        """Start again, twice; the second time after deleting and appending, so that nothing half-made stays."""
+        for _ in range(2):
+            with open_manager(disk, store) as manager:
+                for name in (DISK, BUCKET):
+                    start, end = manager.reader().offsets(name)
+                    assert start in (0, TO), "a log start that nobody asked for"
+                    assert start == TO or name not in self.answered, "deleted records came back"
+                    assert start == 0 or name in self.asked, "records are gone that nobody deleted"
+                    found = [(record.offset, record.value) for record in manager.reader().records(name, start)]
+                    assert found[: COUNT - start] == [(at, b"value %d" % at) for at in range(start, COUNT)]
+                    manager.delete_records({name: TO}, now_ms=NOW)
+                    self.asked.add(name)
+                    self.answered.add(name)
+                    manager.append(name.topic, [Record(b"k", b"more", NOW)], 0, now_ms=NOW)
+                    assert manager.reader().offsets(name)[1] == end + 1
+                for _ in range(3):
+                    manager.tick(NOW)
+                assert manager.problems == {}
+
+
+def filled() -> tuple[ModelDisk, MemoryStore]:
+    disk, store = ModelDisk(), MemoryStore("memory://b")
+    fill(disk, store)
+    disk.effects = 0
+    return disk, store
+
+
+def rehearse() -> tuple[int, int]:
+    """How many disk effects and store calls the deletion has."""
+    disk, inner = filled()
+    store = FaultStore(inner)
+    Deletion().play(disk, store)
+    return disk.effects, len(store.calls)
+
+
+EFFECTS, CALLS = rehearse()
+
+
+def cut_everywhere(step: int = 1) -> None:
+    for before in (True, False):
+        for at in range(1, EFFECTS + 1, step):
+            disk, store = filled()
+            disk.cut_at, disk.cut_before = at, before
+            deletion = Deletion()
+            with suppress(PowerCut, LogError):
+                deletion.play(disk, store)
+            deletion.check(disk.crash(random.Random(at)), store)
+
+
+@pytest.mark.timeout(600)
+def test_no_power_cut_deletes_half_or_brings_records_back() -> None:
+    assert EFFECTS > 30
+    cut_everywhere()
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
+def test_no_store_fault_deletes_half_or_brings_records_back(fault: Fault) -> None:
+    assert CALLS > 3
+    for at in range(CALLS):
+        disk, inner = filled()
+        store = FaultStore(inner, at, fault)
+        deletion = Deletion()
+        with suppress(LogError, Killed):
+            deletion.play(disk, store)
+        store.deliver(1 << 60)
+        disk.locks.clear()
+        deletion.check(disk, inner)
+
+
+def test_readers_told_before_the_checkpoint_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told_first(partition: object, directory: object, offset: int, *, now_ms: int) -> bool:
+        partition.log.raise_log_start(offset)  # type: ignore[attr-defined]
+        return True
+
+    monkeypatch.setattr("tiered.deleting.advance_log_start", told_first)
+    with pytest.raises(AssertionError, match="came back"):
+        cut_everywhere(3)
+
+
+def test_a_start_that_the_head_does_not_know_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = apply.advance_log_start
+
+    def without_commit(partition: object, directory: object, offset: int, *, now_ms: int) -> bool:
+        metadata, partition.metadata = partition.metadata, None  # type: ignore[attr-defined]
+        try:
+            return real(partition, directory, offset, now_ms=now_ms)  # type: ignore[arg-type]
+        finally:
+            partition.metadata = metadata  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("tiered.deleting.advance_log_start", without_commit)
+    with pytest.raises(AssertionError):
+        cut_everywhere(3)

@@ -1,0 +1,113 @@
+"""Offsets that have a name, over both tiers: Kafka's ListOffsets for a partition of ours.
+
+| name | code | over both tiers |
+|---|---|---|
+| `LATEST` | -1 | the log end; under read_committed the last stable offset |
+| `EARLIEST` | -2 | the head's log start, the log's where nothing is tiered |
+| `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp, wherever it lies |
+| `EARLIEST_LOCAL` | -4 | the first offset that the disk answers for |
+| `LATEST_TIERED` | -5 | the highest offset in the bucket; none where nothing is tiered |
+
+Any other number is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
+`ListOffsetsRequest`, `UnifiedLog.fetchOffsetByTimestamp`; KIP-405, KIP-1005.
+"""
+
+from __future__ import annotations
+
+from local.errors import LogError
+from local.isolation import Isolation
+from local.names import TopicPartition
+from local.offset_spec import FoundOffset, OffsetSpec, parse_spec
+from remote import metadata_index
+from remote.segment import RemoteSegment
+from tiered.reader import PartitionSource, TieredReader
+
+LATEST_TIERED = -5  # ListOffsetsRequest.LATEST_TIERED_TIMESTAMP; no name that a log without a remote tier knows
+
+
+def find_offset(
+    source: PartitionSource,
+    reader: TieredReader,
+    spec: OffsetSpec | int,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+) -> FoundOffset | None:
+    """The offset that `spec` means; None when there is none (no late enough record, no local or no remote tier).
+
+    Raises InvalidRequest for a negative number that is no spec, Unavailable when the bucket is needed and away.
+    """
+    if spec == LATEST_TIERED:
+        return _latest_tiered(source)
+    log = source.log
+    match parse_spec(spec):
+        case OffsetSpec.LATEST:
+            offset = source.next_offset()
+            if isolation is Isolation.READ_COMMITTED and log is not None:
+                offset = min(offset, log.last_stable_offset)
+            return FoundOffset(offset, None, _epoch_at(source, offset - 1))
+        case OffsetSpec.EARLIEST:
+            offset = source.start_offset()
+            return FoundOffset(offset, None, _epoch_at(source, offset))
+        case OffsetSpec.EARLIEST_LOCAL:
+            if log is None:
+                return None
+            offset = max(log.local_log_start_offset, source.start_offset())
+            return FoundOffset(offset, None, _epoch_at(source, offset))
+        case OffsetSpec.MAX_TIMESTAMP:
+            found = _newest(source, reader)
+        case timestamp_ms:
+            found = _at_or_after(source.partition, reader, timestamp_ms)
+    is_stable = isolation is Isolation.READ_UNCOMMITTED or log is None
+    return found if found is None or is_stable or found.offset < log.last_stable_offset else None  # type: ignore[union-attr]
+
+
+def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
+    head = source.head()
+    if head is None or not head.segments:
+        return None
+    row = head.segments[-1]
+    return FoundOffset(row.next_offset - 1, None, row.epochs[-1][0] if row.epochs else None)
+
+
+def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: int) -> FoundOffset | None:
+    offset = reader.offset_for_timestamp(partition, timestamp_ms)
+    if offset is None:
+        return None
+    for columns in reader.columns(partition, offset, offset + 1):
+        if len(columns):
+            epoch = int(columns.table.leader_epochs[columns.batch_ordinals[0]])
+            return FoundOffset(offset, int(columns.timestamps[0]), epoch if epoch >= 0 else None)
+    return FoundOffset(offset)
+
+
+def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None:
+    """The largest timestamp of each tier is known without looking at records, but for a row that the start cuts."""
+    head = source.head()
+    start = source.start_offset()
+    rows = metadata_index.live_rows(head) if head is not None else ()
+    known = [_largest(source.partition, reader, row, start) for row in rows]
+    local = source.log.offset_for(OffsetSpec.MAX_TIMESTAMP) if source.log is not None else None
+    known.append(local.timestamp_ms if local is not None else None)
+    times = [each for each in known if each is not None]
+    return _at_or_after(source.partition, reader, max(times)) if times else None
+
+
+def _largest(partition: TopicPartition, reader: TieredReader, row: RemoteSegment, start: int) -> int | None:
+    if row.base_offset >= start or row.max_timestamp_ms is None:
+        return row.max_timestamp_ms
+    steps = reader.columns(partition, start, row.next_offset)
+    return max((int(columns.timestamps.max()) for columns in steps if len(columns)), default=None)
+
+
+def _epoch_at(source: PartitionSource, offset: int) -> int | None:
+    """The leader epoch of `offset`, by the disk's lineage or else by the bucket's."""
+    log = source.log
+    found = log.epochs.epoch_at(offset) if log is not None else None
+    if found is not None:
+        return found
+    try:
+        head = source.head()
+    except LogError:
+        return None
+    row = metadata_index.find_by_offset(head, offset) if head is not None else None
+    below = [epoch for epoch, first in row.epochs if first <= offset] if row is not None else []
+    return below[-1] if below else None
