@@ -62,6 +62,8 @@ class LogView:
 
         Raises NotFound when a segment was replaced, Corrupt.
         """
+        if limits.upper_offset is not None and offset >= limits.upper_offset:
+            return NO_RUN  # the batch that holds `offset` may begin below the limit (delete-records cuts inside one)
         at = max(bisect.bisect_right(self.bases, offset) - 1, 0)
         for segment in self.segments[at:]:
             found = read_segment(segment, offset, limits)

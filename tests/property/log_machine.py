@@ -1,8 +1,8 @@
 """The whole local log beside a plain Python list: the rules of the state machine that `test_log_model` runs.
 
 The model is a list of batches, each a list of records with their offsets, and a few numbers. Rules do one thing to
-both; the invariants compare both after every step. A crash forgets a drawn part of what was not synced: the model says what
-must be left, the log what is, and the model goes on with that.
+both; the invariants compare both after every step. A crash forgets a drawn part of what was not synced: the model says
+what must be left, the log what is, and the model goes on with that.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from local.errors import InvalidRequest, OffsetOutOfRange
 from local.isolation import Isolation
 from local.log import Log
 from local.offset_spec import FoundOffset, OffsetSpec
+from local.producer_state import Producer
 from local.record import Record, TimestampType
 from local.settings import LogSettings
 
@@ -86,6 +87,17 @@ def test_a_stream_that_the_log_start_overtakes_says_what_is_left() -> None:
     log.drop_before(5, now_ms=0, delay_ms=0, raises_log_start=True)
     with pytest.raises(OffsetOutOfRange, match=r"offset=1 first_offset=5 next_offset=6"):
         next(stream)
+
+
+def test_a_log_start_inside_an_undecided_batch_shows_none_of_it_to_read_committed() -> None:
+    log = open_log(ModelDisk())
+    producer = Producer(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
+    log.append([Record(b"k", b"v", at) for at in range(4)], now_ms=0, producer=producer)
+    log.raise_log_start(2)
+    assert log.last_stable_offset == 2
+    assert list(log.records(2, isolation=Isolation.READ_COMMITTED)) == []
+    assert log.read(2, isolation=Isolation.READ_COMMITTED) == b""
+    assert [each.offset for each in log.records(2)] == [2, 3]
 
 
 def test_named_offsets_carry_the_epoch_that_holds_them() -> None:
