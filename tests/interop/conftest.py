@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+import loaded_by_kafka as loading
 import pytest
-import written_by_kafka as scenario
+import written_by_kafka as writing
 from kafka_artifacts import KafkaMissing, find_kafka
 
 from local.log_dirs import LogDirectory
+from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import DiskStorage
 
@@ -25,7 +27,7 @@ def kafka():
 
 @pytest.fixture(scope="session")
 def written_by_kafka(kafka, tmp_path_factory):
-    return scenario.write(kafka, tmp_path_factory.mktemp("kafka-wrote"))
+    return writing.write(kafka, tmp_path_factory.mktemp("kafka-wrote"))
 
 
 @pytest.fixture(scope="session", params=["clean", "crashed"])
@@ -38,4 +40,30 @@ def opened(request, written_by_kafka, tmp_path_factory):
     assert directory.was_clean == (request.param == "clean")
     logs = {p.topic: directory.open_log(p, LogSettings(), now_ms=NOW_MS) for p in directory.partitions()}
     yield found, logs
+    directory.abandon()
+
+
+@pytest.fixture(scope="session")
+def loaded_by_kafka(kafka, tmp_path_factory):
+    return loading.load(kafka, tmp_path_factory.mktemp("kafka-loaded"))
+
+
+@pytest.fixture(scope="session", params=["clean", "recovered"])
+def loaded(request, loaded_by_kafka):
+    """One of the broker's lives on what we wrote."""
+    return getattr(loaded_by_kafka, request.param)
+
+
+@pytest.fixture(scope="session")
+def reopened(loaded, tmp_path_factory):
+    """Our logs by topic, opened in place after the broker appended to them and stopped."""
+    copy = tmp_path_factory.mktemp("reopened") / "data"
+    shutil.copytree(loaded.root, copy)
+    directory = LogDirectory(DiskStorage(), str(copy))
+    opened_at = loading.NOW_MS + 1_000_000
+    logs = {
+        name: directory.open_log(TopicPartition(name, 0), kind.settings, now_ms=opened_at)
+        for name, kind in loading.KINDS.items()
+    }
+    yield logs
     directory.abandon()

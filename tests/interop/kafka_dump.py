@@ -14,16 +14,17 @@ from kafka_broker import KafkaBroker
 
 Row = dict[str, object]
 _PAIR = re.compile(r"(\w+): (OptionalLong\[-?\d+\]|OptionalLong\.empty|\S+)")
-_TOOL = "kafka.tools.DumpLogSegments"
+DUMP_TOOL = "kafka.tools.DumpLogSegments"
 
 
 @dataclass(slots=True)
 class Dumped:
-    """One file: its batches and records (a ``.log``), its entries (an index, a snapshot)."""
+    """One file: its batches and records (a ``.log``), its entries (an index, a snapshot); every line as printed."""
 
     batches: list[Row] = field(default_factory=list)
     records: list[Row] = field(default_factory=list)
     entries: list[Row] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
 
 def dump(broker: KafkaBroker, files: Sequence[Path], *options: str) -> dict[Path, Dumped]:
@@ -31,13 +32,14 @@ def dump(broker: KafkaBroker, files: Sequence[Path], *options: str) -> dict[Path
     if not files:
         return {}
     words = ["--files", ",".join(map(str, files)), "--deep-iteration", "--print-data-log", *options]
-    return parse(broker.tool(_TOOL, *words))
+    return parse(broker.tool(DUMP_TOOL, *words))
 
 
 def parse(text: str) -> dict[Path, Dumped]:
     found: dict[Path, Dumped] = {}
     current = Dumped()
-    for line in text.splitlines():
+    for line in text.split("\n"):
+        current.lines.append(line)
         if line.startswith("Dumping "):
             current = found[Path(line.removeprefix("Dumping "))] = Dumped()
         elif line.startswith("baseOffset: "):

@@ -76,17 +76,21 @@ def test_every_field_of_every_batch_agrees(written_by_kafka):
     }
 
 
+def told_of_records(data):
+    """(offset, timestamp, key size, value size) of every record, control records too."""
+    rows = []
+    for columns in kernels.decode_in_steps(data, include_control=True):
+        told = (columns.offsets, columns.timestamps, columns.key_lengths, columns.value_lengths)
+        rows += zip(*(column.tolist() for column in told), strict=True)
+    return rows
+
+
 def test_every_record_is_at_the_offset_and_time_that_kafka_prints(written_by_kafka):
     for path, dumped in files_of(written_by_kafka, ".log"):
-        rows = []
-        for columns in kernels.decode_in_steps(path.read_bytes(), include_control=True):
-            sizes = (columns.offsets, columns.timestamps, columns.key_lengths, columns.value_lengths)
-            rows += zip(*(column.tolist() for column in sizes), strict=True)
-        told = [
-            (r["offset"], r.get("CreateTime", r.get("LogAppendTime")), r["keySize"], r["valueSize"])
-            for r in dumped.records
-        ]
-        assert rows == told, path
+        assert told_of_records(path.read_bytes()) == [
+            (row["offset"], row.get("CreateTime", row.get("LogAppendTime")), row["keySize"], row["valueSize"])
+            for row in dumped.records
+        ], path
 
 
 def test_offset_and_time_indexes_hold_what_kafka_prints(written_by_kafka):

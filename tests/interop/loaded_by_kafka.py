@@ -1,0 +1,266 @@
+"""Directories that we wrote, given to a real broker: what it makes of them, and what it goes on to write.
+
+The broker creates the topics and stops; then our `LogDirectory` opens the broker's own log directory and fills the
+partitions in it (`kept` says with what), each kind of log a topic. Two copies are loaded: `clean` with our
+clean-shutdown marker, which Kafka trusts; `recovered` without marker, recovery point and indexes, so that Kafka checks
+every batch and makes every index anew. In both a producer then appends to every topic, and the broker stops.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import kafka_clients as clients
+from kafka_artifacts import Kafka
+from kafka_broker import KafkaBroker
+from kafka_dump import DUMP_TOOL, Dumped, dump
+from written_by_kafka import DUMPED, T0, sample_records
+
+from local.batch import encode_batch
+from local.cleaner import clean
+from local.compression import LEVELS, Codec
+from local.isolation import Isolation
+from local.log import Log
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition
+from local.record import Record, StoredRecord, TimestampType
+from local.settings import LogSettings
+from local.storage import DiskStorage
+
+NOW_MS = T0 + 1_000_000
+APPENDED = [Record(b"by kafka %d" % at, b"after ours", NOW_MS + at, (("h", b"1"),)) for at in range(3)]
+SETTINGS = LogSettings(segment_bytes=12_000, index_interval_bytes=700, batch_bytes=2_000)
+_READERS_STATE = ("*.index", "*.timeindex", "*.txnindex", "*.snapshot")
+
+
+def _levels() -> dict[str, LogSettings]:
+    """Every codec at its default level and at both ends of its range."""
+    made = {"none": SETTINGS, "snappy": replace(SETTINGS, compression=Codec.SNAPPY)}
+    for codec, (default, lowest, highest) in LEVELS.items():
+        for level in (default, lowest, highest):
+            made[f"{codec.name.lower()}{level}"] = replace(SETTINGS, compression=codec, compression_level=level)
+    return made
+
+
+Fill = Callable[[Log], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A sort of log: our settings, how it is filled, and the topic's settings at the broker."""
+
+    fill: Fill
+    settings: LogSettings = SETTINGS
+    topic: Mapping[str, str] | None = None
+
+
+def _append_samples(log: Log, *, keyed: bool = False, count: int = 300, start: int = 0) -> None:
+    # Null for both is legal, though some clients refuse to send it.
+    records = [*sample_records(count, keyed=keyed, start=start), *([] if keyed else [Record(None, None, T0)])]
+    for at in range(0, len(records), 30):
+        log.append(records[at : at + 30], now_ms=NOW_MS)
+
+
+def _fill_mixed(log: Log) -> None:
+    for at, codec in enumerate([*Codec] * 3):
+        log.append_batch(bytes(encode_batch(sample_records(20, start=at * 20), codec=codec)), now_ms=NOW_MS)
+
+
+def _fill_compacted(log: Log) -> None:
+    """Cleaned in two rounds: gaps, batches kept empty for their range, merged segments, and a dirty end."""
+    for start in (0, 300):
+        _append_samples(log, keyed=True, start=start)
+        log.roll(now_ms=NOW_MS)
+        assert clean(log, DiskStorage(), clean_from=0, now_ms=NOW_MS) is not None
+    _append_samples(log, keyed=True, count=30, start=600)
+
+
+def _fill_and_raise_start(log: Log) -> None:
+    _append_samples(log)
+    log.raise_log_start(110)
+
+
+def _fill_and_drop(log: Log) -> None:
+    _append_samples(log)
+    assert log.drop_before(200, now_ms=NOW_MS, delay_ms=0, raises_log_start=True)
+    log.remove_deleted(NOW_MS)
+
+
+def _fill_large(log: Log) -> None:
+    log.append([Record(b"large", bytes(range(256)) * 4000, T0)], now_ms=NOW_MS)
+    _append_samples(log, count=30)
+
+
+def _fill_epochs(log: Log) -> None:
+    _append_samples(log, count=60)
+    log.begin_epoch(1)
+    _append_samples(log, count=60, start=60)
+
+
+KINDS: dict[str, Kind] = {
+    **{f"our-{name}": Kind(fill=_append_samples, settings=settings) for name, settings in _levels().items()},
+    "our-mixed": Kind(fill=_fill_mixed),
+    "our-append-time": Kind(
+        fill=_append_samples,
+        settings=replace(SETTINGS, timestamp_type=TimestampType.LOG_APPEND_TIME),
+        topic={"message.timestamp.type": "LogAppendTime"},
+    ),
+    "our-compacted": Kind(
+        fill=_fill_compacted,
+        settings=replace(SETTINGS, is_compacted=True),
+        topic={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"},
+    ),
+    "our-log-start": Kind(fill=_fill_and_raise_start),
+    "our-dropped": Kind(fill=_fill_and_drop),
+    "our-large": Kind(fill=_fill_large),
+    "our-epochs": Kind(fill=_fill_epochs),
+    "our-one-batch": Kind(fill=partial(_append_samples, count=5)),
+    "our-empty": Kind(fill=lambda log: None),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What readers find in each topic; `stable` is the last stable offset, `bounds` log start and log end."""
+
+    records: dict[str, list[StoredRecord]]
+    committed: dict[str, list[StoredRecord]]
+    bounds: dict[str, tuple[int, int]]
+    stable: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """One life of the broker on our directory: as it found it, after it appended, and the directory it left.
+
+    `console` is what Kafka's console consumer printed, `warnings` what the broker logged about it.
+    """
+
+    root: Path
+    found: Seen
+    after: Seen
+    console: str
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedByKafka:
+    """`kept`: as we read it ourselves before; `dumps`: Kafka's dump tool on our files in `root`, untouched by Kafka;
+    `index_checks`: what the same tool said when it was asked to compare our indexes with our logs.
+    """
+
+    root: Path
+    kept: Seen
+    dumps: dict[Path, Dumped]
+    index_checks: str
+    clean: Loaded
+    recovered: Loaded
+
+
+def load(kafka: Kafka, home: Path) -> LoadedByKafka:
+    broker = KafkaBroker(kafka, home / "ours")
+    broker.format()
+    broker.start()
+    try:
+        topics = {name: {"index.interval.bytes": "700", **(kind.topic or {})} for name, kind in KINDS.items()}
+        clients.create_topics(broker.address, topics)
+    finally:
+        broker.stop()
+    kept = fill(broker.log_dirs[0])
+    shutil.copytree(broker.home, home / "clean")
+    shutil.copytree(broker.home, home / "recovered")
+    forget(home / "recovered" / "data")
+    files = sorted(path for path in broker.log_dirs[0].glob("our-*/*") if path.suffix in DUMPED)
+    indexes = ",".join(str(path) for path in files if path.suffix in (".index", ".timeindex"))
+    with ThreadPoolExecutor(2) as together:
+        lives = list(together.map(partial(_life, kafka), (home / "clean", home / "recovered")))
+    return LoadedByKafka(
+        root=broker.log_dirs[0],
+        kept=kept,
+        dumps=dump(broker, files),
+        index_checks=broker.tool(DUMP_TOOL, "--verify-index-only", "--files", indexes)
+        + broker.tool(DUMP_TOOL, "--index-sanity-check", "--files", indexes),
+        clean=lives[0],
+        recovered=lives[1],
+    )
+
+
+def fill(root: Path) -> Seen:
+    """Our library on the broker's directory: every partition filled and closed in order."""
+    directory = LogDirectory(DiskStorage(), str(root))
+    assert directory.was_clean, "the broker stopped in order"
+    logs = {}
+    for name, kind in KINDS.items():
+        logs[name] = directory.open_log(TopicPartition(name, 0), kind.settings, now_ms=NOW_MS)
+        kind.fill(logs[name])
+    seen = look(logs)
+    directory.close()
+    return seen
+
+
+def look(logs: Mapping[str, Log]) -> Seen:
+    """What we read ourselves."""
+    committed = Isolation.READ_COMMITTED
+    return Seen(
+        records={name: list(log.records(log.log_start_offset)) for name, log in logs.items()},
+        committed={name: list(log.records(log.log_start_offset, isolation=committed)) for name, log in logs.items()},
+        bounds={name: (log.log_start_offset, log.next_offset) for name, log in logs.items()},
+        stable={name: log.last_stable_offset for name, log in logs.items()},
+    )
+
+
+def forget(root: Path) -> None:
+    """Leave only what no recovery can make again: Kafka has to read every batch."""
+    (root / ".kafka_cleanshutdown").unlink()
+    (root / "recovery-point-offset-checkpoint").write_text("0\n0\n")
+    for pattern in _READERS_STATE:
+        for path in root.glob(f"our-*/{pattern}"):
+            path.unlink()
+
+
+def _life(kafka: Kafka, home: Path) -> Loaded:
+    broker = KafkaBroker(kafka, home)
+    broker.log_path.unlink(missing_ok=True)
+    broker.start()
+    try:
+        clients.wait_for_leaders(broker.address, KINDS)
+        found = _ask(broker)
+        console = console_consumer(broker, sum(map(len, found.committed.values())))
+        for topic in KINDS:
+            clients.produce(broker.address, topic, APPENDED)
+        after = _ask(broker)
+    finally:
+        broker.stop()
+    return Loaded(root=broker.log_dirs[0], found=found, after=after, console=console, warnings=broker.warnings())
+
+
+def _ask(broker: KafkaBroker) -> Seen:
+    topics, address = list(KINDS), broker.address
+    stable = clients.bounds(address, topics, committed=True)
+    return Seen(
+        records=clients.read(address, topics),
+        committed=clients.read(address, topics, committed=True),
+        bounds=clients.bounds(address, topics),
+        stable={topic: end for topic, (_, end) in stable.items()},
+    )
+
+
+def console_consumer(broker: KafkaBroker, count: int) -> str:
+    """Every committed record of every topic, as Kafka's console consumer prints them: one line a record."""
+    wanted = ("timestamp", "partition", "offset", "headers", "key", "value")
+    formatted = [word for name in wanted for word in ("--property", f"print.{name}=true")]
+    separators = {
+        "key.separator": "<|>",
+        "headers.separator": "<,>",
+        "null.literal": "<null>",
+        "line.separator": "<.>\n",
+    }
+    formatted += [word for name, text in separators.items() for word in ("--property", f"{name}={text}")]
+    source = ["--bootstrap-server", broker.address, "--include", "our-.*", "--from-beginning"]
+    limits = ["--isolation-level", "read_committed", "--max-messages", str(count), "--timeout-ms", "20000"]
+    return broker.tool("org.apache.kafka.tools.consumer.ConsoleConsumer", *source, *limits, *formatted)

@@ -1,0 +1,112 @@
+"""Directories that we wrote, loaded by a real broker: read, recovered, appended to, and opened again by us."""
+
+import re
+
+import pytest
+from loaded_by_kafka import APPENDED, KINDS
+from test_kafka_dump import batch_rows, told_of_records
+
+from local import kernels
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.mark.parametrize("topic", KINDS)
+def test_kafkas_clients_read_every_record_we_wrote(loaded_by_kafka, loaded, topic):
+    assert loaded.found.records[topic] == loaded_by_kafka.kept.records[topic]
+
+
+@pytest.mark.parametrize("topic", KINDS)
+def test_kafkas_committed_reads_are_ours(loaded_by_kafka, loaded, topic):
+    assert loaded.found.stable[topic] == loaded_by_kafka.kept.stable[topic]
+    assert loaded.found.committed[topic] == loaded_by_kafka.kept.committed[topic]
+
+
+@pytest.mark.parametrize("topic", KINDS)
+def test_the_broker_starts_and_ends_our_log_where_we_do(loaded_by_kafka, loaded, topic):
+    assert loaded.found.bounds[topic] == loaded_by_kafka.kept.bounds[topic]
+
+
+def test_the_console_consumer_prints_every_record_we_wrote(loaded_by_kafka, loaded):
+    ours = [line for records in loaded_by_kafka.kept.committed.values() for line in map(printed, records)]
+    assert sorted(loaded.console.split("<.>\n")[:-1]) == sorted(ours)
+
+
+def printed(record):
+    def text(data):
+        return "<null>" if data is None else data.decode("utf-8", "surrogateescape")
+
+    kind = "LogAppendTime" if record.timestamp_type else "CreateTime"
+    headers = "<,>".join(f"{key}:{text(value)}" for key, value in record.headers) or "NO_HEADERS"
+    start = f"{kind}:{record.timestamp_ms}<|>Partition:0<|>Offset:{record.offset}"
+    return "<|>".join((start, headers, text(record.key), text(record.value)))
+
+
+def test_kafkas_dump_tool_reads_our_batches_field_by_field(loaded_by_kafka):
+    logs = {path: dumped for path, dumped in loaded_by_kafka.dumps.items() if path.suffix == ".log"}
+    assert len(logs) > len(KINDS)
+    for path, dumped in logs.items():
+        data = path.read_bytes()
+        assert batch_rows(kernels.scan_batches(data)) == dumped.batches, path
+        assert told_of_records(data) == [
+            (row["offset"], row.get("CreateTime", row.get("LogAppendTime")), row["keySize"], row["valueSize"])
+            for row in dumped.records
+        ], path
+
+
+def test_kafkas_dump_tool_finds_no_fault_with_our_indexes(loaded_by_kafka):
+    told = loaded_by_kafka.index_checks
+    assert not re.search(r"mismatch|[Nn]on-consecutive|[Ff]ound|invalid|out of order|missing", told), told
+    passed = set(re.findall(r"(\S+) passed sanity check", told))
+    indexes = [path for path in loaded_by_kafka.dumps if path.suffix in (".index", ".timeindex")]
+    assert {str(path) for path in indexes if path.stat().st_size} <= passed
+
+
+def test_indexes_that_kafka_rebuilt_are_ours_byte_for_byte(loaded_by_kafka):
+    compared = 0
+    for path in loaded_by_kafka.root.glob("our-*/*.index"):
+        theirs = loaded_by_kafka.recovered.root / path.parent.name / path.name
+        sealed = path.with_suffix(".log").read_bytes() == theirs.with_suffix(".log").read_bytes()
+        if not sealed:
+            continue  # the broker appended to it
+        for suffix in (".index", ".timeindex"):
+            assert path.with_suffix(suffix).read_bytes() == theirs.with_suffix(suffix).read_bytes(), path
+        compared += 1
+    assert compared > len(KINDS)
+
+
+def test_the_broker_had_nothing_to_say_against_our_logs(loaded):
+    allowed = (
+        "QuorumController",
+        "NetworkClient",
+        # The high watermark's checkpoint is the broker's own; it knows nothing of a log start that was raised by us.
+        "Non-monotonic update of high watermark",
+        "Could not find offset index file",  # recovery makes it anew
+    )
+    assert [line for line in loaded.warnings if not any(word in line for word in allowed)] == []
+
+
+@pytest.mark.parametrize("topic", KINDS)
+def test_the_broker_goes_on_after_our_last_offset(loaded_by_kafka, loaded, topic):
+    _, end = loaded_by_kafka.kept.bounds[topic]
+    kept = len(loaded_by_kafka.kept.records[topic])
+    added = loaded.after.records[topic][kept:]
+    assert loaded.after.records[topic][:kept] == loaded.found.records[topic]
+    assert [record.offset for record in added] == list(range(end, end + len(APPENDED)))
+    assert [record[3:] for record in added] == [(r.key, r.value, r.headers) for r in APPENDED]
+
+
+@pytest.mark.parametrize("topic", KINDS)
+def test_we_read_what_the_broker_added_to_our_log(loaded, reopened, topic):
+    log = reopened[topic]
+    assert list(log.records(log.log_start_offset)) == loaded.after.records[topic]
+    assert (log.log_start_offset, log.next_offset) == loaded.after.bounds[topic]
+    assert log.last_stable_offset == loaded.after.stable[topic]
+
+
+def test_we_append_to_a_log_that_went_from_us_to_the_broker_and_back(loaded, reopened):
+    log = reopened["our-mixed"]
+    before = list(log.records(0))
+    added = log.append(APPENDED, now_ms=1)
+    assert added.base_offset == before[-1].offset + 1
+    assert [r.value for r in log.records(0)] == [r.value for r in before] + [r.value for r in APPENDED]
