@@ -1,12 +1,16 @@
 """Directories that we wrote, loaded by a real broker: read, recovered, appended to, and opened again by us."""
 
 import re
+import shutil
 
 import pytest
-from loaded_by_kafka import APPENDED, KINDS
+from loaded_by_kafka import APPENDED, KINDS, NOW_MS, SETTINGS
 from test_kafka_dump import batch_rows, told_of_records
 
 from local import kernels
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition
+from local.storage import DiskStorage
 
 pytestmark = pytest.mark.kafka
 
@@ -103,9 +107,12 @@ def test_we_read_what_the_broker_added_to_our_log(loaded, reopened, topic):
     assert log.last_stable_offset == loaded.after.stable[topic]
 
 
-def test_we_append_to_a_log_that_went_from_us_to_the_broker_and_back(loaded, reopened):
-    log = reopened["our-mixed"]
-    before = list(log.records(0))
-    added = log.append(APPENDED, now_ms=1)
+def test_we_append_to_a_log_that_went_from_us_to_the_broker_and_back(loaded, tmp_path):
+    shutil.copytree(loaded.root, tmp_path / "data")
+    directory = LogDirectory(DiskStorage(), str(tmp_path / "data"))
+    log = directory.open_log(TopicPartition("our-mixed", 0), SETTINGS, now_ms=NOW_MS)
+    added = log.append(APPENDED, now_ms=NOW_MS)
+    before = loaded.after.records["our-mixed"]
     assert added.base_offset == before[-1].offset + 1
     assert [r.value for r in log.records(0)] == [r.value for r in before] + [r.value for r in APPENDED]
+    directory.abandon()
