@@ -42,6 +42,7 @@ __all__ = [
     "Codec",
     "Marker",
     "assign_offset",
+    "assign_timestamp",
     "check_batch",
     "encode_batch",
     "encode_marker",
@@ -169,6 +170,21 @@ def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch:
         raise InvalidRequest("assigning an offset, not a batch of format 2", magic=header.magic)
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 12, leader_epoch)
+
+
+def assign_timestamp(batch: bytearray, timestamp_type: TimestampType, max_timestamp_ms: int) -> None:
+    """Write type and largest time into the batch's header, in place, and the checksum that follows from it.
+
+    Under LOG_APPEND_TIME that time is every record's. Raises as `assign_offset`.
+    """
+    _check_fields(0, -1, max_timestamp_ms, -1, -1, -1)
+    header = read_header(batch)
+    if header is None:
+        raise Corrupt("assigning a timestamp, truncated", bytes=len(batch))
+    attributes = header.attributes & ~LOG_APPEND_TIME | (LOG_APPEND_TIME if timestamp_type else 0)
+    struct.pack_into(">h", batch, 21, attributes)
+    struct.pack_into(">q", batch, 35, max_timestamp_ms)
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[CRC_START : header.size_bytes]))
 
 
 def _check_fields(

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
+from local.append_validation import check_size, check_times
 from local.batch_header import HEADER_BYTES, LOG_APPEND_TIME, read_header, seal
 from local.compression import Codec, compress
-from local.encoding import check_size
 from local.errors import InvalidRequest
 from local.names import TopicPartition
 from local.record import TimestampType
@@ -34,14 +34,16 @@ def encode_column_batches(
     """The records as batches ready to be given their offsets, once, in order; a batch never spans two chunks.
 
     Raises InvalidRequest, at once and not while they are taken, for no records, for a single record above
-    `max_message_bytes`, for records without key in a compacted topic, and for columns that make no sense. The columns
-    must not change before the last batch was taken.
+    `max_message_bytes` or a segment, for records without key in a compacted topic, for times that the topic does not
+    allow, and for columns that make no sense. The columns must not change before the last batch was taken.
     """
     if not sum(map(len, chunks)):
         raise InvalidRequest("appending, no records", partition=partition)
     if settings.is_compacted:
         _check_keys(chunks, partition)
-    limit = min(settings.batch_bytes, settings.max_message_bytes)
+    times = [chunk.timestamps for chunk in chunks]
+    check_times(times[0] if len(times) == 1 else np.concatenate(times), settings, partition=partition, now_ms=now_ms)
+    limit = min(settings.batch_bytes, settings.max_message_bytes, settings.segment_bytes)
     cuts: list[Cut] = [(chunk, *kernels.cut_columns(chunk, limit)) for chunk in chunks if len(chunk)]
     if settings.compression is Codec.NONE:
         for _, _, sizes in cuts:
@@ -97,7 +99,7 @@ def _compressed(cut: Cut, settings: LogSettings, now_ms: int) -> Iterator[memory
         header = replace(header, attributes=header.attributes | settings.compression)
         section = compress(settings.compression, plain[HEADER_BYTES:], settings.compression_level)
         batch = memoryview(bytearray(seal(header, section)))
-        if len(batch) <= settings.max_message_bytes or end - first == 1:
+        if len(batch) <= min(settings.max_message_bytes, settings.segment_bytes) or end - first == 1:
             yield batch
         else:
             for half in (slice(first, (first + end) // 2), slice((first + end) // 2, end)):

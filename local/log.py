@@ -28,9 +28,10 @@ from functools import partial
 from typing import NamedTuple
 
 from local import checkpoints, loading, names, recovery, swap
+from local.append_validation import validate_batch
 from local.batch import BatchHeader, assign_offset, encode_marker, read_header, read_marker
 from local.column_encoding import encode_column_batches
-from local.encoding import check_ready_made, encode_batches
+from local.encoding import encode_batches
 from local.epochs import LeaderEpochs
 from local.errors import DiskFailed, LogError, OffsetOutOfRange
 from local.group_commit import GroupCommit
@@ -153,9 +154,9 @@ class Log(ReadableLog):
 
         With a `producer` they are one batch, and the same call may be repeated: it is answered as a duplicate.
 
-        Raises InvalidRequest (nothing was added) for an empty call, a record above `max_message_bytes` or a record
-        without key in a compacted topic; DiskFailed when the disk refuses (some of the records may have been added,
-        none was acknowledged); with a producer also as `append_batch`.
+        Raises InvalidRequest (nothing was added) for an empty call and for records that are too large, lack the key
+        that a compacted topic asks for, or have times that the topic does not allow; DiskFailed when the disk refuses
+        (some of the records may have been added, none was acknowledged); with a producer also as `append_batch`.
         """
         batches = self.encode(records, now_ms=now_ms, producer=producer)
         return self.append_encoded(batches, now_ms=now_ms, durability=durability)
@@ -189,14 +190,14 @@ class Log(ReadableLog):
         return result
 
     def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
-        """Add one ready-made v2 batch: checked whole, given its offsets, kept as it is otherwise.
+        """Add one ready-made v2 batch: checked whole, given its offsets and, where they are the log's, its times.
 
         A batch of a producer that was added before is answered with the offsets it has. Raises Corrupt for what a
-        recovery or a reader would refuse, InvalidRequest for what does not belong here (control batches are
-        `append_marker`'s), OutOfOrderSequence and ProducerFenced as `local.producer_state` tells.
+        recovery or a reader would refuse, InvalidRequest for what does not belong here (`local.append_validation`;
+        control batches are `append_marker`'s), OutOfOrderSequence and ProducerFenced as `local.producer_state` tells.
         """
-        check_ready_made(batch, self.settings, partition=self.partition)
-        return self.append_encoded([bytearray(batch)], now_ms=now_ms, durability=durability)
+        accepted = validate_batch(batch, self.settings, partition=self.partition, now_ms=now_ms)
+        return self.append_encoded([accepted], now_ms=now_ms, durability=durability)
 
     def append_marker(
         self,

@@ -14,6 +14,8 @@ DAY_MS = 24 * 60 * 60 * 1000
 class LogSettings:
     """Sizes in bytes, times in ms. Source of names and defaults: kafka `LogConfig`.
 
+    None is no limit. A log by itself takes every record time; topics limit it as Kafka does (`tiered.properties`).
+
     `compression` is the codec of batches that this log encodes itself; batches that arrive ready-made keep theirs.
     `batch_bytes` is ours: about how many bytes of records go into one batch when many are appended at once.
     """
@@ -28,6 +30,8 @@ class LogSettings:
     compression: Codec = Codec.NONE
     compression_level: int | None = None
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
+    timestamp_before_max_ms: int | None = None
+    timestamp_after_max_ms: int | None = None
     is_compacted: bool = False
     max_compaction_lag_ms: int | None = None
     flush_messages: int | None = None

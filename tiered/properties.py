@@ -156,6 +156,22 @@ _TABLE = (
         doc="Whose clock stamps records: the producer's or the log's.",
     ),
     Property(
+        name="message.timestamp.before.max.ms",
+        kind=Kind.MS,
+        default=str(_INT64_MAX),
+        minimum=0,
+        doc="How far behind the clock a record's time may lie (CreateTime); an older one is refused.",
+    ),
+    Property(
+        name="message.timestamp.after.max.ms",
+        kind=Kind.MS,
+        default="1h",
+        minimum=0,
+        doc="How far ahead of the clock a record's time may lie (CreateTime); a later one is refused, as it would keep "
+        "its segment from expiring until then. Raise it for a topic into which data with times to come is imported "
+        "(forecasts, plans, clocks that were wrong).",
+    ),
+    Property(
         name="compression.type",
         kind=Kind.ENUM,
         default="producer",

@@ -70,6 +70,8 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
         timestamp_type=TimestampType.LOG_APPEND_TIME
         if _value(settings, "message.timestamp.type") == "LogAppendTime"
         else TimestampType.CREATE_TIME,
+        timestamp_before_max_ms=_unless_max(_int(settings, "message.timestamp.before.max.ms")),
+        timestamp_after_max_ms=_unless_max(_int(settings, "message.timestamp.after.max.ms")),
         segment_jitter_ms=_int(settings, "segment.jitter.ms"),
         max_compaction_lag_ms=_unless_max(_int(settings, "max.compaction.lag.ms")),
         is_compacted="compact" in _set(settings, "cleanup.policy"),

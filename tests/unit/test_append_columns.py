@@ -256,7 +256,7 @@ def test_control_records_of_another_log_are_not_taken_over() -> None:
 
 
 def test_columns_of_one_log_go_into_another() -> None:
-    source, target = open_log(ModelDisk()), open_log(ModelDisk())
+    source, target = (open_log(ModelDisk(), LogSettings(segment_bytes=12_000)) for _ in range(2))
     source.append(RECORDS, now_ms=5)
     while target.next_offset < source.next_offset:
         target.append_columns(kernels.decode_columns(source.read(target.next_offset)), now_ms=5)

@@ -73,7 +73,7 @@ def test_without_a_file_everything_is_kafkas_default() -> None:
     assert (config.remote_url, config.path) == (None, None)
     assert config.topic_properties("any") == DEFAULTS
     assert resolve_rules({}) == PartitionRules()
-    assert log_settings({}) == LogSettings()
+    assert log_settings({}) == LogSettings(timestamp_after_max_ms=3_600_000)
 
 
 def test_directory_and_url_follow_the_environment(write) -> None:

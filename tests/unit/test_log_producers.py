@@ -57,7 +57,7 @@ def test_a_retry_that_asks_for_durability_is_not_acknowledged_before_it_is_durab
 
 def test_a_producers_records_are_one_batch_or_refused() -> None:
     log = open_log(ModelDisk())
-    many = [Record(b"k", b"x" * 100, 1)] * 20  # seven batches of batch_bytes
+    many = [Record(b"k", b"x" * 80, 1)] * 20  # six batches of batch_bytes
     assert log.append(many, now_ms=0, producer=producer()) == (0, 20, False)
     assert log.append(many, now_ms=0, producer=producer()) == (0, 20, True)
     with pytest.raises(InvalidRequest, match=r"max\.message\.bytes"):

@@ -160,9 +160,8 @@ APPENDS = st.lists(
 def _append_at(log: Log, times: list[int], codec: Codec, append_ms: int | None) -> list[int]:
     kind = TimestampType.CREATE_TIME if append_ms is None else TimestampType.LOG_APPEND_TIME
     records = [Record(b"k", b"v" * 20, each) for each in times]
-    log.append_batch(
-        encode_batch(records, codec=codec, timestamp_type=kind, append_time_ms=append_ms), now_ms=append_ms or 0
-    )
+    batch = encode_batch(records, codec=codec, timestamp_type=kind, append_time_ms=append_ms)
+    log.append_encoded([bytearray(batch)], now_ms=append_ms or 0)
     return times if append_ms is None else [append_ms] * len(times)
 
 
