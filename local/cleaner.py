@@ -9,6 +9,9 @@ batch of every rewritten segment stays, empty if need be, so that no offset rang
 Tombstones are **kept** while they are the newest of their key: below `clean_from` older values may sit in the remote
 tier, and dropping one would bring those back (invariant I5). They become removable with the full cleaner.
 
+Transactions: nothing at or above the last stable offset is looked at; markers and the records of aborted transactions
+stay, and such a record never takes the place of another.
+
 `clean_from` is the first offset that is not in the remote tier yet: uploaded segments are frozen. A segment with
 messages of format 0 or 1 is refused before anything is changed: they have tombstone rules of their own.
 
@@ -31,6 +34,7 @@ from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES
 from local.columns import Columns
 from local.errors import Corrupt, InvalidRequest
 from local.index_files import Indexes, build_indexes
+from local.isolation import aborted_batches, without_aborted
 from local.log import Log
 from local.names import LOG
 from local.segment import RELATIVE_OFFSET_MAX, Segment
@@ -38,6 +42,7 @@ from local.segment_info import SegmentInfo
 from local.segment_reading import batch_slices
 from local.settings import LogSettings
 from local.storage import Storage
+from local.txn_index import AbortedTransaction
 
 POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 Flags = npt.NDArray[np.bool_]
@@ -102,15 +107,17 @@ def clean(
     swap, and the caller writes the checkpoint after that. A crash in between costs a second cleaning, never a record.
     """
     first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
-    active_base = log.segments()[-1].base_offset
-    upto = active_base if upto_offset is None else min(upto_offset, active_base)
+    upto = _first_unstable_base(log)
+    upto = upto if upto_offset is None else min(upto_offset, upto)
     sealed = [info for info in log.segments() if info.base_offset >= clean_from and info.next_offset <= upto]
     dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
     if not dirty:
         log.cleaner_offset = max(log.cleaner_offset or 0, upto)
         return None
-    newest = _newest_offsets(log.segment(info.base_offset) for info in dirty)
-    judged = [_judge(log.segment(info.base_offset), info, newest) for info in sealed if not info.is_empty]
+    newest = _newest_offsets((log.segment(info.base_offset), _aborted(log, info)) for info in dirty)
+    judged = [
+        _judge(log.segment(info.base_offset), info, newest, _aborted(log, info)) for info in sealed if not info.is_empty
+    ]
     groups = _groups(judged, log.settings)
     tally = _Tally()
     for done, group in enumerate(groups):
@@ -130,18 +137,32 @@ def clean(
     )
 
 
-def _newest_offsets(segments: Iterator[Segment]) -> dict[bytes | None, int]:
+def _first_unstable_base(log: Log) -> int:
+    """Where cleaning has to stop: the base of the segment with the last stable offset, or of the active one."""
+    stable, infos = log.last_stable_offset, log.segments()
+    return max((info.base_offset for info in infos if info.base_offset <= stable), default=infos[0].base_offset)
+
+
+def _aborted(log: Log, info: SegmentInfo) -> list[AbortedTransaction]:
+    return log.aborted_transactions(info.base_offset, info.next_offset)
+
+
+def _newest_offsets(segments: Iterator[tuple[Segment, list[AbortedTransaction]]]) -> dict[bytes | None, int]:
+    """Records of aborted transactions are nobody's newest: what they would replace is what readers see."""
     newest: dict[bytes | None, int] = {}
-    for segment in segments:
+    for segment, aborted in segments:
         for _, data in batch_slices(segment):
-            for columns in kernels.decode_in_steps(data):
+            for step in kernels.decode_in_steps(data):
+                columns = without_aborted(step, aborted)
                 newest.update(zip(_keys(columns), columns.offsets.tolist(), strict=True))
-                del columns  # before the next step is inflated
+                del columns, step  # before the next step is inflated
     newest.pop(None, None)
     return newest
 
 
-def _judge(segment: Segment, info: SegmentInfo, newest: dict[bytes | None, int]) -> _Judged:
+def _judge(
+    segment: Segment, info: SegmentInfo, newest: dict[bytes | None, int], aborted: list[AbortedTransaction]
+) -> _Judged:
     flags, invalid, size, batches = [], 0, HEADER_BYTES, 1
     for start, data in batch_slices(segment):
         verdicts, whole = [], 0
@@ -149,7 +170,7 @@ def _judge(segment: Segment, info: SegmentInfo, newest: dict[bytes | None, int])
             if columns.table.has_legacy:
                 attempt = "cleaning a segment, messages of format 0 or 1 are not rewritten"
                 raise InvalidRequest(attempt, path=segment.path(LOG))
-            keep, keyless = _keep(columns, newest)
+            keep, keyless = _keep(columns, newest, aborted)
             sizes = _sizes_after(columns, keep)
             verdicts.append(keep)
             invalid += keyless
@@ -266,7 +287,8 @@ def _write_cleaned(log: Log, storage: Storage, group: Sequence[_Judged]) -> int 
     if size <= min(allowed, POSITION_MAX):
         indexes = _indexes_of(storage, path, base_offset, settings.index_interval_bytes)
         if is_alone or max(len(indexes.offset), len(indexes.time)) <= settings.segment_index_bytes:
-            swap.write_cleaned_indexes(storage, log.directory, base_offset, indexes)
+            aborted = [each for judged in group for each in judged.segment.aborted()]
+            swap.write_cleaned_indexes(storage, log.directory, base_offset, indexes, aborted)
             return size
     storage.unlink(path)
     return None
@@ -288,12 +310,17 @@ def _survivors(group: Sequence[_Judged]) -> Iterator[bytes]:
             yield kernels.filter_batches(data, keep, keep_last_batch=is_last)
 
 
-def _keep(columns: Columns, newest: dict[bytes | None, int]) -> tuple[Flags, int]:
-    """A flag per record, and how many records have no key (they go)."""
+def _keep(columns: Columns, newest: dict[bytes | None, int], aborted: list[AbortedTransaction]) -> tuple[Flags, int]:
+    """A flag per record, and how many records have no key (they go).
+
+    Control records stay, and so do records of aborted transactions: nobody reads them, but their markers count them.
+    """
     found = np.fromiter(map(newest.get, _keys(columns), repeat(-1)), np.int64, len(columns))
     keyless = columns.key_lengths < 0
-    control = (columns.table.attributes[columns.batch_ordinals] & CONTROL) != 0
-    return ((columns.offsets >= found) & ~keyless) | control, int((keyless & ~control).sum())
+    stays = (columns.table.attributes[columns.batch_ordinals] & CONTROL) != 0
+    if aborted:
+        stays |= aborted_batches(columns.table, aborted)[columns.batch_ordinals]
+    return ((columns.offsets >= found) & ~keyless) | stays, int((keyless & ~stays).sum())
 
 
 def _keys(columns: Columns) -> list[bytes | None]:

@@ -12,6 +12,7 @@ Of a directory of any size only a listing is read: file sizes and times. So the 
 | the last one, to be appended to | at once, whole | rebuilt at once |
 | an older one | at once: both files are there and hold whole entries | rebuilt at once |
 | | their contents when first used (`local.sealed_indexes`) | rebuilt then |
+| any with a ``.txnindex`` | that at once, whole | rebuilt at once |
 
 Bytes that were vouched for are never cut: damage there is Corrupt, naming file and byte, and the files stay as they are
 for repair. Beyond the recovery point the first bad batch ends the log and later segments go, as nothing after a hole
@@ -28,6 +29,8 @@ from local import index_files, names, recovery
 from local.epochs import LeaderEpochs
 from local.errors import Corrupt
 from local.index_files import ENTRY_BYTES
+from local.producer_files import ProducerFiles
+from local.producer_state import ProducerState
 from local.sealed_indexes import LOOKING, Access
 from local.segment import Segment
 from local.segment_reading import end_of, trim_to_whole_batches
@@ -37,7 +40,7 @@ from local.storage import FileFacts, Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLog:
-    """Sealed segments, ascending, and the log end; `epochs` with what the recovered batches said.
+    """Sealed segments, ascending, and the log end; `epochs` and `producers` with what the recovered batches said.
 
     `recovered_count` of the segments were read whole and checked.
     """
@@ -45,11 +48,18 @@ class LoadedLog:
     segments: list[Segment]
     next_offset: int
     epochs: LeaderEpochs
+    producers: ProducerState
     recovered_count: int = 0
 
 
 def load(
-    storage: Storage, directory: str, settings: LogSettings, epochs: LeaderEpochs, *, recovery_point: int | None
+    storage: Storage,
+    directory: str,
+    settings: LogSettings,
+    epochs: LeaderEpochs,
+    snapshots: ProducerFiles,
+    *,
+    recovery_point: int | None,
 ) -> LoadedLog:
     """Every segment, recovered where it must be; `recovery_point` None trusts all of it (a clean shutdown).
 
@@ -58,15 +68,22 @@ def load(
     recovery.finish_swaps(storage, directory)
     bases = recovery.segment_bases(storage, directory)
     files = storage.list_files(directory)
-    unchecked = Access(is_trusted=False, interval_bytes=settings.index_interval_bytes)
+    had_snapshots = snapshots.know(files)
     segments: list[Segment] = []
     known_ends: dict[int, int] = {}
     next_offset = 0
+    producers: ProducerState | None = None
     for at, base in enumerate(bases):
         end = bases[at + 1] if at + 1 < len(bases) else None
         if recovery_point is not None and (end is None or end > recovery_point):
+            producers = _before_recovery(snapshots, bases[: at + 1]) if producers is None else producers
             found = recovery.recover_segment(
-                storage, directory, base, interval_bytes=settings.index_interval_bytes, trusted_to=recovery_point
+                storage,
+                directory,
+                base,
+                producers,
+                interval_bytes=settings.index_interval_bytes,
+                trusted_to=recovery_point,
             )
             epochs = _with(epochs, found)
             segments.append(Segment.load(storage, directory, base))
@@ -74,13 +91,9 @@ def load(
             if found.cut and end is not None:
                 discard(storage, directory, [Segment(storage, directory, later) for later in bases[at + 1 :]])
                 break
-        elif end is not None and not _are_indexes_off(files, base):
-            segments.append(_found(storage, directory, base, files, unchecked))
-            next_offset = end
-        else:
-            _check_now(storage, directory, base, files, settings)
-            segments.append(Segment.load(storage, directory, base))
-            next_offset = end if end is not None else end_of(segments[-1])
+            continue
+        segments.append(_trusted(storage, directory, settings, files, snapshots, bases, at))
+        next_offset = end if end is not None else end_of(segments[-1])
     recovered_count = len(known_ends)
     if len(segments) > 1 and segments[-1].size_bytes == 0:
         # The last one may be what a failed roll left behind; its predecessor went on being written to.
@@ -88,7 +101,63 @@ def load(
     kept = _without_overlap(storage, directory, segments, known_ends)
     if len(kept) < len(segments):
         next_offset = known_ends[kept[-1].base_offset]
-    return LoadedLog(segments=kept, next_offset=next_offset, epochs=epochs, recovered_count=recovered_count)
+    kept_bases = [segment.base_offset for segment in kept]
+    snapshots.keep(kept_bases, next_offset)
+    if producers is None:
+        producers = _trusted_producers(snapshots, kept_bases, next_offset, had_snapshots=had_snapshots)
+    return LoadedLog(
+        segments=kept,
+        next_offset=next_offset,
+        epochs=epochs,
+        producers=producers,
+        recovered_count=recovered_count,
+    )
+
+
+def _trusted(
+    storage: Storage,
+    directory: str,
+    settings: LogSettings,
+    files: Mapping[str, FileFacts],
+    snapshots: ProducerFiles,
+    bases: list[int],
+    at: int,
+) -> Segment:
+    """The segment `at` in `bases`, whose log is vouched for: its indexes as the module's second table says."""
+    base = bases[at]
+    has_aborted = names.segment_file(base, names.TXN_INDEX) in files
+    if has_aborted and recovery.check_txn_index(storage, directory, base):
+        recovery.rebuild_txn_index(storage, directory, base, snapshots.state_at(base, bases[:at]))
+    if at + 1 < len(bases) and not _are_indexes_off(files, base):
+        unchecked = Access(is_trusted=False, interval_bytes=settings.index_interval_bytes)
+        return _found(storage, directory, base, files, unchecked)
+    _check_now(storage, directory, base, files, settings)
+    return Segment.load(storage, directory, base)
+
+
+def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerState:
+    """The producers before the last of `bases`, written down so that a crash in here need not find them again."""
+    *before, base = bases
+    producers = snapshots.state_at(base, before)
+    if before:
+        snapshots.write_missing(base, producers)
+    return producers
+
+
+def _trusted_producers(
+    snapshots: ProducerFiles, bases: list[int], next_offset: int, *, had_snapshots: bool
+) -> ProducerState:
+    """After a clean shutdown: the newest snapshot. Without any, nobody knew of producers: written down, nothing read.
+
+    Source: kafka `UnifiedLog.rebuildProducerState`.
+    """
+    if had_snapshots or not bases:
+        return snapshots.state_at(next_offset, bases)
+    producers = ProducerState()
+    for offset in (*bases[-2:], next_offset):
+        if offset > bases[0]:
+            snapshots.write(offset, producers)
+    return producers
 
 
 def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
@@ -100,7 +169,7 @@ def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
     next_offset = trim_to_whole_batches(segments[-1]) if segments else log_start_offset
     if not segments:
         segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
-    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs())
+    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
 
 
 def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> None:

@@ -38,7 +38,8 @@ from local.group_commit import GroupCommit
 from local.log_reading import ReadableLog
 from local.log_view import LogView
 from local.names import TopicPartition
-from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
+from local.producer_files import ProducerFiles
+from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, ProducerState, RememberedBatch
 from local.record import Record
 from local.record_columns import record_columns
 from local.rolling import Draw, Rolling
@@ -88,6 +89,7 @@ class Log(ReadableLog):
         self._unflushed_since_ms: int | None = None
         self._failed = False
         self._look_again: Callable[[], None] | None = None
+        self._snapshots = ProducerFiles(storage, directory)
         self._expire_producers_at_ms = 0
         self._rolling = Rolling(draw)
 
@@ -120,9 +122,8 @@ class Log(ReadableLog):
             return log
         storage.make_directory(directory)
         written = LeaderEpochs(tuple(checkpoints.read_epochs(storage, log._path(names.LEADER_EPOCHS))))
-        loaded = loading.load(
-            storage, directory, settings, written, recovery_point=None if was_clean else recovery_point
-        )
+        trusted = None if was_clean else recovery_point
+        loaded = loading.load(storage, directory, settings, written, log._snapshots, recovery_point=trusted)
         segments, next_offset, epochs = loaded.segments, loaded.next_offset, loaded.epochs
         log.recovered_segments = loaded.recovered_count
         start = log_start_offset or 0
@@ -130,10 +131,12 @@ class Log(ReadableLog):
             start = max(start, segments[0].base_offset)
         if not segments or next_offset < start:
             loading.discard(storage, directory, segments)
+            log._snapshots.remove_all()
             next_offset = start
             segments = [Segment.create(storage, directory, next_offset, created_ms=now_ms)]
         else:
             segments[-1].activate()
+            log._producers = loaded.producers
         log._publish(segments, log_start_offset=start, next_offset=next_offset)
         log.recovery_point = next_offset
         log._save_epochs(epochs.truncate_from_end(next_offset))
@@ -257,7 +260,10 @@ class Log(ReadableLog):
         return True
 
     def roll(self, *, now_ms: int) -> bool:
-        """Seal the active segment and begin a new one; False when it is empty (an empty one is never sealed)."""
+        """Seal the active segment and begin a new one; False when it is empty (an empty one is never sealed).
+
+        The snapshot of the producers at the new base comes last and is not synced: it can be made again.
+        """
         with self._lock:
             self._check_usable()
             view = self._view
@@ -265,6 +271,7 @@ class Log(ReadableLog):
                 return False
             self._seal(view.segments[-1])
             self._publish([*view.segments, self._next_segment(view, now_ms)])
+            self._snapshots.write(view.next_offset, self._producers)
             return True
 
     # -- shrink --------------------------------------------------------------------------------------------------
@@ -295,6 +302,7 @@ class Log(ReadableLog):
             for segment in doomed:
                 # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
                 self._mark_deleted(segment, now_ms + delay_ms)
+                self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
                 self._storage.sync_directory(self.directory)
             return len(doomed)
 
@@ -315,13 +323,15 @@ class Log(ReadableLog):
         """
         with self._lock:
             loading.discard(self._storage, self.directory, self._view.segments)
+            self._snapshots.remove_all()
+            self._producers = ProducerState()
             fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
             self._publish([fresh], next_offset=offset)
             self._save_epochs(epochs)
             self._all_durable()
 
     def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
-        """Steps 3 and 4 of `local.swap`: the announced segment takes the place of neighbouring sealed `old` ones.
+        """Steps 3 to 6 of `local.swap`: the announced segment takes the place of neighbouring sealed `old` ones.
 
         When the disk fails in between, the log is unusable until it is reopened, which finishes the swap.
         """
@@ -334,6 +344,18 @@ class Log(ReadableLog):
             kept = [segment for segment in self._view.segments if segment not in old]
             bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
             self._publish(kept)
+            for segment in old:
+                if segment.base_offset != base_offset:
+                    self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
+
+    def producer_snapshot(self, offset: int) -> bytes:
+        """A ``.snapshot`` of the producers before `offset`, a segment's base or the log end; made again if it is gone.
+
+        Nobody waits for it. Raises Corrupt as reading the log does.
+        """
+        return self._retrying(
+            lambda view: ProducerFiles(self._storage, self.directory, is_onlooker=True).encoded(offset, view.bases)
+        )
 
     def begin_epoch(self, epoch: int) -> None:
         """Batches appended from now on carry `epoch`; its start is written down with the first of them."""
@@ -347,6 +369,7 @@ class Log(ReadableLog):
             if active.is_active and not self._failed:
                 with suppress(LogError):
                     self._seal(active)
+                    self._snapshot_at_close()
             for segment in self._view.segments:
                 segment.close()
             return not self._failed
@@ -371,6 +394,9 @@ class Log(ReadableLog):
         self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
         self._publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
         self.recovery_point = loaded.next_offset
+        bases = [segment.base_offset for segment in loaded.segments]
+        onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
+        self._find_producers = partial(onlooker.state_at, loaded.next_offset, bases, may_vanish=True)
 
     def _path(self, name: str) -> str:
         return join(self.directory, name)
@@ -518,10 +544,12 @@ class Log(ReadableLog):
             broken.retire()
             if broken.has_failed_sync:
                 raise DiskFailed("recovering a segment, a sync of it failed before", partition=self.partition)
+            producers = self._snapshots.state_at(broken.base_offset, [segment.base_offset for segment in sealed])
             found = recovery.recover_segment(
                 self._storage,
                 self.directory,
                 broken.base_offset,
+                producers,
                 interval_bytes=self.settings.index_interval_bytes,
                 trusted_to=self.recovery_point,
             )
@@ -530,8 +558,15 @@ class Log(ReadableLog):
                 raise DiskFailed("recovering a segment, written batches are gone", partition=self.partition, **lost)
             active = Segment.load(self._storage, self.directory, broken.base_offset)
             active.activate()
+            self._producers = producers
             self._publish([*sealed, active], next_offset=found.next_offset)
         self._all_durable()
+
+    def _snapshot_at_close(self) -> None:
+        """What a clean shutdown vouches for is durable; of no producers there is nothing to lose."""
+        if self.next_offset > self._view.bases[0]:
+            with self._failing():
+                self._snapshots.write(self.next_offset, self._producers, is_durable=len(self._producers) > 0)
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -553,4 +588,11 @@ class Log(ReadableLog):
         for suffix in suffixes:
             path = segment.path(suffix)
             self._storage.rename(path, path + names.DELETED)
+            self._deleted.append((due_ms, path + names.DELETED))
+
+    def _mark_snapshot_deleted(self, offset: int, due_ms: int) -> None:
+        if offset in self._snapshots.offsets():
+            path = self._snapshots.path(offset)
+            self._storage.rename(path, path + names.DELETED)
+            self._snapshots.forget(offset)
             self._deleted.append((due_ms, path + names.DELETED))

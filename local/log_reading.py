@@ -45,6 +45,7 @@ class ReadableLog:
         self._lock = threading.RLock()
         self._view = LogView((), (), 0, 0)
         self._producers = ProducerState()
+        self._find_producers: Callable[[], ProducerState] | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class ReadableLog:
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: where the earliest open one began, else the log end."""
         view = self._view  # before the producers: a transaction that begins in between must not be passed over
-        unstable = self._producers.first_unstable_offset
+        unstable = self._known_producers().first_unstable_offset
         if unstable is None:
             return view.next_offset
         return min(max(unstable, view.log_start_offset), view.next_offset)
@@ -168,6 +169,12 @@ class ReadableLog:
         return found.offset if found is not None else None
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _known_producers(self) -> ProducerState:
+        """Looked for on the disk only when somebody asks, where this log is a mere onlooker."""
+        if self._find_producers is not None:
+            self._producers, self._find_producers = self._find_producers(), None
+        return self._producers
 
     def _runs(self, start: int, isolation: Isolation) -> Iterator[_Stretch]:
         """Up to the end as it is now; under READ_COMMITTED with the aborted transactions of each run."""

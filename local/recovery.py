@@ -10,6 +10,10 @@ States of the files of one swap (the cleaner's, see `local.swap`) and what start
 | ``.deleted``, ``.swap`` | old ones marked | new |
 | the log final, an index ``.swap`` | being put in place | new; that index removed and rebuilt |
 
+A ``.txnindex`` cannot be missed (most segments have none), so it gets its final name, durably, before anything else
+does: beside a final log there is never a ``.txnindex.swap`` that counts, and beside a ``.log.swap`` a final
+``.txnindex`` without one is the new one (a merged segment has all entries of those it is made of).
+
 A log file's bytes are trusted up to the recovery point only; beyond it every batch's CRC is checked and the first
 torn or wrong one ends the log (which segments are recovered, and what becomes of later ones: `local.loading`).
 
@@ -23,7 +27,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from local import index_files, kernels
+from local import index_files, kernels, txn_index
 from local.columns import BatchTable
 from local.errors import Corrupt
 from local.index_files import build_indexes
@@ -36,11 +40,14 @@ from local.names import (
     SWAP,
     TEMPORARY,
     TIME_INDEX,
+    TXN_INDEX,
     parse_segment_file,
     segment_file,
 )
+from local.producer_state import ProducerState
 from local.segment import RELATIVE_OFFSET_MAX
-from local.storage import Storage, join
+from local.storage import Storage, join, replace_file
+from local.txn_index import AbortedTransaction
 
 _log = logging.getLogger(__name__)
 
@@ -76,14 +83,18 @@ def finish_swaps(storage: Storage, directory: str) -> None:
         [
             name
             for name, base, suffix in files
-            if suffix in SEGMENT_SUFFIXES and any(start <= base < end for start, end in ranges)
+            if suffix in SEGMENT_SUFFIXES
+            and any(start <= base < end for start, end in ranges)
+            and not (suffix == TXN_INDEX and base in complete)
         ],
     )
-    for name, base, suffix in files:
-        if suffix.endswith(SWAP) and base in complete:
+    swaps = [name for name, base, suffix in files if suffix.endswith(SWAP) and base in complete]
+    firsts = [name for name in swaps if name.endswith(TXN_INDEX + SWAP)]
+    for names in (firsts, [name for name in swaps if name not in firsts]):
+        for name in names:
             storage.rename(join(directory, name), join(directory, name.removesuffix(SWAP)))
-    if complete:
-        storage.sync_directory(directory)
+        if names:
+            storage.sync_directory(directory)
 
 
 def segment_bases(storage: Storage, directory: str) -> list[int]:
@@ -98,30 +109,38 @@ def segment_bases(storage: Storage, directory: str) -> list[int]:
 
 
 def recover_segment(
-    storage: Storage, directory: str, base_offset: int, *, interval_bytes: int, trusted_to: int = 0
+    storage: Storage,
+    directory: str,
+    base_offset: int,
+    producers: ProducerState,
+    *,
+    interval_bytes: int,
+    trusted_to: int = 0,
 ) -> RecoveredSegment:
-    """Check every batch, cut at the first bad one, rebuild both indexes; all durable on return.
+    """Check every batch, cut at the first bad one, rebuild the indexes; all durable on return.
 
-    Raises Corrupt, and cuts nothing, when the first bad batch lies below `trusted_to`: those bytes were durable once,
-    so this is damage and no torn write.
+    `producers` as they are before the segment become those behind it. Raises Corrupt, and cuts nothing, when the first
+    bad batch lies below `trusted_to`: those bytes were durable once, so this is damage and no torn write.
     """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
     try:
         table = kernels.scan_batches(data)
-        size, valid = len(data), table.valid_bytes
+        size, valid, cut = len(data), table.valid_bytes, table.problem
+        if len(table) and not _fits(table.base_offsets[0], table.last_offsets[-1], base_offset):
+            table, valid, cut = kernels.scan_batches(b""), 0, "offsets outside the segment"
+        next_offset = int(table.last_offsets[-1]) + 1 if len(table) else base_offset
+        if valid < size and next_offset < trusted_to:
+            attempt = f"recovering a segment, {cut} below the recovery point"
+            raise Corrupt(attempt, path=path, at=valid, durable=trusted_to)
+        aborted = replay(producers, data, table, path)
     finally:
         data.release()
-    cut = table.problem
-    if len(table) and not _fits(table.base_offsets[0], table.last_offsets[-1], base_offset):
-        table, valid, cut = kernels.scan_batches(b""), 0, "offsets outside the segment"
-    next_offset = int(table.last_offsets[-1]) + 1 if len(table) else base_offset
-    if valid < size and next_offset < trusted_to:
-        raise Corrupt(f"recovering a segment, {cut} below the recovery point", path=path, at=valid, durable=trusted_to)
     # Synced even when nothing is cut: what was read may still be in the page cache only, and counts as durable now.
     _truncate_and_sync(storage, path, valid if valid < size else None)
     if valid < size:
         _log.warning("cut a segment's tail: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
+    _write_txn_index(storage, directory, base_offset, aborted)
     _write_indexes(storage, directory, base_offset, table, interval_bytes)
     return RecoveredSegment(
         base_offset=base_offset,
@@ -130,6 +149,38 @@ def recover_segment(
         cut=cut if valid < size else None,
         epochs=_epochs(table.leader_epochs.tolist(), table.base_offsets.tolist()),
     )
+
+
+def replay(
+    producers: ProducerState, data: memoryview, table: BatchTable, path: str, from_offset: int = 0
+) -> list[AbortedTransaction]:
+    """`ProducerState.replay` of a segment's batches. Raises Corrupt, naming the file, for a marker that is none."""
+    try:
+        return producers.replay(data, table, from_offset)
+    except Corrupt as error:
+        raise Corrupt(f"reading a segment's producers, {error.attempt}", **{**error.facts, "path": path}) from error
+
+
+def check_txn_index(storage: Storage, directory: str, base_offset: int) -> str | None:
+    """Why a segment's transaction index cannot be used, None when it can. Reads it whole."""
+    path = join(directory, segment_file(base_offset, TXN_INDEX))
+    try:
+        txn_index.check(storage.read(path), base_offset, path=path)
+    except Corrupt as error:
+        return str(error)
+    return None
+
+
+def rebuild_txn_index(storage: Storage, directory: str, base_offset: int, producers: ProducerState) -> None:
+    """The transaction index anew, from the `producers` before the segment and its batches; put in place whole."""
+    path = join(directory, segment_file(base_offset, LOG))
+    data = storage.map(path)
+    try:
+        aborted = replay(producers, data, kernels.scan_batches(data, verify=False), path)
+    finally:
+        data.release()
+    replace_file(storage, join(directory, segment_file(base_offset, TXN_INDEX)), txn_index.encode(aborted))
+    _log.warning("rebuilt a segment's transaction index: path=%s", path)
 
 
 def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, interval_bytes: int) -> None:
@@ -157,6 +208,15 @@ def _write_indexes(storage: Storage, directory: str, base_offset: int, table: Ba
     _write(storage, join(directory, segment_file(base_offset, OFFSET_INDEX)), indexes.offset)
     _write(storage, join(directory, segment_file(base_offset, TIME_INDEX)), indexes.time)
     storage.sync_directory(directory)
+
+
+def _write_txn_index(storage: Storage, directory: str, base_offset: int, aborted: list[AbortedTransaction]) -> None:
+    """There is such a file only where there is an entry. The caller syncs the directory."""
+    path = join(directory, segment_file(base_offset, TXN_INDEX))
+    if aborted:
+        _write(storage, path, bytearray(txn_index.encode(aborted)))
+    else:
+        storage.unlink(path)
 
 
 def _is_doomed(base: int, suffix: str, complete: set[int]) -> bool:

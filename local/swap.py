@@ -5,14 +5,19 @@
 | 1 | write ``<base>.log.cleaned`` and indexes, sync each, sync the directory | ``.cleaned``: thrown away, old |
 | 2 | rename ``.cleaned`` to ``.swap``: indexes, then the log; sync the directory | a ``.cleaned`` left: old; else new |
 | 3 | old segments retired; old files renamed ``.deleted``; sync the directory | ``.swap``: new |
-| 4 | rename ``.swap`` to final: the log last; sync the directory; only then the new list for readers | new |
-| 5 | ``.deleted`` files go after the delay | new |
+| 4 | rename ``.txnindex.swap`` to final, if there is one; sync the directory | ``.log.swap``: new |
+| 5 | rename ``.swap`` to final: the log last; sync the directory; only then the new list for readers | new |
+| 6 | producer snapshots at bases that are gone, and ``.deleted`` files after the delay, go | new |
 
 The log is renamed last in step 2, so a ``.log.swap`` without any ``.cleaned`` always has its indexes, and last in
-step 4, so an index with its final name and a ``.log.swap`` still count as one unfinished swap. The directory sync of
+step 5, so an index with its final name and a ``.log.swap`` still count as one unfinished swap. The directory sync of
 step 3 matters: without it a renamed ``.log`` could become durable while an original of its range comes back, and two
 segments would hold the same offsets. Readers: an old segment object answers NotFound from step 3 on; they ask the
-log again until step 4 has published the new list.
+log again until step 5 has published the new list.
+
+The ``.txnindex`` has step 4 for itself: the other indexes are rebuilt when they are missing, but most segments have no
+``.txnindex``, so one that is missing is not missed. It has to hold all entries of the segments that it stands for:
+start-up takes a final one beside a ``.log.swap`` for the new one (`local.recovery`).
 Source: kafka `LocalLog.replaceSegments`.
 """
 
@@ -20,11 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from local import txn_index
 from local.index_files import Indexes
-from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, segment_file
+from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, TXN_INDEX, segment_file
 from local.storage import Body, Storage, join
+from local.txn_index import AbortedTransaction
 
 _INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)
+_ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 
 
 def write_cleaned(storage: Storage, directory: str, base_offset: int, body: Iterable[Body]) -> str:
@@ -40,9 +48,15 @@ def write_cleaned(storage: Storage, directory: str, base_offset: int, body: Iter
     return path
 
 
-def write_cleaned_indexes(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:
-    """Step 1 for the indexes, and the directory."""
-    for suffix, data in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
+def write_cleaned_indexes(
+    storage: Storage, directory: str, base_offset: int, indexes: Indexes, aborted: Iterable[AbortedTransaction] = ()
+) -> None:
+    """Step 1 for the indexes, and the directory. There is a ``.txnindex`` only when a transaction was `aborted`."""
+    bodies: list[tuple[str, Body]] = [(OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)]
+    transactions = txn_index.encode(aborted)
+    if transactions:
+        bodies.append((TXN_INDEX, transactions))
+    for suffix, data in bodies:
         file = storage.create(join(directory, segment_file(base_offset, suffix) + CLEANED))
         try:
             file.append(data)
@@ -54,14 +68,19 @@ def write_cleaned_indexes(storage: Storage, directory: str, base_offset: int, in
 
 def announce(storage: Storage, directory: str, base_offset: int) -> None:
     """Step 2: from here on the new segment wins."""
-    for suffix in _INDEXES_THEN_LOG:
+    for suffix in _ALL_THEN_LOG:
         path = join(directory, segment_file(base_offset, suffix))
-        storage.rename(path + CLEANED, path + SWAP)
+        if suffix != TXN_INDEX or storage.exists(path + CLEANED):
+            storage.rename(path + CLEANED, path + SWAP)
     storage.sync_directory(directory)
 
 
 def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
-    """Step 4; the old files must have other names already."""
+    """Steps 4 and 5; the old files must have other names already."""
+    transactions = join(directory, segment_file(base_offset, TXN_INDEX))
+    if storage.exists(transactions + SWAP):
+        storage.rename(transactions + SWAP, transactions)
+        storage.sync_directory(directory)
     for suffix in _INDEXES_THEN_LOG:
         path = join(directory, segment_file(base_offset, suffix))
         storage.rename(path + SWAP, path)

@@ -94,7 +94,7 @@ class Partition:
             now_ms=now_ms,
             log_start_offset=head.log_start_offset if head else self.log.log_start_offset,
             next_offset=self.log.next_offset,
-            stable_offset=self.log.next_offset,
+            stable_offset=self.log.last_stable_offset,
             segments=self.log.segments(),
             is_tiered=self.is_tiered,
             remote=head.segments if head else (),

@@ -97,9 +97,10 @@ def test_dropping_segments_raises_the_start_and_removes_the_files_later() -> Non
     assert log.log_start_offset == log.local_log_start_offset == boundary
     with pytest.raises(OffsetOutOfRange):
         log.read(boundary - 1)
-    assert sum(name.endswith(".deleted") for name in disk.names) == 6
+    # Three files a segment, and the producers' snapshot where the second one begins.
+    assert sum(name.endswith(".deleted") for name in disk.names) == 7
     assert log.remove_deleted(49) == 0
-    assert log.remove_deleted(50) == 6
+    assert log.remove_deleted(50) == 7
     assert not any(name.endswith(".deleted") for name in disk.names)
 
 

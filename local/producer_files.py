@@ -1,0 +1,147 @@
+"""The producers of a log on its disk: ``.snapshot`` files, and the batches behind them.
+
+A snapshot is a shortcut and never the truth: the state at an offset is what the batches below it say, and a snapshot at
+an offset says the same for less reading. So it is written without fsync at a roll, it is thrown away when it is damaged
+(the next older one and more batches lead to the same state), and what it misses is read from the log. The one thing
+that must never be is a snapshot of another history: whoever takes records away at the end of a log removes the
+snapshots above the new end, durably, before anything is appended there.
+
+Which are kept at a start-up: those at segment bases, and the largest one when it lies above the last base (it is the
+one of a clean shutdown). Source: kafka `ProducerStateManager`, `UnifiedLog.rebuildProducerState`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from local import kernels, producer_snapshot
+from local.errors import Corrupt, NotFound
+from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
+from local.producer_state import ProducerState
+from local.recovery import replay
+from local.storage import Storage, join
+
+_log = logging.getLogger(__name__)
+
+
+class ProducerFiles:
+    """The snapshots in one partition directory. Callers hold the log's lock, unless it `is_onlooker`: that one only
+    reads, lists the directory once, and leaves damaged files to their owner."""
+
+    def __init__(self, storage: Storage, directory: str, *, is_onlooker: bool = False) -> None:
+        self._storage = storage
+        self._directory = directory
+        self._is_onlooker = is_onlooker
+        self._known: list[int] | None = None  # ascending; None: the disk was not asked yet
+
+    def path(self, offset: int) -> str:
+        return join(self._directory, segment_file(offset, PRODUCER_SNAPSHOT))
+
+    def offsets(self) -> list[int]:
+        """Of which offsets there is a snapshot, ascending."""
+        if self._known is None:
+            self.know(self._storage.list(self._directory))
+        return list(self._known or ())
+
+    def know(self, names: Iterable[str]) -> bool:
+        """Take the listing that the caller made anyway; whether there is any snapshot."""
+        parsed = [parse_segment_file(name) for name in names if name.endswith(PRODUCER_SNAPSHOT)]
+        self._known = sorted(found[0] for found in parsed if found is not None and found[1] == PRODUCER_SNAPSHOT)
+        return bool(self._known)
+
+    def write(self, offset: int, producers: ProducerState, *, is_durable: bool = False) -> None:
+        """The state before `offset`; nothing is done when the newest snapshot is this one already.
+
+        Unless `is_durable`, a crash may leave it missing or torn: then it is made again from the log.
+        """
+        if self.offsets()[-1:] == [offset]:
+            return
+        file = self._storage.create(self.path(offset))
+        try:
+            file.append(producer_snapshot.encode(producers.entries()))
+            if is_durable:
+                file.sync()
+        finally:
+            file.close()
+        if is_durable:
+            self._storage.sync_directory(self._directory)
+        known = self._known = self.offsets()
+        if offset not in known:
+            bisect.insort(known, offset)
+
+    def write_missing(self, offset: int, producers: ProducerState) -> None:
+        """As `write`, unless there is one of `offset`, newest or not."""
+        if offset not in self.offsets():
+            self.write(offset, producers)
+
+    def state_at(self, offset: int, bases: Sequence[int], *, may_vanish: bool = False) -> ProducerState:
+        """The producers as they are before `offset`: the newest sound snapshot, and the batches from there on.
+
+        `bases` are the segments', ascending. A damaged snapshot is removed. Raises Corrupt, and NotFound for a segment
+        that is gone; with `may_vanish` (another process drops them) that is passed over.
+        """
+        known_to, producers = self._newest(offset)
+        for base, end in pairwise((*bases, offset)):
+            if base < offset and end > known_to:
+                try:
+                    self._replay(base, producers, max(base, known_to), offset)
+                except NotFound:
+                    if not may_vanish:
+                        raise
+        return producers
+
+    def encoded(self, offset: int, bases: Sequence[int]) -> bytes:
+        """A snapshot file's bytes for `offset`: those on the disk where they are sound, else made from the log."""
+        return producer_snapshot.encode(self.state_at(offset, bases).entries())
+
+    def keep(self, bases: Iterable[int], next_offset: int) -> None:
+        """Remove those that no segment begins at, but the newest above all bases; and all above `next_offset`."""
+        known = set(bases)
+        strays = [offset for offset in self.offsets() if offset not in known and offset <= next_offset]
+        newest = strays[-1] if strays and strays[-1] > max(known, default=-1) else None
+        self._remove([o for o in self.offsets() if o > next_offset or (o not in known and o != newest)])
+
+    def remove_above(self, offset: int) -> None:
+        """Durably, before anything else is appended at `offset`."""
+        self._remove([each for each in self.offsets() if each > offset])
+
+    def remove_all(self) -> None:
+        self._remove(self.offsets())
+
+    def forget(self, offset: int) -> None:
+        """The one at `offset` was renamed or removed by the caller."""
+        self._known = [each for each in self.offsets() if each != offset]
+
+    def _newest(self, offset: int) -> tuple[int, ProducerState]:
+        for at in reversed([each for each in self.offsets() if each <= offset]):
+            path = self.path(at)
+            try:
+                return at, ProducerState(producer_snapshot.decode(self._storage.read(path), path=path))
+            except NotFound:
+                continue
+            except Corrupt as error:
+                _log.warning("a producer snapshot is damaged, an older one is used: path=%s cause=%s", path, error)
+                if not self._is_onlooker:
+                    self._storage.unlink(path)
+                    self.forget(at)
+        return 0, ProducerState()
+
+    def _replay(self, base: int, producers: ProducerState, from_offset: int, upto_offset: int) -> None:
+        path = join(self._directory, segment_file(base, LOG))
+        data = self._storage.map(path)
+        try:
+            table = kernels.scan_batches(data, verify=False)
+            rows = int((table.last_offsets < upto_offset).sum())
+            replay(producers, data, table.select(slice(0, rows)), path, from_offset)
+        finally:
+            data.release()
+
+    def _remove(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            self._storage.unlink(self.path(offset))
+            self.forget(offset)
+        if offsets:
+            self._storage.sync_directory(self._directory)
