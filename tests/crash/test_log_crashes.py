@@ -16,7 +16,7 @@ STATES_OF_A_SHARE = 1_500
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_promise_is_broken_whatever_effect_is_the_last(case: Case, seed: int) -> None:
-    tally = explore(case, draws=32, seed=seed, states_max=STATES_OF_A_SHARE)
+    tally = explore(case, draws=8, seed=seed, states_max=STATES_OF_A_SHARE)
     assert tally.distinct >= STATES_OF_A_SHARE
     assert tally.nested > 100, "the power has to go in recoveries too"
 
