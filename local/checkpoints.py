@@ -7,6 +7,7 @@ at; an absent or an empty one holds nothing. Source: kafka `CheckpointFile`, `Pa
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from local.errors import Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition
 from local.storage import Storage, join, replace_file
 
+_NUMBER = re.compile("-?[0-9]{1,19}")  # the digits of 64 bits
+
 
 def read_offsets(storage: Storage, path: str) -> dict[TopicPartition, int]:
     """The offset per partition of a ``…-offset-checkpoint`` file."""
@@ -23,7 +26,7 @@ def read_offsets(storage: Storage, path: str) -> dict[TopicPartition, int]:
     for line, fields in _read(storage, path, 3):
         topic, partition, offset = fields
         try:
-            found[TopicPartition(topic, int(partition))] = int(offset)
+            found[TopicPartition(topic, _number(partition, 32))] = _number(offset, 64)
         except (ValueError, InvalidRequest):
             raise Corrupt("reading a checkpoint, not an entry", path=path, line=line) from None
     return found
@@ -38,7 +41,7 @@ def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for line, (epoch, start) in _read(storage, path, 2):
         try:
-            found.append((int(epoch), int(start)))
+            found.append((_number(epoch, 32), _number(start, 64)))
         except ValueError:
             raise Corrupt("reading a leader-epoch checkpoint, not an entry", path=path, line=line) from None
     return found
@@ -111,16 +114,25 @@ def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | N
 
 def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[str]]]:
     """The (line number, fields) of a checkpoint's bytes. Raises Corrupt, naming `path`, unless each has `width`."""
-    lines = data.decode("utf-8", "replace").splitlines()
+    lines = data.splitlines()
     if not lines:
         return []
-    if lines[0] != "0" or len(lines) < 2 or not lines[1].isdigit() or int(lines[1]) != len(lines) - 2:
+    if lines[0] != b"0" or len(lines) < 2 or lines[1] != b"%d" % (len(lines) - 2):
         raise Corrupt("reading a checkpoint, version or count differs", path=path)
-    rows = [(at, line.split(" ")) for at, line in enumerate(lines[2:], start=3)]
-    for at, fields in rows:
+    rows = []
+    for at, line in enumerate(lines[2:], start=3):
+        fields = line.decode("utf-8", "replace").split(" ")
         if len(fields) != width:
             raise Corrupt("reading a checkpoint, not an entry", path=path, line=at)
+        rows.append((at, fields))
     return rows
+
+
+def _number(text: str, bits: int) -> int:
+    """A number as Kafka writes it, in so many bits. Raises ValueError: `int` alone takes underscores and any length."""
+    if not _NUMBER.fullmatch(text) or not -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
+        raise ValueError(text[:20])
+    return number
 
 
 def _read(storage: Storage, path: str, width: int) -> list[tuple[int, list[str]]]:

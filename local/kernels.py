@@ -7,9 +7,11 @@ does turning messages of formats 0 and 1 into what they know (`local.legacy`).
 What arrives from a disk or a store is hostile until checked: CRC, then structure, each count and length against the
 bytes that are there. Raises Corrupt and InvalidRequest, nothing else.
 
-Memory: a kilobyte can hold a gigabyte, in an attack and in honest data. One batch may inflate to INFLATED_BYTES_MAX,
-above which it is Corrupt. Many batches of one call are not: `decode_in_steps` reads any number of them in steps of
-about STEP_BYTES, and `decode_columns`, which gives all at once, refuses more than the caller allows.
+Memory: a kilobyte can hold a gigabyte, in an attack and in honest data. One compressed batch may inflate to
+INFLATED_BYTES_MAX and hold PACKED_RECORDS_MAX records, above which it is Corrupt: two gibibytes at the very worst, with
+its columns. Many batches of one call are not: `decode_in_steps` reads any number of them in steps of about STEP_BYTES,
+and `decode_columns`, which gives all at once, refuses more than the caller allows. Plain batches need columns of eight
+times their own bytes at most (56 for a record of 7).
 
 Every function may be called from several threads at once; the compiled loops let go of the interpreter.
 """
@@ -25,7 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import legacy, legacy_scan, pure_kernels
-from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES, MAGIC, MAGIC_END, BatchHeader, read_header, seal
+from local.batch_header import (
+    CODEC_BITS,
+    CONTROL,
+    HEADER_BYTES,
+    MAGIC,
+    MAGIC_END,
+    RECORD_BYTES_MIN,
+    BatchHeader,
+    read_header,
+    seal,
+)
 from local.columns import COLUMNS_ROW_BYTES, BatchTable, Columns, joined_tables
 from local.compression import INFLATED_BYTES_MAX, Codec, compress, decompress, decompress_into, size_guesses
 from local.errors import Corrupt, InvalidRequest
@@ -47,6 +59,7 @@ else:
 
 DECOMPRESSED_BYTES_MAX = INFLATED_BYTES_MAX  # of all batches of one `decode_columns`; never below that of one batch
 STEP_BYTES = 64 << 20
+PACKED_RECORDS_MAX = 1 << 24  # of one compressed batch, some 940 MB of columns; a batch of Kafka's size has thousands
 _ARENA_BYTES_MIN = 1 << 20
 _ARENA_RATIO = 4  # first guess of inflated over compressed
 
@@ -90,7 +103,9 @@ def decode_columns(
         _verify(view, table)
     arena, starts, ends = _inflated(view, table, packed.tolist(), decompressed_bytes_max, verify=verify)
     done = len(ends)
-    if ends[-1] > decompressed_bytes_max:
+    # Counts are the header's own word; no more records are made than there is room for in the bytes.
+    rows = np.minimum(table.record_counts[:done], (ends - starts) // RECORD_BYTES_MIN)[packed[:done]].sum()
+    if ends[-1] > decompressed_bytes_max or rows * COLUMNS_ROW_BYTES > max(decompressed_bytes_max, _ARENA_BYTES_MIN):
         where = {"at": int(table.positions[done - 1]), "base_offset": int(table.base_offsets[done - 1])}
         raise InvalidRequest(
             "decoding batches, together they inflate past the limit of one call; decode them in steps",
@@ -374,6 +389,10 @@ def _inflated(
     columns = (table.positions, table.sizes, table.attributes, table.magics)
     for row, (position, size, bits, magic) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         section: memoryview | bytearray = view[position + HEADER_BYTES : position + size]
+        if packed[row] and table.record_counts[row] > PACKED_RECORDS_MAX:
+            facts = {"records": int(table.record_counts[row]), "limit": PACKED_RECORDS_MAX}
+            attempt = "inflating a batch, more records than one may hold"
+            raise _placed(Corrupt(attempt, **facts), table.row(row), position)
         try:
             if magic != MAGIC:
                 entry, base_ms = view[position : position + size], int(table.base_timestamps[row])

@@ -29,6 +29,29 @@ def test_leader_epoch_checkpoint_bytes_are_kafkas() -> None:
     assert checkpoints.read_epochs(disk, "./e") == [(0, 0), (3, 100)]
 
 
+ODD_NUMBERS = {
+    "a count in other digits": "0\n²\n",
+    "a count of 5000 digits": "0\n" + "9" * 5000 + "\n",
+    "a count with a sign": "0\n+1\na 0 5\n",
+    "an offset of 5000 digits": "0\n1\na 0 " + "9" * 5000 + "\n",
+    "an offset above 64 bits": "0\n1\na 0 9223372036854775808\n",
+    "an offset with underscores": "0\n1\na 0 1_0\n",
+    "an offset in other digits": "0\n1\na 0 ٣\n",
+    "a partition above 32 bits": "0\n1\na 2147483648 5\n",
+}
+
+
+@pytest.mark.parametrize("case", ODD_NUMBERS)
+def test_numbers_that_kafka_never_writes_are_corrupt(case: str) -> None:
+    disk = ModelDisk()
+    _put(disk, "./c", ODD_NUMBERS[case].encode())
+    with pytest.raises(Corrupt, match=r"path=\./c"):
+        checkpoints.read_offsets(disk, "./c")
+    _put(disk, "./e", ODD_NUMBERS[case].encode().replace(b"\na ", b"\n"))
+    with pytest.raises(Corrupt, match=r"path=\./e"):
+        checkpoints.read_epochs(disk, "./e")
+
+
 @pytest.mark.parametrize("body", [b"", None], ids=["empty", "absent"])
 def test_no_checkpoint_holds_nothing(body: bytes | None) -> None:
     disk = ModelDisk()

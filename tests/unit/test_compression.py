@@ -267,6 +267,29 @@ def test_one_batch_has_a_limit_of_its_own_however_it_is_read(codec, monkeypatch)
 
 
 @pytest.mark.parametrize("codec", PACKED)
+def test_the_records_of_a_compressed_batch_have_a_limit_before_it_is_inflated(codec, monkeypatch):
+    monkeypatch.setattr(kernels, "PACKED_RECORDS_MAX", 100)
+    good = encode_batch([(None, None, 1)] * 100, codec=codec)
+    bad = encode_batch([(None, None, 1)] * 101, base_offset=100, codec=codec)
+    assert len(kernels.decode_columns(good)) == 100
+    for read in (lambda: kernels.decode_columns(good + bad), lambda: list(kernels.decode_in_steps(good + bad))):
+        with pytest.raises(Corrupt, match="more records than one may hold") as caught:
+            read()
+        facts = caught.value.facts
+        assert (facts["at"], facts["base_offset"], facts["records"], facts["limit"]) == (len(good), 100, 101, 100)
+    assert len(kernels.decode_columns(encode_batch([(None, None, 1)] * 101))) == 101
+
+
+def test_columns_count_towards_the_limit_of_one_call():
+    data = b"".join(
+        encode_batch([(None, None, 1)] * 50_000, base_offset=50_000 * at, codec=Codec.ZSTD) for at in (0, 1)
+    )
+    assert len(kernels.decode_columns(data, decompressed_bytes_max=6 * MIB)) == 100_000
+    with pytest.raises(InvalidRequest, match="in steps"):
+        kernels.decode_columns(data, decompressed_bytes_max=5 * MIB)
+
+
+@pytest.mark.parametrize("codec", PACKED)
 def test_nothing_is_written_that_could_not_be_read_back(codec, monkeypatch):
     monkeypatch.setattr(compression, "INFLATED_BYTES_MAX", 1000)
     assert len(decompress(codec, compress(codec, bytes(1000)), 1000)) == 1000

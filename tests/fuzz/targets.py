@@ -1,0 +1,364 @@
+"""What is fuzzed: each target takes any bytes and may raise nothing outside the error tree.
+
+A target returns normally for bytes it accepts and for bytes it refuses; anything else it raises is a finding. Those of
+batches run both kernels and compare verdict and values; the compiled one reads a copy that ends where its page ends,
+with a forbidden page behind it, so a read of one byte too many ends the process.
+
+The first byte of an input chooses options (resealed checksums let damage through to the next guard).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import cramjam
+import numpy as np
+from disk_model import ModelDisk
+from legacy_samples import APPEND, many, message, wrapper
+
+from local import checkpoints, kernels, offset_index, producer_snapshot, pure_kernels, time_index, txn_index
+from local.batch import encode_batch, encode_marker
+from local.batch_header import HEADER_BYTES
+from local.columns import COLUMN_DTYPES, TABLE_DTYPES
+from local.compression import Codec, compress, decompress
+from local.crc32c import crc32c
+from local.epochs import LeaderEpochs
+from local.errors import Corrupt, InvalidRequest
+from local.names import TopicPartition
+from local.producer_snapshot import ProducerEntry
+from local.record import Record, TimestampType
+from local.txn_index import AbortedTransaction
+
+try:
+    from local import _kernels as compiled
+except ImportError:  # pragma: no cover - built without a compiler
+    compiled = None
+
+INFLATED_MAX = 1 << 20  # in place of a gibibyte, so that a campaign sees the limit at work
+RESEAL, VERIFY, CONTROL = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class Target:
+    run: Callable[[bytes], None]
+    seeds: Callable[[], list[bytes]]
+
+
+@contextmanager
+def small_limits() -> Iterator[None]:
+    """The limit of one batch lowered to INFLATED_MAX."""
+    before = kernels.INFLATED_BYTES_MAX
+    kernels.INFLATED_BYTES_MAX = INFLATED_MAX
+    try:
+        yield
+    finally:
+        kernels.INFLATED_BYTES_MAX = before
+
+
+# -- batches, both kernels
+
+
+def run_batches(data: bytes) -> None:
+    options, body = (data[0], data[1:]) if data else (0, b"")
+    if options & RESEAL:
+        body = resealed(body)
+    verify, control = bool(options & VERIFY), bool(options & CONTROL)
+    expected = verdict(pure_kernels, body, verify, control)
+    if compiled is not None:
+        with guarded(body) as copy:
+            found = verdict(compiled, copy, verify, control)
+        assert found == expected, f"the kernels differ: compiled {found!r:.500} pure {expected!r:.500}"
+
+
+def verdict(twin: Any, data: Any, verify: bool, control: bool) -> list[Any]:
+    """Everything a reader can ask of these bytes, as values that compare; an error as its words and facts."""
+    chosen = kernels._chosen
+    kernels._chosen = twin
+    try:
+        table = kernels.scan_batches(data, verify=verify)
+        answers = [_table(table)]
+        answers.append(
+            _or_error(lambda: _columns(kernels.decode_columns(data, verify=verify, include_control=control)))
+        )
+        answers.append(_or_error(lambda: _steps(data, verify)))
+        records = int(table.record_counts.sum(dtype=np.int64))
+        if records < 1 << 16:
+            flags = np.arange(records) % 3 > 0
+            answers.append(_or_error(lambda: kernels.filter_batches(data, flags, keep_last_batch=True)))
+        return answers
+    finally:
+        kernels._chosen = chosen
+
+
+def _or_error(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (Corrupt, InvalidRequest) as error:
+        return type(error).__name__, error.attempt, error.facts
+
+
+def _table(table: Any) -> list[Any]:
+    return [getattr(table, name).tolist() for name in TABLE_DTYPES] + [table.valid_bytes, table.problem]
+
+
+def _columns(columns: Any) -> list[Any]:
+    values = [getattr(columns, name).tolist() for name in COLUMN_DTYPES]
+    return [*values, _table(columns.table), [tuple(record) for record in columns.records()]]
+
+
+def _steps(data: Any, verify: bool) -> list[Any]:
+    return [step.offsets.tolist() for step in kernels.decode_in_steps(data, verify=verify, step_bytes=1000)]
+
+
+def resealed(data: bytes) -> bytes:
+    """Every batch and message that still has a length gets a checksum that fits."""
+    body, at = bytearray(data), 0
+    while at + 18 <= len(body):
+        size = 12 + int.from_bytes(body[at + 8 : at + 12], "big", signed=True)
+        is_legacy = body[at + 16] < 2
+        if size < (26 if is_legacy else HEADER_BYTES) or at + size > len(body):
+            break
+        if is_legacy:
+            body[at + 12 : at + 16] = zlib.crc32(body[at + 16 : at + size]).to_bytes(4, "big")
+        else:
+            body[at + 17 : at + 21] = crc32c(bytes(body[at + 21 : at + size])).to_bytes(4, "big")
+        at += size
+    return bytes(body)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+@contextmanager
+def guarded(data: bytes) -> Iterator[memoryview]:
+    """A copy whose last byte is the last of its page, a page that may not be read behind it, another one before it."""
+    page = mmap.PAGESIZE
+    room = max(page, -(-len(data) // page) * page)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    base = _libc.mmap(None, room + 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    assert base not in (None, ctypes.c_void_p(-1).value), "no memory for a guarded copy"
+    try:
+        for at in (base, base + page + room):
+            assert _libc.mprotect(at, page, 0) == 0
+        start = base + page + room - len(data)
+        ctypes.memmove(start, data, len(data))
+        view = memoryview((ctypes.c_ubyte * len(data)).from_address(start)).cast("B") if data else memoryview(b"")
+        yield view
+    finally:
+        _libc.munmap(base, room + 2 * page)
+
+
+RECORDS = [
+    Record(b"key", b"value", 1_700_000_000_000),
+    Record(None, b"", 1_699_999_999_000, (("h", b"1"), ("h", None), ("", b""))),
+    Record(b"", None, 1_700_000_000_900),
+]
+
+
+def batch_seeds() -> list[bytes]:
+    seeds = [encode_batch(RECORDS, base_offset=100, codec=codec, producer_id=4, producer_epoch=1) for codec in Codec]
+    append_time = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": 5}
+    seeds.append(encode_batch(RECORDS, **append_time))
+    marker = encode_marker(base_offset=3, is_commit=True, timestamp_ms=5, producer_id=1, producer_epoch=0)
+    seeds.append(encode_batch(RECORDS) + marker + encode_batch(RECORDS, base_offset=4, codec=Codec.LZ4))
+    seeds.append(kernels.filter_batches(encode_batch(RECORDS), np.array([False] * 3), keep_last_batch=True))
+    seeds.append(kernels.filter_batches(encode_batch(RECORDS), np.array([False, True, False]), keep_last_batch=True))
+    return _with_options(seeds)
+
+
+def legacy_seeds() -> list[bytes]:
+    inner = [message(1, at, b"k", b"v%d" % at, timestamp_ms=at) for at in range(3)]
+    absolute = [message(0, at, b"k", None) for at in (5, 6, 9)]
+    framed = [
+        message(1, 2, None, compress(codec, b"".join(inner)), timestamp_ms=5, attributes=codec)
+        for codec in (Codec.SNAPPY, Codec.LZ4)
+    ]
+    seeds = [many(0, 2), many(1, 2), wrapper(0, absolute, 9), wrapper(1, inner, 102, timestamp_ms=7), *framed]
+    seeds.append(wrapper(1, inner, 2, timestamp_ms=7, attributes=APPEND))
+    seeds.append(many(0, 1) + many(1, 1, start=1) + encode_batch(RECORDS, base_offset=2) + many(1, 1, start=5))
+    seeds.append(message(0, 9, None, compress(Codec.LZ4, b"".join(absolute)), attributes=3))
+    return _with_options(seeds)
+
+
+def _with_options(seeds: Sequence[bytes]) -> list[bytes]:
+    return [bytes([options]) + seed for seed in seeds for options in (RESEAL | VERIFY, CONTROL)]
+
+
+# -- columns to append
+
+
+def run_columns(data: bytes) -> None:
+    """The bytes as ranges into themselves."""
+    words = np.frombuffer(data[: len(data) // 24 * 24], "<i4").reshape(-1, 6)
+    small = [np.ascontiguousarray(words[:, at] >> 24).astype(np.int32) for at in range(6)]
+    starts = [column.astype(np.int64) for column in small[:3]]
+    times = np.ascontiguousarray(words[:, 0].astype(np.int64) * (1 << 31))
+    times[times < -1] //= -3
+    with guarded(data) as view:
+        answers = []
+        for twin in (pure_kernels, compiled or pure_kernels):
+            source = (view, starts[0], small[3], view, starts[1], small[4], times, view, starts[2], small[5])
+            answers.append(_or_error(lambda twin=twin, source=source: _cut_and_encoded(twin, source)))
+    assert answers[0] == answers[1], f"the kernels differ: {answers!r:.500}"
+
+
+def _cut_and_encoded(twin: Any, source: Any) -> Any:
+    ends, sizes = twin.cut_columns(source, 120)
+    if not len(ends):
+        return None
+    return ends.tolist(), twin.encode_columns(source, 0, ends, int(sizes.sum()), 0, -1).tobytes()
+
+
+def column_seeds() -> list[bytes]:
+    return [struct.pack("<6i", 0, 1 << 24, 2 << 24, 3 << 24, 4 << 24, 0) * 3, b"\2\0\0" + bytes(45)]
+
+
+# -- index files and side files
+
+
+def run_offset_index(data: bytes) -> None:
+    _either(lambda: offset_index.check(data, 1 << 20, path="x"))
+    found = offset_index.entries(data, 50)
+    assert len(found) == len(data) // 8
+    assert offset_index.sound_entries(data, 1 << 20) <= len(found)
+    offset_index.lookup(data, 50, 60)
+
+
+def run_time_index(data: bytes) -> None:
+    _either(lambda: time_index.check(data, path="x"))
+    found = time_index.entries(data, 50)
+    assert len(found) == len(data) // 12
+    assert time_index.sound_entries(data) <= len(found)
+    time_index.lookup(data, 50, 60)
+
+
+def run_txn_index(data: bytes) -> None:
+    _either(lambda: txn_index.check(data, 5, path="x"))
+    _either(lambda: txn_index.truncate(data, 10))
+    found = _either(lambda: txn_index.entries(data))
+    if found is not None:
+        assert txn_index.encode(found) == data[: len(found) * txn_index.ENTRY_BYTES]
+        txn_index.overlapping(found, 3, 9)
+
+
+def run_producer_snapshot(data: bytes) -> None:
+    if data and data[0] & RESEAL and len(data) > 7:
+        data = data[1:7][:2] + struct.pack(">I", crc32c(data[7:])) + data[7:]
+    found = _either(lambda: producer_snapshot.decode(data))
+    if found is not None:
+        assert producer_snapshot.encode(found) == data
+
+
+def run_checkpoint(data: bytes) -> None:
+    disk = ModelDisk()
+    disk.create("./c").append(data)
+    offsets = _either(lambda: checkpoints.read_offsets(disk, "./c"))
+    if offsets is not None:
+        checkpoints.write_offsets(disk, "./again", offsets)
+        assert checkpoints.read_offsets(disk, "./again") == offsets
+        assert all(-(2**63) <= offset < 2**63 and name.partition < 2**31 for name, offset in offsets.items())
+    epochs = _either(lambda: checkpoints.read_epochs(disk, "./c"))
+    if epochs is not None:
+        assert all(-(2**31) <= epoch < 2**31 and -(2**63) <= start < 2**63 for epoch, start in epochs)
+        _either(lambda: LeaderEpochs(tuple(epochs)))
+
+
+def run_partition_metadata(data: bytes) -> None:
+    disk = ModelDisk()
+    disk.create("./partition.metadata").append(data)
+    disk.create("./meta.properties").append(data)
+    _either(lambda: checkpoints.read_topic_id(disk, "."))
+    _either(lambda: checkpoints.read_meta_properties(disk, "."))
+
+
+def _either(call: Callable[[], Any]) -> Any:
+    """The value, None when it was refused as it may be."""
+    try:
+        return call()
+    except (Corrupt, InvalidRequest):
+        return None
+
+
+def snapshot_seeds() -> list[bytes]:
+    entry = ProducerEntry(
+        producer_id=7,
+        producer_epoch=1,
+        last_sequence=41,
+        last_offset=99,
+        offset_delta=2,
+        timestamp_ms=1_700_000_000_000,
+        coordinator_epoch=3,
+        transaction_first_offset=-1,
+    )
+    bodies = [producer_snapshot.encode([]), producer_snapshot.encode([entry] * 2)]
+    return [*bodies, *(b"\x01" + body for body in bodies)]
+
+
+def txn_seeds() -> list[bytes]:
+    rows = [
+        AbortedTransaction(producer_id=1, first_offset=at, last_offset=at + 3, last_stable_offset=at + 4)
+        for at in (5, 10, 20)
+    ]
+    return [txn_index.encode(rows), txn_index.encode(rows[:1]) + b"torn"]
+
+
+def checkpoint_seeds() -> list[bytes]:
+    disk = ModelDisk()
+    checkpoints.write_offsets(disk, "./c", {TopicPartition("a-b", 0): 5, TopicPartition("c", 12): 2**40})
+    return [disk.read("./c"), checkpoints.encode_epochs([(0, 0), (3, 100)]), b"0\n0\n", b""]
+
+
+# -- codecs
+
+
+def run_codec(codec: Codec) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        found = _either(lambda: decompress(codec, data, INFLATED_MAX))
+        assert found is None or len(found) <= INFLATED_MAX
+
+    return run
+
+
+def codec_seeds(codec: Codec) -> Callable[[], list[bytes]]:
+    def seeds() -> list[bytes]:
+        texts = [b"", b"x", b"the quick brown fox " * 30, bytes(70_000)]
+        made = [compress(codec, text) for text in texts]
+        if codec is Codec.SNAPPY:
+            made += [bytes(cramjam.snappy.compress_raw(text)) for text in texts]
+        if codec is Codec.ZSTD:
+            made.append(compress(codec, bytes(16 << 20)) * 64)  # a gibibyte in a hundred kilobytes
+        return [*made, made[2] + made[2]]
+
+    return seeds
+
+
+TARGETS: dict[str, Target] = {
+    "batches": Target(run_batches, batch_seeds),
+    "legacy": Target(run_batches, legacy_seeds),
+    "columns": Target(run_columns, column_seeds),
+    "offset_index": Target(run_offset_index, lambda: [b"".join(offset_index.pack(0, at, 7 * at) for at in range(9))]),
+    "time_index": Target(run_time_index, lambda: [b"".join(time_index.pack(0, 5 * at, at) for at in range(9))]),
+    "txn_index": Target(run_txn_index, txn_seeds),
+    "producer_snapshot": Target(run_producer_snapshot, snapshot_seeds),
+    "checkpoint": Target(run_checkpoint, checkpoint_seeds),
+    "partition_metadata": Target(
+        run_partition_metadata,
+        lambda: [b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAABw\n", b"#x\nversion=1\ncluster.id=a\nnode.id=1\n"],
+    ),
+    **{
+        f"codec_{codec.name.lower()}": Target(run_codec(codec), codec_seeds(codec))
+        for codec in Codec
+        if codec is not Codec.NONE
+    },
+}

@@ -1,0 +1,95 @@
+"""Hostile bytes, a few seconds of what `tests/fuzz/fuzz.py` does for hours: the same mutants on every run.
+
+Nothing outside the error tree, both kernels of one mind, no byte read behind the end, and all of it in little memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import mutations
+import pytest
+import targets
+
+from local import kernels, pure_kernels
+from local.columns import BatchTable
+
+ROOT = Path(__file__).parents[2]
+MEMORY_MIB = 256  # above the process with its imports; batches are limited to 1 MiB inflated there
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/fuzz'}:{ROOT / 'tests/crash'}:{ROOT / 'tests/unit'}",
+    }
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+@pytest.mark.parametrize("target", ["batches", "legacy", "columns", "all"])
+def test_no_mutant_raises_outside_the_error_tree_or_needs_much_memory(target: str) -> None:
+    count = "100" if target == "all" else "500"
+    done = run(str(ROOT / "tests/fuzz/fuzz.py"), target, "--mutate", count, "--memory-mib", str(MEMORY_MIB))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert f"{count} inputs" in done.stdout
+
+
+def test_the_memory_limit_is_a_limit() -> None:
+    code = "import fuzz; fuzz._mutate(None, [], 0, 0, 64); bytearray(128 << 20)"
+    assert "MemoryError" in run("-c", code).stderr
+
+
+@pytest.mark.parametrize("at", ["len(data)", "-1"])
+def test_one_byte_beside_a_guarded_copy_ends_the_process(at: str) -> None:
+    code = f"""
+import ctypes, targets
+data = bytes(4096)
+with targets.guarded(data) as view:
+    assert bytes(view) == data
+    start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    ctypes.string_at(start + {at}, 1)
+print("alive")
+"""
+    done = run("-c", code)
+    assert "alive" not in done.stdout
+    assert done.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.skipif(targets.compiled is None, reason="the extension was not built")
+def test_kernels_that_differ_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shorter(data: memoryview, *, verify: bool = True, position: int = 0) -> BatchTable:
+        table = pure_kernels.scan_batches(data, verify=verify, position=position)
+        return table.select(slice(1))
+
+    class Wrong:
+        def __getattr__(self, name: str) -> object:
+            return shorter if name == "scan_batches" else getattr(pure_kernels, name)
+
+    monkeypatch.setattr(targets, "compiled", Wrong())
+    seeds = targets.TARGETS["batches"].seeds()
+    several = [seed for seed in seeds if len(kernels.scan_batches(seed[1:])) > 1]
+    assert several
+    for seed in several:
+        with pytest.raises(AssertionError, match="the kernels differ"):
+            targets.run_batches(seed)
+
+
+def test_mutants_are_the_same_for_the_same_seed() -> None:
+    seeds = targets.TARGETS["legacy"].seeds()
+    first, again = (list(islice(mutations.mutations(seeds, seed=3), 200)) for _ in range(2))
+    assert first == again
+    assert len(set(first)) > 150
+    assert first != list(islice(mutations.mutations(seeds, seed=4), 200))
+
+
+def test_every_seed_of_a_batch_is_sound() -> None:
+    for seed in targets.TARGETS["batches"].seeds() + targets.TARGETS["legacy"].seeds():
+        assert kernels.scan_batches(seed[1:]).problem is None
+        kernels.decode_columns(seed[1:], include_control=True)
