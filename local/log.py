@@ -36,7 +36,7 @@ from local.epochs import LeaderEpochs
 from local.errors import DiskFailed, LogError, OffsetOutOfRange
 from local.group_commit import GroupCommit
 from local.log_reading import ReadableLog
-from local.log_view import LogView
+from local.log_view import LargestTimes, LogView
 from local.names import TopicPartition
 from local.producer_files import ProducerFiles
 from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, ProducerState, RememberedBatch
@@ -580,7 +580,8 @@ class Log(ReadableLog):
         bases = old.bases if segments is None else tuple(s.base_offset for s in chosen)
         start = old.log_start_offset if log_start_offset is None else log_start_offset
         self._cuts += next_offset is not None and next_offset < old.next_offset
-        self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset)
+        times = old.times if segments is None else LargestTimes(chosen[:-1])
+        self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset, times)
 
     def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
         suffixes = segment.existing_suffixes()

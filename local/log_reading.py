@@ -129,7 +129,7 @@ class ReadableLog:
         for run, aborted in self._runs(start, isolation):
             for columns in self._decoded(run):
                 kept = without_aborted(columns, aborted)
-                yield kept.select(kept.offsets >= start) if int(run.table.base_offsets[0]) < start else kept
+                yield kept.select(kept.offsets >= start) if run.base_offset < start else kept
 
     def records(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[StoredRecord]:
         """As `columns`, record by record."""
@@ -181,7 +181,7 @@ class ReadableLog:
         upper = self._upper(isolation)
         limits = ReadLimits(READ_BYTES, upper_offset=self.next_offset if upper is None else upper)
         offset = start
-        while len((stretch := self._stretch(offset, limits, isolation)).run.table):
+        while not (stretch := self._stretch(offset, limits, isolation)).run.is_empty:
             yield stretch
             offset = stretch.run.next_offset
 
@@ -192,16 +192,16 @@ class ReadableLog:
         def read(view: LogView) -> _Stretch:
             view.check_inside(self.partition, offset)
             run = view.read(offset, limits)
-            if isolation is Isolation.READ_UNCOMMITTED or not len(run.table):
+            if isolation is Isolation.READ_UNCOMMITTED or run.is_empty:
                 return _Stretch(run, [])
             # Of the same view: what tells of aborted records goes with the segment that holds their marker.
-            return _Stretch(run, view.aborted_transactions(int(run.table.base_offsets[0]), run.next_offset))
+            return _Stretch(run, view.aborted_transactions(run.base_offset, run.next_offset))
 
         return self._retrying(read)
 
     def _decoded(self, run: BatchRun) -> Iterator[Columns]:
         try:
-            yield from kernels.decode_in_steps(run.data, table=run.table)
+            yield from kernels.decode_in_steps(run.data, table=run.table())
         except Corrupt as error:
             raise Corrupt(error.attempt, partition=self.partition, **error.facts) from error
 

@@ -7,7 +7,8 @@ the log for the next one.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from local import txn_index
 from local.errors import OffsetOutOfRange
@@ -20,14 +21,34 @@ from local.time_search import first_at_or_after, largest_timestamp
 from local.txn_index import AbortedTransaction
 
 
+class LargestTimes:
+    """The largest timestamp up to and including each of a list of sealed segments; learned when first asked for.
+
+    Timestamps need not ascend, what is largest so far does: so the first segment that is late enough is found by
+    halving, however many there are. Shared by the views of one list.
+    """
+
+    def __init__(self, sealed: tuple[Segment, ...] = ()) -> None:
+        self._sealed = sealed
+        self._running: list[int] | None = None
+
+    def first_reaching(self, timestamp_ms: int) -> int:
+        """Index of the first with a record at or after `timestamp_ms`, the number of them if none. Raises NotFound."""
+        if self._running is None:
+            known = (-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in self._sealed)
+            self._running = list(accumulate(known, max))
+        return bisect.bisect_left(self._running, timestamp_ms)
+
+
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """Segments ascending, `bases` their base offsets; `next_offset` is the log end."""
+    """Segments ascending, `bases` their base offsets; `next_offset` is the log end. `times` is of the leading ones."""
 
     segments: tuple[Segment, ...]
     bases: tuple[int, ...]
     log_start_offset: int
     next_offset: int
+    times: LargestTimes = field(default_factory=LargestTimes)
 
     @property
     def local_log_start_offset(self) -> int:
@@ -64,9 +85,8 @@ class LogView:
         """
         if limits.upper_offset is not None and offset >= limits.upper_offset:
             return NO_RUN  # the batch that holds `offset` may begin below the limit (delete-records cuts inside one)
-        at = max(bisect.bisect_right(self.bases, offset) - 1, 0)
-        for segment in self.segments[at:]:
-            found = read_segment(segment, offset, limits)
+        for at in range(max(bisect.bisect_right(self.bases, offset) - 1, 0), len(self.segments)):
+            found = read_segment(self.segments[at], offset, limits)
             if found is not None:
                 return found
         return NO_RUN
@@ -88,7 +108,8 @@ class LogView:
     def search(self, timestamp_ms: int) -> FoundOffset | None:
         """The first record at or after `timestamp_ms` and the start. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
-        for segment in self._reaching(start):
+        for at in range(self.times.first_reaching(timestamp_ms), len(self.segments)):
+            segment = self.segments[at]
             if segment.max_timestamp_ms is not None and segment.max_timestamp_ms >= timestamp_ms:
                 found = first_at_or_after(segment, timestamp_ms, start)
                 if found is not None:

@@ -17,25 +17,40 @@ from local.segment import RELATIVE_OFFSET_MAX, Segment
 
 SLICE_BYTES = 16 << 20
 _PROBE_BYTES = 4096
-_NO_BATCHES = kernels.scan_batches(b"")
 
 
 class BatchRun(NamedTuple):
-    """Consecutive whole batches and their headers, whose positions count from the start of `data`; perhaps none.
+    """Consecutive whole batches, perhaps none. Checksums are not looked at yet: `kernels.decode_columns` does that.
 
-    Checksums are not looked at yet: `kernels.decode_columns` does that.
+    `scan` is of the bytes that were read, `rows` of it are these batches, `start` is where `data` begins in them.
     """
 
     data: memoryview
-    table: BatchTable
+    scan: BatchTable
+    rows: slice
+    start: int
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.data
+
+    @property
+    def base_offset(self) -> int:
+        """Of the first batch; only of a run that is not empty."""
+        return int(self.scan.base_offsets[self.rows.start])
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset; only of a run that holds a batch."""
-        return int(self.table.last_offsets[-1]) + 1
+        """One past the last offset; only of a run that is not empty."""
+        return int(self.scan.last_offsets[self.rows.stop - 1]) + 1
+
+    def table(self) -> BatchTable:
+        """The headers, their positions counting from the start of `data`."""
+        rows = self.scan.select(self.rows)
+        return replace(rows, positions=rows.positions - self.start, valid_bytes=len(self.data), problem=None)
 
 
-NO_RUN = BatchRun(memoryview(b""), _NO_BATCHES)
+NO_RUN = BatchRun(memoryview(b""), kernels.scan_batches(b""), slice(0, 0), 0)
 
 
 class ReadLimits(NamedTuple):
@@ -82,10 +97,7 @@ def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) ->
         count = min(count, int(np.searchsorted(table.base_offsets[first:], limits.upper_offset)))
     if count == 0:
         return NO_RUN
-    rows = table.select(slice(first, first + count))
-    length = int(ends[count - 1]) - start
-    rows = replace(rows, positions=rows.positions - start, valid_bytes=length, problem=None)
-    return BatchRun(data[start : start + length], rows)
+    return BatchRun(data[start : int(ends[count - 1])], table, slice(first, first + count), start)
 
 
 def end_of(segment: Segment) -> int:

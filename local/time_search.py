@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from local import kernels
-from local.columns import Columns
+from local.columns import BatchTable, Columns
 from local.offset_spec import FoundOffset
 from local.segment import Segment
-from local.segment_reading import BatchRun, ReadLimits, read_segment
+from local.segment_reading import ReadLimits, read_segment
 
 _SEARCH = ReadLimits(bytes_max=1 << 20)
 
@@ -23,8 +23,9 @@ def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundO
     """The first record, by offset, at or above `start` and at or after `timestamp_ms`. Raises NotFound, Corrupt."""
     offset = max(segment.offset_before(timestamp_ms), start)
     while run := read_segment(segment, offset, _SEARCH):
-        for row in np.flatnonzero(run.table.max_timestamps >= timestamp_ms).tolist():
-            found = _first_in_batch(run, row, timestamp_ms, start)
+        table = run.table()
+        for row in np.flatnonzero(table.max_timestamps >= timestamp_ms).tolist():
+            found = _first_in_batch(run.data, table.select(slice(row, row + 1)), timestamp_ms, start)
             if found is not None:
                 return found
         offset = run.next_offset
@@ -36,25 +37,25 @@ def largest_timestamp(segment: Segment, start: int) -> int | None:
     largest = -1
     offset = start
     while run := read_segment(segment, offset, _SEARCH):
-        table = run.table
+        table = run.table()
         # A batch that the cleaner retained empty keeps its largest timestamp, but has no record.
         whole = table.max_timestamps[(table.base_offsets >= start) & (table.record_counts > 0)]
         largest = max(largest, int(whole.max(initial=-1)))
         if table.base_offsets[0] < start:
-            columns = _decoded(run, 0)
+            columns = _decoded(run.data, table.select(slice(1)))
             largest = max(largest, int(columns.timestamps[columns.offsets >= start].max(initial=-1)))
         offset = run.next_offset
     return largest if largest >= 0 else None
 
 
-def _first_in_batch(run: BatchRun, row: int, timestamp_ms: int, start: int) -> FoundOffset | None:
-    columns = _decoded(run, row)
+def _first_in_batch(data: memoryview, batch: BatchTable, timestamp_ms: int, start: int) -> FoundOffset | None:
+    columns = _decoded(data, batch)
     hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
     if not hits.any():
         return None
-    at, epoch = int(hits.argmax()), int(run.table.leader_epochs[row])
+    at, epoch = int(hits.argmax()), int(batch.leader_epochs[0])
     return FoundOffset(int(columns.offsets[at]), int(columns.timestamps[at]), epoch if epoch >= 0 else None)
 
 
-def _decoded(run: BatchRun, row: int) -> Columns:
-    return kernels.decode_columns(run.data, include_control=True, table=run.table.select(slice(row, row + 1)))
+def _decoded(data: memoryview, batch: BatchTable) -> Columns:
+    return kernels.decode_columns(data, include_control=True, table=batch)

@@ -8,6 +8,10 @@
 | local read: columns, CRC checked | os.pread of the same bytes |
 | open after a crash: every CRC checked, indexes rebuilt | os.pread of the same bytes |
 | clean: tenfold duplication of keys, CRC checked | read and write of the same bytes |
+| open of a directory of 10,000 segments after a clean shutdown | os.scandir and a stat of the same files |
+| the same after a crash: the last segment recovered | the same |
+| random reads by offset in it, first and second time round | open, os.pread, close of the same bytes |
+| random lookups by time in it, each read at what it found | the same |
 | tiered read: columns from a file:// bucket, chunk and batch CRCs checked | os.pread of the same bytes |
 
 Medians of the runs, the reference measured next to each. Page cache to page cache.
@@ -23,11 +27,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 from local import cleaner, kernels
+from local.batch import encode_batch
+from local.index_files import build_indexes
 from local.log import Log
 from local.log_dirs import LogDirectory
-from local.names import TopicPartition
+from local.names import TopicPartition, segment_file
 from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
@@ -36,6 +43,9 @@ from tiered.manager import LogManager
 from tiered.remote_view import open_remote
 
 RUNS = 5
+SEGMENTS = 10_000
+BATCHES = 12
+LOOKUPS = 5_000
 NOW = 1_700_000_000_000
 NAME = TopicPartition("bench", 0)
 
@@ -49,6 +59,9 @@ def main() -> None:
             print(f"\n{label}: {len(records):,} records")
             _bench_local(Path(root), records)
             _bench_tiered(Path(root), records)
+    with tempfile.TemporaryDirectory() as root:
+        print(f"\n{SEGMENTS:,} segments of {BATCHES} batches")
+        _bench_many_segments(Path(root) / "many")
 
 
 def _records(count: int, value_bytes: int) -> list[Record]:
@@ -129,6 +142,62 @@ def _bench_tiered(root: Path, records: list[Record]) -> None:
             reads.append(time.perf_counter() - seconds)
             assert found == len(records)
     _tell("tiered read, columns + CRCs", "raw read", reads, raw, size, len(records))
+
+
+def _bench_many_segments(directory: Path) -> None:
+    settings = LogSettings(segment_ms=1 << 50)
+    following = _write_segments(directory)
+    stats = [_timed(lambda: [entry.stat() for entry in os.scandir(directory)]) for _ in range(RUNS)]
+    clean, crashed = [], []
+    for _ in range(RUNS):
+        clean.append(_timed(lambda: _open_many(directory, settings, was_clean=True)))
+        crashed.append(_timed(lambda: _open_many(directory, settings, recovery_point=following - 1)))
+    size = sum(entry.stat().st_size for entry in os.scandir(directory))
+    _tell("open, clean", "listing with stats", clean, stats, size, following)
+    _tell("open, last segment recovered", "listing with stats", crashed, stats, size, following)
+    log = Log.open(DiskStorage(), str(directory), NAME, settings, now_ms=NOW, was_clean=True)
+    random = Random(1)
+    offsets = [random.randrange(following) for _ in range(LOOKUPS)]
+    for turn in ("first", "second"):
+        reads = [_timed(lambda: [log.read(offset, 4096) for offset in offsets])]
+        raw = [_timed(lambda: [_pread(directory, offset) for offset in offsets]) for _ in range(RUNS)]
+        _tell(f"reads by offset, {turn} time", "open, pread, close", reads, raw, LOOKUPS * 4096, LOOKUPS)
+    times = [_timed(lambda: [_read_at_time(log, NOW + offset) for offset in offsets]) for _ in range(2)]
+    for turn, seconds in zip(("first", "second"), times, strict=True):
+        _tell(f"reads by time, {turn} time", "open, pread, close", [seconds], raw, LOOKUPS * 4096, LOOKUPS)
+    log.release()
+
+
+def _write_segments(directory: Path) -> int:
+    """As an appending log would have left them, without its fsyncs; one past the last offset."""
+    directory.mkdir()
+    value = os.urandom(1000)
+    for base in range(0, SEGMENTS * BATCHES, BATCHES):
+        batches = (encode_batch([Record(None, value, NOW + at)], base_offset=at) for at in range(base, base + BATCHES))
+        body = b"".join(batches)
+        indexes = build_indexes(kernels.scan_batches(body), base, 4096)
+        for suffix, data in ((".log", body), (".index", indexes.offset), (".timeindex", indexes.time)):
+            (directory / segment_file(base, suffix)).write_bytes(data)
+    return SEGMENTS * BATCHES
+
+
+def _open_many(directory: Path, settings: LogSettings, *, was_clean: bool = False, recovery_point: int = 0) -> None:
+    storage, place = DiskStorage(), str(directory)
+    Log.open(storage, place, NAME, settings, now_ms=NOW, was_clean=was_clean, recovery_point=recovery_point).release()
+
+
+def _read_at_time(log: Log, timestamp_ms: int) -> memoryview:
+    found = log.offset_for_timestamp(timestamp_ms)
+    assert found is not None
+    return log.read(found, 4096)
+
+
+def _pread(directory: Path, offset: int) -> bytes:
+    fd = os.open(directory / segment_file(offset - offset % BATCHES, ".log"), os.O_RDONLY)
+    try:
+        return os.pread(fd, 4096, offset % BATCHES * 1000)
+    finally:
+        os.close(fd)
 
 
 def _read_columns(log: Log) -> None:
