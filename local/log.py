@@ -416,9 +416,7 @@ class Log(ReadableLog):
             self._roll_if_due(len(batch), header, now_ms)
             self._assign_epoch(next_offset)
             assign_offset(batch, next_offset, self.leader_epoch)
-            next_offset = self._write(batch, header, next_offset)
-        if self._unflushed_since_ms is None:
-            self._unflushed_since_ms = now_ms
+            next_offset = self._write(batch, header, next_offset, now_ms)
         given = AppendResult(base_offset, next_offset)
         return given, self._position_for(given, durability)
 
@@ -432,7 +430,7 @@ class Log(ReadableLog):
         waits = durability is Durability.FLUSHED and given.next_offset > self.recovery_point
         return self._written_bytes if waits or is_due else 0
 
-    def _write(self, batch: bytearray | memoryview, header: BatchHeader, base_offset: int) -> int:
+    def _write(self, batch: bytearray | memoryview, header: BatchHeader, base_offset: int, now_ms: int) -> int:
         last_offset = base_offset + header.last_offset_delta
         active = self._view.segments[-1]
         try:
@@ -447,7 +445,10 @@ class Log(ReadableLog):
         except LogError:
             self._recover_active()
             raise
+        active.modified_ms = now_ms
         self._written_bytes += len(batch)
+        if self._unflushed_since_ms is None:
+            self._unflushed_since_ms = now_ms
         self._publish(None, next_offset=last_offset + 1)
         return last_offset + 1
 

@@ -38,6 +38,7 @@ class Segment:
         self.size_bytes = 0
         self.roll_base_ms: int | None = None
         self.created_ms = 0
+        self.modified_ms = 0
         self._storage = storage
         self._directory = directory
         self._lock = threading.RLock()
@@ -63,7 +64,7 @@ class Segment:
         for the segment before may go on growing past it.
         """
         segment = cls(storage, directory, base_offset)
-        segment.created_ms = created_ms
+        segment.created_ms = segment.modified_ms = created_ms
         segment._offset_index, segment._time_index = bytearray(), bytearray()
         try:
             for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
@@ -97,6 +98,7 @@ class Segment:
         """
         segment = cls(storage, directory, base_offset)
         segment.size_bytes, segment.created_ms = log
+        segment.modified_ms = segment.created_ms
         segment._access, segment._latest, segment._has_aborted = access, None, has_aborted
         return segment
 
@@ -276,7 +278,7 @@ class Segment:
             max_timestamp_ms=self.max_timestamp_ms,
             is_active=self.is_active,
             is_clean=cleaner_offset is not None and next_offset <= cleaner_offset,
-            modified_ms=self.created_ms,
+            modified_ms=self.modified_ms,
         )
 
     def _sealed(self) -> SealedIndexes:

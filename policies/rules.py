@@ -30,6 +30,7 @@ class PartitionRules:
     copy_lag_ms: int | None = 0
     copy_lag_bytes: int | None = None
     delete_grace_ms: int = DAY_MS
+    file_delete_delay_ms: int = 60_000
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
 

@@ -58,7 +58,6 @@ class _Round:
     directory: LogDirectory
     store: ObjectStore | None
     now_ms: int
-    file_delete_delay_ms: int
     should_stop: Callable[[], bool]
     done: list[Decision] = field(default_factory=list)
     skipped: list[Decision] = field(default_factory=list)
@@ -72,7 +71,6 @@ def apply_partition(
     directory: LogDirectory,
     store: ObjectStore | None,
     now_ms: int,
-    file_delete_delay_ms: int = 0,
     progress: Progress = lambda decision: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Applied:
@@ -85,7 +83,7 @@ def apply_partition(
         broken = violations(partition.snapshot(now_ms), decisions)
         if broken:
             raise InvalidRequest(f"applying a plan, {broken[0]}", partition=partition.name, broken=len(broken))
-        state = _Round(partition, directory, store, now_ms, file_delete_delay_ms, should_stop)
+        state = _Round(partition, directory, store, now_ms, should_stop)
         for _, together in groupby(decisions, key=type):
             if should_stop():
                 break
@@ -151,7 +149,7 @@ def _clean(state: _Round, decision: CleanLog) -> bool:
         clean_from=head.next_offset if head is not None else 0,
         upto_offset=decision.upto_offset,
         now_ms=state.now_ms,
-        delete_delay_ms=state.file_delete_delay_ms,
+        delete_delay_ms=partition.rules.file_delete_delay_ms,
     )
     state.directory.write_cleaner_offsets()
     if result is not None:
@@ -192,7 +190,7 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
     dropped = partition.log.drop_before(
         info.next_offset,
         now_ms=state.now_ms,
-        delay_ms=state.file_delete_delay_ms,
+        delay_ms=partition.rules.file_delete_delay_ms,
         raises_log_start=not snapshot.is_tiered,
     )
     return dropped > 0

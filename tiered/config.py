@@ -141,11 +141,6 @@ class Config:
         return float(self.topic_properties("")["log.dir.free.share.min"])
 
     @property
-    def file_delete_delay_ms(self) -> int:
-        """How long the files of a dropped segment wait for readers."""
-        return self._manager_ms("file.delete.delay.ms")
-
-    @property
     def task_interval_ms(self) -> int:
         """How long the loop rests when there was nothing to do."""
         return self._manager_ms("remote.log.manager.task.interval.ms")

@@ -315,7 +315,6 @@ class LogManager:
                         directory=self._directory.of(name),
                         store=self._store,
                         now_ms=plan.now_ms,
-                        file_delete_delay_ms=self.config.file_delete_delay_ms,
                         progress=partial(progress, name),
                         should_stop=should_stop,
                     )

@@ -245,7 +245,6 @@ _TABLE = (
         kind=Kind.MS,
         default="1m",
         minimum=0,
-        is_per_topic=False,
         doc="How long a dropped local segment's files wait for readers before they are removed.",
     ),
     Property(

@@ -44,6 +44,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         copy_disabled=bool(_value(settings, "remote.log.copy.disable")),
         copy_lag_ms=lag["ms"],
         copy_lag_bytes=lag["bytes"],
+        file_delete_delay_ms=_int(settings, "file.delete.delay.ms"),
         delete_grace_ms=_int(settings, "remote.log.delete.grace.ms"),
         min_cleanable_dirty_ratio=cast(float, _value(settings, "min.cleanable.dirty.ratio")),
         min_compaction_lag_ms=_int(settings, "min.compaction.lag.ms"),

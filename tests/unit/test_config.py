@@ -83,8 +83,8 @@ def test_directory_and_url_follow_the_environment(write) -> None:
 
 
 def test_the_managers_own_settings_are_numbers() -> None:
-    config = Config.load(None, {"file.delete.delay.ms": "5s"}, {"TIERED_REMOTE_LOG_MANAGER_TASK_INTERVAL_MS": "1m"})
-    assert (config.file_delete_delay_ms, config.task_interval_ms) == (5_000, 60_000)
+    config = Config.load(None, {}, {"TIERED_REMOTE_LOG_MANAGER_TASK_INTERVAL_MS": "1m"})
+    assert config.task_interval_ms == 60_000
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_managers_own_settings_are_numbers() -> None:
         ("[remote]\nurll = 'x'", {"section": "remote", "key": "urll", "did_you_mean": "url"}),
         ("[defaults]\n'retenton.ms' = 1", {"key": "retenton.ms", "did_you_mean": "retention.ms"}),
         ("[topics.a]\n'segment.byte' = 1", {"section": "topics.a", "did_you_mean": "segment.bytes"}),
-        ("[topics.a]\n'file.delete.delay.ms' = 1", {"key": "file.delete.delay.ms"}),
+        ("[topics.a]\n'remote.single.writer' = true", {"key": "remote.single.writer"}),
         ("[defaults]\n'retention.ms' = '7x'", {"key": "retention.ms", "value": "'7x'"}),
         ("[defaults]\n'retention.ms' = -3", {"key": "retention.ms"}),
         ("[defaults]\n'min.cleanable.dirty.ratio' = 1.5", {"key": "min.cleanable.dirty.ratio"}),

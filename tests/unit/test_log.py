@@ -264,3 +264,12 @@ def test_a_time_lookup_goes_on_when_a_segment_is_dropped_under_it() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(view), "search", drop_then_search)
         assert log.offset_for_timestamp(5000) == boundary
+
+
+def test_without_record_times_a_segment_is_as_old_as_its_last_write_and_rolls_by_its_creation() -> None:
+    log = open_log(ModelDisk(), LogSettings(segment_ms=100))
+    log.append([Record(b"k", b"v", -1)], now_ms=1000)
+    log.append([Record(b"k", b"v", -1)], now_ms=1100)
+    assert [info.age_timestamp_ms for info in log.segments()] == [1100]
+    log.append([Record(b"k", b"v", -1)], now_ms=1101)
+    assert [(info.base_offset, info.age_timestamp_ms) for info in log.segments()] == [(0, 1100), (2, 1101)]

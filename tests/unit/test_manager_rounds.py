@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
@@ -183,3 +185,30 @@ def test_the_store_is_asked_once_for_a_directory(world: World) -> None:
         counts = manager.request_counts()
         assert counts is not None
         assert counts.deletes == 0
+
+
+def test_each_topics_dropped_files_wait_as_long_as_it_says_and_a_start_removes_what_is_left(world: World) -> None:
+    def waiting(topic: str) -> bool:
+        return any(f"/{topic}-0/" in name and name.endswith(".deleted") for name in world.disk.names)
+
+    # What is set for the whole run wins over a topic.
+    overrides = {key: value for key, value in world.config.overrides.items() if key != "file.delete.delay.ms"}
+    world.config = replace(world.config, overrides=overrides)
+    with world.open() as manager:
+        for topic, delay in (("soon", "1s"), ("late", "1h")):
+            manager.create_topic(topic, 1, {"retention.ms": "1d", "file.delete.delay.ms": delay}, now_ms=NOW)
+            manager.append(topic, [Record(b"k", b"v" * 100, NOW)] * 60, 0, now_ms=NOW)
+        manager.roll("soon", now_ms=NOW)
+        manager.roll("late", now_ms=NOW)
+        later = NOW + DAY + 1
+        manager.tick(later)
+        assert (waiting("soon"), waiting("late")) == (True, True)
+        manager.tick(later + 999)
+        assert (waiting("soon"), waiting("late")) == (True, True)
+        manager.tick(later + 1000)
+        assert (waiting("soon"), waiting("late")) == (False, True)
+        manager.alter_topic("late", {"file.delete.delay.ms": "0"}, now_ms=later)
+        manager.tick(later + 1001)
+        assert waiting("late"), "the delay at the drop counts"
+    with world.open():
+        assert not waiting("late")
