@@ -150,11 +150,14 @@ def _transactions(data: bytes, path: str) -> Sheet:
 
 
 def _producers(data: bytes, path: str) -> Sheet:
-    """`firstSequence` is reckoned back from the last one, over 2^31-1 where it was passed."""
+    """`firstSequence` is reckoned back from the last one, over 2^31-1 where it was passed.
+
+    A producer of whom no batch is remembered (all it has left is a marker) has no fields of a batch.
+    """
     rows: list[Row] = []
     for each in producer_snapshot.decode(data, path=path):
         has_batch = each.last_offset >= 0
-        first = (each.last_sequence - each.offset_delta) % (1 << 31) if has_batch and each.last_sequence >= 0 else -1
+        first = (each.last_sequence - each.offset_delta) % (1 << 31) if each.last_sequence >= 0 else -1
         rows.append(
             {
                 "producerId": each.producer_id,
@@ -162,11 +165,11 @@ def _producers(data: bytes, path: str) -> Sheet:
                 "coordinatorEpoch": each.coordinator_epoch,
                 "currentTxnFirstOffset": _or_none(each.transaction_first_offset),
                 "lastTimestamp": each.timestamp_ms,
-                "firstSequence": first,
-                "lastSequence": each.last_sequence,
-                "lastOffset": each.last_offset,
-                "offsetDelta": each.offset_delta,
-                "timestamp": each.timestamp_ms,
+                "firstSequence": first if has_batch else None,
+                "lastSequence": each.last_sequence if has_batch else None,
+                "lastOffset": each.last_offset if has_batch else None,
+                "offsetDelta": each.offset_delta if has_batch else None,
+                "timestamp": each.timestamp_ms if has_batch else None,
             }
         )
     fields = (

@@ -105,6 +105,7 @@ async def _wait_for_leaders(address: str, topics: list[str]) -> None:
             await asyncio.sleep(0.05)
     finally:
         await admin.close()
+    await _bounds(address, topics, False)  # tried until the broker itself knows that it leads
 
 
 def _is_led(topic: Mapping[str, Any]) -> bool:

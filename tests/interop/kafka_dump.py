@@ -38,8 +38,7 @@ def dump(broker: KafkaBroker, files: Sequence[Path], *options: str) -> dict[Path
 def parse(text: str) -> dict[Path, Dumped]:
     found: dict[Path, Dumped] = {}
     current = Dumped()
-    for line in text.split("\n"):
-        current.lines.append(line)
+    for line in text.removesuffix("\n").split("\n"):
         if line.startswith("Dumping "):
             current = found[Path(line.removeprefix("Dumping "))] = Dumped()
         elif line.startswith("baseOffset: "):
@@ -48,6 +47,7 @@ def parse(text: str) -> dict[Path, Dumped]:
             current.records.append(_row(line))
         elif line.startswith(("offset: ", "timestamp: ", "producerId: ", "version: ")):
             current.entries.append(_row(line))
+        current.lines.append(line)
     return found
 
 

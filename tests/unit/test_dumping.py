@@ -23,7 +23,7 @@ from local.coordinator_records import decode_offsets_record, decode_transaction_
 from local.errors import Corrupt, InvalidRequest
 from local.findings import Severity
 from local.index_checks import check_offset_index, check_time_index, places_of
-from local.segment import build_indexes
+from local.index_files import build_indexes
 from remote.chunks import table_of
 from remote.fsspec_store import open_store
 from remote.index_bundle import IndexBundle, encode_bundle

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tiered.dump_rows import BatchRow, RecordRow
 
 INDENT = "|"
+_OPTIONAL = ("currentTxnFirstOffset",)
 MAGIC = 2  # as `local.batch_header` has it, which would bring numpy along
 
 
@@ -23,13 +24,12 @@ def batch_line(row: BatchRow) -> str:
 
 
 def _producer(row: BatchRow) -> str:
-    horizon = "OptionalLong.empty" if row.delete_horizon_ms is None else f"OptionalLong[{row.delete_horizon_ms}]"
     return (
         f"baseOffset: {row.base_offset} lastOffset: {row.last_offset} count: {row.count}"
         f" baseSequence: {row.base_sequence} lastSequence: {row.last_sequence} producerId: {row.producer_id}"
         f" producerEpoch: {row.producer_epoch} partitionLeaderEpoch: {row.partition_leader_epoch}"
         f" isTransactional: {_truth(row.is_transactional)} isControl: {_truth(row.is_control)}"
-        f" deleteHorizonMs: {horizon}"
+        f" deleteHorizonMs: {_optional(row.delete_horizon_ms)}"
     )
 
 
@@ -60,7 +60,8 @@ def lines_of(rows: Iterable[BatchRow | RecordRow], *, with_data: bool) -> Iterat
 
 def entry_line(row: Mapping[str, object]) -> str:
     """``offset: 5 position: 4096``"""
-    return " ".join(f"{name}: {shown(value)}" for name, value in row.items() if value is not None)
+    told = {name: _optional(value) if name in _OPTIONAL else value for name, value in row.items()}
+    return " ".join(f"{name}: {shown(value)}" for name, value in told.items() if value is not None)
 
 
 def shown(value: object) -> str:
@@ -72,6 +73,11 @@ def shown(value: object) -> str:
     import msgspec
 
     return msgspec.json.encode(value).decode()
+
+
+def _optional(value: object) -> str:
+    """Java's OptionalLong, as it prints itself."""
+    return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
 
 
 def _truth(flag: bool) -> str:
