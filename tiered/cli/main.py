@@ -26,6 +26,7 @@ COMMANDS = {
     "append": ("tiered.cli.append", "Append records from a file or from stdin."),
     "consume": ("tiered.cli.consume", "Read records from both tiers, or from a bucket alone."),
     "dump": ("tiered.cli.dump", "Show batches, records or index entries as they are stored."),
+    "verify": ("tiered.cli.verify", "Check segments, partitions and log directories against themselves."),
     "get-offsets": (
         "tiered.cli.get_offsets",
         "First, last and other named offsets, or by time, over both tiers.",

@@ -1,0 +1,403 @@
+"""Directories of logs held against themselves: every file, every batch, every promise that one file makes of another.
+
+Nothing is written. What is compared:
+
+| file | with |
+|---|---|
+| ``.log`` | its checksums and structure, its name, the next segment's; with `deep` every record to the last byte |
+| ``.index``, ``.timeindex`` | the batches (`local.index_checks`) |
+| ``.txnindex``, ``.snapshot`` | what a replay of all batches gives |
+| ``leader-epoch-checkpoint`` | the epochs that the batches carry |
+| the checkpoints of the log dir | the ends of the logs |
+| anything else | the names that a log has: strays and leftovers are named |
+
+Without the marker of a clean shutdown a writer is at work, or has crashed: a torn end of the last segment, files on
+their way in or out and an unfinished time index are lawful then, and told as information. A segment that seems damaged
+is looked at again then, since the cleaner and retention change files meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from local import checkpoints, names, producer_snapshot
+from local.errors import Corrupt, InvalidRequest, NotFound
+from local.findings import Finding, Severity, worst
+from local.index_checks import INTERVAL_BYTES
+from local.names import TopicPartition, parse_partition_directory, parse_segment_file, segment_file
+from local.producer_snapshot import ProducerEntry
+from local.producer_state import ProducerState
+from local.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_segment
+from local.storage import Storage, join, parent
+
+_LOOKS = 3  # at a segment that seems damaged while somebody may be changing it
+_ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
+_OF_A_PARTITION = {names.LEADER_EPOCHS, names.PARTITION_METADATA}
+_OF_A_LOG_DIR = {
+    names.RECOVERY_POINTS,
+    names.LOG_START_OFFSETS,
+    names.CLEANER_OFFSETS,
+    names.META_PROPERTIES,
+    names.LOCK,
+    names.CLEAN_SHUTDOWN,
+    "replication-offset-checkpoint",
+    "bootstrap.checkpoint",
+    "remote-log-index-cache",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """`deep` decodes every record. `known_names` are files beside the checkpoints that are somebody's own."""
+
+    deep: bool = False
+    interval_bytes: int = INTERVAL_BYTES
+    threads: int = 2
+    known_names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouched:
+    """What the log dir says of one partition; None where it says nothing."""
+
+    recovery_point: int | None = None
+    log_start_offset: int | None = None
+    cleaner_offset: int | None = None
+
+
+def verify(
+    storage: Storage, path: str, options: VerifyOptions = VerifyOptions(), on_bytes: OnBytes = lambda count: None
+) -> list[Finding]:
+    """A segment's ``.log``, a partition's directory or a log dir, by what it is. Raises NotFound, InvalidRequest."""
+    path = path.rstrip("/") or "/"
+    if not storage.is_directory(path):
+        return _verify_file(storage, path, options, on_bytes)
+    there = storage.list(path)
+    if any(parse_segment_file(name) for name in there) or parse_partition_directory(path.rpartition("/")[2]):
+        root = parent(path)
+        vouched, _ = _vouched(storage, root)
+        name = parse_partition_directory(path.rpartition("/")[2])
+        known = vouched.get(name, Vouched()) if name is not None else Vouched()
+        return _verify_partition(storage, path, known, options, on_bytes, was_clean=_was_clean(storage, root))
+    return _verify_log_dir(storage, path, options, on_bytes)
+
+
+def size_of(storage: Storage, path: str) -> int:
+    """Bytes of log that `verify` will read: what a progress bar counts up to."""
+    if not storage.is_directory(path):
+        return storage.size(path) if storage.exists(path) else 0
+    total = 0
+    for name in storage.list(path):
+        below = join(path, name)
+        if name.endswith(names.LOG) and parse_segment_file(name):
+            total += _size(storage, below)
+        elif parse_partition_directory(name) and storage.is_directory(below):
+            total += sum(_size(storage, join(below, each)) for each in storage.list(below) if each.endswith(names.LOG))
+    return total
+
+
+# -- log dirs
+
+
+def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
+    vouched, found = _vouched(storage, root)
+    was_clean = _was_clean(storage, root)
+    there = storage.list(root)
+    partitions = {name: each for each in there if (name := parse_partition_directory(each))}
+    for each in there:
+        if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
+            found.append(_of_root(join(root, each), each))
+    for name in sorted(vouched.keys() - partitions.keys()):
+        found.append(_told(Severity.INFO, root, f"the checkpoints name a partition that is not here: {name}"))
+    for name in sorted(partitions):
+        directory = join(root, partitions[name])
+        try:
+            found += _verify_partition(
+                storage, directory, vouched.get(name, Vouched()), options, on_bytes, was_clean=was_clean
+            )
+        except NotFound:
+            if storage.exists(directory):
+                raise
+    return found
+
+
+def _of_root(path: str, name: str) -> Finding:
+    if name.endswith(("-delete", "-stray", "-future")):
+        return _told(Severity.INFO, path, "a partition's directory on its way in or out")
+    if name.endswith(names.TEMPORARY):
+        return _told(Severity.INFO, path, "left over from a checkpoint that was being written")
+    return _told(Severity.WARNING, path, "a stray file: nothing of a log directory has this name")
+
+
+def _was_clean(storage: Storage, root: str) -> bool:
+    """Whether nobody is at work and nobody crashed; also for what is no log dir, such as a copy of a partition."""
+    return storage.exists(join(root, names.CLEAN_SHUTDOWN)) or not storage.exists(join(root, names.META_PROPERTIES))
+
+
+def _vouched(storage: Storage, root: str) -> tuple[dict[TopicPartition, Vouched], list[Finding]]:
+    """What the checkpoints say, read before the logs, which only grow."""
+    found: list[Finding] = []
+    read = []
+    for name in (names.RECOVERY_POINTS, names.LOG_START_OFFSETS, names.CLEANER_OFFSETS):
+        try:
+            read.append(checkpoints.read_offsets(storage, join(root, name)))
+        except Corrupt as error:
+            read.append({})
+            found.append(_damaged(error, join(root, name)))
+    points, starts, cleaned = read
+    return {
+        name: Vouched(
+            recovery_point=points.get(name), log_start_offset=starts.get(name), cleaner_offset=cleaned.get(name)
+        )
+        for name in points.keys() | starts.keys() | cleaned.keys()
+    }, found
+
+
+# -- partitions
+
+
+def _verify_file(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
+    parsed = parse_segment_file(path.rpartition("/")[2])
+    if not storage.exists(path):
+        raise NotFound("verifying, no such file or directory", path=path)
+    if parsed is None or parsed[1] != names.LOG:
+        raise InvalidRequest("verifying a file, not a segment's .log", path=path)
+    place = SegmentPlace(directory=parent(path), base_offset=parsed[0], may_be_torn=False)
+    report = check_segment(storage, place, deep=options.deep, interval_bytes=options.interval_bytes, on_bytes=on_bytes)
+    return report.findings
+
+
+def _verify_partition(
+    storage: Storage,
+    directory: str,
+    vouched: Vouched,
+    options: VerifyOptions,
+    on_bytes: OnBytes,
+    *,
+    was_clean: bool,
+) -> list[Finding]:
+    there = storage.list(directory)
+    bases = sorted(found[0] for name in there if (found := parse_segment_file(name)) and found[1] == names.LOG)
+    findings = list(_names_of(directory, there, set(bases), was_clean=was_clean))
+    places = [
+        SegmentPlace(
+            directory=directory,
+            base_offset=base,
+            next_base=bases[at + 1] if at + 1 < len(bases) else None,
+            may_be_torn=not was_clean,
+            durable_to=vouched.recovery_point or 0,
+        )
+        for at, base in enumerate(bases)
+    ]
+    look = partial(_look, storage, options, on_bytes, was_clean)
+    with ThreadPoolExecutor(max(1, options.threads)) as pool:
+        reports = [(place, report) for place, report in zip(places, pool.map(look, places), strict=True) if report]
+    for _, report in reports:
+        findings += report.findings
+    end = reports[-1][1].next_offset if reports else None
+    findings += _check_vouched(directory, vouched, end)
+    findings += _check_epochs(storage, directory, reports)
+    findings += _check_metadata(storage, directory)
+    findings += _check_producers(storage, directory, there, reports)
+    return findings
+
+
+def _look(
+    storage: Storage, options: VerifyOptions, on_bytes: OnBytes, was_clean: bool, place: SegmentPlace
+) -> SegmentReport | None:
+    """A segment's report; None for one that was dropped meanwhile. Looked at again where that may help."""
+    report: SegmentReport | None = None
+    for _ in range(1 if was_clean else _LOOKS):
+        try:
+            report = check_segment(
+                storage, place, deep=options.deep, interval_bytes=options.interval_bytes, on_bytes=on_bytes
+            )
+        except NotFound:
+            return None
+        if worst(report.findings) is Severity.INFO:
+            return report
+    return report
+
+
+def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clean: bool) -> Iterator[Finding]:
+    """Leftovers and strays, by their names."""
+    for name in there:
+        path, parsed = join(directory, name), parse_segment_file(name)
+        if name in _OF_A_PARTITION:
+            continue
+        if name.endswith(names.DELETED):
+            yield _told(Severity.INFO, path, "waits for its removal")
+        elif name.endswith(_ON_THE_WAY):
+            what = "left over from a swap or a checkpoint that was being written; the next start removes or finishes it"
+            yield _told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+        elif parsed is None or parsed[1] not in (*names.SEGMENT_SUFFIXES, names.PRODUCER_SNAPSHOT):
+            yield _told(Severity.WARNING, path, "a stray file: nothing of a partition has this name")
+        elif parsed[1] in names.SEGMENT_SUFFIXES and parsed[0] not in bases:
+            what = "an index without its log; the next start removes it"
+            yield _told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+
+
+def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
+    """No checkpoint may lie past the log's end."""
+    for what, offset, severity in (
+        ("the recovery point lies past the log's end, so flushed records are gone", vouched.recovery_point, 2),
+        ("the log start lies past the log's end, so the next start drops every record", vouched.log_start_offset, 2),
+        ("the cleaner's checkpoint lies past the log's end", vouched.cleaner_offset, 1),
+    ):
+        if offset is not None and end is not None and offset > end:
+            told = f"{what}: checkpoint={offset} next_offset={end}"
+            yield Finding(severity=Severity(severity), path=directory, what=told, offsets=(end, offset))
+
+
+def _check_epochs(
+    storage: Storage, directory: str, reports: Sequence[tuple[SegmentPlace, SegmentReport]]
+) -> Iterator[Finding]:
+    """Read after the log: an epoch is written down before its first batch."""
+    path = join(directory, names.LEADER_EPOCHS)
+    try:
+        entries = checkpoints.read_epochs(storage, path)
+    except Corrupt as error:
+        yield _damaged(error, path)
+        return
+    if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
+        yield _told(Severity.CORRUPT, path, "epochs or their offsets do not ascend")
+        return
+    for place, report in reports:
+        for epoch, offset in report.epochs:
+            known = max((each for each, start in entries if start <= offset), default=None)
+            if epoch >= 0 and known != epoch:
+                what = (
+                    f"a batch of leader epoch {epoch}, where the checkpoint says {known}: path={place.path(names.LOG)}"
+                )
+                yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(offset, offset + 1))
+                break
+
+
+def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:
+    path = join(directory, names.PARTITION_METADATA)
+    try:
+        if checkpoints.read_topic_id(storage, directory) is None:
+            yield _told(Severity.INFO, path, "there is no topic id")
+    except Corrupt as error:
+        yield _damaged(error, path)
+
+
+# -- producers
+
+
+def _check_producers(
+    storage: Storage,
+    directory: str,
+    there: Sequence[str],
+    reports: Sequence[tuple[SegmentPlace, SegmentReport]],
+) -> Iterator[Finding]:
+    """Aborted transactions and snapshots against a replay of every batch that has a producer."""
+    snapshots: dict[int, list[ProducerEntry]] = {}
+    for name in there:
+        parsed = parse_segment_file(name)
+        if parsed is None or parsed[1] != names.PRODUCER_SNAPSHOT:
+            continue
+        path = join(directory, name)
+        try:
+            snapshots[parsed[0]] = producer_snapshot.decode(storage.read(path), path=path)
+        except Corrupt as error:
+            yield _damaged(error, path)
+        except NotFound:
+            continue
+    if not reports:
+        return
+    first, end = reports[0][0].base_offset, reports[-1][1].next_offset
+    state = ProducerState(snapshots.get(first, ()))
+    is_whole = first == 0 or first in snapshots
+    for place, report in reports:
+        if place.base_offset in snapshots:
+            yield from _compare(directory, place.base_offset, snapshots[place.base_offset], state, is_whole)
+        yield from _compare_aborted(place, report, _replay(state, report), first, is_whole=is_whole)
+    for offset in sorted(snapshots):
+        path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
+        if offset > end:
+            yield _told(Severity.WARNING, path, f"a snapshot past the log's end: next_offset={end}")
+    if end in snapshots and end != reports[-1][0].base_offset:
+        yield from _compare(directory, end, snapshots[end], state, is_whole)
+
+
+def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
+    """(producer, first offset, last offset) of what the segment's markers abort."""
+    aborted = set()
+    for table, markers in report.produced:
+        for row in range(len(table)):
+            header = table.row(row)
+            found = state.update(header, header.base_offset, markers.get(row))
+            if found is not None:
+                aborted.add((found.producer_id, found.first_offset, found.last_offset))
+    return aborted
+
+
+def _compare_aborted(
+    place: SegmentPlace, report: SegmentReport, expected: set[tuple[int, int, int]], first: int, *, is_whole: bool
+) -> Iterator[Finding]:
+    path = place.path(names.TXN_INDEX)
+    found = {(each.producer_id, each.first_offset, each.last_offset) for each in report.aborted}
+    if any(each.path == path and each.severity is Severity.CORRUPT for each in report.findings):
+        return
+    # An entry is written after its marker, and read here before it.
+    severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
+    for producer, begin, last in sorted(expected - found):
+        what = f"an aborted transaction is missing: producer_id={producer}"
+        yield Finding(severity=severity, path=path, what=what, offsets=(begin, last + 1))
+    for producer, begin, last in sorted(found - expected):
+        if begin >= first or is_whole:
+            what = f"no such transaction was aborted in the log: producer_id={producer}"
+            yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(begin, last + 1))
+
+
+def _compare(
+    directory: str, offset: int, entries: Sequence[ProducerEntry], state: ProducerState, is_whole: bool
+) -> Iterator[Finding]:
+    """A snapshot against the state of the replay at its offset. Producers may have expired in either."""
+    path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
+    replayed = {each.producer_id: each for each in state.entries()}
+    for entry in entries:
+        known = replayed.get(entry.producer_id)
+        if known is None:
+            if is_whole:
+                what = f"the snapshot knows a producer that is not in the log: producer_id={entry.producer_id}"
+                yield _told(Severity.WARNING, path, what)
+            continue
+        for what, snapshot, log in (
+            ("producer_epoch", entry.producer_epoch, known.producer_epoch),
+            ("last_sequence", entry.last_sequence, known.last_sequence),
+            ("last_offset", entry.last_offset, known.last_offset),
+            ("transaction_first_offset", entry.transaction_first_offset, known.transaction_first_offset),
+        ):
+            if snapshot != log:
+                told = f"the snapshot is stale: producer_id={entry.producer_id} {what}={snapshot} in_the_log={log}"
+                yield _told(Severity.WARNING, path, told)
+                break
+    missing = replayed.keys() - {entry.producer_id for entry in entries}
+    open_ones = [each for each in sorted(missing) if replayed[each].transaction_first_offset >= 0]
+    if open_ones:
+        what = f"the snapshot lacks producers with an open transaction: producer_ids={open_ones[:5]}"
+        yield _told(Severity.WARNING, path, what)
+
+
+def _damaged(error: Corrupt, path: str) -> Finding:
+    facts = " ".join(f"{name}={value}" for name, value in error.facts.items() if name not in ("path", "at"))
+    at = error.facts.get("at")
+    what = f"{error.attempt}: {facts}" if facts else error.attempt
+    return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at if isinstance(at, int) else None)
+
+
+def _told(severity: Severity, path: str, what: str) -> Finding:
+    return Finding(severity=severity, path=path, what=what)
+
+
+def _size(storage: Storage, path: str) -> int:
+    try:
+        return storage.size(path)
+    except NotFound:
+        return 0

@@ -1,0 +1,136 @@
+"""``tiered verify``: segments, partitions and log directories held against themselves; reads, but for --fix-index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import Conflict, NotFound
+from tiered.cli.arguments import parse_partition
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session
+
+if TYPE_CHECKING:
+    from local.findings import Finding
+    from local.segment_checks import OnBytes
+    from local.storage import Storage
+    from local.verifying import VerifyOptions
+
+_BAR_BYTES_MIN = 256 << 20  # less is done before a bar is read
+
+
+@click.command("verify")
+@click.argument("targets", nargs=-1, metavar="[PATH|TOPIC[/PARTITION] ...]")
+@click.option("--deep", is_flag=True, help="Decode every record, to the last byte.")
+@click.option("--fix-index", is_flag=True, help="Build wrong or missing indexes anew; nobody may hold the directory.")
+@click.option("--threads", type=click.IntRange(1, 64), help="Segments looked at at a time; default: the processors.")
+@output_option()
+@click.pass_obj
+def verify(
+    session: Session, targets: tuple[str, ...], deep: bool, fix_index: bool, threads: int | None, output: str
+) -> int:
+    """Check segments, partitions and log directories: batches, indexes, side files, checkpoints, strays."""
+    from local.findings import Severity, worst
+    from local.storage import DiskStorage
+    from local.verifying import VerifyOptions, size_of
+
+    storage, paths = DiskStorage(), _paths(session, targets)
+    options = VerifyOptions(
+        deep=deep, threads=threads or os.cpu_count() or 1, known_names=frozenset(("topics.json", "remote-store.json"))
+    )
+    found: list[Finding] = []
+    with _bar(session, sum(size_of(storage, path) for path in paths)) as on_bytes:
+        for path in paths:
+            found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
+    rows: list[Row] = [
+        {
+            "severity": each.severity.name.lower(),
+            "path": each.path,
+            "at": each.at,
+            "what": each.what,
+            "base_offset": each.offsets[0] if each.offsets else None,
+            "next_offset": each.offsets[1] if each.offsets else None,
+        }
+        for each in sorted(found, key=lambda each: (-each.severity, each.path, each.at or 0))
+    ]
+    if rows or output != "table":
+        emit("findings", rows, _COLUMNS, output)
+    heaviest = worst(found)
+    counts = {kind: sum(each.severity is kind for each in found) for kind in Severity}
+    session.say(f"{len(paths)} verified: " + " ".join(f"{kind.name.lower()}={count}" for kind, count in counts.items()))
+    return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(heaviest, Exit.DONE)
+
+
+def _paths(session: Session, targets: Sequence[str]) -> list[str]:
+    """What exists under that name, else the directories of the topic; without a word all log directories."""
+    if not targets:
+        return list(session.config().data_dirs)
+    found: list[str] = []
+    for target in targets:
+        found += [target] if os.path.exists(target) or target.startswith(("/", ".")) else _of_topic(session, target)
+    return list(dict.fromkeys(found))
+
+
+def _of_topic(session: Session, target: str) -> list[str]:
+    from local.names import parse_partition_directory
+
+    topic, number = parse_partition(target)
+    found = []
+    for root in session.config().data_dirs:
+        for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
+            partition = parse_partition_directory(name)
+            if partition is not None and partition.topic == topic and number in (None, partition.partition):
+                found.append(os.path.join(root, name))
+    if not found:
+        raise NotFound("verifying, neither a file nor a directory nor a topic on this disk", name=target)
+    return found
+
+
+def _verified(
+    session: Session, storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes, *, fix_index: bool
+) -> list[Finding]:
+    from local.index_repair import fix_indexes
+    from local.verifying import verify
+
+    found = verify(storage, path, options, on_bytes)
+    if not fix_index:
+        return found
+    try:
+        fixed = fix_indexes(storage, found, interval_bytes=options.interval_bytes)
+    except Conflict:
+        raise Conflict("building indexes anew, a manager has the directory open", path=path) from None
+    for each in fixed:
+        session.say(f"built anew: {each}")
+    return verify(storage, path, options) if fixed else found
+
+
+@contextmanager
+def _bar(session: Session, total: int) -> Iterator[OnBytes]:
+    """A progress bar on stderr where that is a terminal and the work is long."""
+    import sys
+
+    if session.is_quiet or total < _BAR_BYTES_MIN or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("verify", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+_COLUMNS = (
+    Column("severity", "SEVERITY"),
+    Column("path", "PATH"),
+    Column("at", "AT", is_number=True),
+    Column("what", "WHAT"),
+    Column("base_offset", "FROM", is_number=True),
+    Column("next_offset", "TO", is_number=True),
+)
