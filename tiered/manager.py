@@ -270,8 +270,8 @@ class LogManager:
         reader = self.reader()
         return {name: find_offset(self._source(name), reader, spec, isolation) for name, spec in specs.items()}
 
-    def reader(self) -> TieredReader:
-        return TieredReader(self._source)
+    def reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
+        return TieredReader(self._source, isolation)
 
     # -- background work -----------------------------------------------------------------------------------------
 

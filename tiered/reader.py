@@ -20,6 +20,7 @@ from local import kernels
 from local.batch import read_header
 from local.columns import Columns
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
+from local.isolation import Isolation
 from local.log import Log
 from local.names import TopicPartition
 from local.record import StoredRecord
@@ -75,15 +76,24 @@ class PartitionSource:
 
 
 class TieredReader:
-    """Reads any partition that `source_of` knows. Thread safe; iterators are not to be shared between threads."""
+    """Reads any partition that `source_of` knows. Thread safe; iterators are not to be shared between threads.
 
-    def __init__(self, source_of: Callable[[TopicPartition], PartitionSource]) -> None:
+    Under READ_COMMITTED a stream ends at the last stable offset and leaves out what was aborted, as far as the local
+    tier holds the records: a start below it is refused (InvalidRequest), for what was aborted there is not looked up.
+    """
+
+    def __init__(
+        self,
+        source_of: Callable[[TopicPartition], PartitionSource],
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> None:
         self._source_of = source_of
+        self._isolation = isolation
 
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
         """The retained offsets ``[start, next)`` of both tiers together. Raises Unavailable, see the module text."""
         source = self._source_of(partition)
-        return source.start_offset(), source.next_offset()
+        return source.start_offset(), self._end_of(source)
 
     def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[memoryview]:
         """Whole batches from the one that holds `start` up to `end` (None: the log end as of now).
@@ -93,10 +103,11 @@ class TieredReader:
         when the bucket is needed and cannot be reached.
         """
         source = self._source_of(partition)
-        if source.known_head() is not None or not source.is_local(start):
-            first = source.start_offset()
-            if not first <= start <= source.next_offset():
-                raise _out_of_range(partition, start, first, source.next_offset())
+        _check_start(source, start)
+        if self._isolation is Isolation.READ_COMMITTED:
+            log = _committed_log(source, start)
+            yield from _cut(log.batches(start, isolation=self._isolation), end)
+            return
         stop = source.next_offset() if end is None else min(end, source.next_offset())
         offset = start
         while offset < stop:
@@ -111,7 +122,12 @@ class TieredReader:
 
     def columns(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[Columns]:
         """As `batches`, decoded and checked; records outside ``[start, end)`` are left out."""
-        stop = self._source_of(partition).next_offset() if end is None else end
+        source = self._source_of(partition)
+        stop = source.next_offset() if end is None else end
+        if self._isolation is Isolation.READ_COMMITTED:
+            _check_start(source, start)
+            yield from _committed_columns(source, start, stop)
+            return
         for data in self.batches(partition, start, end):
             for columns in _decode(data, partition):
                 inside = (columns.offsets >= start) & (columns.offsets < stop)
@@ -146,6 +162,11 @@ class TieredReader:
                 return found
             # The disk let go of records meanwhile, which nobody has searched: again, with the newest head.
 
+    def _end_of(self, source: PartitionSource) -> int:
+        log = source.log
+        end = source.next_offset()
+        return end if log is None or self._isolation is Isolation.READ_UNCOMMITTED else min(end, log.last_stable_offset)
+
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
         """The offset among the rows that begin below `local_start`."""
         head = source.head()
@@ -170,6 +191,50 @@ class TieredReader:
                 if hits.any():
                     return int(columns.offsets[hits.argmax()])
         return None
+
+
+def _check_start(source: PartitionSource, start: int) -> None:
+    if source.known_head() is not None or not source.is_local(start):
+        first = source.start_offset()
+        if not first <= start <= source.next_offset():
+            raise _out_of_range(source.partition, start, first, source.next_offset())
+
+
+def _committed_log(source: PartitionSource, start: int) -> Log:
+    """The local log. Raises InvalidRequest when `start` is not in it."""
+    log = source.log
+    if log is None or not log.local_log_start_offset <= start <= log.next_offset:
+        local_start = None if log is None else log.local_log_start_offset
+        raise InvalidRequest(
+            "reading committed records, the remote tier does not tell which were aborted",
+            partition=source.partition,
+            offset=start,
+            local_start_offset=local_start,
+        )
+    return log
+
+
+def _committed_columns(source: PartitionSource, start: int, stop: int) -> Iterator[Columns]:
+    log = _committed_log(source, start)
+    offset = start
+    try:
+        for columns in log.columns(start, isolation=Isolation.READ_COMMITTED):
+            yield columns.select(columns.offsets < stop) if columns.next_offset > stop else columns
+            offset = columns.next_offset
+            if offset >= stop:
+                return
+    except OffsetOutOfRange:
+        # The local tier let go of what comes next, perhaps to the remote tier; else it is gone, and that is told.
+        _check_start(source, offset)
+        _committed_log(source, offset)
+        raise
+
+
+def _cut(runs: Iterator[memoryview], end: int | None) -> Iterator[memoryview]:
+    for data in runs:
+        yield data
+        if end is not None and _offset_after(data, 0) >= end:
+            return
 
 
 def _read_on(source: PartitionSource, offset: int) -> Iterator[tuple[memoryview, int]]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,13 +18,11 @@ from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
     from local.record import StoredRecord
+    from tiered.manager import LogManager
     from tiered.reader import TieredReader
+    from tiered.remote_view import RemoteLog
 
-
-class _Source(Protocol):
-    """What a manager and a remote view have in common here."""
-
-    def reader(self) -> TieredReader: ...
+ISOLATIONS = ("read_uncommitted", "read_committed")  # values of `local.isolation.Isolation`, which needs numpy
 
 
 @click.command("consume")
@@ -33,6 +31,13 @@ class _Source(Protocol):
 @click.option("-n", "--count", type=count_type(0), help="Stop after this many records.")
 @click.option("-f", "--format", "template", default=r"%v\n", show_default=True, help=r"%T %p %o %k %v %t %d %h, \n \t.")
 @click.option("-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True)
+@click.option(
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    default=ISOLATIONS[0],
+    show_default=True,
+    help="read_committed: up to the first open transaction, without aborted ones.",
+)
 @click.option("--remote", "url", metavar="URL", help="Read this bucket alone; needs no configuration.")
 @click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote.")
@@ -44,6 +49,7 @@ def consume(
     count: int | None,
     template: str,
     output: str,
+    isolation: str,
     url: str | None,
     topic_id: str | None,
     options: dict[str, object],
@@ -51,13 +57,15 @@ def consume(
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:
         raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
+    if url is not None and isolation != ISOLATIONS[0]:
+        raise click.UsageError("--isolation is for a directory; a bucket does not tell which records were aborted")
     topic, number = parse_partition(target)
     position = parse_position(start, now_ms())
     show = parse_template(template)
     write = sys.stdout.buffer.write
     with _open(session, url, options, {topic: topic_id} if topic_id is not None else {}) as source:
         partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
-        for partition, record in islice(_records(source.reader(), partitions, position), count):
+        for partition, record in islice(_records(_reader(source, isolation), partitions, position), count):
             if output == "jsonl":
                 write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
             else:
@@ -66,13 +74,20 @@ def consume(
 
 def _open(
     session: Session, url: str | None, options: dict[str, object], topic_ids: dict[str, str]
-) -> AbstractContextManager[_Source]:
+) -> AbstractContextManager[LogManager | RemoteLog]:
     if url is None:
         return session.manager(read_only=True)
     session.set_up_logging()
     from tiered.remote_view import open_remote
 
     return open_remote(url, options, topic_ids=topic_ids)
+
+
+def _reader(source: LogManager | RemoteLog, isolation: str) -> TieredReader:
+    from local.isolation import Isolation
+    from tiered.manager import LogManager
+
+    return source.reader(Isolation(isolation)) if isinstance(source, LogManager) else source.reader()
 
 
 def _partitions(source: object, topic: str) -> list[TopicPartition]:
