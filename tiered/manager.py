@@ -42,6 +42,7 @@ from policies.snapshot import PartitionSnapshot
 from remote.fsspec_store import open_store
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
+from tiered.appending import append_shares, flush_all
 from tiered.apply import Applied, apply_partition
 from tiered.config import Config
 from tiered.deleting import DeletedRecords, delete_records, plan_deletion
@@ -192,7 +193,7 @@ class LogManager:
             held = self._partition(name)
             held.check_appendable()
             encoded[name] = (held.log, held.log.encode(share, now_ms=now_ms))
-        return _append_encoded(encoded, now_ms, durability)
+        return append_shares(encoded, now_ms, durability)
 
     def append_columns(
         self,
@@ -218,7 +219,7 @@ class LogManager:
             held = self._partition(TopicPartition(topic, number))
             held.check_appendable()
             encoded[held.name] = (held.log, held.log.encode_columns(share, now_ms=now_ms))
-        return _append_encoded(encoded, now_ms, durability)
+        return append_shares(encoded, now_ms, durability)
 
     def split(self, topic: str, records: Sequence[Record]) -> dict[TopicPartition, list[Record]]:
         """Where records would go by their keys, as Kafka's default partitioner has it; nothing is appended."""
@@ -227,13 +228,8 @@ class LogManager:
 
     def flush(self) -> None:
         """Everything appended so far is on the disk when this returns. Raises the first error, after trying all."""
-        failures: list[LogError] = []
-        for held in list(self._partitions.values()):
-            try:
-                held.log.flush()
-            except LogError as error:
-                failures.append(error)
-        _raise_first(failures)
+        found = flush_all([held.log for held in list(self._partitions.values())])
+        _raise_first([error for error in found if error is not None])
 
     def roll(self, topic: str, *, now_ms: int) -> int:
         """Close the active segment of every partition of a topic; how many were closed (empty ones never are)."""
@@ -509,26 +505,6 @@ def _let_go(directory: LogDirectories, store: ObjectStore | None) -> None:
     finally:
         if store is not None:
             store.close()
-
-
-def _append_encoded(
-    encoded: Mapping[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]], now_ms: int, durability: Durability
-) -> dict[TopicPartition, AppendResult]:
-    results: dict[TopicPartition, AppendResult] = {}
-    for name, (log, batches) in encoded.items():
-        try:
-            results[name] = log.append_encoded(batches, now_ms=now_ms, durability=durability)
-        except LogError as error:
-            raise _partly(error, results) from error
-    return results
-
-
-def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> LogError:
-    """The error of one share, and which others are in the log all the same."""
-    if not results:
-        return error
-    appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())
-    return type(error)(error.attempt, **{**error.facts, "appended": appended})
 
 
 def _raise_first(failures: Sequence[LogError]) -> None:

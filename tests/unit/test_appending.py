@@ -1,0 +1,91 @@
+"""Durable appends to several partitions: all written, then all synced side by side, and the truth about failures."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from disk_model import ModelDisk, ModelFile
+
+from local.errors import DiskFailed
+from local.log import Durability, Log
+from local.names import TopicPartition
+from local.record import Record
+from local.settings import LogSettings
+from tiered.appending import append_shares, flush_all
+
+PATIENCE_S = 20
+NAMES = [TopicPartition("t", number) for number in range(3)]
+
+
+def shares(disk: ModelDisk) -> dict[TopicPartition, tuple[Log, list[bytearray]]]:
+    made = {}
+    for name in NAMES:
+        log = Log.open(disk, f"./{name.directory}", name, LogSettings(), now_ms=0)
+        made[name] = (log, log.encode([Record(b"k", b"v", 1)] * 2, now_ms=0))
+    return made
+
+
+def test_no_share_is_synced_before_all_are_written_and_they_are_synced_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = shares(ModelDisk())
+    together = threading.Barrier(len(NAMES))
+    written: list[list[int]] = []
+    real = ModelFile.sync
+
+    def sync(self: ModelFile) -> None:
+        if not self._path.endswith(".log"):
+            return real(self)
+        written.append([log.next_offset for log, _ in asked.values()])
+        together.wait(PATIENCE_S)
+        return real(self)
+
+    monkeypatch.setattr(ModelFile, "sync", sync)
+    results = append_shares(asked, 0, Durability.FLUSHED)
+    assert written[-1] == [2, 2, 2]
+    assert len(written) == 3
+    assert [given.next_offset for given in results.values()] == [2, 2, 2]
+    assert [log.recovery_point for log, _ in asked.values()] == [2, 2, 2]
+
+
+def test_an_append_to_memory_syncs_nothing() -> None:
+    asked = shares(ModelDisk())
+    append_shares(asked, 0, Durability.MEMORY)
+    assert [log.recovery_point for log, _ in asked.values()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_sync_that_fails_is_told_with_the_shares_that_are_durable(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = shares(ModelDisk())
+    real = ModelFile.sync
+
+    def sync(self: ModelFile) -> None:
+        if f"t-{failing}/" in self._path and self._path.endswith(".log"):
+            raise DiskFailed("syncing a file", path=self._path)
+        real(self)
+
+    monkeypatch.setattr(ModelFile, "sync", sync)
+    kept = [name for name in NAMES if name != NAMES[failing]]
+    with pytest.raises(DiskFailed) as told:
+        append_shares(asked, 0, Durability.FLUSHED)
+    assert told.value.facts["appended"] == ",".join(f"{name}:0-1" for name in kept)
+    assert [asked[name][0].recovery_point for name in NAMES] == [0 if name not in kept else 2 for name in NAMES]
+    assert [error is None for error in flush_all([log for log, _ in asked.values()])] == [n in kept for n in NAMES]
+
+
+def test_a_write_that_fails_leaves_those_before_it_durable_and_those_after_it_unwritten() -> None:
+    disk = ModelDisk()
+    asked = shares(disk)
+    log = asked[NAMES[1]][0]
+
+    def refuse(*rest: object, **more: object) -> None:
+        raise DiskFailed("writing to a file", path="x")
+
+    log.append_encoded = refuse  # type: ignore[method-assign,assignment]
+    with pytest.raises(DiskFailed, match=rf"writing.*appended={NAMES[0]}:0-1"):
+        append_shares(asked, 0, Durability.FLUSHED)
+    assert [each.recovery_point for each, _ in asked.values()] == [2, 0, 0]
+    assert asked[NAMES[2]][0].next_offset == 0
