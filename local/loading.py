@@ -25,10 +25,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from local import index_files, names, recovery
+from local import index_files, names, offset_index, recovery, time_index
 from local.epochs import LeaderEpochs
 from local.errors import Corrupt
-from local.index_files import ENTRY_BYTES
 from local.producer_files import ProducerFiles
 from local.producer_state import ProducerState
 from local.sealed_indexes import LOOKING, Access
@@ -66,8 +65,8 @@ def load(
     Raises Corrupt for damage below the recovery point.
     """
     recovery.finish_swaps(storage, directory)
-    bases = recovery.segment_bases(storage, directory)
     files = storage.list_files(directory)
+    bases = recovery.segment_bases(storage, directory, files)
     had_snapshots = snapshots.know(files)
     segments: list[Segment] = []
     known_ends: dict[int, int] = {}
@@ -190,8 +189,11 @@ def _found(storage: Storage, directory: str, base: int, files: Mapping[str, File
 
 def _are_indexes_off(files: Mapping[str, FileFacts], base: int) -> bool:
     """What a listing tells: an index is missing, or ends inside an entry."""
-    sizes = ((files.get(names.segment_file(base, suffix)), width) for suffix, width in ENTRY_BYTES.items())
-    return any(found is None or found.size_bytes % width for found, width in sizes)
+    offsets = files.get(names.segment_file(base, names.OFFSET_INDEX))
+    times = files.get(names.segment_file(base, names.TIME_INDEX))
+    if offsets is None or times is None:
+        return True
+    return bool(offsets.size_bytes % offset_index.ENTRY_BYTES or times.size_bytes % time_index.ENTRY_BYTES)
 
 
 def _check_now(

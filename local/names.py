@@ -81,6 +81,9 @@ def segment_file(base_offset: int, suffix: str) -> str:
 
 def parse_segment_file(name: str) -> tuple[int, str] | None:
     """``(42, ".log.swap")`` for ``00000000000000000042.log.swap``; None when it is no segment file."""
+    digits, suffix = name[:20], name[20:]
+    if suffix in SEGMENT_SUFFIXES and len(digits) == 20 and digits.isascii() and digits.isdigit():
+        return int(digits), suffix  # nearly all of a large directory
     found = _SEGMENT_FILE.fullmatch(name)
     return (int(found[1]), found[2]) if found else None
 

@@ -25,6 +25,7 @@ Source: kafka `LogLoader`, `LogSegment.recover`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from local import index_files, kernels, txn_index
@@ -70,7 +71,10 @@ def finish_swaps(storage: Storage, directory: str) -> None:
     ``.swap`` name without its log is removed, not renamed: it cannot be told whether the log beside it is the new
     one, and an index is rebuilt in any case.
     """
-    files = [(name, *parsed) for name in storage.list(directory) if (parsed := parse_segment_file(name))]
+    there = storage.list(directory)
+    if not any(name.endswith((CLEANED, SWAP, DELETED)) for name in there):
+        return
+    files = [(name, *parsed) for name in there if (parsed := parse_segment_file(name))]
     cleaned = [base for _, base, suffix in files if suffix.endswith(CLEANED)]
     swapped = {base for _, base, suffix in files if suffix == LOG + SWAP}
     complete = {base for base in swapped if not cleaned or base < min(cleaned)}
@@ -97,13 +101,13 @@ def finish_swaps(storage: Storage, directory: str) -> None:
             storage.sync_directory(directory)
 
 
-def segment_bases(storage: Storage, directory: str) -> list[int]:
-    """Base offsets of the segments there, ascending; index files without a log and leftovers are removed."""
-    parsed = {name: found for name in storage.list(directory) if (found := parse_segment_file(name))}
+def segment_bases(storage: Storage, directory: str, there: Collection[str]) -> list[int]:
+    """Base offsets of the segments among the names `there`, ascending; an index without a log and leftovers go."""
+    parsed = {name: found for name in there if (found := parse_segment_file(name))}
     bases = sorted(base for base, suffix in parsed.values() if suffix == LOG)
     known = set(bases)
     stray = [n for n, (base, suffix) in parsed.items() if suffix in SEGMENT_SUFFIXES and base not in known]
-    stray += [name for name in storage.list(directory) if name.endswith(TEMPORARY)]
+    stray += [name for name in there if name.endswith(TEMPORARY)]
     _remove(storage, directory, stray)
     return bases
 

@@ -78,7 +78,7 @@ class Partition:
         if not self.is_tiered or self.is_owned:
             return
         head = self.head()
-        if head is None and all(segment.is_empty for segment in self.log.segments()):
+        if head is None and self.log.size_bytes == 0:
             raise Unavailable(
                 "appending to a log without records, its end in the bucket is unknown", partition=self.name
             )
