@@ -23,11 +23,10 @@ import bisect
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import Enum
 from functools import partial
-from typing import NamedTuple
 
 from local import checkpoints, loading, names, recovery, swap
+from local.append_result import AppendResult, Durability
 from local.append_validation import validate_batch
 from local.batch import BatchHeader, assign_offset, encode_marker, read_header, read_marker
 from local.column_encoding import encode_column_batches
@@ -47,20 +46,7 @@ from local.segment import Segment
 from local.settings import LogSettings
 from local.storage import Storage, join
 
-
-class Durability(Enum):
-    """How far an append has come when it returns."""
-
-    MEMORY = "memory"
-    FLUSHED = "flushed"
-
-
-class AppendResult(NamedTuple):
-    """The offsets ``[base_offset, next_offset)`` that an append was given, when it came first if `is_duplicate`."""
-
-    base_offset: int
-    next_offset: int
-    is_duplicate: bool = False
+__all__ = ["AppendResult", "Durability", "Log"]
 
 
 class Log(ReadableLog):
@@ -259,6 +245,13 @@ class Log(ReadableLog):
         self.flush()
         return True
 
+    def expire_producers(self, now_ms: int) -> None:
+        """Forget producers that were silent for too long; looks every ten minutes and is free to call in between."""
+        with self._lock:
+            if now_ms >= self._expire_producers_at_ms:
+                self._producers.expire(now_ms, self.settings.producer_id_expiration_ms)
+                self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
+
     def roll(self, *, now_ms: int) -> bool:
         """Seal the active segment and begin a new one; False when it is empty (an empty one is never sealed).
 
@@ -454,9 +447,7 @@ class Log(ReadableLog):
 
     def _known_batch(self, header: BatchHeader, now_ms: int) -> RememberedBatch | None:
         """The batch that `header` repeats; None for one to be added. Raises for one that may not be."""
-        if now_ms >= self._expire_producers_at_ms:
-            self._producers.expire(now_ms, self.settings.producer_id_expiration_ms)
-            self._expire_producers_at_ms = now_ms + EXPIRATION_INTERVAL_MS
+        self.expire_producers(now_ms)
         return None if header.is_control else self._producers.check(header)
 
     def _account(self, active: Segment, batch: bytearray | memoryview, header: BatchHeader, base_offset: int) -> None:

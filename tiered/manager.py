@@ -321,7 +321,7 @@ class LogManager:
         return applied
 
     def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False) -> bool:
-        """One round of background work: flush what is due, plan, apply, remove, checkpoint. True when more waits.
+        """One round of background work: flush and forget what is due, plan, apply, checkpoint. True when more waits.
 
         Raises only what concerns the whole directory; a partition's trouble is in `problems`. What concerns the disk
         alone comes first, so that a store that does not answer holds up no flush.
@@ -331,6 +331,7 @@ class LogManager:
             for held in self._held():
                 try:
                     held.log.flush_if_due(now_ms)
+                    held.log.expire_producers(now_ms)
                     held.log.remove_deleted(now_ms)
                 except LogError as error:
                     self._note(held.name, error)

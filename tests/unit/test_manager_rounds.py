@@ -10,6 +10,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, val
 
 from local.errors import Conflict, DiskFailed, Fenced, InvalidRequest, NotFound, Unavailable
 from local.names import TopicPartition
+from local.producer_state import Producer
 from local.record import Record
 from policies.decisions import DeleteUnlinked, Plan
 from remote.memory_store import MemoryStore
@@ -212,3 +213,15 @@ def test_each_topics_dropped_files_wait_as_long_as_it_says_and_a_start_removes_w
         assert waiting("late"), "the delay at the drop counts"
     with world.open():
         assert not waiting("late")
+
+
+def test_silent_producers_are_forgotten_by_a_round_without_any_append(world: World) -> None:
+    producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0)
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
+        log = manager._partition(NAME).log
+        log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
+        manager.tick(NOW + DAY - 1)
+        assert log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer).is_duplicate
+        manager.tick(NOW + DAY + 10 * 60_000)
+        assert not log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer).is_duplicate
