@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -27,14 +27,23 @@ def fields(row: BatchRow) -> dict[str, object]:
     return named
 
 
-def flat(row: RecordRow) -> dict[str, object]:
-    """A record and the facts of its batch side by side; keys and values that are no text or number as JSON."""
-    named = fields(row.batch)
+def flat(rows: Iterable[RecordRow]) -> Iterator[dict[str, object]]:
+    """Records and the facts of their batch side by side; keys and values that are no text or number as JSON."""
+    batch: BatchRow | None = None
+    facts: dict[str, object] = {}
+    for row in rows:
+        if row.batch is not batch:
+            batch, facts = row.batch, fields(row.batch)
+        yield facts | _of_record(row)
+
+
+def _of_record(row: RecordRow) -> dict[str, object]:
+    named: dict[str, object] = {}
     named |= {"offset": row.offset, "timestamp": row.timestamp, "timestampType": row.timestamp_type}
     named |= {"keySize": row.key_size, "valueSize": row.value_size, "sequence": row.sequence}
     named |= {"key": _plain(row.key), "value": _plain(row.value)}
     named["headerKeys"] = ",".join(each.key for each in row.headers)
-    named["headers"] = msgspec.to_builtins(row.headers)
+    named["headers"] = msgspec.to_builtins(row.headers) if row.headers else []
     if row.control is not None:
         named |= {"endTxnMarker": row.control.type, "coordinatorEpoch": row.control.coordinator_epoch}
     return named

@@ -28,6 +28,10 @@ def loaded_by(code: str) -> set[str]:
         "from tiered.cli.main import invoke; invoke(['run', '--help'])",
         "from tiered.cli.main import invoke; invoke(['demo', '--help'])",
         "from tiered.cli.main import invoke; invoke(['consume', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['dump', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['verify', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['get-offsets', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['delete-records', '--help'])",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

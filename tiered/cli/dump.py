@@ -210,7 +210,7 @@ def _print_log(asked: _Asked, log: LogDump, head: list[str], **facts: object) ->
         if form == "jsonl":
             dump_output.write_jsonl(islice(records, count))
         else:
-            emit("records", map(dump_output.flat, islice(records, count)), _RECORD_COLUMNS, form, **facts)
+            emit("records", dump_output.flat(islice(records, count)), _RECORD_COLUMNS, form, **facts)
 
 
 def _decode(asked: _Asked) -> DecodeRecord:
