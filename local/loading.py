@@ -159,6 +159,16 @@ def _trusted_producers(
     return producers
 
 
+def load_moved(storage: Storage, directory: str, old: Sequence[Segment]) -> list[Segment]:
+    """The sealed segments `old` as they are in another directory, of the same age, the last one active again."""
+    segments = []
+    for before in old:
+        segments.append(Segment.load(storage, directory, before.base_offset))
+        segments[-1].created_ms = before.created_ms
+    segments[-1].activate()
+    return segments
+
+
 def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
     """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment."""
     files = storage.list_files(directory) if storage.exists(directory) else {}

@@ -25,13 +25,15 @@ from typing import TypeVar
 
 from local import checkpoints
 from local.checkpoints import MetaProperties
-from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
+from local.errors import AccessDenied, Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.log import Log
 from local.log_dir_info import LogDirFacts
 from local.log_dirs import LogDirectory
+from local.moving import Progress, move_log, remove_tree
 from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import Space, Storage
+from local.unfinished_moves import Leftover, find_leftovers, settle
 from local.watched_storage import WatchedStorage, offline
 
 _log = logging.getLogger(__name__)
@@ -54,6 +56,8 @@ class LogDirectories:
         self.read_only = read_only
         self.cordoned = frozenset(cordoned)
         self.on_offline: OnOffline = lambda root, error: None
+        self._leftovers: list[Leftover] = []
+        self._doomed: list[tuple[int, LogDirectory, str]] = []
         self._changing = threading.Lock()
         self._offline: dict[str, LogError] = {}
         self._storages: dict[str, Storage] = {}
@@ -147,6 +151,7 @@ class LogDirectories:
         root = self.root_of(partition)
         if root is None and not is_new:
             self._check_not_away(partition)
+            self._check_no_leftover(partition, topic_id)
         if root is None:
             root = choose(self.facts()).path
             with self._changing:
@@ -163,6 +168,54 @@ class LogDirectories:
         else:
             directory = self.of(partition)
         return directory.open_log(partition, settings, now_ms=now_ms, is_tiered=is_tiered)
+
+    def move(
+        self,
+        partition: TopicPartition,
+        root: str,
+        *,
+        now_ms: int,
+        delay_ms: int,
+        progress: Progress = lambda done, all_: None,
+    ) -> None:
+        """Move an open log to another directory while it goes on (`local.moving`); the old files go `delay_ms` later.
+
+        Nothing else may change the log's directory meanwhile (a cleaning, a copy). Raises InvalidRequest for a
+        directory that is not ours or where it is already, DiskFailed for one without room or that is offline.
+        """
+        source = self.of(partition)
+        if root not in self.roots or root == source.root:
+            what = "it is there already" if root == source.root else "no such log directory"
+            raise InvalidRequest(
+                f"moving a partition, {what}", partition=partition, to=root, known=",".join(self.roots)
+            )
+        if root in self._offline:
+            raise offline(root, self._offline[root])
+        target = self._directories[root]
+        log = source.logs.get(partition)
+        if log is None:
+            raise NotFound("moving a partition, its log is not open", partition=partition)
+        space = target.storage.space(root)
+        if space is not None and space.free_bytes < log.size_bytes:
+            raise DiskFailed(
+                "moving a partition, no room for it", to=root, size_bytes=log.size_bytes, free_bytes=space.free_bytes
+            )
+        doomed = move_log(log, source, target, progress=progress)
+        with self._changing:
+            self._where[partition] = (root,)
+            self._doomed.append((now_ms + delay_ms, source, doomed))
+        _log.info("moved a partition: partition=%s from=%s to=%s", partition, source.root, root)
+        source.write_checkpoints()
+
+    def remove_deleted(self, now_ms: int) -> None:
+        """Remove the directories that moved logs left behind and whose time has come; else the next start does."""
+        for due in [entry for entry in self._doomed if entry[0] <= now_ms]:
+            self._doomed.remove(due)
+            _, directory, path = due
+            try:
+                remove_tree(directory.storage, directory.root, path)
+            except LogError as error:
+                _log.warning("left what a move left behind: path=%s error=%s", path, error)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -200,12 +253,24 @@ class LogDirectories:
         return WatchedStorage(storage, root, on_failure)
 
     def _check_not_away(self, partition: TopicPartition) -> None:
+        """Raises DiskFailed for a partition that is nowhere, while it may be somewhere all the same."""
         if self._offline:
             raise DiskFailed(
                 "finding a partition, it is in no directory that is online",
                 partition=partition,
                 offline=",".join(self._offline),
             )
+
+    def _check_no_leftover(self, partition: TopicPartition, topic_id: str) -> None:
+        """Raises Conflict where all that is left of a partition stands under the name of a move."""
+        for each in self._leftovers:
+            if each.partition == partition and each.is_of(topic_id):
+                raise Conflict(
+                    "beginning a partition, a copy of it is there that a move left behind; "
+                    "rename it to the partition's name to keep it, or move it away",
+                    partition=partition,
+                    path=each.path,
+                )
 
     def _take_all(self) -> None:
         is_one_of_several = len(self.roots) > 1
@@ -224,6 +289,13 @@ class LogDirectories:
                 like = self._take_one(root, like) or like
         if len(self._offline) == len(self.roots):
             raise next(iter(self._offline.values()))
+        self._settle_moves()
+
+    def _settle_moves(self) -> None:
+        """Finish or undo what a crash cut off; what is nobody's second copy is left alone, and remembered."""
+        found = [self._try(each.root, self._find_leftovers) for each in self.online]
+        leftovers = [leftover for some in found for leftover in some or ()]
+        self._leftovers = leftovers if self.read_only else settle(leftovers, self._where, self._storages)
 
     def _look_at_all(self) -> dict[str, MetaProperties]:
         found = ((root, self._try(root, self._look_at)) for root in self.roots)
@@ -263,6 +335,9 @@ class LogDirectories:
     def _take(self, root: str, like: MetaProperties | None) -> LogDirectory:
         return LogDirectory(self._storages[root], root, read_only=self.read_only, like=like)
 
+    def _find_leftovers(self, root: str) -> list[Leftover]:
+        return find_leftovers(self._storages[root], root) if self._is_there(root) else []
+
     def _list(self, root: str) -> list[TopicPartition]:
         if self.read_only and len(self.roots) == 1 and not self._is_there(root):
             return []
@@ -270,7 +345,7 @@ class LogDirectories:
 
     def _facts(self, root: str) -> LogDirFacts:
         space: Space | None = None
-        if root not in self._offline:
+        if root not in self._offline and self._try(root, self._is_there):
             space = self._try(root, lambda root: self._storages[root].space(root))
         return LogDirFacts(
             path=root,

@@ -16,7 +16,7 @@ from local import checkpoints, names
 from local.checkpoints import MetaProperties
 from local.errors import Conflict, DiskFailed, InvalidRequest, NotFound
 from local.log import Log
-from local.names import TopicPartition, parse_partition_directory
+from local.names import TopicPartition, parse_marked_directory, parse_partition_directory
 from local.settings import LogSettings
 from local.storage import Storage, StorageFile, join, replace_file
 
@@ -74,6 +74,8 @@ class LogDirectory:
         existing = checkpoints.read_topic_id(self.storage, directory)
         if existing not in (None, topic_id):
             raise InvalidRequest("creating a partition, it exists", partition=partition, topic_id=existing)
+        if existing is None:
+            self.forget(partition)
         checkpoints.write_topic_id(self.storage, directory, topic_id)
 
     def open_log(
@@ -99,6 +101,12 @@ class LogDirectory:
             log.cleaner_offset = min(self._cleaner_offsets.get(partition, 0), log.next_offset)
         self.logs[partition] = log
         return log
+
+    def forget(self, partition: TopicPartition) -> None:
+        """What the checkpoints say of a partition that was here and moved, or went, holds for no other one."""
+        self.logs.pop(partition, None)
+        for known in (self._recovery_points, self._log_starts, self._cleaner_offsets):
+            known.pop(partition, None)
 
     def write_checkpoints(self) -> None:
         """Recovery points, log starts and cleaner offsets of all open logs; each file replaced whole."""
@@ -152,9 +160,17 @@ class LogDirectory:
         return list(self.logs.items())
 
     def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """What was read at the start of partitions that are here and not open: it holds until they are opened."""
+        """What was read at the start of partitions that are here and not open: it holds until they are opened.
+
+        One that is here only under the name of a move (`local.moving`) may get its own back.
+        """
         absent = {name: offset for name, offset in read.items() if name not in self.logs}
-        return {name: at for name, at in absent.items() if self.storage.is_directory(self.path(name))}
+        if not absent:
+            return {}
+        inside = self.storage.list(self.root)
+        here = {parse_partition_directory(name) for name in inside}
+        here |= {parsed[0] for name in inside if (parsed := parse_marked_directory(name))}
+        return {name: at for name, at in absent.items() if name in here}
 
     def _take(self) -> None:
         self.storage.make_directory(self.root)

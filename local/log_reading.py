@@ -82,6 +82,10 @@ class ReadableLog:
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self._view.segments)
 
+    def sources(self) -> tuple[Segment, ...]:
+        """The segments themselves, ascending, for whoever copies their bytes; the last one goes on growing."""
+        return self._view.segments
+
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Facts about every local segment, ascending; the last is the active one."""
         return self._retrying(lambda view: view.infos(self.cleaner_offset))

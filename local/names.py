@@ -17,6 +17,7 @@ from local.errors import InvalidRequest
 LOG, OFFSET_INDEX, TIME_INDEX = ".log", ".index", ".timeindex"
 TXN_INDEX, PRODUCER_SNAPSHOT = ".txnindex", ".snapshot"
 SEGMENT_SUFFIXES = (LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX)
+FUTURE_DIRECTORY, DELETED_DIRECTORY = "-future", "-delete"
 DELETED, CLEANED, SWAP, TEMPORARY = ".deleted", ".cleaned", ".swap", ".tmp"
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
@@ -31,6 +32,8 @@ CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 PARTITION_MAX = 2**31 - 1
 TOPIC_LENGTH_MAX = 249
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
+NAME_LENGTH_MAX = 255
+_MARKED_DIRECTORY = re.compile(r"(.+)\.([0-9a-f]{32})(-future|-delete)")
 _SEGMENT_FILE = re.compile(r"([0-9]{20})((?:\.[a-z]+)+)")
 
 
@@ -72,6 +75,24 @@ def parse_partition_directory(name: str) -> TopicPartition | None:
         return TopicPartition(topic, int(digits))
     except InvalidRequest:
         return None
+
+
+def future_directory(partition: TopicPartition, mark: str) -> str:
+    """``orders-3.<32 hex>-future``: a copy on its way in; never cut, as Kafka has it."""
+    return f"{partition.directory}.{mark}{FUTURE_DIRECTORY}"
+
+
+def deleted_directory(partition: TopicPartition, mark: str) -> str:
+    """``orders-3.<32 hex>-delete``: on its way out; a long topic is cut so that the name fits a file system."""
+    tail = f"-{partition.partition}.{mark}{DELETED_DIRECTORY}"
+    return partition.topic[: NAME_LENGTH_MAX - len(tail)] + tail
+
+
+def parse_marked_directory(name: str) -> tuple[TopicPartition, str, str] | None:
+    """``(orders/3, "<32 hex>", "-future")``; None for anything else. The topic of a ``-delete`` may have been cut."""
+    found = _MARKED_DIRECTORY.fullmatch(name)
+    partition = parse_partition_directory(found[1]) if found else None
+    return (partition, found[2], found[3]) if found and partition else None
 
 
 def segment_file(base_offset: int, suffix: str) -> str:

@@ -30,6 +30,7 @@ from local.errors import Conflict, InvalidRequest, LogError, NotFound, Unavailab
 from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
+from local.moving import Progress
 from local.names import TopicPartition, check_topic, new_topic_id
 from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
@@ -269,6 +270,23 @@ class LogManager:
     def reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
         return TieredReader(self._source, isolation)
 
+    def move(
+        self, partition: TopicPartition, directory: str, *, now_ms: int, progress: Progress = lambda done, all_: None
+    ) -> None:
+        """Move a partition to another log directory while it is written to and read; rounds wait.
+
+        Its old files go ``file.delete.delay.ms`` later. Raises InvalidRequest, NotFound, and DiskFailed (no room, a
+        disk that fails): then it is where it was, or the next start finishes the move.
+        """
+        self._check_writable()
+        with self._round_lock:
+            held = self._partition(partition)
+            with held.lock:
+                self._directory.move(
+                    partition, directory, now_ms=now_ms, delay_ms=held.rules.file_delete_delay_ms, progress=progress
+                )
+            self._directory.remove_deleted(now_ms)
+
     # -- background work -----------------------------------------------------------------------------------------
 
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
@@ -335,6 +353,7 @@ class LogManager:
                     held.log.remove_deleted(now_ms)
                 except LogError as error:
                     self._note(held.name, error)
+            self._directory.remove_deleted(now_ms)
             for held in self._held():
                 if should_stop() or any(isinstance(error, Unavailable) for error in self._take_up([held], now_ms)):
                     break

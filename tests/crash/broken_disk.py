@@ -18,6 +18,7 @@ class BrokenDisk:
         self.broken: dict[str, str | None] = {}  # root: cause
         self.break_after: dict[str, int] = {}
         self.calls: dict[str, int] = {}
+        self.failing_once: dict[tuple[str, int], str] = {}
         self.spaces: dict[str, Space] = {}
 
     def check(self, *paths: object) -> None:
@@ -26,8 +27,15 @@ class BrokenDisk:
             self.calls[root] = self.calls.get(root, 0) + 1
             if self.break_after.get(root) == self.calls[root]:
                 self.broken[root] = "eio"
+            once = self.failing_once.pop((root, self.calls[root]), None)
+            if once is not None:
+                raise DiskFailed("injected", path=path, cause=once)
             if root in self.broken:
                 raise DiskFailed("injected", path=path, cause=self.broken[root])
+
+    def fail_once(self, root: str, call: int, cause: str) -> None:
+        """The `call`-th call below `root` fails, and the next ones do not."""
+        self.failing_once[root, call] = cause
 
     def root(self, path: object) -> str:
         """``./a`` for ``./a/t-0/x.log``"""

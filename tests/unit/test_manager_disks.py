@@ -190,3 +190,32 @@ def test_the_status_command_tells_of_a_disk_that_is_gone(tmp_path: Path, capfd) 
     assert invoke([*at, "status", "--check"]) == 10
     assert f"! {tmp_path}/two: log directory offline: opening a log directory, there is none" in capfd.readouterr().err
     assert invoke([*at, "topic", "list"]) == 0
+
+
+def test_a_partition_moves_between_disks_and_the_manager_goes_on_with_it(disks: Disks) -> None:
+    with disks.open(file_delete_delay_ms="1000", local_retention_ms="1ms", retention_ms="-1") as manager:
+        manager.create_topic("tiered", properties={"remote.storage.enable": "true"}, now_ms=NOW)
+        name = TopicPartition("tiered", 0)
+        root = manager._directory.root_of(name)
+        other = B if root == A else A
+        reader = manager.reader().records(name, 0)
+        for _ in range(3):
+            manager.append("tiered", [Record(b"k", b"v", NOW - 10_000)] * 5, 0, now_ms=NOW)
+            manager.roll("tiered", now_ms=NOW)
+        manager.move(name, other, now_ms=NOW)
+        manager.append("tiered", [Record(b"k", b"v", NOW)] * 5, 0, now_ms=NOW)
+        assert len(list(manager.reader().records(name, 0))) == 20
+        while manager.tick(NOW):
+            pass
+        assert manager.problems == {}
+        assert manager.snapshots(NOW, ["tiered"])[0].segments[0].base_offset == 15, (
+            "copied, then dropped, on the new disk"
+        )
+        assert len(list(manager.reader().records(name, 0))) == 20
+        assert [each for each in disks.disk.list(root) if each.endswith("-delete")]
+        manager.tick(NOW + 1000)
+        assert not [each for each in disks.disk.list(root) if each.endswith("-delete")]
+        del reader
+    with disks.open() as manager:
+        assert manager._directory.root_of(name) == other
+        assert len(list(manager.reader().records(name, 0))) == 20

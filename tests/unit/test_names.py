@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from local import names
 from local.errors import InvalidRequest
 from local.names import TopicPartition, new_topic_id, parse_partition_directory, parse_segment_file, segment_file
 
@@ -46,3 +47,16 @@ def test_a_topic_id_is_22_url_safe_characters_and_no_option() -> None:
     ids = {new_topic_id() for _ in range(500)}
     assert len(ids) == 500
     assert all(len(each) == 22 and not each.startswith("-") for each in ids)
+
+
+def test_directories_of_a_move_are_kafkas_and_parse_back() -> None:
+    mark, name = "0123456789abcdef" * 2, TopicPartition("orders-eu", 3)
+    assert names.future_directory(name, mark) == f"orders-eu-3.{mark}-future"
+    assert names.deleted_directory(name, mark) == f"orders-eu-3.{mark}-delete"
+    assert names.parse_marked_directory(f"orders-eu-3.{mark}-future") == (name, mark, "-future")
+    assert names.parse_marked_directory(f"orders-eu-3.{mark}-delete") == (name, mark, "-delete")
+    long = TopicPartition("t" * 249, 12345)
+    assert len(names.deleted_directory(long, mark)) == 255
+    assert names.deleted_directory(long, mark).endswith(f"t-12345.{mark}-delete")
+    for other in (f"t-1.{mark}", f"t-1.{mark[:-1]}-future", f"t.{mark}-future", "t-1", f"t-1.{mark.upper()}-delete"):
+        assert names.parse_marked_directory(other) is None

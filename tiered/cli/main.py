@@ -34,6 +34,7 @@ COMMANDS = {
     "delete-records": ("tiered.cli.delete_records", "Delete the oldest records: raise the log start of partitions."),
     "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
     "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
+    "log-dirs": ("tiered.cli.log_dirs", "What lies on each disk; move a partition to another one."),
     "placement": (
         "tiered.cli.placement",
         "Which brokers of a fleet would hold a topic's replicas, as Kafka assigns them.",

@@ -1,0 +1,400 @@
+"""A log moves from one disk to another: every call cut or failed, every state found at the start finished or undone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from broken_disk import BrokenDisk
+from disk_model import ModelDisk, PowerCut
+from log_world import SMALL, fill, read_all
+
+from local import cleaner, log_dir_set, moving, unfinished_moves
+from local.errors import Conflict, DiskFailed, InvalidRequest, LogError
+from local.log import Durability, Log
+from local.log_dir_set import LogDirectories
+from local.names import TopicPartition, deleted_directory, future_directory, parse_marked_directory
+from local.producer_state import Producer
+from local.record import Record
+from policies.placement import choose_log_dir
+
+A, B = "./a", "./b"
+NAME = TopicPartition("t", 0)
+OTHER = TopicPartition("t", 1)
+ID = "A" * 22
+START = 100
+
+
+@pytest.fixture(autouse=True)
+def _many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logs here are small, and are to be copied while they grow all the same."""
+    monkeypatch.setattr(moving, "LITTLE_BYTES", 1)
+
+
+def opened(disk: ModelDisk | BrokenDisk) -> LogDirectories:
+    disk_ = disk.inner if isinstance(disk, BrokenDisk) else disk
+    disk_.locks.clear()
+    dirs = LogDirectories(disk, (A, B))
+    for name in (NAME, OTHER):
+        if dirs.root_of(name) is None:
+            dirs.create(name, ID, choose_log_dir, is_new=False)
+        dirs.open_log(name, SMALL, now_ms=0)
+    return dirs
+
+
+def log_of(dirs: LogDirectories, name: TopicPartition = NAME) -> Log:
+    return dirs.of(name).logs[name]
+
+
+def begun(disk: ModelDisk | BrokenDisk) -> LogDirectories:
+    """A log of several segments in A whose start was raised, and another one in B."""
+    dirs = opened(disk)
+    assert (dirs.root_of(NAME), dirs.root_of(OTHER)) == (A, B)
+    fill(log_of(dirs), 120)
+    log_of(dirs).raise_log_start(START)
+    log_of(dirs).flush()
+    fill(log_of(dirs, OTHER), 10)
+    log_of(dirs, OTHER).flush()
+    dirs.write_checkpoints()
+    return dirs
+
+
+class Story:
+    """Records that are flushed while the move goes on; `acked` is the log end that was promised."""
+
+    def __init__(self, dirs: LogDirectories) -> None:
+        self.dirs = dirs
+        self.log = log_of(dirs)
+        self.acked = self.log.next_offset
+        self.rounds = 0
+
+    def write(self, done: int = 0, total: int = 0) -> None:
+        """As a progress callable: somebody appends, rolls and drops meanwhile."""
+        self.rounds += 1
+        if self.rounds > 12:
+            return
+        records = [Record(b"k%d" % at, b"value %d" % at, 5000 + at) for at in range(3)]
+        self.acked = self.log.append(records, now_ms=1000, durability=Durability.FLUSHED).next_offset
+        if self.rounds == 4:
+            self.log.roll(now_ms=1000)
+        if self.rounds == 5:
+            self.log.drop_before(self.log.sources()[1].base_offset, now_ms=0, delay_ms=0, raises_log_start=True)
+
+    def run(self) -> None:
+        self.dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=self.write)
+        self.write()
+        self.dirs.remove_deleted(0)
+        self.dirs.write_checkpoints()
+
+
+def check(disk: ModelDisk | BrokenDisk, acked: int) -> LogDirectories:
+    """One live copy with everything that was promised, nothing left behind, and it goes on."""
+    dirs = opened(disk)
+    assert not dirs.offline
+    log = log_of(dirs)
+    assert log.next_offset >= acked
+    assert log.log_start_offset >= START, "the log start moves along"
+    offsets = [record.offset for record in read_all(log)]
+    assert offsets == list(range(offsets[0], log.next_offset))
+    assert offsets[0] <= log.log_start_offset
+    assert log_of(dirs, OTHER).next_offset == 10
+    left = [name for root in (A, B) for name in disk.list(root) if parse_marked_directory(name)]
+    assert left == []
+    assert [disk.is_directory(f"{root}/t-0") for root in (A, B)].count(True) == 1
+    log.append([Record(b"k", b"v", 1)], now_ms=0, durability=Durability.FLUSHED)
+    return dirs
+
+
+def effects_of_a_move() -> int:
+    disk = ModelDisk()
+    story = Story(begun(disk))
+    before = disk.effects
+    story.run()
+    assert story.rounds > 12
+    return disk.effects - before
+
+
+def test_a_log_moves_while_it_is_written_to() -> None:
+    disk = ModelDisk()
+    story = Story(begun(disk))
+    before = [(record.offset, record.value) for record in read_all(story.log)]
+    story.run()
+    assert story.dirs.root_of(NAME) == B
+    assert log_of(story.dirs) is story.log, "whoever holds the log goes on with it"
+    assert disk.list(A) == [name for name in disk.list(A) if not name.startswith("t-0")]
+    found = [(record.offset, record.value) for record in read_all(story.log)]
+    assert found[-1][0] == story.acked - 1
+    assert set(before) & set(found) == {pair for pair in before if pair[0] >= found[0][0]}
+    story.dirs.close()
+    again = opened(disk)
+    assert again.root_of(NAME) == B
+    assert [(record.offset, record.value) for record in read_all(log_of(again))] == found
+    assert log_of(again).recovered_segments == 0
+
+
+def test_it_moves_there_and_back() -> None:
+    disk = ModelDisk()
+    dirs = begun(disk)
+    for root in (B, A, B, A):
+        dirs.move(NAME, root, now_ms=0, delay_ms=0)
+        dirs.remove_deleted(0)
+        assert dirs.root_of(NAME) == root
+    assert log_of(dirs).next_offset == 120
+    dirs.close()
+    check(disk, 120)
+
+
+def test_readers_of_the_old_segments_go_on_in_the_new_ones() -> None:
+    disk = ModelDisk()
+    dirs = begun(disk)
+    log = log_of(dirs)
+    first = log.read(101, 300)
+    dirs.move(NAME, B, now_ms=0, delay_ms=1000)
+    assert log.read(101, 300) == first
+    assert [name for name in disk.list(A) if parse_marked_directory(name)], "until its time has come"
+    dirs.remove_deleted(999)
+    assert [name for name in disk.list(A) if parse_marked_directory(name)]
+    dirs.remove_deleted(1000)
+    assert not [name for name in disk.list(A) if parse_marked_directory(name)]
+
+
+def test_producers_are_known_after_a_move_and_after_the_next_start() -> None:
+    disk = ModelDisk()
+    dirs = begun(disk)
+    log = log_of(dirs)
+    records = [Record(b"k", b"v", 1)] * 3
+    producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0)
+    first = log.append(records, now_ms=0, producer=producer)
+    log.roll(now_ms=0)
+    dirs.move(NAME, B, now_ms=0, delay_ms=0)
+    assert log.append(records, now_ms=0, producer=producer) == first._replace(is_duplicate=True)
+    dirs.close()
+    again = log_of(opened(disk))
+    assert again.append(records, now_ms=0, producer=producer) == first._replace(is_duplicate=True)
+
+
+def test_a_cleaning_meanwhile_is_not_missed() -> None:
+    disk = ModelDisk()
+    dirs = begun(disk)
+    log = log_of(dirs)
+    done: list[int] = []
+
+    def clean(copied: int, total: int) -> None:
+        if not done:
+            done.append(1)
+            log.roll(now_ms=0)
+            cleaner.clean(log, disk, clean_from=0, now_ms=0)
+
+    dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=clean)
+    want = [(record.offset, record.value) for record in read_all(log)]
+    assert 0 < len(want) < 40
+    dirs.close()
+    assert [(record.offset, record.value) for record in read_all(log_of(opened(disk)))] == want
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
+def test_every_crash_leaves_exactly_one_live_copy(before: bool) -> None:
+    effects = effects_of_a_move()
+    assert effects > 100
+    for at in range(1, effects + 1):
+        cut_and_check(at, before, random.Random(at), states=4)
+
+
+def cut_and_check(at: int, before: bool, rng: random.Random, *, states: int) -> None:
+    disk = ModelDisk()
+    story = Story(begun(disk))
+    disk.cut_at, disk.cut_before = disk.effects + at, before
+    with suppress(PowerCut):
+        story.run()
+    for _ in range(states):
+        check(disk.crash(rng), story.acked)
+
+
+def test_a_crash_of_the_start_that_cleans_up_leaves_one_copy_too() -> None:
+    """Every third call of a move is the last, then every call of the start after it."""
+    rng = random.Random(7)
+    for at in range(1, effects_of_a_move(), 3):
+        disk = ModelDisk()
+        story = Story(begun(disk))
+        disk.cut_at = disk.effects + at
+        with suppress(PowerCut):
+            story.run()
+        found = disk.crash(rng)
+        start = 0
+        while True:
+            start += 1
+            if start % 4 != at % 4:
+                continue
+            again = clone(found)
+            again.cut_at, again.cut_before = start, bool(start % 8 // 4)
+            try:
+                opened(again)
+            except PowerCut:
+                check(again.crash(rng), story.acked)
+                continue
+            break
+
+
+def test_a_process_that_dies_without_losing_the_page_cache_leaves_one_copy() -> None:
+    """Killed, started, and only then the power goes: names that were seen were not durable yet."""
+    rng = random.Random(11)
+    for at in range(1, effects_of_a_move() + 1):
+        disk = ModelDisk()
+        story = Story(begun(disk))
+        disk.cut_at = disk.effects + at
+        with suppress(PowerCut):
+            story.run()
+        disk.cut_at = None
+        opened(disk)
+        check(disk.crash(rng), story.acked)
+
+
+def clone(disk: ModelDisk) -> ModelDisk:
+    """The same disk once more; nothing of it is unsynced."""
+    return disk.crash(random.Random(0))
+
+
+@pytest.mark.parametrize("root", [A, B])
+@pytest.mark.parametrize("cause", [None, "enospc"])
+def test_a_disk_that_fails_during_a_move_loses_nothing(root: str, cause: str | None) -> None:
+    at = 0
+    while True:
+        at += 1
+        disk = BrokenDisk()
+        story = Story(begun(disk))
+        calls = disk.calls[root]
+        if cause is None:
+            disk.break_after[root] = calls + at
+        else:
+            disk.fail_once(root, calls + at, cause)
+        with suppress(LogError):
+            story.run()
+        was_hit = disk.calls[root] >= calls + at
+        with suppress(LogError):
+            story.dirs.close()
+        disk.broken.clear()
+        disk.break_after.clear()
+        check(disk, story.acked)
+        if not was_hit:
+            break
+    assert at > 60
+
+
+def test_a_full_target_ends_the_move_and_the_log_goes_on_where_it_is() -> None:
+    disk = BrokenDisk()
+    dirs = begun(disk)
+    disk.fail_once(B, disk.calls[B] + 12, "enospc")
+    with pytest.raises(DiskFailed):
+        dirs.move(NAME, B, now_ms=0, delay_ms=0)
+    assert dirs.root_of(NAME) == A
+    assert not [name for name in disk.list(B) if parse_marked_directory(name)]
+    fill(log_of(dirs), 10, start=120)
+    dirs.move(NAME, B, now_ms=0, delay_ms=0)
+    assert log_of(dirs).next_offset == 130
+
+
+def test_moves_that_make_no_sense_are_refused() -> None:
+    dirs = begun(ModelDisk())
+    with pytest.raises(InvalidRequest, match="there already"):
+        dirs.move(NAME, A, now_ms=0, delay_ms=0)
+    with pytest.raises(InvalidRequest, match="no such log directory"):
+        dirs.move(NAME, "./c", now_ms=0, delay_ms=0)
+
+
+def test_the_only_copy_is_never_removed_and_the_partition_not_begun_anew() -> None:
+    """A ``-delete`` without the log it was replaced by: what an operator who took the target away would find."""
+    disk = ModelDisk()
+    begun(disk).close()
+    doomed = f"{A}/{deleted_directory(NAME, 'f' * 32)}"
+    disk.rename(f"{A}/t-0", doomed)
+    disk.sync_directory(A)
+    files = disk.list(doomed)
+    dirs = LogDirectories(disk, (A, B))
+    assert dirs.root_of(NAME) is None
+    with pytest.raises(Conflict, match="a move left behind"):
+        dirs.create(NAME, ID, choose_log_dir, is_new=False)
+    assert disk.list(doomed) == files
+    dirs.close()
+    disk.rename(doomed, f"{A}/t-0")
+    check(disk, 120)
+
+
+def test_a_future_is_left_alone_while_the_log_itself_is_on_a_disk_that_is_away() -> None:
+    disk = BrokenDisk()
+    begun(disk).close()
+    future = f"{B}/{future_directory(NAME, 'f' * 32)}"
+    disk.make_directory(future)
+    disk.broken[A] = "eio"
+    LogDirectories(disk, (A, B)).close()
+    disk.broken.clear()
+    assert disk.is_directory(future)
+    opened(disk).close()
+    assert not disk.is_directory(future)
+
+
+def _delete_before_the_future_is_whole(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moving._Copy, "side_files", lambda self, source: None)
+
+
+def _segments_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("disk_model.ModelFile.sync", _unless_future(_real_sync))
+
+
+def _no_checkpoint_in_the_target(patch: pytest.MonkeyPatch) -> None:
+    real = log_dir_set.LogDirectory.write_checkpoints
+    patch.setattr(
+        log_dir_set.LogDirectory,
+        "write_checkpoints",
+        lambda self: (
+            None if self.root == B and NAME in self.logs and self.storage.is_directory(f"{A}/t-0") else real(self)
+        ),
+    )
+
+
+def _unfinished_switch_is_undone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        unfinished_moves,
+        "_finish_switch",
+        lambda source, future: moving.remove_tree(future.storage, future.root, future.path),
+    )
+
+
+def _futures_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unfinished_moves, "_discard", lambda *_: False)
+
+
+_real_sync = __import__("disk_model").ModelFile.sync
+
+
+def _unless_future(real: Callable[..., None]) -> Callable[..., None]:
+    def sync(self) -> None:
+        if "-future" not in self._path:
+            real(self)
+
+    return sync
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _delete_before_the_future_is_whole,
+        _segments_not_synced,
+        _no_checkpoint_in_the_target,
+        _unfinished_switch_is_undone,
+        _futures_stay,
+    ],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
+def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    effects = effects_of_a_move()
+
+    def hunt() -> None:
+        for at in range(1, effects + 1):
+            cut_and_check(at, at % 2 == 0, random.Random(at), states=3)
+        test_a_process_that_dies_without_losing_the_page_cache_leaves_one_copy()
+
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LogError)):
+        hunt()

@@ -1,0 +1,75 @@
+"""``tiered log-dirs``: what lies on each disk, and a partition that moves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.main import invoke
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiered.toml").write_text('[local]\ndirs = ["one", "two"]\ncordoned = ["two"]\n')
+    (tmp_path / "lines").write_text("".join(f"value {at}\n" for at in range(50)))
+    words = ["-C", str(tmp_path)]
+    assert invoke([*words, "topic", "create", "t", "-p", "2"]) == 0
+    assert invoke([*words, "append", "t/1", "lines"]) == 0
+    capfd.readouterr()
+    return words
+
+
+def rows(capfd, *words: str) -> list[dict[str, object]]:
+    assert invoke([*words, "-o", "json"]) == 0
+    body = json.loads(capfd.readouterr().out)
+    return body.get("directories") or body["partitions"]
+
+
+def test_each_directory_tells_its_state_and_size(at: list[str], tmp_path: Path, capfd) -> None:
+    one, two = rows(capfd, *at, "log-dirs")
+    assert (one["path"], one["state"], one["partitions"]) == (str(tmp_path / "one"), "online", 2)
+    assert (two["state"], two["partitions"], two["size_bytes"]) == ("cordoned", 0, 0)
+    total = sum(path.stat().st_size for path in (tmp_path / "one").glob("t-*/*"))
+    assert one["size_bytes"] == total > 0
+    assert 0 < one["free_bytes"] <= one["total_bytes"]
+    assert rows(capfd, *at, "log-dirs", "--topic", "other")[0]["size_bytes"] == 0
+
+
+def test_a_partition_moves_and_its_records_with_it(at: list[str], tmp_path: Path, capfd) -> None:
+    assert invoke([*at, "log-dirs", "move", "t/1", "--to", "two"]) == 0
+    assert capfd.readouterr().err == f"moved t/1 to {tmp_path}/two\n"
+    found = rows(capfd, *at, "log-dirs", "-p")
+    assert [(Path(str(row["path"])).name, row["partition"]) for row in found] == [("one", 0), ("two", 1)]
+    assert not any(row["is_future"] or row["is_deleted"] for row in found)
+    assert invoke([*at, "consume", "t/1", "-f", "%v\\n"]) == 0
+    assert capfd.readouterr().out == "".join(f"value {at}\n" for at in range(50))
+    assert invoke([*at, "log-dirs", "move", "t/1", "--to", "two"]) == 2
+    assert "it is there already" in capfd.readouterr().err
+    assert invoke([*at, "log-dirs", "move", "t/1", "--to", "three"]) == 2
+    assert "no such log directory" in capfd.readouterr().err
+
+
+def test_a_copy_on_its_way_is_told_from_the_partition(at: list[str], tmp_path: Path, capfd) -> None:
+    future = tmp_path / "two" / f"t-1.{'a' * 32}-future"
+    future.mkdir()
+    (future / "00000000000000000000.log").write_bytes(b"12345")
+    found = rows(capfd, *at, "log-dirs", "-p", "--topic", "t")
+    assert [(row["partition"], row["is_future"]) for row in found] == [(0, False), (1, False), (1, True)]
+    assert found[-1]["size_bytes"] == 5
+
+
+def test_a_directory_that_is_gone_is_unhealthy(at: list[str], tmp_path: Path, capfd) -> None:
+    (tmp_path / "two").rename(tmp_path / "away")
+    assert invoke([*at, "log-dirs", "-o", "jsonl"]) == 10
+    out, err = capfd.readouterr()
+    assert [json.loads(line)["state"] for line in out.splitlines()] == ["online", "offline"]
+    assert "two: opening a log directory, there is none" in err
+
+
+def test_before_anything_was_written_there_is_nothing_to_show(tmp_path: Path, capfd) -> None:
+    (tmp_path / "tiered.toml").write_text("")
+    (row,) = rows(capfd, "-C", str(tmp_path), "log-dirs")
+    assert (row["state"], row["partitions"], row["size_bytes"]) == ("online", 0, 0)

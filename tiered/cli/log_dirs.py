@@ -1,0 +1,107 @@
+"""``tiered log-dirs``: what lies on each disk, and moving a partition from one to another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.arguments import parse_partition_at
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.units import format_bytes
+
+if TYPE_CHECKING:
+    from tiered.log_dirs import LogDirStatus
+
+
+@click.group("log-dirs", invoke_without_command=True)
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic's partitions; may be repeated.")
+@click.option("-p", "--partitions", "by_partition", is_flag=True, help="A line for each partition.")
+@output_option()
+@click.pass_context
+def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, output: str) -> int:
+    """The log directories: state, partitions, bytes, free space. Exit 10 when one is offline."""
+    if ctx.invoked_subcommand is not None:
+        return Exit.DONE
+    from tiered.log_dirs import describe_log_dirs
+
+    session = ctx.find_object(Session)
+    assert session is not None, "made by the main command"
+    found = describe_log_dirs(session.config(), topics)
+    if by_partition:
+        emit("partitions", _partition_rows(found), _PARTITIONS, output)
+    else:
+        emit("directories", [_row(each) for each in found], _DIRECTORIES, output)
+    offline = [each for each in found if each.error is not None]
+    for each in offline:
+        click.echo(f"! {each.facts.path}: {' '.join(str(each.error).split())}", err=True)
+    return Exit.UNHEALTHY if offline else Exit.DONE
+
+
+@log_dirs.command("move")
+@click.argument("partition", metavar="TOPIC/PARTITION")
+@click.option("--to", "target", required=True, metavar="DIR", help="One of the configured directories.")
+@click.pass_obj
+def move(session: Session, partition: str, target: str) -> None:
+    """Move a partition to another log directory; a crash at any point leaves it whole in one of them."""
+    name, offset = parse_partition_at(partition)
+    if offset is not None:
+        raise InvalidRequest("moving a partition, all of it moves", text=repr(partition), expected="'TOPIC/PARTITION'")
+    known = session.config().data_dirs
+    here = os.path.abspath(target)
+    root = here if here in known else os.path.abspath(os.path.join(session.directory, target))
+    # Nobody else reads here: the old files need not wait.
+    with session.manager(overrides={"file.delete.delay.ms": "0"}) as manager:
+        manager.move(name, root, now_ms=now_ms())
+    session.say(f"moved {name} to {root}")
+
+
+def _row(each: LogDirStatus) -> Row:
+    return {
+        "path": each.facts.path,
+        "state": each.state,
+        "partitions": each.facts.partition_count if each.error is None else None,
+        "size_bytes": each.size_bytes if each.error is None else None,
+        "free_bytes": each.facts.free_bytes,
+        "total_bytes": each.facts.total_bytes,
+        "error": str(each.error) if each.error is not None else None,
+    }
+
+
+def _partition_rows(found: list[LogDirStatus]) -> Iterator[Row]:
+    for each in found:
+        for replica in each.replicas:
+            yield {
+                "path": each.facts.path,
+                "topic": replica.partition.topic,
+                "partition": replica.partition.partition,
+                "size_bytes": replica.size_bytes,
+                "is_future": replica.is_future,
+                "is_deleted": replica.is_deleted,
+                "what": "future" if replica.is_future else "leaving" if replica.is_deleted else "",
+            }
+
+
+_DIRECTORIES = (
+    Column("path", "DIRECTORY"),
+    Column("state", "STATE"),
+    Column("partitions", "PARTS", is_number=True),
+    Column("size_bytes", "SIZE", format_bytes, is_number=True),
+    Column("free_bytes", "FREE", format_bytes, is_number=True),
+    Column("total_bytes", "OF", format_bytes, is_number=True),
+    Column("error"),
+)
+_PARTITIONS = (
+    Column("path", "DIRECTORY"),
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("size_bytes", "SIZE", format_bytes, is_number=True),
+    Column("is_future"),
+    Column("is_deleted"),
+    Column("what", "MOVING", only_table=True),
+)

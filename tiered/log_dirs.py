@@ -1,0 +1,86 @@
+"""What lies in each log directory, as ``kafka-log-dirs`` tells it: looked at on the disk, beside whoever writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from local.errors import LogError, NotFound
+from local.log_dir_info import LogDirFacts
+from local.log_dir_set import LogDirectories
+from local.names import FUTURE_DIRECTORY, TopicPartition, parse_marked_directory, parse_partition_directory
+from local.storage import DiskStorage, Storage, join
+from tiered.config import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """One partition's directory. `size_bytes` is of all its files.
+
+    `is_future`: a copy on its way in; `is_deleted`: what a move left, which goes by itself.
+    """
+
+    partition: TopicPartition
+    size_bytes: int
+    is_future: bool = False
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDirStatus:
+    """One log directory. `error` is why it cannot be used; then there are no replicas."""
+
+    facts: LogDirFacts
+    replicas: tuple[ReplicaStatus, ...] = ()
+    error: LogError | None = None
+
+    @property
+    def state(self) -> str:
+        return "offline" if self.error else "cordoned" if self.facts.is_cordoned else "online"
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.replicas)
+
+
+def describe_log_dirs(
+    config: Config, topics: Collection[str] = (), *, storage: Storage | None = None
+) -> list[LogDirStatus]:
+    """Every configured directory, in order, with the partitions of `topics` (none named: all). Takes no lock.
+
+    Raises what `LogDirectories` raises for the whole, such as InvalidRequest for directories of different nodes.
+    """
+    disk = storage or DiskStorage()
+    dirs = LogDirectories(disk, config.data_dirs, read_only=True, cordoned=config.cordoned_dirs)
+    try:
+        return [_describe(disk, facts, dirs.offline.get(facts.path), topics) for facts in dirs.facts()]
+    finally:
+        dirs.abandon()
+
+
+def _describe(storage: Storage, facts: LogDirFacts, error: LogError | None, topics: Collection[str]) -> LogDirStatus:
+    if error is not None:
+        return LogDirStatus(facts=facts, error=error)
+    try:
+        found = [each for each in _replicas(storage, facts.path) if not topics or each.partition.topic in topics]
+    except NotFound:
+        found = []  # nothing was ever written there
+    except LogError as failed:
+        return LogDirStatus(facts=facts, error=failed)
+    return LogDirStatus(facts=facts, replicas=tuple(sorted(found, key=lambda each: (each.partition, each.is_future))))
+
+
+def _replicas(storage: Storage, root: str) -> Iterator[ReplicaStatus]:
+    for name in storage.list(root):
+        marked = parse_marked_directory(name)
+        partition = marked[0] if marked else parse_partition_directory(name)
+        if partition is None or not storage.is_directory(join(root, name)):
+            continue
+        with suppress(NotFound):  # it moved or went while we looked
+            yield ReplicaStatus(
+                partition=partition,
+                size_bytes=sum(facts.size_bytes for facts in storage.list_files(join(root, name)).values()),
+                is_future=bool(marked) and name.endswith(FUTURE_DIRECTORY),
+                is_deleted=bool(marked) and not name.endswith(FUTURE_DIRECTORY),
+            )
