@@ -14,7 +14,7 @@ from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import DiskStorage
 
-NOW_MS = 1_800_000_000_000
+NOW_MS = writing.T0 + 3_600_000
 
 
 @pytest.fixture(scope="session")

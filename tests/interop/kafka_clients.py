@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.produce import ProduceRequest
 
 from local.record import Record, StoredRecord, TimestampType
 
@@ -62,6 +64,11 @@ def transactions(address: str, steps: Sequence[Step], **settings: object) -> Non
     A transaction without an end stays open, as after a producer's crash.
     """
     run(_transactions(address, steps, settings))
+
+
+def send_batch(address: str, topic: str, batch: bytes) -> tuple[int, int]:
+    """One encoded batch as it is, whatever its producer fields: the broker's (error code, base offset)."""
+    return run(_send_batch(address, topic, batch))
 
 
 def read(address: str, topics: Sequence[str], *, committed: bool = False) -> dict[str, list[StoredRecord]]:
@@ -170,6 +177,21 @@ async def _take(producer: AIOKafkaProducer, step: Step) -> None:
             await producer.commit_transaction()
         case "abort":
             await producer.abort_transaction()
+
+
+async def _send_batch(address: str, topic: str, batch: bytes) -> tuple[int, int]:
+    client = AIOKafkaClient(bootstrap_servers=address)
+    await client.bootstrap()
+    try:
+        (node,) = (broker.nodeId for broker in client.cluster.brokers())
+        request = ProduceRequest(
+            transactional_id=None, required_acks=-1, timeout=10_000, topics=[(topic, [(0, batch)])]
+        )
+        answer = await client.send(node, request)
+        ((_, ((_, error, offset, *_),)),) = answer.topics
+        return error, offset
+    finally:
+        await client.close()
 
 
 async def _read(address: str, topics: Sequence[str], committed: bool) -> dict[str, list[StoredRecord]]:

@@ -28,13 +28,16 @@ from local.isolation import Isolation
 from local.log import Log
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
+from local.producer_state import Producer
 from local.record import Record, StoredRecord, TimestampType
 from local.settings import LogSettings
 from local.storage import DiskStorage
 
 NOW_MS = T0 + 1_000_000
 APPENDED = [Record(b"by kafka %d" % at, b"after ours", NOW_MS + at, (("h", b"1"),)) for at in range(3)]
+CONTINUED = [Record(b"continued %d" % at, b"by its producer", NOW_MS + at) for at in range(5)]
 SETTINGS = LogSettings(segment_bytes=12_000, index_interval_bytes=700, batch_bytes=2_000)
+IDEMPOTENT, TRANSACTIONAL = 900_000, 900_010  # producer ids that the broker does not give away
 _READERS_STATE = ("*.index", "*.timeindex", "*.txnindex", "*.snapshot")
 
 
@@ -102,6 +105,49 @@ def _fill_epochs(log: Log) -> None:
     _append_samples(log, count=60, start=60)
 
 
+def _fill_idempotent(log: Log) -> None:
+    """Two producers, four batches of five each."""
+    for at in range(8):
+        records = sample_records(5, start=at * 5)
+        log.append(records, now_ms=NOW_MS, producer=idempotent(at % 2, at // 2 * 5))
+
+
+def idempotent(which: int, base_sequence: int) -> Producer:
+    return Producer(producer_id=IDEMPOTENT + which, producer_epoch=3, base_sequence=base_sequence)
+
+
+def _fill_transactions(log: Log) -> None:
+    """Three producers interleaved over several segments: committed, aborted, and in the end one left open."""
+    sequences = dict.fromkeys(range(TRANSACTIONAL, TRANSACTIONAL + 3), 0)
+
+    def send(producer_id: int, count: int, start: int) -> None:
+        producer = Producer(
+            producer_id=producer_id, producer_epoch=1, base_sequence=sequences[producer_id], is_transactional=True
+        )
+        log.append(sample_records(count, start=start), now_ms=NOW_MS, producer=producer)
+        sequences[producer_id] += count
+
+    one, two, three = sequences
+    for turn in range(6):
+        send(one, 10, turn * 40)
+        send(two, 10, turn * 40 + 10)
+        log.append(sample_records(3, start=turn * 40 + 20), now_ms=NOW_MS)
+        send(one, 10, turn * 40 + 25)
+        log.append_marker(two, 1, commit=turn % 2 == 0, coordinator_epoch=4, now_ms=NOW_MS)
+        log.append_marker(one, 1, commit=turn % 3 == 0, coordinator_epoch=4, now_ms=NOW_MS)
+    send(three, 10, 9_000)
+    log.append(sample_records(3, start=9_100), now_ms=NOW_MS)
+
+
+# What the first of them sends to the broker afterwards: what comes next, that again, then a gap, then an older life.
+CLAIMS = {
+    "next": idempotent(0, 20),
+    "next again": idempotent(0, 20),
+    "gap": idempotent(0, 99),
+    "old epoch": replace(idempotent(0, 25), producer_epoch=2),
+}
+
+
 KINDS: dict[str, Kind] = {
     **{f"our-{name}": Kind(fill=_append_samples, settings=settings) for name, settings in _levels().items()},
     "our-mixed": Kind(fill=_fill_mixed),
@@ -117,8 +163,10 @@ KINDS: dict[str, Kind] = {
     ),
     "our-log-start": Kind(fill=_fill_and_raise_start),
     "our-dropped": Kind(fill=_fill_and_drop),
-    "our-large": Kind(fill=_fill_large),
+    "our-large": Kind(fill=_fill_large, settings=replace(SETTINGS, segment_bytes=2 << 20)),
     "our-epochs": Kind(fill=_fill_epochs),
+    "our-idempotent": Kind(fill=_fill_idempotent),
+    "our-transactions": Kind(fill=_fill_transactions),
     "our-one-batch": Kind(fill=partial(_append_samples, count=5)),
     "our-empty": Kind(fill=lambda log: None),
 }
@@ -138,13 +186,15 @@ class Seen:
 class Loaded:
     """One life of the broker on our directory: as it found it, after it appended, and the directory it left.
 
-    `console` is what Kafka's console consumer printed, `warnings` what the broker logged about it.
+    `console` is what Kafka's console consumer printed, `warnings` what the broker logged, `answers` what it said (error
+    code, base offset) to batches of a producer whom only our files know.
     """
 
     root: Path
     found: Seen
     after: Seen
     console: str
+    answers: dict[str, tuple[int, int]]
     warnings: list[str]
 
 
@@ -231,12 +281,20 @@ def _life(kafka: Kafka, home: Path) -> Loaded:
         clients.wait_for_leaders(broker.address, KINDS)
         found = _ask(broker)
         console = console_consumer(broker, sum(map(len, found.committed.values())))
+        warnings = broker.warnings()  # before it is sent what it must refuse
+        answers = {name: _send_as(broker, producer) for name, producer in CLAIMS.items()}
         for topic in KINDS:
             clients.produce(broker.address, topic, APPENDED)
         after = _ask(broker)
     finally:
         broker.stop()
-    return Loaded(root=broker.log_dirs[0], found=found, after=after, console=console, warnings=broker.warnings())
+    root = broker.log_dirs[0]
+    return Loaded(root=root, found=found, after=after, console=console, answers=answers, warnings=warnings)
+
+
+def _send_as(broker: KafkaBroker, producer: Producer) -> tuple[int, int]:
+    fields = {name: getattr(producer, name) for name in ("producer_id", "producer_epoch", "base_sequence")}
+    return clients.send_batch(broker.address, "our-idempotent", bytes(encode_batch(CONTINUED, **fields)))
 
 
 def _ask(broker: KafkaBroker) -> Seen:

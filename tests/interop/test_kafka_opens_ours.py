@@ -4,13 +4,16 @@ import re
 import shutil
 
 import pytest
-from loaded_by_kafka import APPENDED, KINDS, NOW_MS, SETTINGS
+from loaded_by_kafka import APPENDED, CLAIMS, CONTINUED, KINDS, NOW_MS, SETTINGS, idempotent
 from test_kafka_dump import batch_rows, told_of_records
 
-from local import kernels
+from local import kernels, producer_snapshot
+from local.errors import OutOfOrderSequence, ProducerFenced
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
 from local.storage import DiskStorage
+
+NO_ERROR, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH = 0, 45, 47  # Kafka's error codes
 
 pytestmark = pytest.mark.kafka
 
@@ -95,8 +98,55 @@ def test_the_broker_goes_on_after_our_last_offset(loaded_by_kafka, loaded, topic
     kept = len(loaded_by_kafka.kept.records[topic])
     added = loaded.after.records[topic][kept:]
     assert loaded.after.records[topic][:kept] == loaded.found.records[topic]
-    assert [record.offset for record in added] == list(range(end, end + len(APPENDED)))
-    assert [record[3:] for record in added] == [(r.key, r.value, r.headers) for r in APPENDED]
+    expected = [*CONTINUED, *APPENDED] if topic == "our-idempotent" else APPENDED
+    assert [record.offset for record in added] == list(range(end, end + len(expected)))
+    assert [record[3:] for record in added] == [(r.key, r.value, r.headers) for r in expected]
+
+
+def test_the_broker_knows_our_producers(loaded_by_kafka, loaded):
+    """From our snapshot after a clean shutdown, from our batches after a recovery."""
+    _, end = loaded_by_kafka.kept.bounds["our-idempotent"]
+    assert loaded.answers == {
+        "next": (NO_ERROR, end),
+        "next again": (NO_ERROR, end),
+        "gap": (OUT_OF_ORDER_SEQUENCE_NUMBER, -1),
+        "old epoch": (INVALID_PRODUCER_EPOCH, -1),
+    }
+
+
+def test_we_know_a_producer_that_went_on_at_the_broker(loaded_by_kafka, loaded, tmp_path):
+    _, end = loaded_by_kafka.kept.bounds["our-idempotent"]
+    shutil.copytree(loaded.root, tmp_path / "data")
+    directory = LogDirectory(DiskStorage(), str(tmp_path / "data"))
+    log = directory.open_log(TopicPartition("our-idempotent", 0), SETTINGS, now_ms=NOW_MS)
+    next_offset = log.next_offset
+    assert log.append(CONTINUED, now_ms=NOW_MS, producer=CLAIMS["next again"]).base_offset == end
+    with pytest.raises(OutOfOrderSequence):
+        log.append(CONTINUED, now_ms=NOW_MS, producer=CLAIMS["gap"])
+    with pytest.raises(ProducerFenced):
+        log.append(CONTINUED, now_ms=NOW_MS, producer=CLAIMS["old epoch"])
+    assert log.append(CONTINUED, now_ms=NOW_MS, producer=idempotent(0, 25)).base_offset == next_offset
+    directory.abandon()
+
+
+def test_the_transaction_index_that_kafka_rebuilt_is_ours_byte_for_byte(loaded_by_kafka):
+    ours = sorted(loaded_by_kafka.root.glob("our-*/*.txnindex"))
+    assert len(ours) > 1
+    for path in ours:
+        theirs = loaded_by_kafka.recovered.root / path.parent.name / path.name
+        assert path.read_bytes() == theirs.read_bytes(), path
+
+
+def test_the_producer_snapshots_that_kafka_rebuilt_say_what_ours_say(loaded_by_kafka):
+    compared = 0
+    for path in loaded_by_kafka.root.glob("our-*/*.snapshot"):
+        theirs = loaded_by_kafka.recovered.root / path.parent.name / path.name
+        if theirs.exists():
+            said = [producer_snapshot.decode(each.read_bytes()) for each in (path, theirs)]
+            ours, kafkas = (sorted(each, key=lambda entry: entry.producer_id) for each in said)
+            assert ours == kafkas, path
+            compared += len(ours)
+    assert compared > 3
 
 
 @pytest.mark.parametrize("topic", KINDS)

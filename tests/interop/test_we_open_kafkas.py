@@ -1,9 +1,16 @@
 """Directories written by a real broker, stopped in order or killed: opened, recovered and read by us."""
 
-import pytest
-from written_by_kafka import TOPICS
+import shutil
 
+import pytest
+from written_by_kafka import T0, TOPICS
+
+from local import names, producer_snapshot
 from local.isolation import Isolation
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition
+from local.settings import LogSettings
+from local.storage import DiskStorage
 
 pytestmark = pytest.mark.kafka
 
@@ -14,11 +21,7 @@ def test_every_record_is_read_as_kafkas_clients_read_it(opened, topic):
     assert list(logs[topic].records(logs[topic].log_start_offset)) == found.records[topic]
 
 
-# Producer state is not yet made again from a directory, so an open transaction of before is not known.
-UNDECIDED = pytest.param("transactions", marks=pytest.mark.xfail(reason="the last stable offset is the log end"))
-
-
-@pytest.mark.parametrize("topic", [*(topic for topic in TOPICS if topic != "transactions"), UNDECIDED])
+@pytest.mark.parametrize("topic", TOPICS)
 def test_a_committed_read_is_what_kafkas_clients_are_given(opened, topic):
     found, logs = opened
     log = logs[topic]
@@ -37,3 +40,24 @@ def test_internal_topics_are_opened_too(opened):
     for topic in ("__cluster_metadata", "__transaction_state"):
         assert logs[topic].next_offset > 0
         assert list(logs[topic].columns(0))
+
+
+def test_what_we_recover_of_producers_is_what_kafka_recovers(written_by_kafka, tmp_path):
+    """The killed broker's directory, recovered by both: the snapshots at the log end say the same."""
+    shutil.copytree(written_by_kafka.crashed.root, tmp_path / "data")
+    directory = LogDirectory(DiskStorage(), str(tmp_path / "data"))
+    logs = [directory.open_log(TopicPartition(topic, 0), LogSettings(), now_ms=T0) for topic in TOPICS]
+    ends = [names.segment_file(log.next_offset, names.PRODUCER_SNAPSHOT) for log in logs]
+    directory.close()
+    seen = 0
+    for topic, name in zip(TOPICS, ends, strict=True):
+        ours, theirs = (producers_in(r / f"{topic}-0" / name) for r in (tmp_path / "data", written_by_kafka.clean.root))
+        assert ours == theirs, topic
+        seen += len(ours)
+    assert seen > 5
+
+
+def producers_in(path):
+    """By producer id; none where there is no file: a log without producers needs none."""
+    found = producer_snapshot.decode(path.read_bytes()) if path.exists() else []
+    return sorted(found, key=lambda entry: entry.producer_id)

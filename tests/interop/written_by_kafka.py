@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from kafka_dump import Dumped, dump
 
 from local.record import Record, StoredRecord
 
-T0 = 1_700_000_000_000
+# An hour ago: brokers forget producers who were last heard of days ago.
+T0 = time.time_ns() // 1_000_000 - 3_600_000
 DUMPED = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 _SEGMENTS = {"internal.segment.bytes": "12000", "index.interval.bytes": "700"}
 _COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000000000000"}
