@@ -5,6 +5,7 @@
 | row | reference |
 |---|---|
 | append of tuples, one batch of about 256 KiB after another | os.write of the same bytes |
+| append of an Arrow table, and of the same records as columns of another log | os.write of the same bytes |
 | local read: columns, CRC checked | os.pread of the same bytes |
 | open after a crash: every CRC checked, indexes rebuilt | os.pread of the same bytes |
 | clean: tenfold duplication of keys, CRC checked | read and write of the same bytes |
@@ -29,8 +30,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
+
 from local import cleaner, kernels
-from local.batch import encode_batch
+from local.batch import assign_offset, encode_batch
+from local.encoding import encode_batches
 from local.index_files import build_indexes
 from local.log import Log
 from local.log_dirs import LogDirectory
@@ -58,6 +62,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             print(f"\n{label}: {len(records):,} records")
             _bench_local(Path(root), records)
+            _bench_columns(Path(root), records)
             _bench_tiered(Path(root), records)
     with tempfile.TemporaryDirectory() as root:
         print(f"\n{SEGMENTS:,} segments of {BATCHES} batches")
@@ -94,6 +99,32 @@ def _bench_local(root: Path, records: list[Record]) -> None:
     _tell("open after a crash", "raw read", opens, raw, size, len(records))
     shutil.rmtree(root / f"a{RUNS - 1}")
     _bench_clean(root, records)
+
+
+def _bench_columns(root: Path, records: list[Record]) -> None:
+    settings = LogSettings(segment_bytes=1 << 30)
+    table = pa.table(
+        {
+            "key": pa.array([record.key for record in records], pa.binary()),
+            "value": pa.array([record.value for record in records], pa.binary()),
+            "timestamp": pa.array([record.timestamp_ms for record in records], pa.int64()),
+        }
+    )
+    batches = encode_batches(records, settings, partition=NAME, now_ms=NOW)
+    for at, batch in enumerate(batches):
+        assign_offset(batch, at << 20, 0)
+    columns = kernels.decode_columns(b"".join(batches))
+    for what, source in (("append of an Arrow table", table), ("append of another log's columns", columns)):
+        appends, writes, size = [], [], 0
+        for run in range(RUNS):
+            log = Log.open(DiskStorage(), str(root / f"k{run}"), NAME, settings, now_ms=NOW)
+            appends.append(_timed(lambda log=log, source=source: log.append_columns(source, now_ms=NOW)))
+            size = log.size_bytes
+            writes.append(_timed(lambda: _write(batches, root / "raw")))
+            (root / "raw").unlink()
+            log.release()
+            shutil.rmtree(root / f"k{run}")
+        _tell(what, "raw write", appends, writes, size, len(records))
 
 
 def _bench_clean(root: Path, records: list[Record]) -> None:
@@ -225,6 +256,13 @@ def _write_like(source: Path, target: Path) -> None:
     os.close(fd)
     os.close(out)
     target.unlink()
+
+
+def _write(batches: list[bytearray], target: Path) -> None:
+    out = os.open(target, os.O_WRONLY | os.O_CREAT)
+    for batch in batches:
+        os.write(out, batch)
+    os.close(out)
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -63,6 +63,34 @@ print("alive")
 
 
 @pytest.mark.skipif(targets.compiled is None, reason="the extension was not built")
+def test_no_byte_changed_anywhere_makes_the_compiled_kernel_read_behind_the_end() -> None:
+    code = """
+import targets
+from local import kernels
+from local.errors import Corrupt, InvalidRequest
+tried = 0
+for name in ("batches", "legacy"):
+    for seed in targets.TARGETS[name].seeds()[::2]:
+        body = bytearray(seed[1:])
+        for at in range(len(body)):
+            before = body[at]
+            for value in {0, 1, 0x7F, 0x80, 0xFF, *((before + step) % 256 for step in (-2, -1, 1, 2))}:
+                body[at] = value
+                tried += 1
+                with targets.guarded(targets.resealed(bytes(body))) as view:
+                    try:
+                        kernels.decode_columns(view, include_control=True)
+                    except (Corrupt, InvalidRequest):
+                        pass
+            body[at] = before
+print("alive", tried)
+"""
+    done = run("-c", code)
+    assert done.stdout.startswith("alive"), (done.returncode, done.stderr[-2000:])
+    assert int(done.stdout.split()[1]) > 10_000
+
+
+@pytest.mark.skipif(targets.compiled is None, reason="the extension was not built")
 def test_kernels_that_differ_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def shorter(data: memoryview, *, verify: bool = True, position: int = 0) -> BatchTable:
         table = pure_kernels.scan_batches(data, verify=verify, position=position)

@@ -333,6 +333,10 @@ def test_both_kernels_refuse_rows_and_sizes_that_do_not_fit() -> None:
     for first, ends, size in [(0, [0], 80), (0, [3], 80), (1, [1], 80), (-1, [1], 80), (0, [], 0), (0, [2], 10)]:
         with pytest.raises(InvalidRequest):
             kernels.encode_columns(raw(), first, LONGS(*ends), size, 0, -1)
+    # Far more than the room that was told: without the check the process would not survive the copy.
+    large = raw(key_data=memoryview(bytes(64 << 20)), key_lengths=INTS(64 << 20, 0))
+    with pytest.raises(InvalidRequest, match="not as many bytes"):
+        kernels.encode_columns(large, 0, LONGS(1), 100, 0, -1)
     _, sizes = kernels.cut_columns(raw(), 1000)
     for wrong in (-1, 1):
         with pytest.raises(InvalidRequest, match="not as many bytes"):

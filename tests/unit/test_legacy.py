@@ -109,7 +109,7 @@ def test_a_wrappers_append_time_is_the_time_of_all_inside() -> None:
 
 GOOD = [message(1, 0, b"k", b"v", timestamp_ms=1), message(1, 1, b"k", b"w", timestamp_ms=2)]
 BAD_SETS = {
-    "formats mixed": [GOOD[0], message(0, 1, b"k", b"v")],
+    "formats mixed": [GOOD[0], message(0, 1, b"k", b"a value that makes it long enough for either")],
     "ends inside a message": [GOOD[0], GOOD[1][:-1]],
     "ends inside a header": [GOOD[0], GOOD[1][:20]],
     "an empty set": [],
