@@ -19,6 +19,8 @@ from disk_model import ModelDisk
 from log_script import FLUSHED, NAME, ROOT, Case, Story, World, play
 
 from local import kernels, offset_index, time_index
+from local.batch import BatchHeader, read_marker
+from local.batch_header import CONTROL
 from local.columns import BatchTable
 from local.log import Log
 from local.names import LOG, OFFSET_INDEX, TIME_INDEX
@@ -126,12 +128,16 @@ def check(log: Log, disk: ModelDisk, story: Story, case: Case) -> dict[int, int]
     start, end = log.log_start_offset, log.next_offset
     assert story.start_promised <= start <= story.start_allowed, "the log start went back, or ahead by itself"
     assert end > max(story.acked, default=-1), "an acknowledged offset would be given again"
+    assert end >= story.durable_end, "an acknowledged marker is gone"
     kept = _contents(log, story)
+    tables = {base: _table(log, disk, base) for base in (info.base_offset for info in log.segments())}
+    markers = {int(at) for table in tables.values() for at in table.base_offsets[(table.attributes & CONTROL) != 0]}
     if case.settings.is_compacted:
         _check_newest_per_key(kept, story)
     else:
-        _check_whole(kept, story, start, end)
-    tables = {base: _table(log, disk, base) for base in (info.base_offset for info in log.segments())}
+        _check_whole(kept, markers, story, start, end)
+    if start == 0 and not case.settings.is_compacted:
+        _check_producers(log, disk, tables)
     _check_indexes(disk, tables)
     _check_epochs(log, tables)
     _check_times(log, story, kept)
@@ -160,12 +166,41 @@ def _contents(log: Log, story: Story) -> dict[int, int]:
     return kept
 
 
-def _check_whole(kept: dict[int, int], story: Story, start: int, end: int) -> None:
-    assert list(kept) == list(range(start, end)), "a hole"
+def _check_whole(kept: dict[int, int], markers: set[int], story: Story, start: int, end: int) -> None:
+    assert sorted({*kept, *markers} - set(range(start))) == list(range(start, end)), "a hole"
     for offset, serial in story.acked.items():
         assert offset < start or kept[offset] == serial, f"acknowledged offset {offset} is gone or changed"
     for offset, serial in kept.items():
-        assert offset == start or story.before[serial] == kept[offset - 1], "two histories were mixed"
+        assert offset == start or story.before[serial] == kept.get(offset - 1, 0), "two histories were mixed"
+
+
+def _check_producers(log: Log, disk: ModelDisk, tables: dict[int, BatchTable]) -> None:
+    """What a plain reading of all batches says of producers and transactions is what the log says and answers."""
+    last: dict[int, BatchHeader] = {}
+    began: dict[int, int] = {}
+    aborted: list[tuple[int, int, int]] = []
+    for base, table in tables.items():
+        data = disk.read(log.segment(base).path(LOG))
+        for row in [row for row in range(len(table)) if table.producer_ids[row] >= 0]:
+            header = table.row(row)
+            if not header.is_control:
+                last[header.producer_id] = header
+                if header.is_transactional:
+                    began.setdefault(header.producer_id, header.base_offset)
+            elif (first := began.pop(header.producer_id, None)) is not None:
+                marker = read_marker(data, int(table.positions[row]))
+                assert marker is not None
+                if not marker.is_commit:
+                    aborted.append((header.producer_id, first, header.base_offset))
+    stable = min(began.values(), default=log.next_offset)
+    assert log.last_stable_offset == stable, "another last stable offset than the batches say"
+    told = [(each.producer_id, each.first_offset, each.last_offset) for each in log.aborted_transactions(0, stable)]
+    assert told == [each for each in aborted if each[1] < stable], "other aborted transactions than the batches say"
+    for header in last.values():
+        again = log._producers.check(header)
+        assert again is not None, "a retry of a producer's last batch is not known again"
+        assert again.base_offset == header.base_offset
+    assert {entry.producer_id for entry in log._producers.entries()} >= set(last)
 
 
 def _check_newest_per_key(kept: dict[int, int], story: Story) -> None:
@@ -216,7 +251,8 @@ def _check_times(log: Log, story: Story, kept: dict[int, int]) -> None:
     if kept:
         wanted = story.records[kept[max(kept)]].timestamp_ms
         first = next(offset for offset, serial in kept.items() if story.records[serial].timestamp_ms >= wanted)
-        assert log.offset_for_timestamp(wanted) == first
+        told = log.offset_for_timestamp(wanted)
+        assert told == first, f"the first record at or after {wanted} is {first}, the lookup says {told}"
 
 
 @contextmanager

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from disk_model import ModelDisk
 
-from local import cleaner
+from local import cleaner, truncation
 from local.log import Durability, Log
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
+from local.producer_state import Producer
 from local.record import Record
 from local.settings import LogSettings
 
@@ -44,6 +45,7 @@ class Story:
     clock: int = 1_000
     keys: int = 1 << 30
     serial: int = 0
+    durable_end: int = 0
     watch: Callable[[], None] | None = None
 
     def copy(self) -> Story:
@@ -52,7 +54,8 @@ class Story:
 
     def position(self) -> tuple[object, ...]:
         """Equal when the same was begun and promised."""
-        return (tuple(self.sent.items()), tuple(self.acked.items()), self.start_allowed, self.start_promised)
+        starts = (self.start_allowed, self.start_promised, self.durable_end)
+        return (tuple(self.sent.items()), tuple(self.acked.items()), *starts)
 
     def told(self) -> None:
         if self.watch is not None:
@@ -77,6 +80,7 @@ class Story:
     def promise_all_below(self, next_offset: int) -> None:
         """Everything sent so far below `next_offset` has been acknowledged as durable."""
         self.acked = {offset: serials[-1] for offset, serials in self.sent.items() if offset < next_offset}
+        self.durable_end = next_offset
         self.told()
 
     def begin_start(self, offset: int) -> None:
@@ -90,6 +94,7 @@ class Story:
     def begin_truncate(self, offset: int) -> None:
         """Records at or above `offset` may go from here on."""
         self.acked = {at: serial for at, serial in self.acked.items() if at < offset}
+        self.durable_end = min(self.durable_end, offset)
         self.told()
 
     def promise_truncated(self, offset: int) -> None:
@@ -101,6 +106,7 @@ class Story:
         """After a recovery: what it found counts as durable from here on, what it did not find is gone for good."""
         self.sent = {offset: (serial,) for offset, serial in kept.items()}
         self.acked = dict(kept)
+        self.durable_end = 0
         self.start_promised = log_start
         self.start_allowed = max(self.start_allowed, log_start)
         self.told()
@@ -127,6 +133,46 @@ class World:
         assert result[:2] == (first, first + count), "an offset was given twice, or not the next one"
         if flushed:
             self.story.promise_all_below(result.next_offset)
+
+    def produce(self, count: int, number: int, flushed: int) -> None:
+        """A batch of producer `number`, in a transaction when it is odd; then the same again, as a retry."""
+        durability = Durability.FLUSHED if flushed else Durability.MEMORY
+        first = self.log.next_offset
+        known = {entry.producer_id: entry.last_sequence for entry in self.log._producers.entries()}
+        producer = Producer(
+            producer_id=number,
+            producer_epoch=0,
+            base_sequence=known.get(number, -1) + 1,
+            is_transactional=number % 2 == 1,
+        )
+        records = self.story.begin_append(first, count)
+        result = self.log.append(records, now_ms=self.story.clock, producer=producer)
+        assert result == (first, first + count, False)
+        again = self.log.append(records, now_ms=self.story.clock, producer=producer, durability=durability)
+        assert again == (first, first + count, True), "a retry was not known again"
+        if flushed:
+            self.story.promise_all_below(result.next_offset)
+
+    def end(self, number: int, commit: int, flushed: int) -> None:
+        """A marker of producer `number`, whether or not its transaction is open; older than all records, for a lookup
+        by time finds markers too."""
+        durability = Durability.FLUSHED if flushed else Durability.MEMORY
+        result = self.log.append_marker(number, 0, commit=bool(commit), now_ms=1, durability=durability)
+        self.story.told()
+        if flushed:
+            self.story.promise_all_below(result.next_offset)
+
+    def truncate(self, percent: int) -> None:
+        """Where the cut will lie is asked before: a batch goes whole."""
+        low, high = self.log.log_start_offset, self.log.next_offset
+        offset = low + (high - low) * percent // 100
+        cut = truncation.find(self.disk, self.log._view.segments, offset)
+        if cut is None or cut.next_offset < low:
+            return
+        self.story.begin_truncate(cut.next_offset)
+        assert self.log.truncate_to(offset, now_ms=self.story.clock) == cut.next_offset
+        self.story.promise_truncated(cut.next_offset)
+        self.story.promise_all_below(cut.next_offset)
 
     def flush(self) -> None:
         self.log.flush()
@@ -259,6 +305,54 @@ CASES = [
         COMPACTED,
         7,
     ),
+    Case(
+        "producers",
+        [
+            ("produce", 3, 1, FLUSHED),
+            ("produce", 2, 2, MEMORY),
+            ("produce", 2, 3, MEMORY),
+            ("end", 1, 0, FLUSHED),
+            ("roll",),
+            ("produce", 4, 2, MEMORY),
+            ("produce", 1, 1, FLUSHED),
+            ("checkpoint",),
+            ("end", 3, 0, MEMORY),
+            ("roll",),
+            ("append", 4, FLUSHED),
+            ("end", 1, 1, MEMORY),
+            ("produce", 2, 3, FLUSHED),
+            ("reopen",),
+            ("produce", 2, 3, MEMORY),
+            ("end", 3, 0, FLUSHED),
+            ("produce", 1, 2, FLUSHED),
+        ],
+    ),
+    Case(
+        "truncation",
+        [
+            ("append", 9, FLUSHED),
+            ("produce", 3, 1, FLUSHED),
+            ("epoch",),
+            ("produce", 2, 2, FLUSHED),
+            ("roll",),
+            ("produce", 3, 2, MEMORY),
+            ("end", 1, 0, FLUSHED),
+            ("checkpoint",),
+            ("roll",),
+            ("produce", 3, 1, FLUSHED),
+            ("checkpoint",),
+            ("truncate", 60),
+            ("produce", 2, 3, MEMORY),
+            ("produce", 5, 2, MEMORY),
+            ("roll",),
+            ("produce", 3, 2, FLUSHED),
+            ("end", 3, 0, MEMORY),
+            ("truncate", 90),
+            ("append", 2, FLUSHED),
+            ("kill",),
+            ("produce", 2, 2, MEMORY),
+        ],
+    ),
 ]
 
 _ODDS: dict[str, int] = {
@@ -272,14 +366,18 @@ _ODDS: dict[str, int] = {
     "start": 4,
     "reopen": 4,
     "kill": 4,
+    "truncate": 4,
 }
+_PRODUCERS = {**_ODDS, "append": 8, "produce": 35, "end": 15, "roll": 10, "drop": 0, "start": 0, "truncate": 6}
 
 
 def drawn(seed: int) -> Case:
     """A random program; one in four on a compacted log. The same seed gives the same one."""
     rng = random.Random(f"program {seed}")
     is_compacted = rng.random() < 0.25
-    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0} if is_compacted else _ODDS
+    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0, "truncate": 0} if is_compacted else _ODDS
+    if not is_compacted and rng.random() < 0.4:
+        odds = _PRODUCERS
     names = rng.choices(list(odds), list(odds.values()), k=rng.randrange(6, 14))
     settings = replace(
         COMPACTED if is_compacted else SMALL,
@@ -296,7 +394,11 @@ def _drawn_op(name: str, rng: random.Random) -> Op:
             return name, rng.choice((1, 2, 3, 5, 9, 14)), rng.randrange(2)
         case "drop":
             return name, rng.randrange(1, 4)
-        case "start":
+        case "start" | "truncate":
             return name, rng.randrange(101)
+        case "produce":
+            return name, rng.randrange(1, 4), rng.randrange(1, 5), rng.randrange(2)
+        case "end":
+            return name, rng.choice((1, 3)), rng.randrange(2), rng.randrange(2)
         case _:
             return (name,)

@@ -15,12 +15,14 @@ from disk_model import ModelDisk, ModelFile
 from log_explorer import Tally, explore
 from log_script import CASES, Case, drawn
 
-from local import checkpoints, cleaner, loading, names, recovery, storage, swap
+from local import checkpoints, cleaner, loading, names, producer_files, recovery, storage, swap
 from local.epochs import LeaderEpochs
 from local.errors import LogError
 from local.log import Log
 from local.log_dirs import LogDirectory
 from local.names import CLEANED, LOG, SWAP
+from local.producer_files import ProducerFiles
+from local.producer_snapshot import ProducerEntry
 from local.segment import Segment
 
 Patch = pytest.MonkeyPatch
@@ -222,6 +224,51 @@ def _newest_record_dropped_by_the_cleaner(patch: Patch) -> None:
     patch.setattr(cleaner, "_newest_offsets", lambda segments: {k: o + 1 for k, o in real(segments).items()})
 
 
+# -- producers and truncation ------------------------------------------------------------------------------------------
+
+
+def _transaction_indexes_trusted_after_a_crash(patch: Patch) -> None:
+    patch.setattr(recovery, "_write_txn_index", lambda disk, directory, base, entries: None)
+
+
+def _producers_not_replayed_behind_the_snapshot(patch: Patch) -> None:
+    patch.setattr(recovery, "replay", lambda producers, data, table, path, from_offset=0: [])
+
+
+def _snapshots_above_a_cut_left_behind(patch: Patch) -> None:
+    patch.setattr(ProducerFiles, "remove_above", lambda self, offset: None)
+
+
+def _snapshots_above_the_end_believed_at_a_start(patch: Patch) -> None:
+    patch.setattr(ProducerFiles, "remove_above", lambda self, offset: None)
+    patch.setattr(ProducerFiles, "keep", lambda self, bases, next_offset: None)
+
+
+def _damaged_snapshots_believed(patch: Patch) -> None:
+    real = producer_files.producer_snapshot.decode
+
+    def decode(data: bytes, *, path: str = "") -> list[ProducerEntry]:
+        try:
+            return real(data, path=path)
+        except LogError:
+            return []
+
+    codec = type("Codec", (), {"decode": staticmethod(decode), "encode": producer_files.producer_snapshot.encode})
+    patch.setattr(producer_files, "producer_snapshot", codec)
+
+
+def _recovery_point_left_above_a_cut(patch: Patch) -> None:
+    patch.setattr(Log, "_vouch_no_further_than", lambda self, offset: None)
+
+
+def _cut_file_not_synced(patch: Patch) -> None:
+    def cut(disk: ModelDisk, directory: str, base: int, size: int, *rest: object) -> None:
+        disk.open(f"{directory}/{names.segment_file(base, LOG)}").truncate(size)
+        recovery._write_indexes(disk, directory, base, rest[0], rest[2])  # type: ignore[arg-type]
+
+    patch.setattr(recovery, "cut_segment", cut)
+
+
 BUGS: list[tuple[Plant, str | None]] = [
     (_no_fsync_before_acknowledging, "retention"),
     (_acknowledged_before_written, "retention"),
@@ -245,6 +292,13 @@ BUGS: list[tuple[Plant, str | None]] = [
     (_originals_deleted_before_the_swap_is_announced, "compaction"),
     (_unfinished_swaps_thrown_away, "compaction"),
     (_newest_record_dropped_by_the_cleaner, "compaction"),
+    (_transaction_indexes_trusted_after_a_crash, "producers"),
+    (_producers_not_replayed_behind_the_snapshot, "producers"),
+    (_damaged_snapshots_believed, "producers"),
+    (_snapshots_above_a_cut_left_behind, "truncation"),
+    (_snapshots_above_the_end_believed_at_a_start, "truncation"),
+    (_recovery_point_left_above_a_cut, "truncation"),
+    (_cut_file_not_synced, "truncation"),
 ]
 
 
@@ -266,5 +320,5 @@ def test_a_planted_durability_bug_is_caught(monkeypatch: Patch, plant: Plant, na
 
 
 def test_what_catches_them_passes_without_them() -> None:
-    for name in ("retention", "delete records and epochs", "compaction"):
+    for name in BY_NAME:
         explore(BY_NAME[name], draws=3, states_max=500)
