@@ -2,7 +2,8 @@
 
 A snapshot is a shortcut and never the truth: the state at an offset is what the batches below it say, and a snapshot at
 an offset says the same for less reading. So it is written without fsync at a roll, it is thrown away when it is damaged
-(the next older one and more batches lead to the same state), and what it misses is read from the log. The one thing
+(the next older one and more batches lead to the same state), and what it misses is read from the log. Before retention
+takes batches away the snapshot behind them is made durable (`settle`): nothing else tells of them then. The one thing
 that must never be is a snapshot of another history: whoever takes records away at the end of a log removes the
 snapshots above the new end, durably, before anything is appended there.
 
@@ -19,7 +20,7 @@ from itertools import pairwise
 
 from local import kernels, producer_snapshot
 from local.errors import Corrupt, NotFound
-from local.names import DELETED, LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
+from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.producer_state import ProducerState
 from local.recovery import replay
 from local.storage import Storage, join
@@ -77,6 +78,29 @@ class ProducerFiles:
         if offset not in self.offsets():
             self.write(offset, producers)
 
+    def settle(self, offset: int, bases: Sequence[int]) -> None:
+        """A sound snapshot of `offset`, durable on return: asked for before the batches below it go for good.
+
+        From then on it is no shortcut: nothing else tells of their producers. Where damage in the log leaves nothing to
+        make one from, it is said and the batches go all the same.
+        """
+        try:
+            producers = self.state_at(offset, bases)
+        except Corrupt as error:
+            _log.warning("no producer snapshot before dropping segments: offset=%d cause=%s", offset, error)
+            return
+        if not len(producers):
+            return
+        if offset not in self.offsets():
+            self.write(offset, producers, is_durable=True)
+            return
+        file = self._storage.open(self.path(offset))
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._storage.sync_directory(self._directory)
+
     def state_at(self, offset: int, bases: Sequence[int], *, may_vanish: bool = False) -> ProducerState:
         """The producers as they are before `offset`: the newest sound snapshot, and the batches from there on.
 
@@ -111,14 +135,9 @@ class ProducerFiles:
     def remove_all(self) -> None:
         self._remove(self.offsets())
 
-    def mark_deleted(self, offset: int) -> str | None:
-        """Rename the snapshot at `offset`; its new path, None when there is none."""
-        if offset not in self.offsets():
-            return None
-        path = self.path(offset)
-        self._storage.rename(path, path + DELETED)
-        self._forget(offset)
-        return path + DELETED
+    def forget(self, offset: int) -> None:
+        """The one at `offset` was renamed or removed by the caller."""
+        self._known = [each for each in self.offsets() if each != offset]
 
     def _newest(self, offset: int) -> tuple[int, ProducerState]:
         for at in reversed([each for each in self.offsets() if each <= offset]):
@@ -131,7 +150,7 @@ class ProducerFiles:
                 _log.warning("a producer snapshot is damaged, an older one is used: path=%s cause=%s", path, error)
                 if not self._is_onlooker:
                     self._storage.unlink(path)
-                    self._forget(at)
+                    self.forget(at)
         return 0, ProducerState()
 
     def _replay(self, base: int, producers: ProducerState, from_offset: int, upto_offset: int) -> None:
@@ -144,12 +163,9 @@ class ProducerFiles:
         finally:
             data.release()
 
-    def _forget(self, offset: int) -> None:
-        self._known = [each for each in self.offsets() if each != offset]
-
     def _remove(self, offsets: Sequence[int]) -> None:
         for offset in offsets:
             self._storage.unlink(self.path(offset))
-            self._forget(offset)
+            self.forget(offset)
         if offsets:
             self._storage.sync_directory(self._directory)

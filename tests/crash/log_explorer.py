@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import logging
 import random
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from disk_model import ModelDisk
 from log_script import FLUSHED, NAME, ROOT, Case, Story, World, play
 
 from local import kernels, offset_index, time_index
-from local.batch import BatchHeader, read_marker
-from local.batch_header import CONTROL
-from local.columns import BatchTable
 from local.log import Log
 from local.names import LOG, OFFSET_INDEX, TIME_INDEX
 
@@ -113,9 +113,10 @@ def _look_at(state: _State, case: Case, waiting: list[_State], tally: Tally, rng
 def _aftermath(disk: ModelDisk, case: Case, story: Story, rng: random.Random) -> None:
     world = World(disk, case.settings, story)
     found = check(world.log, disk, story, case)
-    story.found(found, world.log.log_start_offset)
+    story.found(found, world.log.log_start_offset, world.log.next_offset)
+    world.repeat()
     world.append(3, FLUSHED)
-    check(world.log, disk, story, case)
+    world.send(1, 2, 0, FLUSHED)
     world.reopen()
     check(world.log, disk, story, case)
 
@@ -128,19 +129,17 @@ def check(log: Log, disk: ModelDisk, story: Story, case: Case) -> dict[int, int]
     start, end = log.log_start_offset, log.next_offset
     assert story.start_promised <= start <= story.start_allowed, "the log start went back, or ahead by itself"
     assert end > max(story.acked, default=-1), "an acknowledged offset would be given again"
-    assert end >= story.durable_end, "an acknowledged marker is gone"
     kept = _contents(log, story)
-    tables = {base: _table(log, disk, base) for base in (info.base_offset for info in log.segments())}
-    markers = {int(at) for table in tables.values() for at in table.base_offsets[(table.attributes & CONTROL) != 0]}
     if case.settings.is_compacted:
         _check_newest_per_key(kept, story)
     else:
-        _check_whole(kept, markers, story, start, end)
-    if start == 0 and not case.settings.is_compacted:
-        _check_producers(log, disk, tables)
-    _check_indexes(disk, tables)
-    _check_epochs(log, tables)
+        _check_whole(kept, story, start, end)
+    bases = [info.base_offset for info in log.segments()]
+    segments = {base: _batches(disk.read(f"{ROOT}/{NAME.directory}/{base:020d}{LOG}")) for base in bases}
+    _check_indexes(disk, segments)
+    _check_epochs(log, segments)
     _check_times(log, story, kept)
+    _check_producers(log, story, kept)
     return kept
 
 
@@ -149,58 +148,27 @@ def _contents(log: Log, story: Story) -> dict[int, int]:
     kept: dict[int, int] = {}
     offset = start = log.local_log_start_offset
     while data := log.read(offset):
-        columns = kernels.decode_columns(data)
-        for stored in columns.records():
-            assert stored.offset not in kept, "an offset was read twice"
-            assert stored.value is not None
-            serial = int(stored.value[1:])
-            record = story.records[serial]
-            assert (stored.key, stored.value, stored.timestamp_ms) == record[:3], "a record was made up"
-            if stored.offset >= start:
-                assert serial in story.sent.get(stored.offset, ()), f"at offset {stored.offset} a record of another"
-                kept[stored.offset] = serial
-        assert columns.next_offset > offset
-        offset = columns.next_offset
+        records, next_offset = _decoded(bytes(data))
+        for at, key, value, timestamp_ms in records:
+            assert at not in kept, "an offset was read twice"
+            serial = struct.unpack(">hi", value)[1] if value[:1] != b"v" else int(value[1:])
+            assert story.records[serial][:3] == (key, value, timestamp_ms), "a record was made up"
+            if at >= start:
+                assert serial in story.sent.get(at, ()), f"at offset {at} a record of another"
+                kept[at] = serial
+        assert next_offset > offset
+        offset = next_offset
     assert list(kept) == sorted(kept)
     assert offset == log.next_offset, "the log ends before its end"
     return kept
 
 
-def _check_whole(kept: dict[int, int], markers: set[int], story: Story, start: int, end: int) -> None:
-    assert sorted({*kept, *markers} - set(range(start))) == list(range(start, end)), "a hole"
+def _check_whole(kept: dict[int, int], story: Story, start: int, end: int) -> None:
+    assert list(kept) == list(range(start, end)), "a hole"
     for offset, serial in story.acked.items():
         assert offset < start or kept[offset] == serial, f"acknowledged offset {offset} is gone or changed"
     for offset, serial in kept.items():
-        assert offset == start or story.before[serial] == kept.get(offset - 1, 0), "two histories were mixed"
-
-
-def _check_producers(log: Log, disk: ModelDisk, tables: dict[int, BatchTable]) -> None:
-    """What a plain reading of all batches says of producers and transactions is what the log says and answers."""
-    last: dict[int, BatchHeader] = {}
-    began: dict[int, int] = {}
-    aborted: list[tuple[int, int, int]] = []
-    for base, table in tables.items():
-        data = disk.read(log.segment(base).path(LOG))
-        for row in [row for row in range(len(table)) if table.producer_ids[row] >= 0]:
-            header = table.row(row)
-            if not header.is_control:
-                last[header.producer_id] = header
-                if header.is_transactional:
-                    began.setdefault(header.producer_id, header.base_offset)
-            elif (first := began.pop(header.producer_id, None)) is not None:
-                marker = read_marker(data, int(table.positions[row]))
-                assert marker is not None
-                if not marker.is_commit:
-                    aborted.append((header.producer_id, first, header.base_offset))
-    stable = min(began.values(), default=log.next_offset)
-    assert log.last_stable_offset == stable, "another last stable offset than the batches say"
-    told = [(each.producer_id, each.first_offset, each.last_offset) for each in log.aborted_transactions(0, stable)]
-    assert told == [each for each in aborted if each[1] < stable], "other aborted transactions than the batches say"
-    for header in last.values():
-        again = log._producers.check(header)
-        assert again is not None, "a retry of a producer's last batch is not known again"
-        assert again.base_offset == header.base_offset
-    assert {entry.producer_id for entry in log._producers.entries()} >= set(last)
+        assert offset == start or story.before[serial] == kept[offset - 1], "two histories were mixed"
 
 
 def _check_newest_per_key(kept: dict[int, int], story: Story) -> None:
@@ -212,47 +180,83 @@ def _check_newest_per_key(kept: dict[int, int], story: Story) -> None:
         assert story.acked.get(offset, serial) == serial
 
 
-def _table(log: Log, disk: ModelDisk, base: int) -> BatchTable:
-    table = kernels.scan_batches(disk.read(log.segment(base).path(LOG)))
+@lru_cache(20_000)
+def _decoded(data: bytes) -> tuple[list[tuple[int, bytes | None, bytes, int]], int]:
+    """(offset, key, value, time) of every record, and the next offset; remembered, for most states share most bytes."""
+    columns = kernels.decode_columns(data, include_control=True)
+    records = [(each.offset, each.key, each.value or b"", each.timestamp_ms) for each in columns.records()]
+    return records, columns.next_offset
+
+
+class _Batch(NamedTuple):
+    base_offset: int
+    last_offset: int
+    position: int
+    epoch: int
+    largest_ms: int  # of this batch and those before it in the segment
+
+
+@lru_cache(20_000)
+def _batches(data: bytes) -> list[_Batch]:
+    """The batches of one ``.log``; remembered as well."""
+    table = kernels.scan_batches(data)
     assert table.problem is None, "a recovered segment ends in bytes that are no batch"
-    return table
+    columns = (table.base_offsets, table.last_offsets, table.positions, table.leader_epochs, table.max_timestamps)
+    found, largest = list[_Batch](), -1
+    for base, last, position, epoch, timestamp in zip(*(column.tolist() for column in columns), strict=True):
+        largest = max(largest, timestamp)
+        found.append(_Batch(base, last, position, epoch, largest))
+    return found
 
 
-def _check_indexes(disk: ModelDisk, tables: dict[int, BatchTable]) -> None:
+def _check_indexes(disk: ModelDisk, segments: dict[int, list[_Batch]]) -> None:
     """Every entry names a batch of the log, in order; a time entry names the largest timestamp up to its offset."""
-    for base, table in tables.items():
+    for base, batches in segments.items():
         path = f"{ROOT}/{NAME.directory}/{base:020d}"
-        batches = dict(zip(table.last_offsets.tolist(), table.positions.tolist(), strict=True))
-        offsets = disk.read(path + OFFSET_INDEX)
-        offset_index.check(offsets, 1 << 40, path=path)
-        for offset, position in offset_index.entries(offsets, base):
-            assert batches.get(offset) == position, f"an index entry names no batch: {offset} at {position}"
-        times = disk.read(path + TIME_INDEX)
-        time_index.check(times, path=path)
-        largest, latest = dict[int, int](), -1
-        for last, timestamp in zip(batches, table.max_timestamps.tolist(), strict=True):
-            largest[last] = latest = max(latest, timestamp)
-        for timestamp, offset in time_index.entries(times, base):
-            assert largest.get(offset) == timestamp, f"a time entry names no batch: {timestamp} at {offset}"
+        offsets, times = disk.read(path + OFFSET_INDEX), disk.read(path + TIME_INDEX)
+        if offsets:
+            offset_index.check(offsets, 1 << 40, path=path)
+            positions = {batch.last_offset: batch.position for batch in batches}
+            for offset, position in offset_index.entries(offsets, base):
+                assert positions.get(offset) == position, f"an index entry names no batch: {offset} at {position}"
+        if times:
+            time_index.check(times, path=path)
+            largest = {batch.last_offset: batch.largest_ms for batch in batches}
+            for timestamp, offset in time_index.entries(times, base):
+                assert largest.get(offset) == timestamp, f"a time entry names no batch: {timestamp} at {offset}"
 
 
-def _check_epochs(log: Log, tables: dict[int, BatchTable]) -> None:
+def _check_epochs(log: Log, segments: dict[int, list[_Batch]]) -> None:
     entries = log.epochs.entries
     assert all(a < b and s < t for (a, s), (b, t) in pairwise(entries)), "epochs out of order"
     assert not entries or entries[-1][1] <= log.next_offset, "an epoch begins past the log end"
-    for table in tables.values():
-        for offset, epoch in zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True):
-            known = [e for e, start in entries if start <= offset]
-            assert known, f"no epoch is known for offset {offset}"
-            assert known[-1] == epoch, f"a batch at {offset} of epoch {epoch}, the checkpoint says {known[-1]}"
+    for batches in segments.values():
+        for batch in batches:
+            known = [epoch for epoch, start in entries if start <= batch.base_offset]
+            assert known, f"no epoch is known for offset {batch.base_offset}"
+            assert known[-1] == batch.epoch, f"a batch at {batch.base_offset} of epoch {batch.epoch}, not {known[-1]}"
 
 
 def _check_times(log: Log, story: Story, kept: dict[int, int]) -> None:
     if kept:
         wanted = story.records[kept[max(kept)]].timestamp_ms
         first = next(offset for offset, serial in kept.items() if story.records[serial].timestamp_ms >= wanted)
-        told = log.offset_for_timestamp(wanted)
-        assert told == first, f"the first record at or after {wanted} is {first}, the lookup says {told}"
+        assert log.offset_for_timestamp(wanted) == first
+
+
+def _check_producers(log: Log, story: Story, kept: dict[int, int]) -> None:
+    """Sequences, epochs, open and aborted transactions are those of the records that are left."""
+    known, aborted = story.producers(kept, log.next_offset)
+    entries = log._producers.entries()
+    found = {e.producer_id: (e.producer_epoch, e.last_sequence, e.last_offset) for e in entries}
+    wanted = {producer_id: (each.epoch, each.last_sequence, each.last_offset) for producer_id, each in known.items()}
+    assert found == wanted, "a producer was forgotten, or remembered as somebody else"
+    begun = [each.first_open for each in known.values() if each.first_open >= 0]
+    stable = max(min(begun, default=log.next_offset), log.log_start_offset)
+    assert log.last_stable_offset == stable, "another last stable offset"
+    start = log.local_log_start_offset
+    told = {(e.producer_id, e.first_offset, e.last_offset) for e in log.aborted_transactions(start, stable)}
+    assert told == {each for each in aborted if each[2] >= start and each[1] < stable}, "other aborted transactions"
 
 
 @contextmanager

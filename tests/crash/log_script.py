@@ -12,12 +12,14 @@ up is noticed; the serial of the record before it is kept, so that two histories
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from disk_model import ModelDisk
 
-from local import cleaner, truncation
+from local import cleaner
 from local.log import Durability, Log
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
@@ -32,6 +34,24 @@ COMPACTED = replace(SMALL, is_compacted=True)
 Op = tuple[str, *tuple[int, ...]]
 
 
+class Sent(NamedTuple):
+    """What a producer sent as one batch; known by the serial of its first record."""
+
+    producer: Producer
+    count: int
+    marker: bool | None = None  # of a marker: is it a commit?
+
+
+class Known(NamedTuple):
+    """What a log has to know of one producer."""
+
+    epoch: int
+    last_sequence: int = -1
+    last_offset: int = -1
+    first_open: int = -1
+    last_batch: Sent | None = None
+
+
 @dataclass
 class Story:
     """What was begun and what was promised, as it went along; offsets are int, records are known by their serial."""
@@ -40,47 +60,59 @@ class Story:
     records: dict[int, Record] = field(default_factory=dict)
     before: dict[int, int] = field(default_factory=dict)
     acked: dict[int, int] = field(default_factory=dict)
+    batches: dict[int, Sent] = field(default_factory=dict)
     start_allowed: int = 0
     start_promised: int = 0
     clock: int = 1_000
     keys: int = 1 << 30
     serial: int = 0
-    durable_end: int = 0
     watch: Callable[[], None] | None = None
 
     def copy(self) -> Story:
-        mine = {name: dict(getattr(self, name)) for name in ("sent", "acked", "records", "before")}
+        mine = {name: dict(getattr(self, name)) for name in ("sent", "acked", "records", "before", "batches")}
         return replace(self, **mine, watch=None)
 
     def position(self) -> tuple[object, ...]:
         """Equal when the same was begun and promised."""
-        starts = (self.start_allowed, self.start_promised, self.durable_end)
-        return (tuple(self.sent.items()), tuple(self.acked.items()), *starts)
+        return (tuple(self.sent.items()), tuple(self.acked.items()), self.start_allowed, self.start_promised)
 
     def told(self) -> None:
         if self.watch is not None:
             self.watch()
 
-    def begin_append(self, first: int, count: int) -> list[Record]:
+    def begin_append(self, first: int, count: int, producer: Producer | None = None) -> list[Record]:
         """`count` new records for the offsets from `first` on; timestamps go up and down a little."""
         made = []
         for offset in range(first, first + count):
-            self.serial += 1
-            serial = self.serial
+            serial = self._next_serial(offset)
             jitter = serial * 7 % 5
             record = Record(b"k%d" % (offset % self.keys), b"v%d" % serial, self.clock + jitter)
             self.records[serial] = record
-            self.before[serial] = self.sent[offset - 1][-1] if offset - 1 in self.sent else 0
-            self.sent[offset] = (*self.sent.get(offset, ()), serial)
             made.append(record)
+            if producer is not None and offset == first:
+                self.batches[serial] = Sent(producer, count)
         self.clock += 10
         self.told()
         return made
 
+    def begin_marker(self, offset: int, producer: Producer, *, commit: bool) -> int:
+        """Its coordinator epoch, which is its serial."""
+        serial = self._next_serial(offset)
+        key, value = struct.pack(">hh", 0, commit), struct.pack(">hi", 0, serial)
+        self.records[serial] = Record(key, value, self.clock)
+        self.batches[serial] = Sent(producer, 1, commit)
+        self.told()
+        return serial
+
+    def _next_serial(self, offset: int) -> int:
+        self.serial += 1
+        self.before[self.serial] = self.sent[offset - 1][-1] if offset - 1 in self.sent else 0
+        self.sent[offset] = (*self.sent.get(offset, ()), self.serial)
+        return self.serial
+
     def promise_all_below(self, next_offset: int) -> None:
         """Everything sent so far below `next_offset` has been acknowledged as durable."""
         self.acked = {offset: serials[-1] for offset, serials in self.sent.items() if offset < next_offset}
-        self.durable_end = next_offset
         self.told()
 
     def begin_start(self, offset: int) -> None:
@@ -94,7 +126,6 @@ class Story:
     def begin_truncate(self, offset: int) -> None:
         """Records at or above `offset` may go from here on."""
         self.acked = {at: serial for at, serial in self.acked.items() if at < offset}
-        self.durable_end = min(self.durable_end, offset)
         self.told()
 
     def promise_truncated(self, offset: int) -> None:
@@ -102,14 +133,39 @@ class Story:
         self.sent = {at: serials for at, serials in self.sent.items() if at < offset}
         self.told()
 
-    def found(self, kept: dict[int, int], log_start: int) -> None:
+    def found(self, kept: dict[int, int], log_start: int, next_offset: int) -> None:
         """After a recovery: what it found counts as durable from here on, what it did not find is gone for good."""
-        self.sent = {offset: (serial,) for offset, serial in kept.items()}
+        self.sent = {at: (kept.get(at, serials[-1]),) for at, serials in self.sent.items() if at < next_offset}
         self.acked = dict(kept)
-        self.durable_end = 0
         self.start_promised = log_start
         self.start_allowed = max(self.start_allowed, log_start)
         self.told()
+
+    def producers(self, kept: dict[int, int], next_offset: int) -> tuple[dict[int, Known], set[tuple[int, int, int]]]:
+        """What the batches below `next_offset` make of each producer, and (producer, first, last) of what they aborted.
+
+        `kept` says which of several records sent to one offset it is; what retention or compaction took counts too.
+        """
+        known: dict[int, Known] = {}
+        aborted: set[tuple[int, int, int]] = set()
+        for offset in sorted(offset for offset in self.sent if offset < next_offset):
+            batch = self.batches.get(kept.get(offset, self.sent[offset][-1]))
+            if batch is None:
+                continue
+            producer, last = batch.producer, offset + batch.count - 1
+            before = known.get(producer.producer_id, Known(producer.producer_epoch))
+            if before.epoch != producer.producer_epoch:
+                before = Known(producer.producer_epoch, first_open=before.first_open)
+            if batch.marker is None:
+                first = offset if producer.is_transactional and before.first_open < 0 else before.first_open
+                sequence = producer.base_sequence + batch.count - 1
+                after = Known(producer.producer_epoch, sequence, last, first, batch)
+            else:
+                after = before._replace(first_open=-1)
+                if not batch.marker and before.first_open >= 0:
+                    aborted.add((producer.producer_id, before.first_open, offset))
+            known[producer.producer_id] = after
+        return known, aborted
 
 
 class World:
@@ -134,45 +190,54 @@ class World:
         if flushed:
             self.story.promise_all_below(result.next_offset)
 
-    def produce(self, count: int, number: int, flushed: int) -> None:
-        """A batch of producer `number`, in a transaction when it is odd; then the same again, as a retry."""
-        durability = Durability.FLUSHED if flushed else Durability.MEMORY
+    def send(self, producer_id: int, count: int, transactional: int, flushed: int) -> None:
+        """A producer's next batch; within its transaction when one is open."""
         first = self.log.next_offset
-        known = {entry.producer_id: entry.last_sequence for entry in self.log._producers.entries()}
+        known = self.story.producers({}, first)[0].get(producer_id, Known(0))
         producer = Producer(
-            producer_id=number,
-            producer_epoch=0,
-            base_sequence=known.get(number, -1) + 1,
-            is_transactional=number % 2 == 1,
+            producer_id=producer_id,
+            producer_epoch=known.epoch,
+            base_sequence=known.last_sequence + 1,
+            is_transactional=bool(transactional) or known.first_open >= 0,
         )
-        records = self.story.begin_append(first, count)
-        result = self.log.append(records, now_ms=self.story.clock, producer=producer)
-        assert result == (first, first + count, False)
-        again = self.log.append(records, now_ms=self.story.clock, producer=producer, durability=durability)
-        assert again == (first, first + count, True), "a retry was not known again"
-        if flushed:
-            self.story.promise_all_below(result.next_offset)
-
-    def end(self, number: int, commit: int, flushed: int) -> None:
-        """A marker of producer `number`, whether or not its transaction is open; older than all records, for a lookup
-        by time finds markers too."""
+        records = self.story.begin_append(first, count, producer)
         durability = Durability.FLUSHED if flushed else Durability.MEMORY
-        result = self.log.append_marker(number, 0, commit=bool(commit), now_ms=1, durability=durability)
-        self.story.told()
+        result = self.log.append(records, now_ms=self.story.clock, durability=durability, producer=producer)
+        assert result == (first, first + count, False), "a new batch was taken for a repeated one"
         if flushed:
             self.story.promise_all_below(result.next_offset)
 
-    def truncate(self, percent: int) -> None:
-        """Where the cut will lie is asked before: a batch goes whole."""
-        low, high = self.log.log_start_offset, self.log.next_offset
-        offset = low + (high - low) * percent // 100
-        cut = truncation.find(self.disk, self.log._view.segments, offset)
-        if cut is None or cut.next_offset < low:
+    def end(self, producer_id: int, commit: int, bump: int, flushed: int) -> None:
+        """The marker that ends the producer's transaction, if one is open; the producer may get a new epoch with it."""
+        first = self.log.next_offset
+        known = self.story.producers({}, first)[0].get(producer_id)
+        if known is None or known.first_open < 0:
             return
-        self.story.begin_truncate(cut.next_offset)
-        assert self.log.truncate_to(offset, now_ms=self.story.clock) == cut.next_offset
-        self.story.promise_truncated(cut.next_offset)
-        self.story.promise_all_below(cut.next_offset)
+        epoch = known.epoch + bump
+        producer = Producer(producer_id=producer_id, producer_epoch=epoch, base_sequence=0, is_transactional=True)
+        serial = self.story.begin_marker(first, producer, commit=bool(commit))
+        durability = Durability.FLUSHED if flushed else Durability.MEMORY
+        result = self.log.append_marker(
+            producer_id,
+            epoch,
+            commit=bool(commit),
+            coordinator_epoch=serial,
+            now_ms=self.story.clock,
+            durability=durability,
+        )
+        if flushed:
+            self.story.promise_all_below(result.next_offset)
+
+    def repeat(self) -> None:
+        """Every producer sends its last batch once more: answered with the offsets it has, nothing added."""
+        end = self.log.next_offset
+        for known in self.story.producers({}, end)[0].values():
+            if known.last_batch is not None:
+                base = known.last_offset - known.last_batch.count + 1
+                records = [self.story.records[self.story.sent[at][-1]] for at in range(base, known.last_offset + 1)]
+                result = self.log.append(records, now_ms=self.story.clock, producer=known.last_batch.producer)
+                assert result == (base, known.last_offset + 1, True), "a repeated batch was taken once more"
+        assert self.log.next_offset == end
 
     def flush(self) -> None:
         self.log.flush()
@@ -290,6 +355,43 @@ CASES = [
         ],
     ),
     Case(
+        "transactions",
+        [
+            ("send", 1, 3, 0, FLUSHED),
+            ("send", 2, 3, 1, MEMORY),
+            ("send", 1, 2, 1, MEMORY),
+            ("end", 2, 0, 0, FLUSHED),
+            ("repeat",),
+            ("roll",),
+            ("send", 2, 4, 1, FLUSHED),
+            ("end", 1, 1, 1, MEMORY),
+            ("append", 9, MEMORY),
+            ("kill",),
+            ("send", 1, 3, 1, MEMORY),
+            ("drop", 1),
+            ("end", 2, 0, 0, MEMORY),
+            ("checkpoint",),
+            ("remove",),
+            ("reopen",),
+            ("send", 2, 2, 0, FLUSHED),
+            ("end", 1, 0, 0, FLUSHED),
+        ],
+    ),
+    Case(
+        "producers and retention",
+        [
+            ("send", 1, 3, 0, FLUSHED),
+            ("send", 2, 3, 1, FLUSHED),
+            ("append", 9, MEMORY),
+            ("checkpoint",),
+            ("roll",),
+            ("append", 3, FLUSHED),
+            ("drop", 1),
+            ("append", 2, MEMORY),
+            ("checkpoint",),
+        ],
+    ),
+    Case(
         "compaction",
         [
             ("append", 40, FLUSHED),
@@ -305,54 +407,6 @@ CASES = [
         COMPACTED,
         7,
     ),
-    Case(
-        "producers",
-        [
-            ("produce", 3, 1, FLUSHED),
-            ("produce", 2, 2, MEMORY),
-            ("produce", 2, 3, MEMORY),
-            ("end", 1, 0, FLUSHED),
-            ("roll",),
-            ("produce", 4, 2, MEMORY),
-            ("produce", 1, 1, FLUSHED),
-            ("checkpoint",),
-            ("end", 3, 0, MEMORY),
-            ("roll",),
-            ("append", 4, FLUSHED),
-            ("end", 1, 1, MEMORY),
-            ("produce", 2, 3, FLUSHED),
-            ("reopen",),
-            ("produce", 2, 3, MEMORY),
-            ("end", 3, 0, FLUSHED),
-            ("produce", 1, 2, FLUSHED),
-        ],
-    ),
-    Case(
-        "truncation",
-        [
-            ("append", 9, FLUSHED),
-            ("produce", 3, 1, FLUSHED),
-            ("epoch",),
-            ("produce", 2, 2, FLUSHED),
-            ("roll",),
-            ("produce", 3, 2, MEMORY),
-            ("end", 1, 0, FLUSHED),
-            ("checkpoint",),
-            ("roll",),
-            ("produce", 3, 1, FLUSHED),
-            ("checkpoint",),
-            ("truncate", 60),
-            ("produce", 2, 3, MEMORY),
-            ("produce", 5, 2, MEMORY),
-            ("roll",),
-            ("produce", 3, 2, FLUSHED),
-            ("end", 3, 0, MEMORY),
-            ("truncate", 90),
-            ("append", 2, FLUSHED),
-            ("kill",),
-            ("produce", 2, 2, MEMORY),
-        ],
-    ),
 ]
 
 _ODDS: dict[str, int] = {
@@ -366,18 +420,17 @@ _ODDS: dict[str, int] = {
     "start": 4,
     "reopen": 4,
     "kill": 4,
-    "truncate": 4,
+    "send": 14,
+    "end": 9,
+    "repeat": 2,
 }
-_PRODUCERS = {**_ODDS, "append": 8, "produce": 35, "end": 15, "roll": 10, "drop": 0, "start": 0, "truncate": 6}
 
 
 def drawn(seed: int) -> Case:
     """A random program; one in four on a compacted log. The same seed gives the same one."""
     rng = random.Random(f"program {seed}")
     is_compacted = rng.random() < 0.25
-    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0, "truncate": 0} if is_compacted else _ODDS
-    if not is_compacted and rng.random() < 0.4:
-        odds = _PRODUCERS
+    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0, "send": 0, "end": 0} if is_compacted else _ODDS
     names = rng.choices(list(odds), list(odds.values()), k=rng.randrange(6, 14))
     settings = replace(
         COMPACTED if is_compacted else SMALL,
@@ -385,7 +438,8 @@ def drawn(seed: int) -> Case:
         index_interval_bytes=rng.choice((1, 150)),
         batch_bytes=rng.choice((1, 120, 200)),
     )
-    return Case(f"drawn {seed}", [_drawn_op(name, rng) for name in names], settings, 6 if is_compacted else 1 << 30)
+    ops = [_drawn_op(name, rng) for name in names]
+    return Case(f"drawn {seed}", ops, settings, 6 if is_compacted else 1 << 30)
 
 
 def _drawn_op(name: str, rng: random.Random) -> Op:
@@ -394,11 +448,17 @@ def _drawn_op(name: str, rng: random.Random) -> Op:
             return name, rng.choice((1, 2, 3, 5, 9, 14)), rng.randrange(2)
         case "drop":
             return name, rng.randrange(1, 4)
-        case "start" | "truncate":
+        case "start":
             return name, rng.randrange(101)
-        case "produce":
-            return name, rng.randrange(1, 4), rng.randrange(1, 5), rng.randrange(2)
+        case "send":
+            return (
+                name,
+                rng.randrange(1, 4),
+                rng.randrange(1, 6),
+                rng.randrange(2),
+                rng.randrange(2),
+            )
         case "end":
-            return name, rng.choice((1, 3)), rng.randrange(2), rng.randrange(2)
+            return name, rng.randrange(1, 4), rng.randrange(2), rng.randrange(2), rng.randrange(2)
         case _:
             return (name,)

@@ -41,7 +41,7 @@ def _run(case: Case, fail_at: int | None, *, before: bool) -> ModelDisk:
     disk.fail_at = None
     disk.locks.clear()
     world = World(disk, case.settings, story)
-    story.found(check(world.log, disk, story, case), world.log.log_start_offset)
+    story.found(check(world.log, disk, story, case), world.log.log_start_offset, world.log.next_offset)
     world.append(3, FLUSHED)
     check(world.log, disk, story, case)
     world.reopen()

@@ -10,15 +10,19 @@ from log_explorer import Tally, explore
 from log_script import CASES, Case, drawn
 
 DRAWN = 12
-STATES_OF_A_SHARE = 1_500
+STATES_OF_A_SHARE = 1_000
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_no_promise_is_broken_whatever_effect_is_the_last(case: Case, seed: int) -> None:
-    tally = explore(case, draws=8, seed=seed, states_max=STATES_OF_A_SHARE)
+@pytest.mark.parametrize("share", [0, 1])
+def test_no_promise_is_broken_whatever_effect_is_the_last(case: Case, share: int) -> None:
+    tally = Tally()
+    for seed in range(share, 40, 2):
+        explore(case, draws=8, seed=seed, tally=tally, states_max=STATES_OF_A_SHARE)
+        if tally.distinct >= STATES_OF_A_SHARE:
+            break
     assert tally.distinct >= STATES_OF_A_SHARE
-    assert tally.nested > 100, "the power has to go in recoveries too"
+    assert tally.nested > 50, "the power has to go in recoveries too"
 
 
 @pytest.mark.parametrize("share", range(DRAWN))

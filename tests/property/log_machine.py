@@ -66,13 +66,13 @@ class LogMachine(RuleBasedStateMachine):
     """See the module text. Subclasses choose `IS_COMPACTED`."""
 
     IS_COMPACTED = False
-    PRODUCERS_SURVIVE = False
+    PRODUCERS_SURVIVE = True
 
     was_reopened = False
 
     @initialize(
-        segment_bytes=st.sampled_from([300, 900, 3000]),
-        batch_bytes=st.sampled_from([1, 200, 4000]),
+        segment_bytes=st.sampled_from([600, 1200, 4000]),
+        batch_bytes=st.sampled_from([1, 200, 500]),
         interval=st.sampled_from([1, 200, 4096]),
         codec=st.sampled_from(Codec),
     )
@@ -86,6 +86,7 @@ class LogMachine(RuleBasedStateMachine):
         )
         self.disk = ModelDisk()
         self.batches: list[Batch] = []
+        self.gone: list[Batch] = []  # what retention took; their producers are remembered
         self.start = self.end = 0
         self.durable = 0  # everything below survives any crash
         self.epoch = 0
@@ -105,7 +106,11 @@ class LogMachine(RuleBasedStateMachine):
     @rule(data=st.data(), durability=durabilities)
     def append(self, data: st.DataObject, durability: Durability) -> None:
         records = data.draw(record_lists(self.IS_COMPACTED))
-        result = self.log.append(records, now_ms=NOW, durability=durability)
+        try:
+            result = self.log.append(records, now_ms=NOW, durability=durability)
+        except InvalidRequest as error:
+            self._refused(error)
+            return
         self._added(result, records, durability)
 
     @rule(codec=st.sampled_from(Codec))
@@ -135,7 +140,11 @@ class LogMachine(RuleBasedStateMachine):
             producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, is_transactional=is_transactional
         )
         records = data.draw(record_lists(self.IS_COMPACTED))
-        result = self.log.append(records, now_ms=NOW, durability=durability, producer=producer)
+        try:
+            result = self.log.append(records, now_ms=NOW, durability=durability, producer=producer)
+        except InvalidRequest as error:
+            self._refused(error)
+            return
         assert not result.is_duplicate
         self._added(result, records, durability, producer)
         self.last_sent[producer_id] = (producer, records)
@@ -144,7 +153,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(producer_id=st.integers(1, 2), durability=durabilities)
     def repeat_the_last_batch(self, producer_id: int, durability: Durability) -> None:
         """A retry is answered with the offsets of the first try, and adds nothing."""
-        known = [each for each in self.batches if each.producer and each.producer.producer_id == producer_id]
+        known = [each for each in self._history() if each.producer and each.producer.producer_id == producer_id]
         newest = self._newest_batch_of(producer_id)
         if not known or newest is None or producer_id not in self.last_sent:
             return
@@ -437,6 +446,11 @@ class LogMachine(RuleBasedStateMachine):
         assert len(made) == 1 or producer is None
         self._extend(made, durability)
 
+    def _refused(self, error: InvalidRequest) -> None:
+        """Only for its size, and nothing of it was added."""
+        assert "above segment.bytes" in str(error)
+        assert self.log.next_offset == self.end
+
     def _extend(self, batches: list[Batch], durability: Durability) -> None:
         sealed = self.log.segments()[-1].base_offset
         self.batches += batches
@@ -444,7 +458,11 @@ class LogMachine(RuleBasedStateMachine):
         # What was sealed on the way is durable in any case.
         self.durable = self.end if durability is Durability.FLUSHED else max(self.durable, sealed)
 
+    def _history(self) -> list[Batch]:
+        return self.gone + self.batches
+
     def _forget_below(self, offset: int) -> None:
+        self.gone += [batch for batch in self.batches if batch.next_offset <= offset]
         self.batches = [batch for batch in self.batches if batch.next_offset > offset]
 
     def _visible(self) -> list[StoredRecord]:
@@ -464,7 +482,7 @@ class LogMachine(RuleBasedStateMachine):
         return kernels.scan_batches(self.disk.read(f"{self.log.directory}/{base:020d}{LOG}"))
 
     def _newest_batch_of(self, producer_id: int) -> Batch | None:
-        of = [each for each in self.batches if each.producer and each.producer.producer_id == producer_id]
+        of = [each for each in self._history() if each.producer and each.producer.producer_id == producer_id]
         return of[-1] if of else None
 
     def _last_of(self, producer_id: int) -> tuple[int, int] | None:
@@ -476,7 +494,7 @@ class LogMachine(RuleBasedStateMachine):
         if newest.marker is None:
             return producer.producer_epoch, producer.base_sequence + newest.next_offset - newest.base_offset
         # A marker is no batch of the sequence: an older one of the same epoch goes on, a new epoch begins at 0.
-        for batch in reversed(self.batches):
+        for batch in reversed(self._history()):
             same = batch.producer is not None and batch.producer.producer_id == producer_id and batch.marker is None
             if same and batch.producer is not None and batch.producer.producer_epoch == producer.producer_epoch:
                 return producer.producer_epoch, batch.producer.base_sequence + batch.next_offset - batch.base_offset
@@ -484,7 +502,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def _open_transaction(self, producer_id: int) -> int | None:
         began = None
-        for batch in self.batches:
+        for batch in self._history():
             if batch.producer is not None and batch.producer.producer_id == producer_id:
                 if batch.marker is not None:
                     began = None
