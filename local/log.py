@@ -19,37 +19,35 @@ fails too, the log refuses everything until it is reopened.
 
 from __future__ import annotations
 
-import bisect
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
-from local import checkpoints, loading, names, recovery, swap
+from local import checkpoints, loading, names, recovery
 from local.append_result import AppendResult, Durability
 from local.append_validation import validate_batch
 from local.batch import BatchHeader, assign_offset, encode_marker, read_header, read_marker
 from local.column_encoding import encode_column_batches
 from local.encoding import encode_batches
 from local.epochs import LeaderEpochs
-from local.errors import DiskFailed, LogError, OffsetOutOfRange
-from local.group_commit import GroupCommit
-from local.log_reading import ReadableLog
-from local.log_view import LargestTimes, LogView
+from local.errors import DiskFailed, LogError
+from local.log_shrinking import ShrinkableLog
+from local.log_view import LogView
 from local.names import TopicPartition
 from local.producer_files import ProducerFiles
-from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, ProducerState, RememberedBatch
+from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
 from local.record import Record
 from local.record_columns import record_columns
 from local.rolling import Draw, Rolling
 from local.segment import Segment
 from local.settings import LogSettings
-from local.storage import Storage, join
+from local.storage import Storage
 
 __all__ = ["AppendResult", "Durability", "Log"]
 
 
-class Log(ReadableLog):
+class Log(ShrinkableLog):
     """See the module text; reads and lookups are in `local.log_reading`. Build one with `Log.open`."""
 
     def __init__(
@@ -60,22 +58,10 @@ class Log(ReadableLog):
         settings: LogSettings,
         draw: Draw = random.randrange,
     ) -> None:
-        super().__init__(partition)
-        self.settings = settings
-        self.directory = directory
+        super().__init__(storage, directory, partition, settings)
         self.leader_epoch = 0
-        self.recovery_point = 0
         self.recovered_segments = 0
-        self._storage = storage
-        self._deleted: list[tuple[int, str]] = []
-        # Positions for the group commit: bytes written since the log was opened. Cuts: how often its end was lowered.
-        self._written_bytes = 0
-        self._cuts = 0
-        self._commit = GroupCommit(self._sync_written)
-        self._unflushed_since_ms: int | None = None
-        self._failed = False
         self._look_again: Callable[[], None] | None = None
-        self._snapshots = ProducerFiles(storage, directory)
         self._expire_producers_at_ms = 0
         self._rolling = Rolling(draw)
 
@@ -267,84 +253,6 @@ class Log(ReadableLog):
             self._snapshots.write(view.next_offset, self._producers)
             return True
 
-    # -- shrink --------------------------------------------------------------------------------------------------
-
-    def raise_log_start(self, offset: int) -> None:
-        """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
-        with self._lock:
-            if offset > self.next_offset:
-                facts = {"offset": offset, "first_offset": self.log_start_offset, "next_offset": self.next_offset}
-                raise OffsetOutOfRange("raising the log start", partition=self.partition, **facts)
-            if offset > self.log_start_offset:
-                self._publish(list(self._view.segments), log_start_offset=offset)
-
-    def drop_before(self, offset: int, *, now_ms: int, delay_ms: int, raises_log_start: bool) -> int:
-        """Drop sealed segments wholly below `offset`; returns how many. Their files go `delay_ms` later.
-
-        Order of effects: the producers' snapshot behind each doomed segment becomes durable, the start offset and the
-        segment list are published (no new reader enters), then the names become ``.deleted``, then, later, the files
-        go. A crash after any step leaves segments that the next round drops.
-        """
-        with self._lock:
-            view = self._view
-            doomed = view.sealed_below(offset)
-            if not doomed:
-                return 0
-            kept = view.segments[len(doomed) :]
-            with self._failing():
-                for at in range(1, len(doomed) + 1):
-                    self._snapshots.settle(view.bases[at], view.bases[:at])
-            start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
-            self._publish(list(kept), log_start_offset=start)
-            for segment in doomed:
-                # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
-                self._mark_deleted(segment, now_ms + delay_ms)
-                self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
-                self._storage.sync_directory(self.directory)
-            return len(doomed)
-
-    def remove_deleted(self, now_ms: int) -> int:
-        """Unlink the ``.deleted`` files that are due; returns how many."""
-        with self._lock:
-            due = [entry for entry in self._deleted if entry[0] <= now_ms]
-            for entry in due:
-                self._storage.unlink(entry[1])
-                self._deleted.remove(entry)
-            return len(due)
-
-    def restart_at(self, offset: int, epochs: LeaderEpochs, *, now_ms: int) -> None:
-        """Forget every local record and go on at `offset`, with the lineage `epochs` of what lies below.
-
-        For a log whose records below `offset` are all in the remote tier. Order of effects: the files go first, the
-        lineage after, so a crash in between leaves an empty log, which restarts the same way.
-        """
-        with self._lock:
-            loading.discard(self._storage, self.directory, self._view.segments)
-            self._snapshots.remove_all()
-            self._producers = ProducerState()
-            fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
-            self._publish([fresh], next_offset=offset)
-            self._save_epochs(epochs)
-            self._all_durable()
-
-    def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
-        """Steps 3 to 6 of `local.swap`: the announced segment takes the place of neighbouring sealed `old` ones.
-
-        When the disk fails in between, the log is unusable until it is reopened, which finishes the swap.
-        """
-        with self._lock, self._failing():
-            for segment in old:
-                self._mark_deleted(segment, now_ms + delay_ms)
-            self._storage.sync_directory(self.directory)
-            swap.put_in_place(self._storage, self.directory, base_offset)
-            fresh = Segment.load(self._storage, self.directory, base_offset)
-            kept = [segment for segment in self._view.segments if segment not in old]
-            bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
-            self._publish(kept)
-            for segment in old:
-                if segment.base_offset != base_offset:
-                    self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
-
     def producer_snapshot(self, offset: int) -> bytes:
         """A ``.snapshot`` of the producers before `offset`, a segment's base or the log end; made again if it is gone.
 
@@ -394,9 +302,6 @@ class Log(ReadableLog):
         bases = [segment.base_offset for segment in loaded.segments]
         onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
         self._find_producers = partial(onlooker.state_at, loaded.next_offset, bases, may_vanish=True)
-
-    def _path(self, name: str) -> str:
-        return join(self.directory, name)
 
     def _append_all(
         self, batches: Iterable[bytearray | memoryview], now_ms: int, durability: Durability
@@ -469,56 +374,10 @@ class Log(ReadableLog):
         if self.epochs.latest != self.leader_epoch:
             self._save_epochs(self.epochs.assign(self.leader_epoch, offset))
 
-    def _save_epochs(self, epochs: LeaderEpochs) -> None:
-        # Known only once it is written: after a write that failed the next append has to try again.
-        checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
-        self.epochs = epochs
-
-    def _sync_written(self) -> int:
-        """The group commit's sync, without the lock: the position up to which everything is durable now.
-
-        Only the active segment needs it, as a sealed one is durable. When the segment is sealed or recovered meanwhile,
-        that made the same bytes durable. A cut meanwhile (`_cuts`) may have been followed by other records at the same
-        offsets, which this sync has not seen: then the recovery point stays.
-        """
-        with self._lock:
-            self._check_usable()
-            active, written = self._view.segments[-1], self._written_bytes
-            next_offset, cuts = self.next_offset, self._cuts
-            self._unflushed_since_ms = None
-        with self._failing():
-            active.sync_log()
-        with self._lock:
-            self._check_usable()
-            if cuts == self._cuts:
-                self.recovery_point = max(self.recovery_point, next_offset)
-        return written
-
     def _seal(self, active: Segment) -> None:
         with self._failing():
             active.seal()
         self._all_durable()
-
-    def _all_durable(self) -> None:
-        """Under the lock: everything that was written is durable, and whoever waits for it may go on."""
-        self.recovery_point = self.next_offset
-        self._unflushed_since_ms = None
-        self._commit.cover(self._written_bytes)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """An fsync that failed is never tried again (the kernel may have dropped the pages and forgotten): the log is
-        unusable, and vouches for nothing more, until it is reopened and recovered. An interrupted one counts as failed.
-        """
-        try:
-            yield
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        self._failed = True
-        self._commit.fail(error)
 
     def _next_segment(self, view: LogView, now_ms: int) -> Segment:
         """A fresh active segment; when it cannot be made the sealed one is opened again, and the log goes on."""
@@ -563,33 +422,3 @@ class Log(ReadableLog):
         if self.next_offset > self._view.bases[0]:
             with self._failing():
                 self._snapshots.write(self.next_offset, self._producers, is_durable=len(self._producers) > 0)
-
-    def _check_usable(self) -> None:
-        if self._failed:
-            raise DiskFailed("using a log whose disk failed, reopen it to recover", partition=self.partition)
-
-    def _publish(
-        self, segments: list[Segment] | None, *, log_start_offset: int | None = None, next_offset: int | None = None
-    ) -> None:
-        old = self._view
-        chosen = old.segments if segments is None else tuple(segments)
-        bases = old.bases if segments is None else tuple(s.base_offset for s in chosen)
-        start = old.log_start_offset if log_start_offset is None else log_start_offset
-        self._cuts += next_offset is not None and next_offset < old.next_offset
-        times = old.times if segments is None else LargestTimes(chosen[:-1])
-        self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset, times)
-
-    def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
-        suffixes = segment.existing_suffixes()
-        segment.retire()
-        for suffix in suffixes:
-            path = segment.path(suffix)
-            self._storage.rename(path, path + names.DELETED)
-            self._deleted.append((due_ms, path + names.DELETED))
-
-    def _mark_snapshot_deleted(self, offset: int, due_ms: int) -> None:
-        if offset in self._snapshots.offsets():
-            path = self._snapshots.path(offset)
-            self._storage.rename(path, path + names.DELETED)
-            self._snapshots.forget(offset)
-            self._deleted.append((due_ms, path + names.DELETED))

@@ -99,6 +99,7 @@ class LogDirectory:
         if settings.is_compacted:
             # A checkpoint past the log's end (it was truncated) vouches for nothing.
             log.cleaner_offset = min(self._cleaner_offsets.get(partition, 0), log.next_offset)
+        log.write_checkpoints = self.write_checkpoints
         self.logs[partition] = log
         return log
 

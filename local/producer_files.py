@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from local import kernels, producer_snapshot
 from local.errors import Corrupt, NotFound
-from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
+from local.names import DELETED, LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.producer_state import ProducerState
 from local.recovery import replay
 from local.storage import Storage, join
@@ -135,9 +135,14 @@ class ProducerFiles:
     def remove_all(self) -> None:
         self._remove(self.offsets())
 
-    def forget(self, offset: int) -> None:
-        """The one at `offset` was renamed or removed by the caller."""
-        self._known = [each for each in self.offsets() if each != offset]
+    def mark_deleted(self, offset: int) -> str | None:
+        """Rename the snapshot at `offset`; its new path, None when there is none."""
+        if offset not in self.offsets():
+            return None
+        path = self.path(offset)
+        self._storage.rename(path, path + DELETED)
+        self._forget(offset)
+        return path + DELETED
 
     def _newest(self, offset: int) -> tuple[int, ProducerState]:
         for at in reversed([each for each in self.offsets() if each <= offset]):
@@ -150,7 +155,7 @@ class ProducerFiles:
                 _log.warning("a producer snapshot is damaged, an older one is used: path=%s cause=%s", path, error)
                 if not self._is_onlooker:
                     self._storage.unlink(path)
-                    self.forget(at)
+                    self._forget(at)
         return 0, ProducerState()
 
     def _replay(self, base: int, producers: ProducerState, from_offset: int, upto_offset: int) -> None:
@@ -163,9 +168,12 @@ class ProducerFiles:
         finally:
             data.release()
 
+    def _forget(self, offset: int) -> None:
+        self._known = [each for each in self.offsets() if each != offset]
+
     def _remove(self, offsets: Sequence[int]) -> None:
         for offset in offsets:
             self._storage.unlink(self.path(offset))
-            self.forget(offset)
+            self._forget(offset)
         if offsets:
             self._storage.sync_directory(self._directory)

@@ -144,7 +144,7 @@ def recover_segment(
     _truncate_and_sync(storage, path, valid if valid < size else None)
     if valid < size:
         _log.warning("cut a segment's tail: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
-    _write_txn_index(storage, directory, base_offset, aborted)
+    _write_txn_index(storage, directory, base_offset, txn_index.encode(aborted))
     _write_indexes(storage, directory, base_offset, table, interval_bytes)
     return RecoveredSegment(
         base_offset=base_offset,
@@ -153,6 +153,21 @@ def recover_segment(
         cut=cut if valid < size else None,
         epochs=_epochs(table.leader_epochs.tolist(), table.base_offsets.tolist()),
     )
+
+
+def cut_segment(
+    storage: Storage,
+    directory: str,
+    base_offset: int,
+    size_bytes: int,
+    kept: BatchTable,
+    aborted: bytes,
+    interval_bytes: int,
+) -> None:
+    """The log file down to `size_bytes`, the batches of `kept`; then its indexes, `aborted` being the ``.txnindex``."""
+    _truncate_and_sync(storage, join(directory, segment_file(base_offset, LOG)), size_bytes)
+    _write_txn_index(storage, directory, base_offset, aborted)
+    _write_indexes(storage, directory, base_offset, kept, interval_bytes)
 
 
 def replay(
@@ -214,11 +229,11 @@ def _write_indexes(storage: Storage, directory: str, base_offset: int, table: Ba
     storage.sync_directory(directory)
 
 
-def _write_txn_index(storage: Storage, directory: str, base_offset: int, aborted: list[AbortedTransaction]) -> None:
+def _write_txn_index(storage: Storage, directory: str, base_offset: int, entries: bytes) -> None:
     """There is such a file only where there is an entry. The caller syncs the directory."""
     path = join(directory, segment_file(base_offset, TXN_INDEX))
-    if aborted:
-        _write(storage, path, bytearray(txn_index.encode(aborted)))
+    if entries:
+        _write(storage, path, bytearray(entries))
     else:
         storage.unlink(path)
 

@@ -1,0 +1,242 @@
+"""The side of a log that takes away, and the state that all changes share: `local.log.Log` adds what appends.
+
+Everything here happens under the log's one lock. Each method says in which order it works and what a crash leaves.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from local import checkpoints, loading, names, swap, truncation
+from local.epochs import LeaderEpochs
+from local.errors import DiskFailed, OffsetOutOfRange
+from local.group_commit import GroupCommit
+from local.log_reading import ReadableLog
+from local.log_view import LargestTimes, LogView
+from local.names import TopicPartition
+from local.producer_files import ProducerFiles
+from local.producer_state import ProducerState
+from local.segment import Segment
+from local.settings import LogSettings
+from local.storage import Storage, join
+
+
+class ShrinkableLog(ReadableLog):
+    """See the module text."""
+
+    def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
+        super().__init__(partition)
+        self.settings = settings
+        self.directory = directory
+        self.recovery_point = 0
+        self.write_checkpoints: Callable[[], None] = lambda: None  # whoever keeps this log's checkpoints sets it
+        self._storage = storage
+        self._snapshots = ProducerFiles(storage, directory)
+        self._deleted: list[tuple[int, str]] = []
+        # Positions for the group commit: bytes written since the log was opened. Cuts: how often its end was lowered.
+        self._written_bytes = 0
+        self._cuts = 0
+        self._commit = GroupCommit(self._sync_written)
+        self._unflushed_since_ms: int | None = None
+        self._failed = False
+
+    def raise_log_start(self, offset: int) -> None:
+        """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
+        with self._lock:
+            if offset > self.next_offset:
+                facts = {"offset": offset, "first_offset": self.log_start_offset, "next_offset": self.next_offset}
+                raise OffsetOutOfRange("raising the log start", partition=self.partition, **facts)
+            if offset > self.log_start_offset:
+                self._publish(list(self._view.segments), log_start_offset=offset)
+
+    def drop_before(self, offset: int, *, now_ms: int, delay_ms: int, raises_log_start: bool) -> int:
+        """Drop sealed segments wholly below `offset`; returns how many. Their files go `delay_ms` later.
+
+        Order of effects: the producers' snapshot behind each doomed segment becomes durable, the start offset and the
+        segment list are published (no new reader enters), then the names become ``.deleted``, then, later, the files
+        go. A crash after any step leaves segments that the next round drops.
+        """
+        with self._lock:
+            view = self._view
+            doomed = view.sealed_below(offset)
+            if not doomed:
+                return 0
+            kept = view.segments[len(doomed) :]
+            with self._failing():
+                for at in range(1, len(doomed) + 1):
+                    self._snapshots.settle(view.bases[at], view.bases[:at])
+            start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
+            self._publish(list(kept), log_start_offset=start)
+            for segment in doomed:
+                # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
+                self._mark_deleted(segment, now_ms + delay_ms)
+                self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
+                self._storage.sync_directory(self.directory)
+            return len(doomed)
+
+    def remove_deleted(self, now_ms: int) -> int:
+        """Unlink the ``.deleted`` files that are due; returns how many."""
+        with self._lock:
+            due = [entry for entry in self._deleted if entry[0] <= now_ms]
+            for entry in due:
+                self._storage.unlink(entry[1])
+                self._deleted.remove(entry)
+            return len(due)
+
+    def truncate_to(self, offset: int, *, now_ms: int) -> int:
+        """Records at or above `offset` never were: what they said of producers and epochs goes with them.
+
+        A batch goes whole; the answer is where the log ends now, at or below `offset`. Below the first local record
+        nothing is left, and the log start is lowered with the end. What the remote tier holds is the caller's to know.
+        Order of effects and crashes: `local.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
+        """
+        with self._lock:
+            self._check_usable()
+            if offset >= self.next_offset:
+                return self.next_offset
+            cut = truncation.find(self._storage, self._view.segments, offset)
+            if cut is None or cut.next_offset < self.log_start_offset:
+                target = min(offset, self.local_log_start_offset)
+                self.restart_at(target, self.epochs.truncate_from_end(target), now_ms=now_ms)
+                return target
+            self._vouch_no_further_than(cut.next_offset)
+            with self._failing():
+                active = truncation.make(
+                    self._storage, self.directory, cut, interval_bytes=self.settings.index_interval_bytes
+                )
+                self._snapshots.remove_above(cut.next_offset)
+                self._save_epochs(self.epochs.truncate_from_end(cut.next_offset))
+                sealed = self._view.sealed_below(active.base_offset)
+                bases = [*(each.base_offset for each in sealed), active.base_offset]
+                self._producers = self._snapshots.state_at(cut.next_offset, bases)
+                active.activate()
+            self._publish([*sealed, active], next_offset=cut.next_offset)
+            self._all_durable()
+            return cut.next_offset
+
+    def restart_at(self, offset: int, epochs: LeaderEpochs, *, now_ms: int) -> None:
+        """Forget every local record and go on at `offset`, with the lineage `epochs` of what lies below.
+
+        For a log whose records below `offset` are all in the remote tier. Order of effects: what vouches for more goes
+        first, then the files, the lineage, a log start above `offset` last: a crash before that leaves an empty log,
+        which restarts at the old log start.
+        """
+        with self._lock:
+            start = self.log_start_offset
+            self._vouch_no_further_than(offset)
+            loading.discard(self._storage, self.directory, self._view.segments)
+            self._snapshots.remove_all()
+            self._producers = ProducerState()
+            fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
+            self._publish([fresh], next_offset=offset, log_start_offset=min(start, offset))
+            self._save_epochs(epochs)
+            self._all_durable()
+            if offset < start:
+                self.write_checkpoints()
+
+    def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
+        """Steps 3 to 6 of `local.swap`: the announced segment takes the place of neighbouring sealed `old` ones.
+
+        When the disk fails in between, the log is unusable until it is reopened, which finishes the swap.
+        """
+        with self._lock, self._failing():
+            for segment in old:
+                self._mark_deleted(segment, now_ms + delay_ms)
+            self._storage.sync_directory(self.directory)
+            swap.put_in_place(self._storage, self.directory, base_offset)
+            fresh = Segment.load(self._storage, self.directory, base_offset)
+            kept = [segment for segment in self._view.segments if segment not in old]
+            bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
+            self._publish(kept)
+            for segment in old:
+                if segment.base_offset != base_offset:
+                    self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _sync_written(self) -> int:
+        """The group commit's sync, without the lock: the position up to which everything is durable now.
+
+        Only the active segment needs it, as a sealed one is durable. When the segment is sealed or recovered meanwhile,
+        that made the same bytes durable. A cut meanwhile (`_cuts`) may have been followed by other records at the same
+        offsets, which this sync has not seen: then the recovery point stays.
+        """
+        with self._lock:
+            self._check_usable()
+            active, written = self._view.segments[-1], self._written_bytes
+            next_offset, cuts = self.next_offset, self._cuts
+            self._unflushed_since_ms = None
+        with self._failing():
+            active.sync_log()
+        with self._lock:
+            self._check_usable()
+            if cuts == self._cuts:
+                self.recovery_point = max(self.recovery_point, next_offset)
+        return written
+
+    def _vouch_no_further_than(self, offset: int) -> None:
+        """Before records go: what start-up trusts, in memory and in the checkpoints."""
+        told = self.recovery_point, self.cleaner_offset
+        self.recovery_point = min(self.recovery_point, offset)
+        if self.cleaner_offset is not None:
+            self.cleaner_offset = min(self.cleaner_offset, offset)
+        if told != (self.recovery_point, self.cleaner_offset):
+            self.write_checkpoints()
+
+    def _path(self, name: str) -> str:
+        return join(self.directory, name)
+
+    def _save_epochs(self, epochs: LeaderEpochs) -> None:
+        # Known only once it is written: after a write that failed the next append has to try again.
+        checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
+        self.epochs = epochs
+
+    def _all_durable(self) -> None:
+        """Under the lock: everything that was written is durable, and whoever waits for it may go on."""
+        self.recovery_point = self.next_offset
+        self._unflushed_since_ms = None
+        self._commit.cover(self._written_bytes)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An fsync that failed is never tried again (the kernel may have dropped the pages and forgotten): the log is
+        unusable, and vouches for nothing more, until it is reopened and recovered. An interrupted one counts as failed.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = True
+        self._commit.fail(error)
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise DiskFailed("using a log whose disk failed, reopen it to recover", partition=self.partition)
+
+    def _publish(
+        self, segments: list[Segment] | None, *, log_start_offset: int | None = None, next_offset: int | None = None
+    ) -> None:
+        old = self._view
+        chosen = old.segments if segments is None else tuple(segments)
+        bases = old.bases if segments is None else tuple(s.base_offset for s in chosen)
+        start = old.log_start_offset if log_start_offset is None else log_start_offset
+        self._cuts += next_offset is not None and next_offset < old.next_offset
+        times = old.times if segments is None else LargestTimes(chosen[:-1])
+        self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset, times)
+
+    def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
+        suffixes = segment.existing_suffixes()
+        segment.retire()
+        for suffix in suffixes:
+            path = segment.path(suffix)
+            self._storage.rename(path, path + names.DELETED)
+            self._deleted.append((due_ms, path + names.DELETED))
+
+    def _mark_snapshot_deleted(self, offset: int, due_ms: int) -> None:
+        if (path := self._snapshots.mark_deleted(offset)) is not None:
+            self._deleted.append((due_ms, path))

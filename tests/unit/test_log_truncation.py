@@ -1,0 +1,217 @@
+"""Truncation: whole batches from an offset on go, with what they said of producers, transactions and epochs."""
+
+from __future__ import annotations
+
+import pytest
+from disk_model import ModelDisk
+from log_world import NAME, SMALL, fill, open_log, read_all
+from test_producer_files import COMPACTED, end, facts, names_of, put, story
+
+from local import checkpoints, cleaner
+from local.batch import read_header
+from local.errors import Corrupt, DiskFailed
+from local.index_files import build_indexes
+from local.kernels import scan_batches
+from local.log import Durability
+from local.log_dirs import LogDirectory
+from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, RECOVERY_POINTS, TIME_INDEX, TXN_INDEX, segment_file
+from local.record import Record
+
+
+@pytest.mark.parametrize("offset", [0, 1, 9, 10, 11, 55, 60, 99, 100])
+@pytest.mark.parametrize("reopens", [True, False])
+def test_records_at_or_above_the_offset_are_gone_and_those_of_whole_batches_below_stay(
+    offset: int, reopens: bool
+) -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 100)
+    before = read_all(log)
+    ends = [0]
+    for base in [info.base_offset for info in log.segments()]:
+        table = scan_batches(disk.read(f"./t-0/{segment_file(base, LOG)}"))
+        ends += [last + 1 for last in table.last_offsets.tolist()]
+    expected = max(each for each in ends if each <= offset)
+    assert log.truncate_to(offset, now_ms=0) == log.next_offset == expected
+    assert log.recovery_point == expected or offset == 100
+    if reopens:
+        log.release()
+        log = open_log(disk, recovery_point=log.recovery_point)
+    assert read_all(log) == before[:expected]
+    log.append([Record(b"new", b"", 9000)], now_ms=0)
+    assert read_all(log)[-1].offset == expected
+    assert log.offset_for_timestamp(9000) == expected
+
+
+def test_the_indexes_of_the_segment_that_is_cut_are_those_of_a_log_that_never_had_the_rest() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 100)
+    base = log.segments()[-2].base_offset
+    log.truncate_to(log.segments()[-1].base_offset - 1, now_ms=0)
+    path = f"./t-0/{segment_file(base, '')}"
+    indexes = build_indexes(scan_batches(disk.read(path + LOG)), base, SMALL.index_interval_bytes)
+    assert disk.read(path + OFFSET_INDEX) == indexes.offset
+    assert disk.read(path + TIME_INDEX) == indexes.time
+    assert [info.base_offset for info in log.segments()][-1] == base
+
+
+@pytest.mark.parametrize("offset", range(11))
+def test_what_is_known_of_producers_is_what_the_remaining_batches_say(offset: int) -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    story(log)
+    log.truncate_to(offset, now_ms=0)
+    assert log.next_offset == offset
+    live = facts(log)
+    assert all(at <= offset for at in names_of(disk, PRODUCER_SNAPSHOT))
+    assert all(each.last_offset < offset for each in log.aborted_transactions(0, offset))
+    log.flush()
+    log.release()
+    for at in names_of(disk, PRODUCER_SNAPSHOT):
+        del disk.names["./t-0/" + segment_file(at, PRODUCER_SNAPSHOT)]
+    assert facts(open_log(disk)) == live, "not what the batches alone say"
+
+
+def test_a_cut_transaction_index_keeps_the_entries_below() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    for number in (1, 2):
+        put(log, number)
+        end(log, number, commit=False)
+    log.truncate_to(3, now_ms=0)
+    assert [each.last_offset for each in log.aborted_transactions(0, 3)] == [1]
+    log.truncate_to(1, now_ms=0)
+    assert names_of(disk, TXN_INDEX) == []
+    assert log.last_stable_offset == 0
+    end(log, 1, commit=False)
+    assert [each.last_offset for each in log.aborted_transactions(0, 2)] == [1]
+
+
+def test_epochs_that_begin_in_what_is_cut_off_are_forgotten() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 10)
+    log.begin_epoch(3)
+    fill(log, 10)
+    log.truncate_to(10, now_ms=0)
+    assert log.epochs.entries == ((0, 0),)
+    assert checkpoints.read_epochs(disk, "./t-0/leader-epoch-checkpoint") == [(0, 0)]
+
+
+def test_below_the_log_start_nothing_is_left_and_the_log_start_goes_down_for_good() -> None:
+    disk = ModelDisk()
+    directory = LogDirectory(disk, "./data")
+    directory.create(NAME, "A" * 22)
+    log = directory.open_log(NAME, SMALL, now_ms=0)
+    fill(log, 100)
+    log.raise_log_start(70)
+    directory.write_checkpoints()
+    assert log.truncate_to(50, now_ms=0) == 50
+    assert (log.log_start_offset, log.next_offset) == (50, 50)
+    log.append([Record(b"k", b"acknowledged", 1)], now_ms=0, durability=Durability.FLUSHED)
+    directory.abandon()
+    disk.locks.clear()
+    again = LogDirectory(disk, "./data").open_log(NAME, SMALL, now_ms=0)
+    assert (again.log_start_offset, again.next_offset) == (50, 51)
+
+
+def test_the_recovery_point_is_lowered_in_its_checkpoint_before_any_byte_goes() -> None:
+    disk = ModelDisk()
+    directory = LogDirectory(disk, "./data")
+    directory.create(NAME, "A" * 22)
+    log = directory.open_log(NAME, SMALL, now_ms=0)
+    fill(log, 100)
+    log.flush()
+    directory.write_checkpoints()
+    disk.journal.clear()
+    log.truncate_to(45, now_ms=0)
+    assert checkpoints.read_offsets(disk, f"./data/{RECOVERY_POINTS}") == {NAME: log.next_offset}
+    written = disk.journal.index(f"rename ./data/{RECOVERY_POINTS}.tmp ./data/{RECOVERY_POINTS}")
+    synced = disk.journal.index("sync ./data/", written)
+    assert synced < min(at for at, what in enumerate(disk.journal) if what.startswith(("unlink", "truncate")))
+
+
+def test_a_torn_append_after_a_truncation_is_a_torn_tail_and_no_damage() -> None:
+    disk = ModelDisk()
+    directory = LogDirectory(disk, "./data")
+    directory.create(NAME, "A" * 22)
+    log = directory.open_log(NAME, SMALL, now_ms=0)
+    fill(log, 40)
+    log.flush()
+    directory.write_checkpoints()
+    kept = log.truncate_to(15, now_ms=0)
+    fill(log, 10)
+    path = f"./data/{NAME.directory}/{segment_file(0, LOG)}"
+    directory.abandon()
+    disk.locks.clear()
+    del disk.names[path].data[-1:]
+    again = LogDirectory(disk, "./data").open_log(NAME, SMALL, now_ms=0)
+    assert kept <= again.next_offset < 25
+
+
+def test_a_cleaner_offset_above_the_cut_is_lowered() -> None:
+    disk = ModelDisk()
+    log = open_log(disk, COMPACTED)
+    fill(log, 100)
+    log.roll(now_ms=0)
+    cleaner.clean(log, disk, clean_from=0, now_ms=0)
+    assert log.cleaner_offset == 100
+    log.truncate_to(95, now_ms=0)
+    assert log.cleaner_offset == log.next_offset <= 95
+
+
+def test_readers_of_what_goes_are_told_the_new_range_and_never_see_half_a_batch() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 100)
+    view = log._view
+    log.truncate_to(15, now_ms=0)
+    data = log.read(0, 100_000)
+    header = read_header(data)
+    assert header is not None
+    assert header.size_bytes == len(data)
+    assert header.next_offset == log.next_offset == 10
+    with pytest.raises(Exception, match="replaced or deleted"):
+        view.segments[-1].read(0, 100)
+
+
+def test_a_disk_that_fails_in_a_truncation_makes_the_log_unusable_and_a_start_finishes_or_undoes_it() -> None:
+    rehearsal = ModelDisk()
+    log = open_log(rehearsal)
+    story(log)
+    log.flush()
+    effects = rehearsal.effects
+    log.truncate_to(4, now_ms=0)
+    for at in range(effects + 1, rehearsal.effects + 1):
+        for before in (True, False):
+            disk = ModelDisk()
+            log = open_log(disk)
+            story(log)
+            log.flush()
+            whole = read_all(log)
+            disk.fail_at, disk.cut_before = at, before
+            with pytest.raises(DiskFailed):
+                log.truncate_to(4, now_ms=0)
+            with pytest.raises(DiskFailed, match="reopen"):
+                log.append([Record(b"k", b"v", 1)], now_ms=0)
+            disk.fail_at = None
+            log.release()
+            again = open_log(disk)
+            assert again.next_offset in (4, 5, 7, 10)
+            assert read_all(again) == [record for record in whole if record.offset < again.next_offset]
+
+
+def test_a_damaged_batch_below_the_cut_is_not_hidden_by_it() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 40)
+    path = f"./t-0/{segment_file(0, LOG)}"
+    disk.names[path].data[100] ^= 1
+    log.truncate_to(30, now_ms=0)
+    with pytest.raises(Corrupt):
+        read_all(log)
+    disk.names[path].data[16] = 9  # the first batch's magic: what lies behind cannot be found
+    with pytest.raises(Corrupt, match="truncating"):
+        log.truncate_to(20, now_ms=0)
+    assert log.next_offset == 30
