@@ -22,6 +22,7 @@ record holds the verdicts, and of the records themselves there is one slice of a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
@@ -31,17 +32,17 @@ import numpy.typing as npt
 
 from local import kernels, offset_index, swap, time_index
 from local.batch_header import CODEC_BITS, CONTROL, HEADER_BYTES
+from local.cleaning_pace import Pace
 from local.columns import Columns
-from local.errors import Corrupt, InvalidRequest
+from local.errors import CleaningAborted, Corrupt, InvalidRequest
 from local.index_files import Indexes, build_indexes
 from local.isolation import aborted_batches, without_aborted
 from local.log import Log
-from local.names import LOG
+from local.names import CLEANED, LOG, segment_file
 from local.segment import RELATIVE_OFFSET_MAX, Segment
 from local.segment_info import SegmentInfo
-from local.segment_reading import batch_slices
 from local.settings import LogSettings
-from local.storage import Storage
+from local.storage import Storage, join
 from local.txn_index import AbortedTransaction
 
 POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
@@ -51,7 +52,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningResult:
-    """What one round did. Bytes are of ``.log`` files; `cleaner_offset` is the next dirty offset."""
+    """What one round did. Bytes are of ``.log`` files; `cleaner_offset` is the next dirty offset.
+
+    `indexed_bytes` were read in `index_seconds` to build the key map, which was full to `buffer_utilization` (0..1 of
+    its memory); the other `bytes_read` and all that was written took `clean_seconds`.
+    """
 
     first_dirty_offset: int
     cleaner_offset: int
@@ -61,6 +66,12 @@ class CleaningResult:
     bytes_after: int
     distinct_keys: int
     invalid_records: int
+    indexed_bytes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    index_seconds: float = 0.0
+    clean_seconds: float = 0.0
+    buffer_utilization: float = 0.0
 
 
 @dataclass(slots=True)
@@ -98,10 +109,15 @@ def clean(
     now_ms: int,
     delete_delay_ms: int = 0,
     progress: Progress = lambda done, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    throttle: Callable[[int], None] = lambda size_bytes: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> CleaningResult | None:
     """One round over the sealed segments of `log` at or above `clean_from`; None when there is nothing dirty.
 
-    Nothing at or above `upto_offset` (a segment's base; None: the active one's) is looked at.
+    Nothing at or above `upto_offset` (a segment's base; None: the active one's) is looked at. `should_stop` is asked
+    and `throttle` told between slices (`local.cleaning_pace`). Raises CleaningAborted when it was asked to let go: the
+    groups that are swapped in stay so, `log.cleaner_offset` does not rise.
 
     Order of effects: each group is swapped in on its own (`local.swap`); `log.cleaner_offset` rises after the last
     swap, and the caller writes the checkpoint after that. A crash in between costs a second cleaning, never a record.
@@ -114,15 +130,20 @@ def clean(
     if not dirty:
         log.cleaner_offset = max(log.cleaner_offset or 0, upto)
         return None
-    newest = _newest_offsets((log.segment(info.base_offset), _aborted(log, info)) for info in dirty)
+    pace = Pace(log.partition, should_stop, throttle, clock)
+    began = clock()
+    newest = _newest_offsets(((log.segment(info.base_offset), _aborted(log, info)) for info in dirty), pace)
+    indexed, indexed_bytes = clock(), pace.bytes_read
     judged = [
-        _judge(log.segment(info.base_offset), info, newest, _aborted(log, info)) for info in sealed if not info.is_empty
+        _judge(log.segment(info.base_offset), info, newest, _aborted(log, info), pace)
+        for info in sealed
+        if not info.is_empty
     ]
     groups = _groups(judged, log.settings)
     tally = _Tally()
     for done, group in enumerate(groups):
         progress(done, len(groups))
-        _clean_group(log, storage, group, tally, now_ms=now_ms, delay_ms=delete_delay_ms)
+        _clean_group(log, storage, group, tally, pace, now_ms=now_ms, delay_ms=delete_delay_ms)
     progress(len(groups), len(groups))
     log.cleaner_offset = upto
     return CleaningResult(
@@ -134,6 +155,11 @@ def clean(
         bytes_after=tally.bytes_after,
         distinct_keys=len(newest),
         invalid_records=sum(each.invalid_records for each in judged),
+        indexed_bytes=indexed_bytes,
+        bytes_read=pace.bytes_read,
+        bytes_written=pace.bytes_written,
+        index_seconds=indexed - began,
+        clean_seconds=clock() - indexed,
     )
 
 
@@ -147,11 +173,13 @@ def _aborted(log: Log, info: SegmentInfo) -> list[AbortedTransaction]:
     return log.aborted_transactions(info.base_offset, info.next_offset)
 
 
-def _newest_offsets(segments: Iterator[tuple[Segment, list[AbortedTransaction]]]) -> dict[bytes | None, int]:
+def _newest_offsets(
+    segments: Iterator[tuple[Segment, list[AbortedTransaction]]], pace: Pace
+) -> dict[bytes | None, int]:
     """Records of aborted transactions are nobody's newest: what they would replace is what readers see."""
     newest: dict[bytes | None, int] = {}
     for segment, aborted in segments:
-        for _, data in batch_slices(segment):
+        for _, data in pace.slices(segment):
             for step in kernels.decode_in_steps(data):
                 columns = without_aborted(step, aborted)
                 newest.update(zip(_keys(columns), columns.offsets.tolist(), strict=True))
@@ -161,10 +189,14 @@ def _newest_offsets(segments: Iterator[tuple[Segment, list[AbortedTransaction]]]
 
 
 def _judge(
-    segment: Segment, info: SegmentInfo, newest: dict[bytes | None, int], aborted: list[AbortedTransaction]
+    segment: Segment,
+    info: SegmentInfo,
+    newest: dict[bytes | None, int],
+    aborted: list[AbortedTransaction],
+    pace: Pace,
 ) -> _Judged:
     flags, invalid, size, batches = [], 0, HEADER_BYTES, 1
-    for start, data in batch_slices(segment):
+    for start, data in pace.slices(segment):
         verdicts, whole = [], 0
         for columns in kernels.decode_in_steps(data, include_control=True):
             if columns.table.has_legacy:
@@ -248,7 +280,7 @@ def _fits(group: Sequence[_Judged], settings: LogSettings) -> bool:
 
 
 def _clean_group(
-    log: Log, storage: Storage, group: Sequence[_Judged], tally: _Tally, *, now_ms: int, delay_ms: int
+    log: Log, storage: Storage, group: Sequence[_Judged], tally: _Tally, pace: Pace, *, now_ms: int, delay_ms: int
 ) -> None:
     """Swap in what is left of `group`, as one segment; each half by itself, should that come out too large after all.
 
@@ -256,11 +288,11 @@ def _clean_group(
     """
     base_offset = group[0].segment.base_offset
     is_changed = len(group) > 1 or group[0].kept_count < group[0].record_count
-    size = _write_cleaned(log, storage, group) if is_changed else None
+    size = _write_cleaned(log, storage, group, pace) if is_changed else None
     if size is None and len(group) > 1:
         middle = len(group) // 2
         for half in (group[:middle], group[middle:]):
-            _clean_group(log, storage, half, tally, now_ms=now_ms, delay_ms=delay_ms)
+            _clean_group(log, storage, half, tally, pace, now_ms=now_ms, delay_ms=delay_ms)
         return
     before = sum(each.segment.size_bytes for each in group)
     records_before = sum(each.record_count for each in group)
@@ -277,10 +309,14 @@ def _clean_group(
     log.swap_in([each.segment for each in group], base_offset, now_ms=now_ms, delay_ms=delay_ms)
 
 
-def _write_cleaned(log: Log, storage: Storage, group: Sequence[_Judged]) -> int | None:
+def _write_cleaned(log: Log, storage: Storage, group: Sequence[_Judged], pace: Pace) -> int | None:
     """Step 1 of the swap; the size of the new segment. None, and nothing left of it, when it is not a legal one."""
     base_offset, settings = group[0].segment.base_offset, log.settings
-    path = swap.write_cleaned(storage, log.directory, base_offset, _survivors(group))
+    try:
+        path = swap.write_cleaned(storage, log.directory, base_offset, pace.written(_survivors(group, pace)))
+    except CleaningAborted:
+        storage.unlink(join(log.directory, segment_file(base_offset, LOG) + CLEANED))
+        raise
     size = storage.size(path)
     is_alone = len(group) == 1
     allowed = max(settings.segment_bytes, group[0].segment.size_bytes) if is_alone else settings.segment_bytes
@@ -302,10 +338,10 @@ def _indexes_of(storage: Storage, path: str, base_offset: int, interval_bytes: i
         data.release()
 
 
-def _survivors(group: Sequence[_Judged]) -> Iterator[bytes]:
+def _survivors(group: Sequence[_Judged], pace: Pace) -> Iterator[bytes]:
     for each in group:
         segment = each.segment
-        for (start, data), keep in zip(batch_slices(segment), each.flags, strict=True):
+        for (start, data), keep in zip(pace.slices(segment), each.flags, strict=True):
             is_last = each is group[-1] and start + len(data) == segment.size_bytes
             yield kernels.filter_batches(data, keep, keep_last_batch=is_last)
 

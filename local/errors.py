@@ -48,6 +48,10 @@ class Unavailable(LogError):
     """Not now. The only class that is worth retrying."""
 
 
+class CleaningAborted(LogError):
+    """The cleaner let go of a log because it was asked to. Nothing is half-made; a later round cleans it."""
+
+
 class Conflict(LogError):
     """Somebody else got there first, or holds what we need."""
 

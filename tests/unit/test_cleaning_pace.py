@@ -1,0 +1,70 @@
+"""A cleaning that is asked to let go, and one that is held back: between any two steps, and without a trace."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from disk_model import ModelDisk
+from test_cleaner import append, open_log, read_all
+
+from local import cleaner
+from local.errors import CleaningAborted
+from local.log import Log
+
+
+def filled() -> tuple[ModelDisk, Log]:
+    disk = ModelDisk()
+    log = open_log(disk)
+    append(log, random.Random(7), 400, 40)
+    log.roll(now_ms=0)
+    return disk, log
+
+
+def newest_values(log: Log) -> dict[bytes | None, bytes | None]:
+    return {record.key: record.value for record in read_all(log)}
+
+
+def steps_of_a_pass() -> int:
+    disk, log = filled()
+    asked = 0
+
+    def count() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    cleaner.clean(log, disk, clean_from=0, now_ms=0, should_stop=count)
+    return asked
+
+
+STEPS = steps_of_a_pass()
+
+
+@pytest.mark.parametrize("step", range(0, STEPS, 3))
+def test_a_cleaning_stopped_at_any_step_leaves_a_sound_log_that_the_next_pass_finishes(step: int) -> None:
+    disk, log = filled()
+    expected = newest_values(log)
+    asked = iter([False] * step + [True])
+    with pytest.raises(CleaningAborted):
+        cleaner.clean(log, disk, clean_from=0, now_ms=0, should_stop=lambda: next(asked))
+    assert log.cleaner_offset == 0
+    assert not [name for name in disk.list("./t-0") if name.endswith((".cleaned", ".swap"))]
+    assert newest_values(log) == expected
+    assert cleaner.clean(log, disk, clean_from=0, now_ms=0) is not None
+    whole_disk, whole = filled()
+    cleaner.clean(whole, whole_disk, clean_from=0, now_ms=0)
+    assert read_all(log) == read_all(whole)
+    assert log.cleaner_offset == whole.cleaner_offset
+
+
+def test_every_byte_read_and_written_is_told_to_the_throttle() -> None:
+    disk, log = filled()
+    told: list[int] = []
+    clock = iter(float(at) for at in range(100))
+    done = cleaner.clean(log, disk, clean_from=0, now_ms=0, throttle=told.append, clock=lambda: next(clock))
+    assert done is not None
+    assert sum(told) == done.bytes_read + done.bytes_written
+    assert done.indexed_bytes == done.bytes_before
+    assert done.bytes_written == done.bytes_after
+    assert (done.index_seconds, done.clean_seconds) == (1.0, 1.0)
