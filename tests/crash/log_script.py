@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from disk_model import ModelDisk
 
-from local import cleaner
+from local import cleaner, truncation
 from local.log import Durability, Log
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
@@ -239,6 +239,18 @@ class World:
                 assert result == (base, known.last_offset + 1, True), "a repeated batch was taken once more"
         assert self.log.next_offset == end
 
+    def truncate(self, percent: int) -> None:
+        """Where the cut will lie is asked before: a batch goes whole."""
+        low, high = self.log.log_start_offset, self.log.next_offset
+        offset = low + (high - low) * percent // 100
+        cut = truncation.find(self.disk, self.log._view.segments, offset)
+        if cut is None or cut.next_offset < low:
+            return
+        self.story.begin_truncate(cut.next_offset)
+        assert self.log.truncate_to(offset, now_ms=self.story.clock) == cut.next_offset
+        self.story.promise_truncated(cut.next_offset)
+        self.story.promise_all_below(cut.next_offset)
+
     def flush(self) -> None:
         self.log.flush()
         self.story.promise_all_below(self.log.next_offset)
@@ -392,6 +404,32 @@ CASES = [
         ],
     ),
     Case(
+        "truncation",
+        [
+            ("append", 9, FLUSHED),
+            ("send", 1, 3, 1, FLUSHED),
+            ("epoch",),
+            ("send", 2, 2, 0, FLUSHED),
+            ("roll",),
+            ("send", 2, 3, 0, MEMORY),
+            ("end", 1, 0, 0, FLUSHED),
+            ("checkpoint",),
+            ("roll",),
+            ("send", 1, 3, 1, FLUSHED),
+            ("checkpoint",),
+            ("truncate", 60),
+            ("send", 3, 2, 1, MEMORY),
+            ("send", 2, 5, 0, MEMORY),
+            ("roll",),
+            ("send", 2, 3, 0, FLUSHED),
+            ("end", 3, 0, 0, MEMORY),
+            ("truncate", 90),
+            ("append", 2, FLUSHED),
+            ("kill",),
+            ("send", 2, 2, 0, MEMORY),
+        ],
+    ),
+    Case(
         "compaction",
         [
             ("append", 40, FLUSHED),
@@ -423,6 +461,7 @@ _ODDS: dict[str, int] = {
     "send": 14,
     "end": 9,
     "repeat": 2,
+    "truncate": 4,
 }
 
 
@@ -430,7 +469,7 @@ def drawn(seed: int) -> Case:
     """A random program; one in four on a compacted log. The same seed gives the same one."""
     rng = random.Random(f"program {seed}")
     is_compacted = rng.random() < 0.25
-    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0, "send": 0, "end": 0} if is_compacted else _ODDS
+    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0, "send": 0, "end": 0, "truncate": 0} if is_compacted else _ODDS
     names = rng.choices(list(odds), list(odds.values()), k=rng.randrange(6, 14))
     settings = replace(
         COMPACTED if is_compacted else SMALL,
@@ -448,7 +487,7 @@ def _drawn_op(name: str, rng: random.Random) -> Op:
             return name, rng.choice((1, 2, 3, 5, 9, 14)), rng.randrange(2)
         case "drop":
             return name, rng.randrange(1, 4)
-        case "start":
+        case "start" | "truncate":
             return name, rng.randrange(101)
         case "send":
             return (

@@ -253,6 +253,27 @@ def _newest_record_dropped_by_the_cleaner(patch: Patch) -> None:
     patch.setattr(cleaner, "_newest_offsets", lambda segments: {k: o + 1 for k, o in real(segments).items()})
 
 
+def _snapshots_above_a_cut_left_behind(patch: Patch) -> None:
+    patch.setattr(ProducerFiles, "remove_above", lambda self, offset: None)
+
+
+def _snapshots_above_the_end_believed_at_a_start(patch: Patch) -> None:
+    patch.setattr(ProducerFiles, "remove_above", lambda self, offset: None)
+    patch.setattr(ProducerFiles, "keep", lambda self, bases, next_offset: None)
+
+
+def _recovery_point_left_above_a_cut(patch: Patch) -> None:
+    patch.setattr(Log, "_vouch_no_further_than", lambda self, offset: None)
+
+
+def _cut_file_not_synced(patch: Patch) -> None:
+    def cut(disk: ModelDisk, directory: str, base: int, size: int, *rest: object) -> None:
+        disk.open(f"{directory}/{names.segment_file(base, LOG)}").truncate(size)
+        recovery._write_indexes(disk, directory, base, rest[0], rest[2])  # type: ignore[arg-type]
+
+    patch.setattr(recovery, "cut_segment", cut)
+
+
 BUGS: list[tuple[Plant, str]] = [
     (_no_fsync_before_acknowledging, "retention"),
     (_acknowledged_before_written, "retention"),
@@ -280,6 +301,10 @@ BUGS: list[tuple[Plant, str]] = [
     (_originals_deleted_before_the_swap_is_announced, "compaction"),
     (_unfinished_swaps_thrown_away, "compaction"),
     (_newest_record_dropped_by_the_cleaner, "compaction"),
+    (_snapshots_above_a_cut_left_behind, "truncation"),
+    (_snapshots_above_the_end_believed_at_a_start, "truncation"),
+    (_recovery_point_left_above_a_cut, "truncation"),
+    (_cut_file_not_synced, "truncation"),
 ]
 
 
@@ -297,5 +322,5 @@ def test_a_planted_durability_bug_is_caught(monkeypatch: Patch, plant: Plant, na
 
 
 def test_what_catches_them_passes_without_them() -> None:
-    for name in ("retention", "delete records and epochs", "transactions", "compaction"):
+    for name in ("retention", "delete records and epochs", "transactions", "truncation", "compaction"):
         explore(BY_NAME[name], draws=3, states_max=300)
