@@ -250,7 +250,7 @@ def _unfinished_swaps_thrown_away(patch: Patch) -> None:
 
 def _newest_record_dropped_by_the_cleaner(patch: Patch) -> None:
     real = cleaner._newest_offsets
-    patch.setattr(cleaner, "_newest_offsets", lambda segments: {k: o + 1 for k, o in real(segments).items()})
+    patch.setattr(cleaner, "_newest_offsets", lambda *given: {k: o + 1 for k, o in real(*given).items()})
 
 
 def _snapshots_above_a_cut_left_behind(patch: Patch) -> None:
