@@ -72,8 +72,9 @@ class ShrinkableLog(ReadableLog):
             for segment in doomed:
                 # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
                 self._mark_deleted(segment, now_ms + delay_ms)
-                self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
                 self._storage.sync_directory(self.directory)
+                # Its snapshot only then: a segment that comes back needs the state it begins with.
+                self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
             return len(doomed)
 
     def remove_deleted(self, now_ms: int) -> int:

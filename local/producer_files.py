@@ -54,11 +54,13 @@ class ProducerFiles:
         return bool(self._known)
 
     def write(self, offset: int, producers: ProducerState, *, is_durable: bool = False) -> None:
-        """The state before `offset`; nothing is done when the newest snapshot is this one already.
+        """The state before `offset`; when the newest snapshot is this one already, it is only made durable if asked.
 
         Unless `is_durable`, a crash may leave it missing or torn: then it is made again from the log.
         """
         if self.offsets()[-1:] == [offset]:
+            if is_durable:
+                self._make_durable(offset)
             return
         file = self._storage.create(self.path(offset))
         try:
@@ -94,12 +96,7 @@ class ProducerFiles:
         if offset not in self.offsets():
             self.write(offset, producers, is_durable=True)
             return
-        file = self._storage.open(self.path(offset))
-        try:
-            file.sync()
-        finally:
-            file.close()
-        self._storage.sync_directory(self._directory)
+        self._make_durable(offset)
 
     def state_at(self, offset: int, bases: Sequence[int], *, may_vanish: bool = False) -> ProducerState:
         """The producers as they are before `offset`: the newest sound snapshot, and the batches from there on.
@@ -143,6 +140,15 @@ class ProducerFiles:
         self._storage.rename(path, path + DELETED)
         self._forget(offset)
         return path + DELETED
+
+    def _make_durable(self, offset: int) -> None:
+        """The snapshot there, which a roll left to the page cache."""
+        file = self._storage.open(self.path(offset))
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._storage.sync_directory(self._directory)
 
     def _newest(self, offset: int) -> tuple[int, ProducerState]:
         for at in reversed([each for each in self.offsets() if each <= offset]):

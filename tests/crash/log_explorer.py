@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,21 +32,26 @@ NESTED_ODDS = 0.05
 
 @dataclass
 class Tally:
-    """What an exploration saw; `seen` holds a digest of every distinct state."""
+    """What an exploration did: `checked` holds a digest of every distinct state that went through the aftermath.
+
+    `seen` also holds those that were taken and not looked at, because enough others were.
+    """
 
     drawn: int = 0
     nested: int = 0
     seen: set[int] = field(default_factory=set)
+    checked: set[int] = field(default_factory=set)
 
     @property
     def distinct(self) -> int:
-        return len(self.seen)
+        return len(self.checked)
 
 
 @dataclass
 class _State:
     disk: ModelDisk
     story: Story
+    key: int
     depth: int
     where: str
 
@@ -56,21 +62,25 @@ def explore(case: Case, *, draws: int, seed: int = 0, tally: Tally | None = None
     tally = Tally() if tally is None else tally
     rng = random.Random(f"{case.name} {seed}")
     disk, story = ModelDisk(), Story(keys=case.keys)
-    waiting: list[_State] = []
+    waiting: deque[_State] = deque()
     with _quiet():
         _collect(disk, story, waiting, tally, rng, draws=lambda: draws, depth=0)
         play(case.program, disk, case.settings, story)
         # Taken from all over the program, should `states_max` end it early.
         rng.shuffle(waiting)
         while waiting and tally.distinct < states_max:
-            _look_at(waiting.pop(), case, waiting, tally, rng, seed)
+            # The program's own states come first, then those inside their recoveries.
+            state = waiting.popleft()
+            _look_at(state, case, waiting, tally, rng, seed)
+            tally.checked.add(state.key)
+            tally.nested += state.depth > 0
     return tally
 
 
 def _collect(
     disk: ModelDisk,
     story: Story,
-    waiting: list[_State],
+    waiting: deque[_State],
     tally: Tally,
     rng: random.Random,
     *,
@@ -89,14 +99,13 @@ def _collect(
             key = int.from_bytes(state.digest()) ^ (position * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
             if key not in tally.seen:
                 tally.seen.add(key)
-                tally.nested += depth > 0
                 told = told or story.copy()
-                waiting.append(_State(state, told.copy(), depth, f"effect {disk.effects} {disk.journal[-3:]}"))
+                waiting.append(_State(state, told.copy(), key, depth, f"effect {disk.effects} {disk.journal[-3:]}"))
 
     disk.watch = story.watch = watch
 
 
-def _look_at(state: _State, case: Case, waiting: list[_State], tally: Tally, rng: random.Random, seed: int) -> None:
+def _look_at(state: _State, case: Case, waiting: deque[_State], tally: Tally, rng: random.Random, seed: int) -> None:
     disk, story = state.disk, state.story
     before = {path: bytes(inode.live) for path, inode in disk.names.items()}
     if state.depth < DEPTH_MAX:

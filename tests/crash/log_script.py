@@ -430,6 +430,20 @@ CASES = [
         ],
     ),
     Case(
+        "a producer and a roll before the end",
+        [
+            ("append", 4, MEMORY),
+            ("send", 1, 3, 0, FLUSHED),
+            ("roll",),
+            ("reopen",),
+            ("send", 1, 1, 1, MEMORY),
+            ("end", 1, 0, 0, MEMORY),
+            ("roll",),
+            ("kill",),
+            ("send", 1, 2, 0, MEMORY),
+        ],
+    ),
+    Case(
         "compaction",
         [
             ("append", 40, FLUSHED),

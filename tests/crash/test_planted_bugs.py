@@ -152,6 +152,10 @@ def _producers_not_settled_before_their_batches_go(patch: Patch) -> None:
 # -- producers ---------------------------------------------------------------------------------------------------------
 
 
+def _clean_marker_before_the_snapshot_is_durable(patch: Patch) -> None:
+    patch.setattr(ProducerFiles, "_make_durable", lambda self, offset: None)
+
+
 def _damaged_snapshot_trusted(patch: Patch) -> None:
     """A snapshot that cannot be read stands for no producers."""
     real = producer_snapshot.decode
@@ -289,6 +293,7 @@ BUGS: list[tuple[Plant, str]] = [
     (_epochs_written_lazily, "delete records and epochs"),
     (_segments_dropped_without_a_directory_fsync, "retention"),
     (_producers_not_settled_before_their_batches_go, "producers and retention"),
+    (_clean_marker_before_the_snapshot_is_durable, "a producer and a roll before the end"),
     (_damaged_snapshot_trusted, "transactions"),
     (_aborted_transactions_not_synced_with_the_seal, "transactions"),
     (_acknowledged_before_the_shared_fsync, "retention"),
