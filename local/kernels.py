@@ -1,4 +1,4 @@
-"""The one door to the hot loops: scan, decode, gather, encode, filter.
+"""The one door to the hot loops: scan, decode, gather, encode, filter, and the cleaner's `KeyMap`.
 
 Picks the compiled `local._kernels` where it was built and `local.pure_kernels` otherwise, or where the environment says
 ``TIERED_PURE_KERNELS=1``. Both know plain batches only; inflating and compressing happen here, around them, and so
@@ -49,11 +49,15 @@ if TYPE_CHECKING:
     from local.record_columns import RecordColumns
 
     _chosen = pure_kernels
+    from local.pure_key_map import KeyMap as KeyMap
 else:
+    from local.pure_key_map import KeyMap
+
     _chosen = pure_kernels
     if os.environ.get("TIERED_PURE_KERNELS", "0") in ("", "0"):
         try:
             from local import _kernels as _chosen
+            from local._kernels import KeyMap as KeyMap
         except ImportError:  # built without a compiler; `implementation` tells, and so does `tiered doctor`
             _chosen = pure_kernels
 

@@ -1,0 +1,304 @@
+# Which record of each key is the newest: an exact map of bounded memory.
+# Part of `_kernels.pyx`, which includes it.
+#
+# A slot is three 32-bit words, 12 bytes:
+#
+#   word 0   bit 31: used · bits 0-30: where the newest record's key length begins, in its buffer
+#   word 1   its ordinal, low 32 bits
+#   word 2   bits 0-3: its ordinal, high bits · bits 4-17: number of the buffer · bits 18-31: tag, of the key's hash
+#
+# Open addressing, linear probing; the home slot is the hash's high bits times the number of slots. A tag tells most
+# strangers apart; then the key itself is compared, in the buffer, so two keys are never taken for one. Rows go through
+# in blocks: hash and ask the memory for the slots, ask it for the keys they point to, only then look.
+
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp
+
+cdef extern from * nogil:
+    """
+    #if defined(__SIZEOF_INT128__)
+    static uint64_t TIERED_HIGH(uint64_t a, uint64_t b) { return (uint64_t)(((unsigned __int128)a * b) >> 64); }
+    #else
+    static uint64_t TIERED_HIGH(uint64_t a, uint64_t b) {
+        uint64_t al = (uint32_t)a, ah = a >> 32, bl = (uint32_t)b, bh = b >> 32;
+        uint64_t low = al * bl, m1 = ah * bl + (low >> 32), m2 = al * bh + (uint32_t)m1;
+        return ah * bh + (m1 >> 32) + (m2 >> 32);
+    }
+    #endif
+    """
+    uint64_t TIERED_HIGH(uint64_t a, uint64_t b)
+
+cdef enum:
+    BLOCK = 64
+    BUFFERS_MAX = 1 << 14
+    TAG_BITS = 14
+    ARENA_BYTES = 1 << 20
+
+cdef uint64_t ORDINAL_MAX = (<uint64_t>1 << 36) - 1
+cdef uint32_t USED = <uint32_t>1 << 31
+
+cdef struct Slot:
+    uint32_t place
+    uint32_t ordinal
+    uint32_t rest
+
+
+cdef inline uint64_t mix(uint64_t a, uint64_t b) noexcept nogil:
+    return TIERED_HIGH(a, b) ^ (a * b)
+
+
+cdef inline uint64_t hash_key(const uint8_t *key, Py_ssize_t length, uint64_t seed) noexcept nogil:
+    """Seeded anew for each map; quality matters for speed only, never for the answer."""
+    cdef uint64_t hashed = seed ^ (<uint64_t>length * 0x9E3779B97F4A7C15u), word
+    while length >= 8:
+        memcpy(&word, key, 8)
+        hashed = mix(hashed ^ word, 0xA0761D6478BD642Fu)
+        key += 8
+        length -= 8
+    word = 0
+    if length:
+        memcpy(&word, key, length)
+    return mix(hashed ^ word ^ 0xE7037ED1A0B428DBu, 0x8EBC6AF09C88C6E3u)
+
+
+cdef class KeyMap:
+    """See `pure_key_map.KeyMap`."""
+
+    cdef Slot *slots
+    cdef uint64_t slot_count, seed, hash_mask
+    cdef readonly int64_t entries_max
+    cdef int64_t used, ordinals_end
+    cdef const uint8_t **starts
+    cdef Py_ssize_t *sizes
+    cdef int buffers
+    cdef list held
+    cdef readonly int64_t arena_bytes
+    cdef readonly int64_t arena_bytes_max
+    cdef int arena
+    cdef Py_ssize_t arena_used, arena_size
+    cdef uint8_t *arena_start
+
+    def __cinit__(self, int64_t slots, int64_t entries_max, *, int64_t arena_bytes_max=0, uint64_t seed=0,
+                  uint64_t hash_mask=0xFFFFFFFFFFFFFFFFu):
+        if not 0 < entries_max < slots:
+            raise InvalidRequest("making a key map, not 0 < entries < slots", slots=slots, entries=entries_max)
+        self.slot_count, self.entries_max, self.seed = slots, entries_max, seed
+        self.arena_bytes_max, self.arena, self.hash_mask = arena_bytes_max, -1, hash_mask
+        self.held = []
+        self.slots = <Slot *>calloc(slots, sizeof(Slot))
+        self.starts = <const uint8_t **>malloc(BUFFERS_MAX * sizeof(void *))
+        self.sizes = <Py_ssize_t *>malloc(BUFFERS_MAX * sizeof(Py_ssize_t))
+        if self.slots == NULL or self.starts == NULL or self.sizes == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.slots)
+        free(self.starts)
+        free(self.sizes)
+
+    def __len__(self):
+        return self.used
+
+    @property
+    def memory_bytes(self):
+        return self.slot_count * sizeof(Slot) + self.arena_bytes
+
+    def hold(self, data):
+        """See `pure_key_map.KeyMap`."""
+        cdef const uint8_t[::1] view = data
+        if view.shape[0] > INT_MAX:
+            raise InvalidRequest("holding keys, more bytes than a segment has", bytes=view.shape[0])
+        return self._hold(view, &view[0] if view.shape[0] else NULL, view.shape[0])
+
+    cdef int _hold(self, owner, const uint8_t *start, Py_ssize_t size) except -1:
+        if self.buffers == BUFFERS_MAX:
+            raise InvalidRequest("holding keys, too many segments in one pass", limit=BUFFERS_MAX)
+        self.held.append(owner)
+        self.starts[self.buffers], self.sizes[self.buffers] = start, size
+        self.buffers += 1
+        return self.buffers - 1
+
+    def add(self, data, starts, lengths, skip, int64_t first_ordinal, keep, *, int buffer=-1, int64_t position=0):
+        """See `pure_key_map.KeyMap`."""
+        cdef const uint8_t[::1] view = data
+        cdef const int64_t[::1] starts_ = starts
+        cdef const int32_t[::1] lengths_ = lengths
+        cdef const uint8_t[::1] skip_ = skip.view(np.uint8)
+        cdef uint8_t[::1] keep_ = keep
+        cdef Py_ssize_t rows = starts_.shape[0], done = 0
+        cdef int64_t flags = min(<int64_t>keep_.shape[0] * 8, <int64_t>ORDINAL_MAX)
+        if rows != lengths_.shape[0] or rows != skip_.shape[0] or buffer >= self.buffers:
+            raise InvalidRequest("adding keys, columns differ or no such buffer", rows=rows, buffer=buffer)
+        # Of all ordinals that ever came in: the map will clear any of them in these flags.
+        if first_ordinal < 0 or first_ordinal > flags - rows or self.ordinals_end > flags:
+            raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=rows)
+        if not self._are_inside(view, starts_, lengths_, buffer, position):
+            raise InvalidRequest("adding keys, a key leaves the data", rows=rows)
+        if rows == 0:
+            return 0
+        self.ordinals_end = max(self.ordinals_end, first_ordinal + rows)
+        # Keys in a held buffer are read from there and nowhere else: what is hashed is what will be compared.
+        cdef const uint8_t *bytes_ = &view[0] if view.shape[0] else NULL
+        if buffer >= 0:
+            bytes_ = self.starts[buffer] + position
+        while True:
+            with nogil:
+                done = self._add(
+                    bytes_, &starts_[0], &lengths_[0], &skip_[0], done, rows, first_ordinal, &keep_[0], buffer, position
+                )
+            if done >= 0:
+                return done
+            done = -done - 1
+            if not self._more_arena(lengths_[done] + varint_bytes(lengths_[done])):
+                return done
+
+    def find(self, data, starts, lengths):
+        """See `pure_key_map.KeyMap`."""
+        cdef const uint8_t[::1] view = data
+        cdef const int64_t[::1] starts_ = starts
+        cdef const int32_t[::1] lengths_ = lengths
+        cdef Py_ssize_t rows = starts_.shape[0]
+        if rows != lengths_.shape[0] or not self._are_inside(view, starts_, lengths_, -1, 0):
+            raise InvalidRequest("finding keys, columns differ or a key leaves the data", rows=rows)
+        found = np.zeros(rows, np.uint8)
+        cdef uint8_t[::1] found_ = found
+        if rows:
+            with nogil:
+                self._find(&view[0] if view.shape[0] else NULL, &starts_[0], &lengths_[0], rows, &found_[0])
+        return found.view(np.bool_)
+
+    cdef bint _are_inside(
+        self, const uint8_t[::1] data, const int64_t[::1] starts, const int32_t[::1] lengths, int buffer, int64_t position
+    ) noexcept nogil:
+        cdef Py_ssize_t row, size = data.shape[0]
+        if buffer >= 0 and (position < 0 or position + size > self.sizes[buffer]):
+            return False
+        for row in range(starts.shape[0]):
+            if lengths[row] >= 0 and (starts[row] < varint_bytes(lengths[row]) or starts[row] > size - lengths[row]):
+                return False
+        return True
+
+    cdef Py_ssize_t _add(
+        self, const uint8_t *data, const int64_t *starts, const int32_t *lengths, const uint8_t *skip, Py_ssize_t row,
+        Py_ssize_t rows, int64_t first_ordinal, uint8_t *keep, int buffer, int64_t position,
+    ) noexcept nogil:
+        """Rows done; -(row + 1) when the arena has no room for the next key."""
+        cdef uint64_t hashes[BLOCK]
+        cdef uint64_t ordinal, old
+        cdef uint32_t tag
+        cdef Py_ssize_t here, end, place
+        cdef Slot *slot
+        while row < rows:
+            end = row + BLOCK if row + BLOCK < rows else rows
+            for here in range(row, end):
+                if lengths[here] >= 0 and not skip[here]:
+                    hashes[here - row] = hash_key(data + starts[here], lengths[here], self.seed) & self.hash_mask
+                    TIERED_PREFETCH(&self.slots[TIERED_HIGH(hashes[here - row], self.slot_count)])
+            for here in range(row, end):
+                if lengths[here] >= 0 and not skip[here]:
+                    self._prefetch_key(hashes[here - row])
+            for here in range(row, end):
+                if lengths[here] < 0 or skip[here]:
+                    continue
+                slot = self._slot_of(data + starts[here], lengths[here], hashes[here - row])
+                place = -1 if buffer < 0 else self._place_of(buffer, position + starts[here], lengths[here])
+                if slot.place & USED:
+                    old = slot.ordinal | <uint64_t>(slot.rest & 15) << 32
+                    keep[old >> 3] &= ~(<uint8_t>1 << (old & 7))
+                elif self.used >= self.entries_max:
+                    return here
+                elif place < 0 and not self._spool(data + starts[here], lengths[here], slot):
+                    return -here - 1
+                else:
+                    self.used += 1
+                if place >= 0:
+                    slot.place = USED | <uint32_t>place
+                    slot.rest = <uint32_t>buffer << 4
+                slot.rest &= <uint32_t>(BUFFERS_MAX - 1) << 4
+                ordinal = <uint64_t>(first_ordinal + here)
+                tag = <uint32_t>(hashes[here - row] & ((1 << TAG_BITS) - 1))
+                slot.ordinal = <uint32_t>ordinal
+                slot.rest |= <uint32_t>(ordinal >> 32) | tag << (32 - TAG_BITS)
+            row = end
+        return rows
+
+    cdef void _find(
+        self, const uint8_t *data, const int64_t *starts, const int32_t *lengths, Py_ssize_t rows, uint8_t *found
+    ) noexcept nogil:
+        cdef uint64_t hashes[BLOCK]
+        cdef Py_ssize_t row = 0, here, end
+        while row < rows:
+            end = row + BLOCK if row + BLOCK < rows else rows
+            for here in range(row, end):
+                if lengths[here] >= 0:
+                    hashes[here - row] = hash_key(data + starts[here], lengths[here], self.seed) & self.hash_mask
+                    TIERED_PREFETCH(&self.slots[TIERED_HIGH(hashes[here - row], self.slot_count)])
+            for here in range(row, end):
+                if lengths[here] >= 0:
+                    self._prefetch_key(hashes[here - row])
+            for here in range(row, end):
+                if lengths[here] >= 0:
+                    found[here] = self._slot_of(data + starts[here], lengths[here], hashes[here - row]).place >> 31
+            row = end
+
+    cdef inline Py_ssize_t _place_of(self, int buffer, Py_ssize_t start, int32_t length) noexcept nogil:
+        """Where the key's length is written in its held buffer; -1 where it is in more bytes than it needs."""
+        cdef int32_t told
+        cdef Py_ssize_t place = start - varint_bytes(length)
+        if read_int(self.starts[buffer], place, start, &told) != start or told != length:
+            return -1
+        return place
+
+    cdef inline void _prefetch_key(self, uint64_t hashed) noexcept nogil:
+        cdef Slot *slot = &self.slots[TIERED_HIGH(hashed, self.slot_count)]
+        if slot.place & USED and slot.rest >> (32 - TAG_BITS) == (hashed & ((1 << TAG_BITS) - 1)):
+            TIERED_PREFETCH(self.starts[slot.rest >> 4 & (BUFFERS_MAX - 1)] + (slot.place & ~USED))
+
+    cdef inline Slot *_slot_of(self, const uint8_t *key, Py_ssize_t length, uint64_t hashed) noexcept nogil:
+        """The key's slot, or the free one where it belongs. There always is one: entries < slots."""
+        cdef uint64_t at = TIERED_HIGH(hashed, self.slot_count)
+        cdef uint32_t tag = <uint32_t>(hashed & ((1 << TAG_BITS) - 1))
+        cdef Slot *slot
+        while True:
+            slot = &self.slots[at]
+            if not slot.place & USED:
+                return slot
+            if slot.rest >> (32 - TAG_BITS) == tag and self._is_key(slot, key, length):
+                return slot
+            at += 1
+            if at == self.slot_count:
+                at = 0
+
+    cdef inline bint _is_key(self, Slot *slot, const uint8_t *key, Py_ssize_t length) noexcept nogil:
+        cdef int number = slot.rest >> 4 & (BUFFERS_MAX - 1)
+        cdef int32_t told
+        cdef Py_ssize_t at = read_int(self.starts[number], slot.place & ~USED, self.sizes[number], &told)
+        # The bounds were checked when the key came in; again here, as the buffer may be a file's.
+        if at < 0 or told != length or at > self.sizes[number] - length:
+            return False
+        return memcmp(self.starts[number] + at, key, length) == 0
+
+    cdef bint _spool(self, const uint8_t *key, int32_t length, Slot *slot) noexcept nogil:
+        """Keep a copy of a key whose own bytes will go (they were inflated); False when there is no room for it."""
+        cdef int need = varint_bytes(length) + length
+        cdef uint8_t *to
+        if self.arena < 0 or self.arena_used + need > self.arena_size:
+            return False
+        to = put_varint(self.arena_start + self.arena_used, length)
+        memcpy(to, key, length)
+        slot.place = USED | <uint32_t>self.arena_used
+        slot.rest = <uint32_t>self.arena << 4
+        self.arena_used += need
+        return True
+
+    cdef bint _more_arena(self, Py_ssize_t need) except -1:
+        size = max(need, min(max(ARENA_BYTES, self.arena_bytes), 1 << 30))
+        size = min(size, self.arena_bytes_max - self.arena_bytes)
+        if size < need:
+            return False
+        owner = np.empty(size, np.uint8)
+        cdef uint8_t[::1] view = owner
+        self.arena = self._hold(owner, &view[0], size)
+        self.arena_start, self.arena_used, self.arena_size = &view[0], 0, size
+        self.arena_bytes += size
+        return True
