@@ -97,8 +97,9 @@ class LogDirectory:
             read_only=self.read_only,
         )
         if settings.is_compacted:
-            # A checkpoint past the log's end (it was truncated) vouches for nothing.
-            log.cleaner_offset = min(self._cleaner_offsets.get(partition, 0), log.next_offset)
+            # A checkpoint past the log's end (the log is not the one it was written for) vouches for nothing.
+            known = self._cleaner_offsets.get(partition, 0)
+            log.cleaner_offset = known if known <= log.next_offset else 0
         log.write_checkpoints = self.write_checkpoints
         self.logs[partition] = log
         return log

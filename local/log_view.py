@@ -54,13 +54,15 @@ class LogView:
     def local_log_start_offset(self) -> int:
         return max(self.log_start_offset, self.bases[0])
 
-    def infos(self, cleaner_offset: int | None) -> tuple[SegmentInfo, ...]:
-        """Facts about every segment; the last is the active one."""
+    def infos(self, cleaner_offset: int | None, first_times_from: int | None = None) -> tuple[SegmentInfo, ...]:
+        """Facts about every segment; the last is the active one. Raises NotFound with `first_times_from`."""
         ends = (*self.bases[1:], self.next_offset)
-        return tuple(
-            segment.info(next_offset=end, cleaner_offset=cleaner_offset)
-            for segment, end in zip(self.segments, ends, strict=True)
-        )
+        found = []
+        for segment, end in zip(self.segments, ends, strict=True):
+            is_asked = first_times_from is not None and end > first_times_from and not segment.is_active
+            first = segment.first_timestamp_ms() if is_asked else None
+            found.append(segment.info(next_offset=end, cleaner_offset=cleaner_offset, first_timestamp_ms=first))
+        return tuple(found)
 
     def segment(self, base_offset: int) -> Segment | None:
         """The segment with exactly this base."""

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 
 from local import offset_index, time_index, txn_index
 from local.batch_header import HEADER_BYTES, read_header
-from local.errors import DiskFailed, LogError, NotFound
+from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.index_files import time_entry
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
 from local.sealed_indexes import TRUSTED, Access, SealedIndexes
@@ -55,6 +55,7 @@ class Segment:
         # The largest timestamp and the last offset of the batch it was first seen in; None: nobody has asked yet.
         self._latest: tuple[int | None, int] | None = (None, base_offset)
         self._has_aborted: bool | None = None  # None: nobody has looked yet
+        self._first: tuple[int | None] | None = None  # None: nobody has looked yet
 
     @classmethod
     def create(cls, storage: Storage, directory: str, base_offset: int, *, created_ms: int) -> Segment:
@@ -270,7 +271,22 @@ class Segment:
     def existing_suffixes(self) -> list[str]:
         return [suffix for suffix in SEGMENT_SUFFIXES if self._storage.exists(self.path(suffix))]
 
-    def info(self, *, next_offset: int, cleaner_offset: int | None) -> SegmentInfo:
+    def first_timestamp_ms(self) -> int | None:
+        """The first batch's largest timestamp, None without one: a header is read, once. Raises NotFound once retired.
+
+        A header that makes no sense has none; whoever reads the batches says so. Source: kafka
+        `LogSegment.getFirstBatchTimestamp`.
+        """
+        if self._first is None:
+            header = None
+            with suppress(Corrupt):
+                header = read_header(self.read(0, HEADER_BYTES))
+            self._first = (header.max_timestamp_ms if header and header.max_timestamp_ms >= 0 else None,)
+        return self._first[0]
+
+    def info(
+        self, *, next_offset: int, cleaner_offset: int | None, first_timestamp_ms: int | None = None
+    ) -> SegmentInfo:
         return SegmentInfo(
             base_offset=self.base_offset,
             next_offset=next_offset,
@@ -279,6 +295,7 @@ class Segment:
             is_active=self.is_active,
             is_clean=cleaner_offset is not None and next_offset <= cleaner_offset,
             modified_ms=self.modified_ms,
+            first_timestamp_ms=first_timestamp_ms,
         )
 
     def _sealed(self) -> SealedIndexes:

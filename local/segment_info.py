@@ -10,7 +10,8 @@ class SegmentInfo:
     """Offsets are half open: `base_offset` is in, `next_offset` (the next segment's base) is out.
 
     `max_timestamp_ms` is the largest record timestamp, or None in a segment without records; `clean` tells that
-    the cleaner has been through every record (always False for a topic that is not compacted).
+    the cleaner has been through every record (always False for a topic that is not compacted). `first_timestamp_ms` is
+    the first batch's largest one, known only where somebody asked for it (`ReadableLog.segments`).
     """
 
     base_offset: int
@@ -20,6 +21,7 @@ class SegmentInfo:
     is_active: bool
     is_clean: bool = False
     modified_ms: int = 0
+    first_timestamp_ms: int | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -1,37 +1,116 @@
-"""When a compacted log is worth cleaning, and which part of it.
+"""Which compacted log is cleaned, when, which part of it, and in whose turn.
 
-Source: `LogCleanerManager.grabFilthiestCompactedLog`, `cleanableOffsets`. Cleaning comes before copying: only what lies
-wholly below the checkpoint that a pass leaves is ever uploaded (`policies.tiering`). In this version a pass never drops
-a tombstone, since older values of its key may sit in the store and would rise again (I5).
+Source: `LogCleanerManager.grabFilthiestCompactedLog`, `cleanableOffsets`, `maxCompactionDelay`. Cleaning comes before
+copying: only what lies wholly below the checkpoint that a pass leaves is ever uploaded (`policies.tiering`).
+
+| section | what |
+|---|---|
+| clean | below the first dirty offset: the cleaner's checkpoint, or the log start where that lies outside the log |
+| cleanable | from there to the first uncleanable offset, whole segments |
+| uncleanable | above the last stable offset, younger than `min.compaction.lag.ms`, the active segment |
+
+A log is eligible when cleanable / (clean + cleanable) exceeds `min.cleanable.dirty.ratio`, or when a record of it has
+waited longer than `max.compaction.lag.ms`.
+
+**Turns.** Kafka cleans the filthiest log first, always; a log of medium dirt beside busy ones may wait for ever. Here
+every round that passes an eligible log over lifts it by ``1 / PATIENCE_ROUNDS`` of a ratio. With n eligible logs and k
+cleaned a round, each has its turn within ``PATIENCE_ROUNDS + (n - 1) // k`` rounds, whatever is appended: a ratio is
+above 0 and at most 1, so who was cleaned in round PATIENCE_ROUNDS or later can't be ahead of one who waited since
+before, and each of the others is cleaned at most once until then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from local.names import TopicPartition
+from local.segment_info import SegmentInfo
 from policies.decisions import CleanLog
 from policies.snapshot import PartitionSnapshot
 
+PATIENCE_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogToClean:
+    """A compacted log as the cleaner sees it. Bytes are of ``.log`` files, offsets half open.
+
+    A segment that the checkpoint lies in counts as cleanable, once. `delay_ms` is how long ago the oldest dirty record
+    passed `max.compaction.lag.ms`, 0 while none has. `is_misplaced`: the checkpoint lies outside the log, and has to be
+    written anew even if nothing is cleaned.
+    """
+
+    partition: TopicPartition
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    clean_bytes: int
+    cleanable_bytes: int
+    uncleanable_bytes: int
+    min_dirty_ratio: float
+    delay_ms: int
+    is_misplaced: bool
+
+    @property
+    def dirty_ratio(self) -> float:
+        """0..1; 0 for an empty log."""
+        return self.cleanable_bytes / max(1, self.clean_bytes + self.cleanable_bytes)
+
+    @property
+    def is_eligible(self) -> bool:
+        """Worth a pass: dirty beyond the limit (strict, as Kafka has it), or dirty for too long."""
+        return self.cleanable_bytes > 0 and (self.dirty_ratio > self.min_dirty_ratio or self.delay_ms > 0)
+
+
+def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
+    """What a pass over this log would find, whether or not one is due."""
+    dirty_from, upto = first_dirty_offset(snapshot), first_uncleanable_offset(snapshot)
+    clean = sum(each.size_bytes for each in snapshot.closed if each.next_offset <= dirty_from)
+    cleanable = sum(each.size_bytes for each in snapshot.closed if dirty_from < each.next_offset <= upto)
+    whole = sum(each.size_bytes for each in snapshot.segments)
+    return LogToClean(
+        partition=snapshot.partition,
+        first_dirty_offset=dirty_from,
+        first_uncleanable_offset=upto,
+        clean_bytes=clean,
+        cleanable_bytes=cleanable,
+        uncleanable_bytes=whole - clean - cleanable,
+        min_dirty_ratio=snapshot.rules.min_cleanable_dirty_ratio,
+        delay_ms=_delay_ms(snapshot, dirty_from),
+        is_misplaced=snapshot.cleaner_offset is not None and snapshot.cleaner_offset != dirty_from,
+    )
+
 
 def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
-    """At most one pass, over ``[first dirty, first uncleanable)``, when the dirty share exceeds the ratio (strict).
+    """At most one pass, over ``[first dirty, first uncleanable)``, when the log is eligible.
 
-    The active segment and what lies above the stable offset are never cleaned; nor is anything while a copy of this
-    partition is under way, which reads the files that a pass would replace.
+    Nothing is cleaned while a copy of this partition is under way, which reads the files that a pass would replace, nor
+    while the cleaner has to stay away.
     """
-    if not snapshot.rules.cleanup_compact or snapshot.copying:
+    if not snapshot.rules.cleanup_compact or snapshot.copying or not snapshot.may_clean:
         return []
-    dirty_from = first_dirty_offset(snapshot)
-    upto = first_uncleanable_offset(snapshot)
-    clean = sum(segment.size_bytes for segment in snapshot.closed if segment.next_offset <= dirty_from)
-    dirty = sum(
-        segment.size_bytes
-        for segment in snapshot.closed
-        if dirty_from < segment.next_offset and segment.next_offset <= upto
-    )
-    share, limit = dirty / max(1, clean + dirty), snapshot.rules.min_cleanable_dirty_ratio
-    if share <= limit:
+    log = log_to_clean(snapshot)
+    if not log.is_eligible:
         return []
-    reason = f"dirty share {share:.2f}, min.cleanable.dirty.ratio={limit}"
-    return [CleanLog(first_dirty_offset=dirty_from, upto_offset=upto, size_bytes=dirty, reason=reason)]
+    return [
+        CleanLog(
+            first_dirty_offset=log.first_dirty_offset,
+            upto_offset=log.first_uncleanable_offset,
+            size_bytes=log.cleanable_bytes,
+            reason=_reason(log, snapshot.rules.max_compaction_lag_ms),
+        )
+    ]
+
+
+def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:
+    """The eligible ones in the order of their turns (module text): the filthiest first, lifted by waiting."""
+    eligible = [log for log in logs if log.is_eligible]
+
+    def rank(log: LogToClean) -> tuple[float, int, TopicPartition]:
+        waited = waited_rounds.get(log.partition, 0)
+        return -(log.dirty_ratio + waited / PATIENCE_ROUNDS), -waited, log.partition
+
+    return sorted(eligible, key=rank)
 
 
 def first_dirty_offset(snapshot: PartitionSnapshot) -> int:
@@ -49,11 +128,30 @@ def first_uncleanable_offset(snapshot: PartitionSnapshot) -> int:
     """
     dirty_from = first_dirty_offset(snapshot)
     upto = dirty_from
-    for segment in snapshot.closed:
-        if segment.next_offset <= dirty_from:
-            continue
+    for segment in _dirty_closed(snapshot, dirty_from):
         too_young = segment.age_timestamp_ms > snapshot.now_ms - snapshot.rules.min_compaction_lag_ms
         if segment.next_offset > snapshot.stable_offset or (snapshot.rules.min_compaction_lag_ms > 0 and too_young):
             break
         upto = segment.next_offset
     return upto
+
+
+def _dirty_closed(snapshot: PartitionSnapshot, dirty_from: int) -> list[SegmentInfo]:
+    return [each for each in snapshot.closed if each.next_offset > dirty_from]
+
+
+def _delay_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int:
+    lag_ms = snapshot.rules.max_compaction_lag_ms
+    if lag_ms is None:
+        return 0
+    # A time of 0 or less is no time (Kafka).
+    times = [each.first_timestamp_ms or 0 for each in _dirty_closed(snapshot, dirty_from)]
+    earliest = min((time for time in times if time > 0), default=snapshot.now_ms)
+    return max(0, snapshot.now_ms - lag_ms - earliest)
+
+
+def _reason(log: LogToClean, max_lag_ms: int | None) -> str:
+    share = f"dirty share {log.dirty_ratio:.2f}"
+    if log.dirty_ratio > log.min_dirty_ratio:
+        return f"{share}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
+    return f"{share}, {log.delay_ms} ms past max.compaction.lag.ms={max_lag_ms}"

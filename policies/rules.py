@@ -33,6 +33,7 @@ class PartitionRules:
     file_delete_delay_ms: int = 60_000
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int | None = None
 
     @property
     def log_limits(self) -> Limits:

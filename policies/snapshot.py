@@ -26,7 +26,8 @@ class PartitionSnapshot:
 
     `log_start_offset` is the log's, remote tier included. `stable_offset` (the last stable offset) bounds what may be
     copied or cleaned. The last of `segments` is active. `cleaner_offset` is the cleaner's checkpoint, None where it
-    never ran. `copying` holds the base offsets under way this moment.
+    never ran; `may_clean` is False while the cleaner has to stay away (paused, or waiting after a failure). `copying`
+    holds the base offsets under way this moment.
     """
 
     partition: TopicPartition
@@ -41,6 +42,7 @@ class PartitionSnapshot:
     unlinked: tuple[UnlinkedObject, ...] = ()
     cleaner_offset: int | None = None
     copying: frozenset[int] = field(default_factory=frozenset)
+    may_clean: bool = True
 
     @property
     def is_copying_on(self) -> bool:

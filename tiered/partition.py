@@ -85,9 +85,10 @@ class Partition:
         if head is not None and self.log.next_offset < head.next_offset:
             raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
 
-    def snapshot(self, now_ms: int) -> PartitionSnapshot:
+    def snapshot(self, now_ms: int, *, may_clean: bool = True) -> PartitionSnapshot:
         """What the policies are told: both tiers at this moment. The log start is the head's where there is one."""
         head = self.head()
+        asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         return PartitionSnapshot(
             partition=self.name,
             rules=self.rules,
@@ -95,11 +96,12 @@ class Partition:
             log_start_offset=head.log_start_offset if head else self.log.log_start_offset,
             next_offset=self.log.next_offset,
             stable_offset=self.log.last_stable_offset,
-            segments=self.log.segments(),
+            segments=self.log.segments(first_times_from=(self.log.cleaner_offset or 0) if asks_first_times else None),
             is_tiered=self.is_tiered,
             remote=head.segments if head else (),
             unlinked=head.unlinked if head else (),
             cleaner_offset=self.log.cleaner_offset,
+            may_clean=may_clean,
         )
 
 

@@ -48,6 +48,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         delete_grace_ms=_int(settings, "remote.log.delete.grace.ms"),
         min_cleanable_dirty_ratio=cast(float, _value(settings, "min.cleanable.dirty.ratio")),
         min_compaction_lag_ms=_int(settings, "min.compaction.lag.ms"),
+        max_compaction_lag_ms=_unless_max(most_ms),
     )
 
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
-from policies.compaction import cleanings, first_dirty_offset, first_uncleanable_offset
+from policies.compaction import (
+    PATIENCE_ROUNDS,
+    LogToClean,
+    cleanings,
+    first_dirty_offset,
+    first_uncleanable_offset,
+    in_turn,
+    log_to_clean,
+)
 from policies.invariants import violations
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
@@ -139,3 +149,98 @@ def test_a_compacted_topic_without_the_delete_policy_keeps_everything_for_ever()
     assert [type(decision).__name__ for decision in plan_partition(snapshot(*FOUR, rules=rules, cleaner=0))] == [
         "CleanLog"
     ]
+
+
+def timed(base: int, following: int, first_age: int | None) -> SegmentInfo:
+    first = None if first_age is None else NOW - first_age
+    return replace(local(base, following), first_timestamp_ms=first)
+
+
+@pytest.mark.parametrize(
+    ("first_ages", "cleaner", "delay"),
+    [
+        ((51, 10), 0, 1),
+        ((50, 10), 0, 0),
+        ((10, 70), 0, 20),
+        ((90, 10), 10, 0),
+        ((90, 10), 5, 40),
+        ((NOW, 60), 0, 10),  # a time of 0 is none
+        ((NOW + 1, None), 0, 0),
+    ],
+)
+def test_the_delay_counts_from_the_earliest_first_batch_of_the_dirty_closed_segments(
+    first_ages: tuple[int | None, int | None], cleaner: int, delay: int
+) -> None:
+    one, two = first_ages
+    segments = (timed(0, 10, one), timed(10, 20, two), replace(timed(20, 25, NOW - 1), is_active=True))
+    rules = PartitionRules(cleanup_compact=True, max_compaction_lag_ms=50)
+    assert log_to_clean(snapshot(*segments, rules=rules, cleaner=cleaner)).delay_ms == delay
+
+
+def test_a_log_that_is_hardly_dirty_is_cleaned_once_its_oldest_record_waited_too_long() -> None:
+    segments = (timed(0, 90, 100), timed(90, 100, 60), local(100, 105, active=True))
+    rules = PartitionRules(cleanup_compact=True, min_cleanable_dirty_ratio=0.9, max_compaction_lag_ms=59)
+    (decision,) = cleanings(snapshot(*segments, rules=rules, cleaner=90))
+    assert decision.reason == "dirty share 0.50, 1 ms past max.compaction.lag.ms=59"
+    assert cleanings(snapshot(*segments, rules=replace(rules, max_compaction_lag_ms=60), cleaner=90)) == []
+
+
+def test_a_log_that_waited_too_long_is_left_alone_while_nothing_of_it_may_be_cleaned() -> None:
+    segments = (timed(0, 10, 100), local(10, 15, active=True))
+    rules = PartitionRules(cleanup_compact=True, max_compaction_lag_ms=10)
+    assert ranges(snapshot(*segments, rules=rules, stable=5)) == []
+
+
+def test_every_byte_is_clean_cleanable_or_uncleanable() -> None:
+    found = log_to_clean(snapshot(*FOUR, cleaner=10, stable=25))
+    assert (found.clean_bytes, found.cleanable_bytes, found.uncleanable_bytes) == (100, 100, 200)
+
+
+@pytest.mark.parametrize(("cleaner", "expected"), [(None, False), (4, True), (5, False), (36, True)])
+def test_a_checkpoint_outside_the_log_is_to_be_written_anew(cleaner: int | None, expected: bool) -> None:
+    assert log_to_clean(snapshot(*FOUR, cleaner=cleaner, start=5)).is_misplaced is expected
+
+
+def test_nothing_is_cleaned_while_the_cleaner_has_to_stay_away() -> None:
+    assert ranges(replace(snapshot(*FOUR), may_clean=False)) == []
+
+
+def candidate(number: int, ratio: float) -> LogToClean:
+    dirty = max(1, round(ratio * 1000))
+    return LogToClean(
+        partition=TopicPartition("t", number),
+        first_dirty_offset=0,
+        first_uncleanable_offset=10,
+        clean_bytes=1000 - dirty,
+        cleanable_bytes=dirty,
+        uncleanable_bytes=0,
+        min_dirty_ratio=0.0,
+        delay_ms=0,
+        is_misplaced=False,
+    )
+
+
+def test_the_filthiest_log_has_the_first_turn() -> None:
+    logs = [candidate(number, ratio) for number, ratio in enumerate((0.6, 0.9, 0.7))]
+    assert [log.partition.partition for log in in_turn(logs, {})] == [1, 2, 0]
+
+
+@given(data=st.data(), count=st.integers(1, 12), at_once=st.integers(1, 4))
+def test_every_log_has_its_turn_within_the_stated_rounds_whatever_is_appended(
+    data: st.DataObject, count: int, at_once: int
+) -> None:
+    waited = {TopicPartition("t", number): 0 for number in range(count)}
+    bound = PATIENCE_ROUNDS + (count - 1) // at_once
+    victim = TopicPartition("t", data.draw(st.integers(0, count - 1)))
+    is_hostile = data.draw(st.booleans())
+    for _ in range(bound):
+        # The hostile stream makes all others as dirty as can be; else anything goes.
+        logs = [
+            candidate(name.partition, (0.001 if name == victim else 1.0) if is_hostile else data.draw(st.floats(0, 1)))
+            for name in waited
+        ]
+        chosen = {log.partition for log in in_turn(logs, waited)[:at_once]}
+        if victim in chosen:
+            return
+        waited = {name: 0 if name in chosen else rounds + 1 for name, rounds in waited.items()}
+    raise AssertionError(f"{victim} starves")

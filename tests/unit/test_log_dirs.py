@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from disk_model import ModelDisk
 from log_world import SMALL
 
@@ -55,3 +56,15 @@ def test_checkpoints_forget_partitions_whose_directory_is_gone() -> None:
     directory.open_log(OPENED, COMPACTED, now_ms=0)
     directory.write_checkpoints()
     assert [set(offsets) for offsets in _checkpointed(disk)] == [{OPENED}] * 3
+
+
+@pytest.mark.parametrize(("written", "expected"), [(4, 4), (5, 5), (6, 0)])
+def test_a_cleaner_checkpoint_past_the_end_of_its_log_vouches_for_nothing(written: int, expected: int) -> None:
+    disk = ModelDisk()
+    directory = LogDirectory(disk, "./data")
+    log = directory.open_log(OPENED, COMPACTED, now_ms=0)
+    log.append([Record(b"k", b"v", 0)] * 5, now_ms=0)
+    log.cleaner_offset = written
+    directory.close()
+    again = LogDirectory(disk, "./data")
+    assert again.open_log(OPENED, COMPACTED, now_ms=0).cleaner_offset == expected

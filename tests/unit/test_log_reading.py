@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from log_world import fill, open_log
 
 from local import kernels
-from local.batch import encode_batch
+from local.batch import encode_batch, read_header
 from local.compression import Codec
 from local.errors import InvalidRequest, OffsetOutOfRange
 from local.isolation import Isolation
@@ -18,6 +18,7 @@ from local.offset_spec import FoundOffset, OffsetSpec
 from local.producer_state import Producer
 from local.record import Record, TimestampType
 from local.settings import LogSettings
+from local.storage import StorageFile
 
 
 def test_without_min_one_a_batch_above_the_limit_is_not_given() -> None:
@@ -189,3 +190,28 @@ def test_a_time_lookup_is_the_first_late_enough_record_whatever_the_order_of_tim
     newest = log.offset_for(OffsetSpec.MAX_TIMESTAMP)
     largest = max(times[first:], default=-1)
     assert (None if newest is None else newest[:2]) == (None if largest < 0 else (times.index(largest, first), largest))
+
+
+def test_first_timestamps_are_read_for_dirty_sealed_segments_only_and_once() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 900)
+    opened: list[str] = []
+    real = disk.open_reader
+
+    def note(path: str) -> StorageFile:
+        opened.append(path)
+        return real(path)
+
+    disk.open_reader = note  # type: ignore[method-assign]
+    plain = log.segments()
+    assert opened == []
+    assert {each.first_timestamp_ms for each in plain} == {None}
+    dirty_from = plain[2].base_offset
+    told = [each.first_timestamp_ms for each in log.segments(first_times_from=dirty_from)]
+    log.segments(first_times_from=dirty_from)
+    assert len(opened) == len(plain) - 3
+    assert [*told[:2], told[-1]] == [None, None, None]
+    assert len(told) > 4
+    firsts = [read_header(log.read(each.base_offset)) for each in plain[2:-1]]
+    assert told[2:-1] == [header.max_timestamp_ms for header in firsts if header is not None]
