@@ -1,6 +1,7 @@
 """The side of a log that takes away, and the state that all changes share: `local.log.Log` adds what appends.
 
 Everything here happens under the log's one lock. Each method says in which order it works and what a crash leaves.
+What makes the log end earlier first sends the cleaner away (`local.cleaning_states`), before it takes the lock.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from local import checkpoints, loading, names, swap, truncation
+from local.cleaning_states import CleaningGate
 from local.epochs import LeaderEpochs
 from local.errors import DiskFailed, OffsetOutOfRange
 from local.group_commit import GroupCommit
@@ -32,6 +34,7 @@ class ShrinkableLog(ReadableLog):
         self.directory = directory
         self.recovery_point = 0
         self.write_checkpoints: Callable[[], None] = lambda: None  # whoever keeps this log's checkpoints sets it
+        self.cleaning = CleaningGate(partition)
         self._storage = storage
         self._snapshots = ProducerFiles(storage, directory)
         self._deleted: list[tuple[int, str]] = []
@@ -93,7 +96,7 @@ class ShrinkableLog(ReadableLog):
         nothing is left, and the log start is lowered with the end. What the remote tier holds is the caller's to know.
         Order of effects and crashes: `local.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
         """
-        with self._lock:
+        with self.cleaning.paused(), self._lock:
             self._check_usable()
             if offset >= self.next_offset:
                 return self.next_offset
@@ -124,7 +127,7 @@ class ShrinkableLog(ReadableLog):
         first, then the files, the lineage, a log start above `offset` last: a crash before that leaves an empty log,
         which restarts at the old log start.
         """
-        with self._lock:
+        with self.cleaning.paused(), self._lock:
             start = self.log_start_offset
             self._vouch_no_further_than(offset)
             loading.discard(self._storage, self.directory, self._view.segments)

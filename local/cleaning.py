@@ -1,0 +1,58 @@
+"""Cleaning a log that is in use: the cleaner behind the log's gate.
+
+Truncating or replacing a log's records while a pass rewrites them would bring back what was cut. So a pass runs
+between `CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` pause the gate first. A pass that
+was aborted leaves the checkpoint in memory as it was, before whoever waits goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from local import cleaner
+from local.cleaner import CleaningResult
+from local.errors import CleaningAborted
+from local.log import Log
+from local.storage import Storage
+
+
+def clean_log(
+    log: Log,
+    storage: Storage,
+    *,
+    clean_from: int,
+    upto_offset: int | None = None,
+    now_ms: int,
+    delete_delay_ms: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+    throttle: Callable[[int], None] = lambda size_bytes: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> CleaningResult | None:
+    """`cleaner.clean` as the only pass over this log. Raises CleaningAborted when the log is paused, or gets paused."""
+    gate = log.cleaning
+    if not gate.try_start():
+        raise CleaningAborted("cleaning a log, not now", partition=log.partition, state=gate.now)
+    before = log.cleaner_offset
+
+    def undo() -> None:
+        log.cleaner_offset = before
+
+    is_done = False
+    try:
+        result = cleaner.clean(
+            log,
+            storage,
+            clean_from=clean_from,
+            upto_offset=upto_offset,
+            now_ms=now_ms,
+            delete_delay_ms=delete_delay_ms,
+            should_stop=lambda: gate.is_aborted or should_stop(),
+            throttle=throttle,
+            clock=clock,
+        )
+    finally:
+        is_done = gate.end(undo)
+    if not is_done:
+        raise CleaningAborted("cleaning a log, asked to let go of it", partition=log.partition)
+    return result

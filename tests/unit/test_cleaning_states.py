@@ -1,0 +1,177 @@
+"""The states of a cleaning: every transition, and the threads that wait for each other through them."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import suppress
+from itertools import product
+
+import pytest
+from disk_model import ModelDisk
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cleaner import append, open_log, read_all
+
+from local import cleaner
+from local.cleaning import clean_log
+from local.cleaning_states import Cleaning, CleaningGate, Event, State, after
+from local.errors import CleaningAborted, InvalidRequest
+from local.log import Log
+from local.names import TopicPartition
+
+NAME = TopicPartition("t", 0)
+NONE, IN_PROGRESS, ABORTED = Cleaning(), Cleaning(State.IN_PROGRESS), Cleaning(State.ABORTED)
+LEGAL = {
+    (NONE, Event.START): IN_PROGRESS,
+    (NONE, Event.PAUSE): Cleaning(State.PAUSED, 1),
+    (IN_PROGRESS, Event.END): NONE,
+    (IN_PROGRESS, Event.PAUSE): ABORTED,
+    (ABORTED, Event.END): Cleaning(State.PAUSED, 1),
+    (Cleaning(State.PAUSED, 1), Event.PAUSE): Cleaning(State.PAUSED, 2),
+    (Cleaning(State.PAUSED, 2), Event.PAUSE): Cleaning(State.PAUSED, 3),
+    (Cleaning(State.PAUSED, 2), Event.RESUME): Cleaning(State.PAUSED, 1),
+    (Cleaning(State.PAUSED, 1), Event.RESUME): NONE,
+}
+STATES = sorted({state for state, _ in LEGAL}, key=str)
+
+
+@pytest.mark.parametrize(("now", "event"), list(product(STATES, Event)), ids=str)
+def test_every_state_answers_every_event_as_the_table_says(now: Cleaning, event: Event) -> None:
+    if (now, event) in LEGAL:
+        assert after(now, event) == LEGAL[now, event]
+    else:
+        with pytest.raises(InvalidRequest, match=r"changing the state of a cleaning, not from here: state="):
+            after(now, event)
+
+
+@given(st.lists(st.sampled_from(list(Event))))
+def test_a_log_is_never_cleaned_while_somebody_holds_a_pause(events: list[Event]) -> None:
+    now, held = Cleaning(), 0
+    for event in events:
+        try:
+            now = after(now, event)
+        except InvalidRequest:
+            continue
+        held += (event is Event.PAUSE) - (event is Event.RESUME)
+        assert held >= 0
+        assert (held == 0) == (now.state in (State.NONE, State.IN_PROGRESS))
+
+
+def test_an_illegal_resume_names_the_state() -> None:
+    with pytest.raises(InvalidRequest, match="state=none event=resume"):
+        CleaningGate(NAME).resume()
+
+
+def test_the_cleaner_cannot_wait_for_itself() -> None:
+    gate = CleaningGate(NAME)
+    assert gate.try_start()
+    with pytest.raises(InvalidRequest, match="the cleaner itself asks"):
+        gate.abort_and_pause()
+
+
+def test_several_who_pause_a_running_pass_all_wait_and_the_last_resume_lets_the_cleaner_in() -> None:
+    gate = CleaningGate(NAME)
+    assert gate.try_start()
+    paused = threading.Semaphore(0)
+
+    def pause() -> None:
+        gate.abort_and_pause()
+        paused.release()
+
+    threads = [threading.Thread(target=pause) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while not gate.is_aborted:
+        time.sleep(0)
+    assert not paused.acquire(blocking=False)
+    assert not gate.end()
+    for thread in threads:
+        thread.join()
+    assert gate.now == Cleaning(State.PAUSED, 3)
+    for _ in range(3):
+        assert not gate.try_start()
+        gate.resume()
+    assert gate.try_start()
+
+
+def test_a_paused_log_is_not_cleaned() -> None:
+    disk, log = filled()
+    with log.cleaning.paused(), pytest.raises(CleaningAborted, match=r"not now: partition=t/0 state=paused\(1\)"):
+        clean_log(log, disk, clean_from=0, now_ms=0)
+    assert clean_log(log, disk, clean_from=0, now_ms=0) is not None
+
+
+def test_a_pass_aborted_after_its_last_step_does_not_raise_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, log = filled()
+    real = cleaner.clean
+    seen: list[int | None] = []
+
+    def late(*args: object, **kw: object) -> object:
+        result = real(*args, **kw)  # type: ignore[arg-type]
+        waiting = threading.Thread(target=lambda: (log.cleaning.abort_and_pause(), seen.append(log.cleaner_offset)))
+        waiting.start()
+        while not log.cleaning.is_aborted:
+            time.sleep(0)
+        return result
+
+    monkeypatch.setattr(cleaner, "clean", late)
+    with pytest.raises(CleaningAborted):
+        clean_log(log, disk, clean_from=0, now_ms=0)
+    while not seen:
+        time.sleep(0)
+    assert seen == [0]
+    assert log.cleaner_offset == 0
+
+
+def test_a_pass_that_fails_lets_the_next_one_start() -> None:
+    disk, log = filled()
+
+    def fail(size_bytes: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        clean_log(log, disk, clean_from=0, now_ms=0, throttle=fail)
+    assert clean_log(log, disk, clean_from=0, now_ms=0) is not None
+
+
+@pytest.mark.parametrize("step", range(0, 40, 3))
+def test_a_truncation_at_any_step_of_a_pass_ends_it_and_nothing_cut_comes_back(step: int) -> None:
+    disk, log = filled()
+    sent = {record.offset: record for record in read_all(log)}
+    cut = log.segments()[-4].base_offset + 3
+    truncation = threading.Thread(target=log.truncate_to, args=(cut,), kwargs={"now_ms": 0})
+    asked = 0
+
+    def truncate_at_that_step() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == step + 1:
+            truncation.start()
+            while truncation.is_alive() and not log.cleaning.is_aborted:
+                time.sleep(0)
+        return False
+
+    with suppress(CleaningAborted):
+        clean_log(log, disk, clean_from=0, now_ms=0, should_stop=truncate_at_that_step)
+    if truncation.ident is None:
+        pytest.skip("the pass has fewer steps")
+    truncation.join()
+    assert log.cleaning.now == Cleaning()
+    assert log.next_offset <= cut
+    assert (log.cleaner_offset or 0) <= log.next_offset
+    left = read_all(log)
+    assert all(record == sent[record.offset] for record in left)
+    assert all(record.offset < log.next_offset for record in left)
+    # What is on the disk says the same.
+    log.close()
+    assert read_all(Log.open(disk, "./t-0", NAME, log.settings, now_ms=0)) == left
+
+
+def filled() -> tuple[ModelDisk, Log]:
+    disk = ModelDisk()
+    log = open_log(disk)
+    append(log, random.Random(3), 500, 200)
+    log.roll(now_ms=0)
+    return disk, log
