@@ -18,7 +18,7 @@
 
 At every point exactly one directory counts. A ``-future`` or ``-delete`` is removed only where the log itself is found
 in a directory that is online, and after that name was made durable; whatever else is found is left alone. Before step 4
-any error ends the move and the log goes on in `S`. An error at 4 or 5 leaves the log unusable until the next start,
+any error ends the move and the log goes on in `S`; so does a batch whose checksum is wrong, which is not copied. An error at 4 or 5 leaves the log unusable until the next start,
 which knows what became of the names. Source: kafka `ReplicaAlterLogDirsThread`,
 `LogManager.replaceCurrentWithFutureLog` (which renames the other way round: a crash in between leaves two live copies).
 """
@@ -31,7 +31,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from local import loading, names
-from local.errors import LogError, NotFound
+from local.batch_runs import BatchRuns
+from local.errors import Corrupt, LogError, NotFound
 from local.log import Log
 from local.log_dirs import LogDirectory
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX
@@ -207,12 +208,17 @@ class _Copy:
             known.has_indexes = True
 
     def _append(self, file: StorageFile, segment: Segment, known: _Copied, size_bytes: int) -> None:
-        while known.size_bytes < size_bytes:
-            chunk = segment.read(known.size_bytes, min(CHUNK_BYTES, size_bytes - known.size_bytes))
-            if not chunk:
-                raise NotFound("copying a segment, it became shorter", path=segment.path(LOG))
-            file.append(chunk)
-            known.size_bytes += len(chunk)
+        """Batches that were checked: the source goes away afterwards, and a wrong byte would be all that is left."""
+        walk = BatchRuns(segment.read, size_bytes, start=known.size_bytes, chunk_bytes=CHUNK_BYTES)
+        for run in walk:
+            if run.damage is not None:
+                raise Corrupt(f"moving a log, {run.damage}", path=segment.path(LOG), at=run.position)
+            file.append(run.data)
+            known.size_bytes += len(run.data)
+        if walk.size_bytes < size_bytes:
+            raise NotFound("copying a segment, it became shorter", path=segment.path(LOG))
+        if walk.problem is not None:
+            raise Corrupt(f"moving a log, {walk.problem}", path=segment.path(LOG), at=walk.position)
 
     def _path(self, base_offset: int, suffix: str) -> str:
         return join(self._directory, names.segment_file(base_offset, suffix))

@@ -29,6 +29,7 @@ from local.errors import AccessDenied, Conflict, DiskFailed, NotFound
 from local.names import TEMPORARY
 
 Body = bytes | bytearray | memoryview
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python's mmap has no name for
 
 
 class FileFacts(NamedTuple):
@@ -89,7 +90,10 @@ class Storage(Protocol):
         ...
 
     def map(self, path: str) -> memoryview:
-        """All of a file, read-only, without copying. The caller releases it before the file shrinks."""
+        """All of a file, read-only, without copying. The caller releases it before the file shrinks.
+
+        Raises NotFound, and DiskFailed when a part of it cannot be read.
+        """
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -222,7 +226,11 @@ class DiskStorage:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size
-                return memoryview(_mapped(fd, size)) if size else memoryview(b"")
+                if not size:
+                    return memoryview(b"")
+                mapped = _mapped(fd, size)
+                _fault_in(mapped)
+                return memoryview(mapped)
             finally:
                 os.close(fd)
 
@@ -344,6 +352,18 @@ else:
 
     def _mapped(fd: int, size: int) -> mmap.mmap:
         return mmap.mmap(fd, size, prot=mmap.PROT_READ)  # holds a copy of the descriptor as long as it lives
+
+
+def _fault_in(mapped: mmap.mmap) -> None:
+    """Read every page now, where a bad sector is an error of this call: met later it would end the process (SIGBUS).
+
+    A page that is dropped from memory and cannot be read again still would. Linux before 5.14 does not know the advice.
+    """
+    try:
+        mapped.madvise(_POPULATE_READ)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def _read_fully(fd: int, start: int, length: int) -> bytes:

@@ -12,7 +12,7 @@ from disk_model import ModelDisk, PowerCut
 from log_world import SMALL, fill, read_all
 
 from local import cleaner, log_dir_set, moving, unfinished_moves
-from local.errors import Conflict, DiskFailed, InvalidRequest, LogError
+from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, LogError
 from local.log import Durability, Log
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition, deleted_directory, future_directory, parse_marked_directory
@@ -398,3 +398,22 @@ def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callabl
     plant(monkeypatch)
     with pytest.raises((AssertionError, LogError)):
         hunt()
+
+
+@pytest.mark.parametrize("segment", [1, -1])
+def test_a_damaged_batch_is_not_carried_over_and_the_log_stays_where_it_is(segment: int) -> None:
+    disk = ModelDisk()
+    dirs = begun(disk)
+    log = log_of(dirs)
+    path = f"{A}/t-0/{log.sources()[segment].base_offset:020d}.log"
+    disk._inode(path).data[80] ^= 1
+    with pytest.raises(Corrupt, match="moving a log") as error:
+        dirs.move(NAME, B, now_ms=0, delay_ms=0)
+    assert (error.value.facts["path"], error.value.facts["at"]) == (path, 0)
+    assert dirs.root_of(NAME) == A
+    assert disk.is_directory(f"{A}/t-0")
+    assert not [name for name in disk.list(B) if parse_marked_directory(name)]
+    disk._inode(path).data[80] ^= 1
+    fill(log, 10, start=120)
+    dirs.move(NAME, B, now_ms=0, delay_ms=0)
+    assert (dirs.root_of(NAME), log_of(dirs).next_offset) == (B, 130)

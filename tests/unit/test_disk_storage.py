@@ -1,0 +1,38 @@
+"""The real disk: its errors are ours, each naming the path."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from local import storage
+from local.errors import DiskFailed
+from local.storage import DiskStorage
+
+
+def test_a_part_of_a_file_that_cannot_be_read_is_an_error_of_the_map_and_not_the_end_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages behind the end of a file fault as those of a bad sector do."""
+    path = tmp_path / "file"
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE).madvise(storage._POPULATE_READ)
+    except OSError:
+        pytest.skip("this kernel does not know MADV_POPULATE_READ (Linux 5.14)")
+    path.write_bytes(b"x" * 4 * mmap.PAGESIZE)
+    assert bytes(DiskStorage().map(str(path))) == path.read_bytes()
+    mapped = storage._mapped
+
+    def map_and_lose(fd: int, size: int) -> mmap.mmap:
+        found = mapped(fd, size)
+        os.truncate(path, mmap.PAGESIZE)
+        return found
+
+    monkeypatch.setattr(storage, "_mapped", map_and_lose)
+    with pytest.raises(DiskFailed) as error:
+        DiskStorage().map(str(path))
+    assert error.value.facts["path"] == str(path)
+    assert error.value.facts["cause"] == "efault"
