@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from local.errors import AccessDenied, DiskFailed
+from local.watched_storage import PASSING
+
 
 class Severity(IntEnum):
     """How bad it is. INFO: as it may be in a sound log. WARNING: somebody should look. CORRUPT: bytes are wrong."""
@@ -29,3 +32,14 @@ class Finding:
 def worst(findings: Iterable[Finding]) -> Severity:
     """The heaviest; INFO for none."""
     return max((each.severity for each in findings), default=Severity.INFO)
+
+
+def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
+    """Damage where the disk fails, a warning where a permission is missing. Raises `error` where it says nothing about
+    the disk, such as too many open files."""
+    cause = error.facts.get("cause")
+    if cause in PASSING:
+        raise error
+    severity = Severity.CORRUPT if isinstance(error, DiskFailed) else Severity.WARNING
+    what = f"could not be read, {error.attempt}: cause={cause}"
+    return Finding(severity=severity, path=str(error.facts.get("path", path)), what=what)

@@ -18,9 +18,10 @@
 
 At every point exactly one directory counts. A ``-future`` or ``-delete`` is removed only where the log itself is found
 in a directory that is online, and after that name was made durable; whatever else is found is left alone. Before step 4
-any error ends the move and the log goes on in `S`; so does a batch whose checksum is wrong, which is not copied. An error at 4 or 5 leaves the log unusable until the next start,
-which knows what became of the names. Source: kafka `ReplicaAlterLogDirsThread`,
-`LogManager.replaceCurrentWithFutureLog` (which renames the other way round: a crash in between leaves two live copies).
+any error ends the move and the log goes on in `S`; so does a batch whose checksum is wrong, which is not carried over.
+An error at 4 or 5 leaves the log unusable until the next start, which knows what became of the names. Source: kafka
+`ReplicaAlterLogDirsThread`, `LogManager.replaceCurrentWithFutureLog` (which renames the other way round: a crash in
+between leaves two live copies).
 """
 
 from __future__ import annotations

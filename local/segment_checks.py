@@ -19,8 +19,8 @@ from local.batch import Marker, read_marker
 from local.batch_header import CONTROL
 from local.batch_runs import BatchRuns, Run
 from local.columns import BatchTable
-from local.errors import Corrupt, NotFound
-from local.findings import Finding, Severity
+from local.errors import AccessDenied, Corrupt, DiskFailed, NotFound
+from local.findings import Finding, Severity, unreadable
 from local.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of
 from local.names import LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, segment_file
 from local.segment import RELATIVE_OFFSET_MAX
@@ -50,13 +50,15 @@ class SegmentPlace:
 @dataclass(slots=True, kw_only=True)
 class SegmentReport:
     """What was found. `epochs` are (leader epoch, first offset) where the epoch changes; `produced` the batches that
-    have a producer, each table with the markers of its rows."""
+    have a producer, each table with the markers of its rows. Unless `is_read` something is missing
+    that others are held against."""
 
     findings: list[Finding] = field(default_factory=list)
     next_offset: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
     produced: list[tuple[BatchTable, dict[int, Marker | None]]] = field(default_factory=list)
     aborted: list[AbortedTransaction] = field(default_factory=list)
+    is_read: bool = True
 
 
 def check_segment(
@@ -64,7 +66,7 @@ def check_segment(
 ) -> SegmentReport:
     """Everything that can be told of a segment by itself. Raises NotFound when its log is gone."""
     report = SegmentReport(next_offset=place.base_offset)
-    indexes = {suffix: _read(storage, place.path(suffix)) for suffix in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX)}
+    indexes = _read_indexes(storage, place, report)
     with closing(storage.open_reader(place.path(LOG))) as file:
         places = _walk(file, place, report, deep=deep, on_bytes=on_bytes)
     logs = len(report.findings)
@@ -228,8 +230,15 @@ def _of_batch(path: str, run: Run, row: int, what: str, severity: Severity = Sev
     )
 
 
-def _read(storage: Storage, path: str) -> bytes | None:
-    try:
-        return storage.read(path)
-    except NotFound:
-        return None
+def _read_indexes(storage: Storage, place: SegmentPlace, report: SegmentReport) -> dict[str, bytes | None]:
+    """By suffix, None for one that is missing; without those that cannot be read."""
+    found: dict[str, bytes | None] = {}
+    for suffix in (OFFSET_INDEX, TIME_INDEX, TXN_INDEX):
+        try:
+            found[suffix] = storage.read(place.path(suffix))
+        except NotFound:
+            found[suffix] = None
+        except (DiskFailed, AccessDenied) as error:
+            report.findings.append(unreadable(error, place.path(suffix)))
+            report.is_read = report.is_read and suffix != TXN_INDEX
+    return found

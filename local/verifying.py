@@ -14,6 +14,9 @@ Nothing is written. What is compared:
 Without the marker of a clean shutdown a writer is at work, or has crashed: a torn end of the last segment, files on
 their way in or out and an unfinished time index are lawful then, and told as information. A segment that seems damaged
 is looked at again then, since the cleaner and retention change files meanwhile.
+
+What cannot be read is a finding, too, and the others are looked at all the same: damage where the disk fails (a bad
+sector), a warning where the permission is missing.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from functools import partial
 from itertools import pairwise
 
 from local import checkpoints, names, producer_snapshot
-from local.errors import Corrupt, InvalidRequest, NotFound
-from local.findings import Finding, Severity, worst
+from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
+from local.findings import Finding, Severity, unreadable, worst
 from local.index_checks import INTERVAL_BYTES
 from local.names import TopicPartition, parse_partition_directory, parse_segment_file, segment_file
 from local.producer_snapshot import ProducerEntry
@@ -72,8 +75,16 @@ class Vouched:
 def verify(
     storage: Storage, path: str, options: VerifyOptions = VerifyOptions(), on_bytes: OnBytes = lambda count: None
 ) -> list[Finding]:
-    """A segment's ``.log``, a partition's directory or a log dir, by what it is. Raises NotFound, InvalidRequest."""
+    """A segment's ``.log``, a partition's directory or a log dir, by what it is. Raises NotFound, InvalidRequest, and
+    DiskFailed for what says nothing about the disk, such as too many open files."""
     path = path.rstrip("/") or "/"
+    try:
+        return _verify(storage, path, options, on_bytes)
+    except (DiskFailed, AccessDenied) as error:
+        return [unreadable(error, path)]
+
+
+def _verify(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
     if not storage.is_directory(path):
         return _verify_file(storage, path, options, on_bytes)
     there = storage.list(path)
@@ -88,15 +99,16 @@ def verify(
 
 def size_of(storage: Storage, path: str) -> int:
     """Bytes of log that `verify` will read: what a progress bar counts up to."""
-    if not storage.is_directory(path):
-        return storage.size(path) if storage.exists(path) else 0
+    if path.endswith(names.LOG):
+        return _size(storage, path)
     total = 0
-    for name in storage.list(path):
+    for name in _listed(storage, path):
         below = join(path, name)
         if name.endswith(names.LOG) and parse_segment_file(name):
             total += _size(storage, below)
-        elif parse_partition_directory(name) and storage.is_directory(below):
-            total += sum(_size(storage, join(below, each)) for each in storage.list(below) if each.endswith(names.LOG))
+        elif parse_partition_directory(name):
+            logs = (each for each in _listed(storage, below) if each.endswith(names.LOG))
+            total += sum(_size(storage, join(below, each)) for each in logs)
     return total
 
 
@@ -111,6 +123,8 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
     for each in there:
         if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
             found.append(_of_root(join(root, each), each))
+    if not partitions and names.META_PROPERTIES not in there:
+        found.append(_told(Severity.WARNING, root, "nothing of a log is here; is its disk mounted?"))
     for name in sorted(vouched.keys() - partitions.keys()):
         found.append(_told(Severity.INFO, root, f"the checkpoints name a partition that is not here: {name}"))
     for name in sorted(partitions):
@@ -122,6 +136,8 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
         except NotFound:
             if storage.exists(directory):
                 raise
+        except (DiskFailed, AccessDenied) as error:
+            found.append(unreadable(error, directory))
     return found
 
 
@@ -148,6 +164,9 @@ def _vouched(storage: Storage, root: str) -> tuple[dict[TopicPartition, Vouched]
         except Corrupt as error:
             read.append({})
             found.append(_damaged(error, join(root, name)))
+        except (DiskFailed, AccessDenied) as error:
+            read.append({})
+            found.append(unreadable(error, join(root, name)))
     points, starts, cleaned = read
     return {
         name: Vouched(
@@ -198,12 +217,21 @@ def _verify_partition(
         reports = [(place, report) for place, report in zip(places, pool.map(look, places), strict=True) if report]
     for _, report in reports:
         findings += report.findings
-    end = reports[-1][1].next_offset if reports else None
-    findings += _check_vouched(directory, vouched, end)
-    findings += _check_epochs(storage, directory, reports)
-    findings += _check_metadata(storage, directory)
-    findings += _check_producers(storage, directory, there, reports)
+    findings += _as_far_as_read(directory, _check_epochs(storage, directory, reports))
+    findings += _as_far_as_read(directory, _check_metadata(storage, directory))
+    if all(report.is_read for _, report in reports):
+        end = reports[-1][1].next_offset if reports else None
+        findings += _check_vouched(directory, vouched, end)
+        findings += _as_far_as_read(directory, _check_producers(storage, directory, there, reports))
     return findings
+
+
+def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Those findings, and what kept us from going on: it hides nothing else."""
+    try:
+        yield from findings
+    except (DiskFailed, AccessDenied) as error:
+        yield unreadable(error, directory)
 
 
 def _look(
@@ -218,6 +246,9 @@ def _look(
             )
         except NotFound:
             return None
+        except (DiskFailed, AccessDenied) as error:
+            found = [unreadable(error, place.path(names.LOG))]
+            return SegmentReport(findings=found, next_offset=place.base_offset, is_read=False)
         if worst(report.findings) is Severity.INFO:
             return report
     return report
@@ -399,5 +430,13 @@ def _told(severity: Severity, path: str, what: str) -> Finding:
 def _size(storage: Storage, path: str) -> int:
     try:
         return storage.size(path)
-    except NotFound:
+    except LogError:
         return 0
+
+
+def _listed(storage: Storage, path: str) -> list[str]:
+    """Nothing of what cannot be listed; verifying tells."""
+    try:
+        return storage.list(path)
+    except LogError:
+        return []

@@ -14,7 +14,7 @@ from manager_world import COMPACTED, NAME, NOW, TIERED, World, send, settle
 
 from local import checkpoints, kernels, producer_snapshot
 from local.crc32c import crc32c
-from local.errors import InvalidRequest, NotFound
+from local.errors import AccessDenied, DiskFailed, InvalidRequest, LogError, NotFound
 from local.findings import Finding, Severity, worst
 from local.names import TopicPartition
 from local.producer_state import Producer, ProducerState
@@ -388,6 +388,55 @@ def test_planted_damage_is_found_and_named(healthy: ModelDisk, plant: Callable[[
     assert named in {each.path for each in found}, found
 
 
+class BadSector:
+    """A disk on which one file or directory cannot be read."""
+
+    def __init__(self, disk: ModelDisk, bad: str, error: LogError) -> None:
+        self._disk, self._bad, self._error = disk, bad, error
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(path: str, *rest: object) -> object:
+            if path == self._bad and verb not in ("exists", "is_directory", "size"):
+                raise self._error
+            return getattr(self._disk, verb)(path, *rest)
+
+        return call
+
+
+UNREADABLE = [
+    *(f"{DIRECTORY}/{{base}}{suffix}" for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot")),
+    *(f"{DIRECTORY}/leader-epoch-checkpoint", f"{DIRECTORY}/partition.metadata", DIRECTORY),
+    *("./data/recovery-point-offset-checkpoint", "./data"),
+]
+
+
+@pytest.mark.parametrize("bad", UNREADABLE, ids=lambda bad: bad.rpartition("/")[2])
+def test_what_cannot_be_read_is_named_and_hides_nothing_else(healthy: ModelDisk, bad: str) -> None:
+    disk = copy_of(healthy)
+    bases = segments(disk)
+    bad = bad.format(base=f"{bases[1]:020d}")
+    damaged = f"{DIRECTORY}/{bases[0]:020d}.log"
+    flip(disk, damaged, 75)
+    disk.create("./data/notes").append(b"x")
+    seen = {
+        error: alarms(verify(BadSector(disk, bad, error("reading", path=bad, cause="eio")), "./data", OPTIONS))
+        for error in (DiskFailed, AccessDenied)
+    }
+    for error, severity in ((DiskFailed, Severity.CORRUPT), (AccessDenied, Severity.WARNING)):
+        assert [each.severity for each in seen[error] if each.path == bad] == [severity], seen
+        hidden = {"./data/notes", damaged} if bad == "./data" else {damaged} if bad == DIRECTORY else set()
+        assert {each.path for each in seen[error]} >= {"./data/notes", damaged} - hidden
+    with pytest.raises(DiskFailed):
+        verify(BadSector(disk, bad, DiskFailed("opening", path=bad, cause="emfile")), "./data", OPTIONS)
+
+
+def test_a_directory_with_nothing_in_it_is_not_called_sound() -> None:
+    disk = ModelDisk()
+    disk.make_directory("./data")
+    (found,) = verify(disk, "./data", OPTIONS)
+    assert (found.severity, found.path) == (Severity.WARNING, "./data")
+
+
 def test_leftovers_are_named_and_no_alarm(healthy: ModelDisk) -> None:
     disk = copy_of(healthy)
     for name in (f"{DIRECTORY}/{7:020d}.log.deleted", "./data/t-0.abc-delete/x"):
@@ -460,6 +509,13 @@ def test_a_wrong_index_is_told_and_built_anew_where_nobody_holds_the_directory(h
     assert [row["severity"] for row in rows(capfd, code=3)] == ["warning"]
     assert rows(capfd, "orders/0", "--fix-index") == []
     assert Config.load(str(home / "tiered.toml")).data_dir
+
+
+def test_one_of_several_directories_that_is_not_there_does_not_hide_the_others(home: Path, capfd) -> None:
+    (home / "tiered.toml").write_text('[local]\ndirs = ["away", "data"]\n')
+    (home / "data" / "notes").write_text("x")
+    assert {row["path"] for row in rows(capfd, code=3)} == {str(home / "away"), str(home / "data" / "notes")}
+    assert invoke(["verify", "./away"]) == 1
 
 
 def test_damage_is_exit_4_and_the_heaviest_comes_first(home: Path, capfd) -> None:

@@ -46,6 +46,9 @@ def verify(
     found: list[Finding] = []
     with _bar(session, sum(size_of(storage, path) for path in paths)) as on_bytes:
         for path in paths:
+            if not targets and len(paths) > 1 and not storage.is_directory(path):
+                found.append(_absent(path))
+                continue
             found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
     rows: list[Row] = [
         {
@@ -107,6 +110,13 @@ def _verified(
     for each in fixed:
         session.say(f"built anew: {each}")
     return verify(storage, path, options) if fixed else found
+
+
+def _absent(path: str) -> Finding:
+    """One of several log directories; the others are looked at all the same."""
+    from local.findings import Finding, Severity
+
+    return Finding(severity=Severity.WARNING, path=path, what="there is no such directory; is its disk mounted?")
 
 
 @contextmanager
