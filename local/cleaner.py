@@ -305,7 +305,6 @@ def _clean_group(
         return
     tally.bytes_after += size
     tally.records_after += sum(each.kept_count for each in group)
-    swap.announce(storage, log.directory, base_offset)
     log.swap_in([each.segment for each in group], base_offset, now_ms=now_ms, delay_ms=delay_ms)
 
 

@@ -244,7 +244,7 @@ class Log(ShrinkableLog):
         The snapshot of the producers at the new base comes last and is not synced: it can be made again.
         """
         with self._lock:
-            self._check_usable()
+            self._check_may_change()
             view = self._view
             if view.segments[-1].size_bytes == 0:
                 return False
@@ -275,6 +275,7 @@ class Log(ShrinkableLog):
                 with suppress(LogError):
                     self._seal(active)
                     self._snapshot_at_close()
+            self._is_closed = True
             for segment in self._view.segments:
                 segment.close()
             return not self._failed
@@ -307,7 +308,7 @@ class Log(ShrinkableLog):
         self, batches: Iterable[bytearray | memoryview], now_ms: int, durability: Durability
     ) -> tuple[AppendResult, int]:
         """The answer, and the position to wait for, without the lock, before it may be told."""
-        self._check_usable()
+        self._check_may_change()
         base_offset = next_offset = self.next_offset
         for batch in batches:
             header = read_header(batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from local import kernels
@@ -64,11 +65,7 @@ class ReadableLog:
     @property
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: where the earliest open one began, else the log end."""
-        view = self._view  # before the producers: a transaction that begins in between must not be passed over
-        unstable = self._known_producers().first_unstable_offset
-        if unstable is None:
-            return view.next_offset
-        return min(max(unstable, view.log_start_offset), view.next_offset)
+        return self._decided_view().last_stable_offset
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Those that concern a read of ``[from_offset, upper_offset)``, by their marker's offset.
@@ -118,7 +115,8 @@ class ReadableLog:
         transactions are among those given (`aborted_transactions` names them). Records before `offset` in the first
         batch are the caller's to skip. Raises OffsetOutOfRange outside ``[local_log_start_offset, next_offset]``.
         """
-        return self._run(offset, ReadLimits(bytes_max, min_one, self._upper(isolation))).data
+        limits = ReadLimits(bytes_max, min_one, self._upper(isolation))
+        return self._retrying(lambda view: self._run(view, offset, limits, isolation)).data
 
     def batches(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[memoryview]:
         """Runs of whole batches from the one that holds `start` up to the end as it is now, each about READ_BYTES.
@@ -178,11 +176,15 @@ class ReadableLog:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _known_producers(self) -> ProducerState:
-        """Looked for on the disk only when somebody asks, where this log is a mere onlooker."""
+    def _decided_view(self) -> LogView:
+        """The view with its open transactions: a mere onlooker looks for them on the disk only when somebody asks."""
         if self._find_producers is not None:
-            self._producers, self._find_producers = self._find_producers(), None
-        return self._producers
+            with self._lock:
+                if self._find_producers is not None:
+                    self._producers = self._find_producers()
+                    self._view = replace(self._view, unstable_offset=self._producers.first_unstable_offset)
+                    self._find_producers = None
+        return self._view
 
     def _runs(self, start: int, isolation: Isolation) -> Iterator[_Stretch]:
         """Up to the end as it is now; under READ_COMMITTED with the aborted transactions of each run."""
@@ -193,13 +195,16 @@ class ReadableLog:
             yield stretch
             offset = stretch.run.next_offset
 
-    def _run(self, offset: int, limits: ReadLimits) -> BatchRun:
-        return self._stretch(offset, limits, Isolation.READ_UNCOMMITTED).run
+    def _run(self, view: LogView, offset: int, limits: ReadLimits, isolation: Isolation) -> BatchRun:
+        view.check_inside(self.partition, offset)
+        if isolation is Isolation.READ_COMMITTED and limits.upper_offset is not None:
+            # A truncation may have put an open transaction where all was decided when the limits were drawn.
+            limits = limits._replace(upper_offset=min(limits.upper_offset, view.last_stable_offset))
+        return view.read(offset, limits)
 
     def _stretch(self, offset: int, limits: ReadLimits, isolation: Isolation) -> _Stretch:
         def read(view: LogView) -> _Stretch:
-            view.check_inside(self.partition, offset)
-            run = view.read(offset, limits)
+            run = self._run(view, offset, limits, isolation)
             if isolation is Isolation.READ_UNCOMMITTED or run.is_empty:
                 return _Stretch(run, [])
             # Of the same view: what tells of aborted records goes with the segment that holds their marker.

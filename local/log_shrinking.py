@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from local import checkpoints, loading, names, swap, truncation
 from local.cleaning_states import CleaningGate
 from local.epochs import LeaderEpochs
-from local.errors import DiskFailed, OffsetOutOfRange
+from local.errors import Conflict, DiskFailed, OffsetOutOfRange
 from local.group_commit import GroupCommit
 from local.log_reading import ReadableLog
 from local.log_view import LargestTimes, LogView
@@ -44,10 +44,12 @@ class ShrinkableLog(ReadableLog):
         self._commit = GroupCommit(self._sync_written)
         self._unflushed_since_ms: int | None = None
         self._failed = False
+        self._is_closed = False
 
     def raise_log_start(self, offset: int) -> None:
         """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
         with self._lock:
+            self._check_may_change()
             if offset > self.next_offset:
                 facts = {"offset": offset, "first_offset": self.log_start_offset, "next_offset": self.next_offset}
                 raise OffsetOutOfRange("raising the log start", partition=self.partition, **facts)
@@ -59,9 +61,11 @@ class ShrinkableLog(ReadableLog):
 
         Order of effects: the producers' snapshot behind each doomed segment becomes durable, the start offset and the
         segment list are published (no new reader enters), then the names become ``.deleted``, then, later, the files
-        go. A crash after any step leaves segments that the next round drops.
+        go. A crash after any step leaves segments that the next round drops. Where a rename fails the log is unusable
+        until it is reopened: were the next round to go on behind it, a start would find a hole.
         """
         with self._lock:
+            self._check_may_change()
             view = self._view
             doomed = view.sealed_below(offset)
             if not doomed:
@@ -72,12 +76,13 @@ class ShrinkableLog(ReadableLog):
                     self._snapshots.settle(view.bases[at], view.bases[:at])
             start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
             self._publish(list(kept), log_start_offset=start)
-            for segment in doomed:
-                # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
-                self._mark_deleted(segment, now_ms + delay_ms)
-                self._storage.sync_directory(self.directory)
-                # Its snapshot only then: a segment that comes back needs the state it begins with.
-                self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
+            with self._failing():
+                for segment in doomed:
+                    # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
+                    self._mark_deleted(segment, now_ms + delay_ms)
+                    self._storage.sync_directory(self.directory)
+                    # Its snapshot only then: a segment that comes back needs the state it begins with.
+                    self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
             return len(doomed)
 
     def remove_deleted(self, now_ms: int) -> int:
@@ -97,7 +102,7 @@ class ShrinkableLog(ReadableLog):
         Order of effects and crashes: `local.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
         """
         with self.cleaning.paused(), self._lock:
-            self._check_usable()
+            self._check_may_change()
             if offset >= self.next_offset:
                 return self.next_offset
             cut = truncation.find(self._storage, self._view.segments, offset)
@@ -125,38 +130,49 @@ class ShrinkableLog(ReadableLog):
 
         For a log whose records below `offset` are all in the remote tier. Order of effects: what vouches for more goes
         first, then the files, the lineage, a log start above `offset` last: a crash before that leaves an empty log,
-        which restarts at the old log start.
+        which restarts at the old log start. Raises DiskFailed; once files may be gone the log is then unusable.
         """
         with self.cleaning.paused(), self._lock:
+            self._check_may_change()
             start = self.log_start_offset
             self._vouch_no_further_than(offset)
-            loading.discard(self._storage, self.directory, self._view.segments)
-            self._snapshots.remove_all()
-            self._producers = ProducerState()
-            fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
-            self._publish([fresh], next_offset=offset, log_start_offset=min(start, offset))
-            self._save_epochs(epochs)
+            with self._failing():
+                loading.discard(self._storage, self.directory, self._view.segments)
+                self._snapshots.remove_all()
+                self._producers = ProducerState()
+                fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
+                self._publish([fresh], next_offset=offset, log_start_offset=min(start, offset))
+                self._save_epochs(epochs)
             self._all_durable()
             if offset < start:
                 self.write_checkpoints()
 
     def swap_in(self, old: Sequence[Segment], base_offset: int, *, now_ms: int, delay_ms: int) -> None:
-        """Steps 3 to 6 of `local.swap`: the announced segment takes the place of neighbouring sealed `old` ones.
+        """Steps 2 to 6 of `local.swap`: the cleaned segment takes the place of neighbouring sealed `old` ones.
 
-        When the disk fails in between, the log is unusable until it is reopened, which finishes the swap.
+        Raises Conflict, and throws it away, when one of those was dropped or truncated while it was written: announced,
+        it would bring back what is gone. When the disk fails in between, the log is unusable until it is reopened,
+        which finishes or undoes the swap.
         """
-        with self._lock, self._failing():
-            for segment in old:
-                self._mark_deleted(segment, now_ms + delay_ms)
-            self._storage.sync_directory(self.directory)
-            swap.put_in_place(self._storage, self.directory, base_offset)
-            fresh = Segment.load(self._storage, self.directory, base_offset)
-            kept = [segment for segment in self._view.segments if segment not in old]
-            bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
-            self._publish(kept)
-            for segment in old:
-                if segment.base_offset != base_offset:
-                    self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
+        with self._lock:
+            self._check_may_change()
+            if not set(old) <= set(self._view.segments[:-1]):
+                swap.discard(self._storage, self.directory, base_offset)
+                facts = {"partition": self.partition, "base_offset": base_offset}
+                raise Conflict("swapping in a cleaned segment, those it stands for are gone", **facts)
+            with self._failing():
+                swap.announce(self._storage, self.directory, base_offset)
+                for segment in old:
+                    self._mark_deleted(segment, now_ms + delay_ms)
+                self._storage.sync_directory(self.directory)
+                swap.put_in_place(self._storage, self.directory, base_offset)
+                fresh = Segment.load(self._storage, self.directory, base_offset)
+                kept = [segment for segment in self._view.segments if segment not in old]
+                bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
+                self._publish(kept)
+                for segment in old:
+                    if segment.base_offset != base_offset:
+                        self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -181,13 +197,20 @@ class ShrinkableLog(ReadableLog):
         return written
 
     def _vouch_no_further_than(self, offset: int) -> None:
-        """Before records go: what start-up trusts, in memory and in the checkpoints."""
+        """Before records go: what start-up trusts, in memory and in the checkpoints.
+
+        Where they cannot be written nothing was lowered, so that the next try writes them.
+        """
         told = self.recovery_point, self.cleaner_offset
         self.recovery_point = min(self.recovery_point, offset)
         if self.cleaner_offset is not None:
             self.cleaner_offset = min(self.cleaner_offset, offset)
         if told != (self.recovery_point, self.cleaner_offset):
-            self.write_checkpoints()
+            try:
+                self.write_checkpoints()
+            except BaseException:
+                self.recovery_point, self.cleaner_offset = told
+                raise
 
     def _path(self, name: str) -> str:
         return join(self.directory, name)
@@ -222,6 +245,11 @@ class ShrinkableLog(ReadableLog):
         if self._failed:
             raise DiskFailed("using a log whose disk failed, reopen it to recover", partition=self.partition)
 
+    def _check_may_change(self) -> None:
+        self._check_usable()
+        if self._is_closed:
+            raise DiskFailed("changing a log that was closed, reopen it", partition=self.partition)
+
     def _publish(
         self, segments: list[Segment] | None, *, log_start_offset: int | None = None, next_offset: int | None = None
     ) -> None:
@@ -231,7 +259,8 @@ class ShrinkableLog(ReadableLog):
         start = old.log_start_offset if log_start_offset is None else log_start_offset
         self._cuts += next_offset is not None and next_offset < old.next_offset
         times = old.times if segments is None else LargestTimes(chosen[:-1])
-        self._view = LogView(chosen, bases, start, old.next_offset if next_offset is None else next_offset, times)
+        end = old.next_offset if next_offset is None else next_offset
+        self._view = LogView(chosen, bases, start, end, times, self._producers.first_unstable_offset)
 
     def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
         suffixes = segment.existing_suffixes()

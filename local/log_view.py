@@ -42,13 +42,25 @@ class LargestTimes:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """Segments ascending, `bases` their base offsets; `next_offset` is the log end. `times` is of the leading ones."""
+    """Segments ascending, `bases` their base offsets; `next_offset` is the log end. `times` is of the leading ones.
+
+    `unstable_offset` is where the earliest open transaction began (None: there is none): told together with the log
+    end, for a marker decides only once it can be read, and the entry of an aborted transaction is there by then.
+    """
 
     segments: tuple[Segment, ...]
     bases: tuple[int, ...]
     log_start_offset: int
     next_offset: int
     times: LargestTimes = field(default_factory=LargestTimes)
+    unstable_offset: int | None = None
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is decided: where the earliest open one began, else the log end."""
+        if self.unstable_offset is None:
+            return self.next_offset
+        return min(max(self.unstable_offset, self.log_start_offset), self.next_offset)
 
     @property
     def local_log_start_offset(self) -> int:

@@ -66,8 +66,14 @@ def write_cleaned_indexes(
     storage.sync_directory(directory)
 
 
+def discard(storage: Storage, directory: str, base_offset: int) -> None:
+    """Undo step 1; a crash leaves ``.cleaned`` files, which mean nothing."""
+    for suffix in reversed(_ALL_THEN_LOG):
+        storage.unlink(join(directory, segment_file(base_offset, suffix) + CLEANED))
+
+
 def announce(storage: Storage, directory: str, base_offset: int) -> None:
-    """Step 2: from here on the new segment wins."""
+    """Step 2: from here on the new segment wins. The caller holds the log's lock: what it stands for is still there."""
     for suffix in _ALL_THEN_LOG:
         path = join(directory, segment_file(base_offset, suffix))
         if suffix != TXN_INDEX or storage.exists(path + CLEANED):

@@ -56,7 +56,6 @@ def _replace(log: Log, storage: Storage) -> None:
     swap.write_cleaned_indexes(
         storage, directory, base, index_files.build_indexes(kernels.scan_batches(body), base, 200)
     )
-    swap.announce(storage, directory, base)
     log.swap_in([segment], base, now_ms=0, delay_ms=0)
     log.remove_deleted(0)
 

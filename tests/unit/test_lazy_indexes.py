@@ -200,7 +200,6 @@ def _swap_first(log: Log, disk: ModelDisk) -> None:
     body = bytes(disk.names[_name(0, ".log")].data)
     swap.write_cleaned(disk, "./t-0", 0, [body])
     swap.write_cleaned_indexes(disk, "./t-0", 0, index_files.build_indexes(kernels.scan_batches(body), 0, 200))
-    swap.announce(disk, "./t-0", 0)
     log.swap_in([log.segment(0)], 0, now_ms=0, delay_ms=0)
 
 
