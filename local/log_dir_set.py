@@ -154,6 +154,8 @@ class LogDirectories:
             self._check_no_leftover(partition, topic_id)
         if root is None:
             root = choose(self.facts()).path
+            if not is_new:
+                _log.warning("nothing of a partition was found, begun anew: partition=%s directory=%s", partition, root)
             with self._changing:
                 self._where[partition] = (root,)
         self._directories[root].create(partition, topic_id)

@@ -44,7 +44,12 @@ class ProducerFiles:
     def offsets(self) -> list[int]:
         """Of which offsets there is a snapshot, ascending."""
         if self._known is None:
-            self.know(self._storage.list(self._directory))
+            try:
+                self.know(self._storage.list(self._directory))
+            except NotFound:
+                if not self._is_onlooker:
+                    raise
+                self._known = []  # nothing was begun there yet, or the partition has moved away
         return list(self._known or ())
 
     def know(self, names: Iterable[str]) -> bool:

@@ -229,8 +229,11 @@ class SealedIndexes:
             return None
 
     def _read_log(self, position: int, length: int) -> bytes:
+        wanted = min(length, self._log_bytes - position)
+        if wanted <= 0:
+            return b""  # an onlooker's empty log may have no file
         with self._held():
-            return self._storage.read(self._path(LOG), position, min(length, max(self._log_bytes - position, 0)))
+            return self._storage.read(self._path(LOG), position, wanted)
 
     def _path(self, suffix: str) -> str:
         return join(self._directory, segment_file(self._base_offset, suffix))

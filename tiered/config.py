@@ -245,7 +245,9 @@ def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
 
 
 def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[str]:
-    """Raises InvalidRequest for one that is named twice, or that lies inside another."""
+    """Raises InvalidRequest for one that is named twice, or that lies inside another, or that no path can name."""
+    if any("\0" in each for each in directories):
+        raise InvalidRequest("reading the configuration, a directory's name with a zero in it", file=path)
     found = [os.path.abspath(os.path.join(root, each)) for each in directories]
     real = sorted(os.path.realpath(each) + "/" for each in found)
     for before, after in pairwise(real):

@@ -77,6 +77,7 @@ class LogManager:
         self._registry = TopicRegistry(directory.places())
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, LogError] = {}
+        self._unseen: set[TopicPartition] = set()
         self._partitioner = Partitioner()
         self._checkpointed_ms = 0
         # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
@@ -290,13 +291,14 @@ class LogManager:
     # -- background work -----------------------------------------------------------------------------------------
 
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
-        """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened."""
-        return [held.snapshot(now_ms) for held in self._held(topics)]
+        """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened, or
+        cannot be looked at (an index that the disk does not give): that is in `problems`."""
+        return self._looked_at(self._held(topics), now_ms)
 
     def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
         """What the policies would do now. Changes nothing. A remote tier that was never seen is not planned for."""
         known = [held for held in self._held(topics) if held.head() is not None or not held.is_tiered]
-        return plan_snapshots([held.snapshot(now_ms) for held in known], now_ms)
+        return plan_snapshots(self._looked_at(known, now_ms), now_ms)
 
     def apply(
         self,
@@ -480,6 +482,20 @@ class LogManager:
         wanted = None if topics is None else set(topics)
         open_ones = [(name, held) for name, held in list(self._partitions.items()) if self._directory.is_online(name)]
         return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]
+
+    def _looked_at(self, partitions: Iterable[Partition], now_ms: int) -> list[PartitionSnapshot]:
+        found = []
+        for held in partitions:
+            try:
+                found.append(held.snapshot(now_ms))
+            except LogError as error:
+                self._unseen.add(held.name)
+                self._note(held.name, error)
+            else:
+                if held.name in self._unseen:
+                    self._unseen.discard(held.name)
+                    self._forget(held.name)
+        return found
 
     def _partition(self, name: TopicPartition) -> Partition:
         """Raises NotFound, and the reason for a partition that could not be opened or whose disk is gone."""

@@ -291,6 +291,8 @@ def test_several_log_directories_are_absolute_and_in_order(tmp_path) -> None:
         ('dirs = ["a", ""]', "not a list"),
         ('dirs = ["a", "./a"]', "twice or inside another"),
         ('dirs = ["a-b", "a", "a/b"]', "twice or inside another"),
+        (r'dirs = ["a\u0000", "b"]', "a zero in it"),
+        (r'dir = "a\u0000"', "a zero in it"),
         ('dirs = ["a", "b"]\ncordoned = ["c"]', "cordoned is no log directory"),
     ],
 )

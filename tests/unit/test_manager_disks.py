@@ -151,6 +151,24 @@ def test_a_change_nobody_was_told_of_does_not_win_over_what_came_after(disks: Di
         assert [topic.name for topic in manager.topics()] == ["t", "told"]
 
 
+def test_what_an_empty_directory_in_a_disks_place_takes_along_is_said(disks: Disks, caplog) -> None:
+    with disks.open() as manager:
+        lost = on(manager, B)
+        assert "begun anew" not in caplog.text
+    for name in [*disks.disk.inner.names]:
+        if name.startswith(f"{B}/"):
+            del disks.disk.inner.names[name]
+    disks.disk.inner.directories = {
+        path: each for path, each in disks.disk.inner.directories.items() if not path.startswith(f"{B}/")
+    }
+    with disks.open() as manager:
+        told = [record.getMessage() for record in caplog.records if "begun anew" in record.getMessage()]
+        assert [f"partition={name} directory={B}" in line for name, line in zip(lost, told, strict=True)] == [
+            True,
+            True,
+        ]
+
+
 def test_a_new_disk_gets_a_copy_of_the_topics_at_the_next_start() -> None:
     disk = ModelDisk()
     loaded = Config.load(None, {}, {}, local_dir="data")

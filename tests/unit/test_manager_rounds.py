@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
-from local.errors import Conflict, DiskFailed, Fenced, InvalidRequest, NotFound, Unavailable
+from local.errors import AccessDenied, Conflict, DiskFailed, Fenced, InvalidRequest, NotFound, Unavailable
 from local.names import TopicPartition
 from local.producer_state import Producer
 from local.record import Record
@@ -225,3 +226,48 @@ def test_silent_producers_are_forgotten_by_a_round_without_any_append(world: Wor
         assert log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer).is_duplicate
         manager.tick(NOW + DAY + 10 * 60_000)
         assert not log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer).is_duplicate
+
+
+class Unreadable:
+    """A disk that does not give some files."""
+
+    def __init__(self, disk: ModelDisk) -> None:
+        self.disk = disk
+        self.beginning = "nothing"
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(path: str, *rest: object, **more: object) -> object:
+            if path.startswith(self.beginning) and path.endswith(".timeindex"):
+                raise AccessDenied("reading a file", path=path, cause="eacces")
+            return getattr(self.disk, verb)(path, *rest, **more)
+
+        return call
+
+
+def test_a_partition_that_cannot_be_looked_at_holds_up_no_other(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, {"retention.ms": "1d"}, now_ms=NOW)
+        send(manager, 200)
+        for _ in range(20):
+            manager.append("t", [Record(b"k", b"v" * 100, NOW - DAY)] * 3, 1, now_ms=NOW)
+    disk = Unreadable(world.disk)
+    with world.open(disk=disk) as manager:  # type: ignore[arg-type]
+        disk.beginning = "./data/t-0/"
+        manager.tick(NOW + 2 * DAY)
+        assert isinstance(manager.problems[NAME], AccessDenied)
+        (seen,) = manager.snapshots(NOW + 2 * DAY)
+        assert seen.partition.partition == 1
+        assert seen.log_start_offset > 0, "retention went on there"
+        disk.beginning = "nothing"
+        manager.tick(NOW + 2 * DAY)
+        assert manager.problems == {}
+        assert all(each.log_start_offset > 0 for each in manager.snapshots(NOW + 2 * DAY))
+
+
+def test_a_looker_sees_partitions_of_which_nothing_is_there_as_empty(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, now_ms=NOW)
+        send(manager, 200)
+    with world.open(disk=world.other_disk(), read_only=True) as manager:
+        assert [each.next_offset for each in manager.snapshots(NOW)] == [0, 0]
+        assert manager.problems == {}

@@ -126,7 +126,7 @@ def test_what_is_typed_for_an_offset(text: str, spec: int) -> None:
     assert parse_spec(text, NOW) == spec
 
 
-@pytest.mark.parametrize("text", ["", "newest", "-9", "@", "1.5"])
+@pytest.mark.parametrize("text", ["", "newest", "-9", "@", "1.5", "--5", "-", "²", "+5", "9" * 5000])
 def test_what_is_no_offset_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="what offset"):
         parse_spec(text, NOW)

@@ -70,8 +70,9 @@ def parse_spec(text: str, now_ms: int) -> int:
     """Kafka's code of a name, or a timestamp in ms. Raises InvalidRequest."""
     if text in _SPECS:
         return _SPECS[text]
-    if text.lstrip("-").isdigit() and int(text) in _SPECS.values():
-        return int(text)
+    codes = {str(code): code for code in _SPECS.values()}
+    if text in codes:
+        return codes[text]
     try:
         if text.startswith("-"):
             raise InvalidRequest("reading a time, what lies before now begins with @-")
