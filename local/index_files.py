@@ -7,7 +7,7 @@ therefore put in place whole or not at all (`replace`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from local import kernels, offset_index, time_index
@@ -113,19 +113,29 @@ def scan_times(read: Callable[[int, int], bytes], base_offset: int) -> tuple[int
 
     `read` gives the bytes (position, length).
     """
-    latest, offset, position, want = -1, base_offset, 0, _SLICE_BYTES
+    latest, offset = -1, base_offset
+    for _, _, table in slices_of(read):
+        at = int(table.max_timestamps.argmax())
+        if int(table.max_timestamps[at]) > latest:
+            latest, offset = int(table.max_timestamps[at]), int(table.last_offsets[at])
+    return (latest, offset) if latest >= 0 else (None, base_offset)
+
+
+def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryview, BatchTable]]:
+    """(position, bytes, headers) of a log's whole batches, a slice at a time, up to where they break off.
+
+    For a file that may shrink meanwhile: a map of it would end the process. `read` gives the bytes (position, length).
+    """
+    position, want = 0, _SLICE_BYTES
     while data := read(position, want):
         table = kernels.scan_batches(data, verify=False)
         if len(table):
-            at = int(table.max_timestamps.argmax())
-            if int(table.max_timestamps[at]) > latest:
-                latest, offset = int(table.max_timestamps[at]), int(table.last_offsets[at])
+            yield position, memoryview(data), table
             position += table.valid_bytes
         elif table.is_corrupt or len(data) < want:
-            break
+            return
         else:
             want *= 2
-    return (latest, offset) if latest >= 0 else (None, base_offset)
 
 
 def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:

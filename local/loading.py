@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from local import index_files, names, offset_index, recovery, time_index
 from local.epochs import LeaderEpochs
-from local.errors import Corrupt
+from local.errors import Corrupt, Unavailable
 from local.producer_files import ProducerFiles
 from local.producer_state import ProducerState
 from local.sealed_indexes import LOOKING, Access
@@ -170,10 +170,18 @@ def load_moved(storage: Storage, directory: str, old: Sequence[Segment]) -> list
 
 
 def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
-    """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment."""
+    """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment.
+
+    Raises Unavailable between steps 3 and 5 of a swap (`local.swap`), where no file has its name: what lies around it
+    would look whole, with a hole in it.
+    """
     files = storage.list_files(directory) if storage.exists(directory) else {}
     parsed = [found for name in files if (found := names.parse_segment_file(name))]
     bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
+    missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
+    if missing:
+        facts = {"directory": directory, "base_offset": min(missing)}
+        raise Unavailable("looking at a log, a swap is under way; look again, or let its owner finish it", **facts)
     segments = [_found(storage, directory, base, files, LOOKING) for base in bases]
     next_offset = trim_to_whole_batches(segments[-1]) if segments else log_start_offset
     if not segments:

@@ -20,7 +20,7 @@ fails too, the log refuses everything until it is reopened.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -31,7 +31,7 @@ from local.batch import BatchHeader, assign_offset, encode_marker, read_header, 
 from local.column_encoding import encode_column_batches
 from local.encoding import encode_batches
 from local.epochs import LeaderEpochs
-from local.errors import DiskFailed, LogError
+from local.errors import DiskFailed, LogError, NotFound
 from local.log_shrinking import ShrinkableLog
 from local.log_view import LogView
 from local.names import TopicPartition
@@ -61,7 +61,6 @@ class Log(ShrinkableLog):
         super().__init__(storage, directory, partition, settings)
         self.leader_epoch = 0
         self.recovered_segments = 0
-        self._look_again: Callable[[], None] | None = None
         self._expire_producers_at_ms = 0
         self._rolling = Rolling(draw)
 
@@ -256,11 +255,20 @@ class Log(ShrinkableLog):
     def producer_snapshot(self, offset: int) -> bytes:
         """A ``.snapshot`` of the producers before `offset`, a segment's base or the log end; made again if it is gone.
 
-        Nobody waits for it. Raises Corrupt as reading the log does.
+        Nobody waits for it. Raises NotFound above the log end, Corrupt as reading the log does.
         """
-        return self._retrying(
-            lambda view: ProducerFiles(self._storage, self.directory, is_onlooker=True).encoded(offset, view.bases)
-        )
+
+        def made(view: LogView) -> bytes:
+            if offset > view.next_offset:
+                raise NotFound("making a producer snapshot, above the log end", partition=self.partition, offset=offset)
+            return ProducerFiles(self._storage, self.directory, is_onlooker=True).encoded(offset, view.bases)
+
+        while True:
+            cuts = self._cuts
+            snapshot = self._retrying(made)
+            with self._lock:  # a truncation under way, and what was appended after it, may be half in it
+                if cuts == self._cuts:
+                    return snapshot
 
     def begin_epoch(self, epoch: int) -> None:
         """Batches appended from now on carry `epoch`; its start is written down with the first of them."""
@@ -294,15 +302,17 @@ class Log(ShrinkableLog):
         """What is on the disk at this moment; every change is refused from here on."""
         self._failed = True
         self._look_again = partial(self._look, log_start_offset, is_tiered=is_tiered)
-        loaded = loading.look(self._storage, self.directory, log_start_offset)
-        if loaded.next_offset > loaded.segments[0].base_offset and not is_tiered:
-            log_start_offset = max(log_start_offset, loaded.segments[0].base_offset)
-        self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
-        self._publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
-        self.recovery_point = loaded.next_offset
-        bases = [segment.base_offset for segment in loaded.segments]
-        onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
-        self._find_producers = partial(onlooker.state_at, loaded.next_offset, bases, may_vanish=True)
+        with self._lock:
+            loaded = loading.look(self._storage, self.directory, log_start_offset)
+            if loaded.next_offset > loaded.segments[0].base_offset and not is_tiered:
+                log_start_offset = max(log_start_offset, loaded.segments[0].base_offset)
+            self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
+            bases = [segment.base_offset for segment in loaded.segments]
+            onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
+            # Before the view that they are asked about.
+            self._find_producers = partial(onlooker.state_at, loaded.next_offset, bases, may_vanish=True)
+            self._publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
+            self.recovery_point = loaded.next_offset
 
     def _append_all(
         self, batches: Iterable[bytearray | memoryview], now_ms: int, durability: Durability

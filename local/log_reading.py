@@ -46,7 +46,9 @@ class ReadableLog:
         self._lock = threading.RLock()
         self._view = LogView((), (), 0, 0)
         self._producers = ProducerState()
+        # Of a log that is only looked at, beside the process that writes it.
         self._find_producers: Callable[[], ProducerState] | None = None
+        self._look_again: Callable[[], None] | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -223,12 +225,19 @@ class ReadableLog:
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else None
 
     def _retrying(self, look: Callable[[LogView], _Answer]) -> _Answer:
-        """What `look` finds in the newest view; again when a segment of it was replaced or dropped meanwhile."""
+        """What `look` finds in the newest view; again when a segment of it was replaced or dropped meanwhile.
+
+        Where another process did that, the newest view is what the disk holds now.
+        """
         while True:
             view = self._view
             try:
                 return look(view)
             except NotFound:
                 with self._lock:  # whoever did it holds the lock until the new view is out
-                    if self._view is view:
+                    if self._view is view and self._look_again is not None:
+                        self._look_again()
+                        if self._view.bases == view.bases:
+                            raise
+                    elif self._view is view:
                         raise

@@ -20,6 +20,7 @@ from itertools import pairwise
 
 from local import kernels, producer_snapshot
 from local.errors import Corrupt, NotFound
+from local.index_files import slices_of
 from local.names import DELETED, LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.producer_state import ProducerState
 from local.recovery import replay
@@ -171,6 +172,12 @@ class ProducerFiles:
 
     def _replay(self, base: int, producers: ProducerState, from_offset: int, upto_offset: int) -> None:
         path = join(self._directory, segment_file(base, LOG))
+        if self._is_onlooker:
+            # The owner may truncate the file at any moment, which a map would not survive.
+            for _, part, headers in slices_of(lambda position, length: self._storage.read(path, position, length)):
+                rows = int((headers.last_offsets < upto_offset).sum())
+                replay(producers, part, headers.select(slice(0, rows)), path, from_offset)
+            return
         data = self._storage.map(path)
         try:
             table = kernels.scan_batches(data, verify=False)

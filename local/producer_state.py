@@ -218,7 +218,7 @@ class ProducerState:
         first_offset, known.transaction_first_offset = known.transaction_first_offset, None
         if first_offset is None:
             return None
-        del self._open[first_offset]
+        self._open.pop(first_offset, None)  # a snapshot may claim one offset for two producers
         self._find_first_unstable()
         if marker.is_commit:
             return None

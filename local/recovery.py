@@ -223,9 +223,12 @@ def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, inter
 
 
 def _write_indexes(storage: Storage, directory: str, base_offset: int, table: BatchTable, interval_bytes: int) -> None:
+    """As new files: somebody may still look into a map of the old ones, and a map of a file that shrinks is fatal."""
     indexes = build_indexes(table, base_offset, interval_bytes)
-    _write(storage, join(directory, segment_file(base_offset, OFFSET_INDEX)), indexes.offset)
-    _write(storage, join(directory, segment_file(base_offset, TIME_INDEX)), indexes.time)
+    for suffix, body in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
+        path = join(directory, segment_file(base_offset, suffix))
+        storage.unlink(path)
+        _write(storage, path, body)
     storage.sync_directory(directory)
 
 

@@ -18,9 +18,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from local import index_files, kernels, offset_index, time_index
+from local.batch_header import HEADER_BYTES
+from local.columns import BatchTable, joined_tables
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.index_files import ENTRY_BYTES, INDEX_SUFFIXES, Judged
 from local.index_maps import INDEX_MAPS
@@ -199,14 +202,7 @@ class SealedIndexes:
     def _rebuild(self, problem: str, interval_bytes: int) -> None:
         """Both files anew from the batch headers; wrong checksums are left for whoever reads those batches."""
         place = (self._storage, self._directory, self._base_offset)
-        with self._held():
-            data = self._storage.map(self._path(LOG))
-        try:
-            table = kernels.scan_batches(data[: self._log_bytes], verify=False)
-        finally:
-            data.release()
-        if table.problem is not None:
-            raise Corrupt(f"rebuilding indexes, {table.problem}", path=self._path(LOG), at=table.valid_bytes)
+        table = self._headers()
         try:
             index_files.write_aside(*place, index_files.build_indexes(table, self._base_offset, interval_bytes))
             with self._held():
@@ -218,6 +214,17 @@ class SealedIndexes:
             index_files.discard_aside(*place)
             raise
         _log.warning("rebuilt a segment's indexes: path=%s cause=%s", self._path(LOG), problem)
+
+    def _headers(self) -> BatchTable:
+        """Of all batches, read a slice at a time, for a truncation does not wait for this. Raises NotFound, Corrupt."""
+        parts, end = [], 0
+        for position, _, table in index_files.slices_of(self._read_log):
+            parts.append(replace(table, positions=table.positions + position))
+            end = position + table.valid_bytes
+        if end < self._log_bytes:
+            problem = kernels.scan_batches(self._read_log(end, HEADER_BYTES), verify=False).problem
+            raise Corrupt(f"rebuilding indexes, {problem}", path=self._path(LOG), at=end)
+        return joined_tables(parts or [kernels.scan_batches(b"")])
 
     def _content(self, suffix: str) -> memoryview | bytes | None:
         """The whole file, mapped where that is safe; None when there is none."""

@@ -214,11 +214,14 @@ class Segment:
         with self._lock:
             self._check_present()
             file = self._storage.open_reader(self.path(LOG))
-        # Read outside the lock: the descriptor stands for these bytes even if the name goes now.
+        # Read outside the lock: the descriptor stands for these bytes even if the name goes now. A truncation changes
+        # the bytes themselves, but not before it has retired the segment.
         try:
-            return file.read(start, min(length, self.size_bytes - start))
+            data = file.read(start, min(length, self.size_bytes - start))
         finally:
             file.close()
+        self._check_present()
+        return data
 
     def is_index_full(self, index_bytes_max: int) -> bool:
         """No room for another offset entry, or for another time entry and the final one."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from local import kernels, loading, recovery, txn_index
 from local.columns import BatchTable
-from local.errors import Corrupt
+from local.errors import Corrupt, DiskFailed
 from local.names import LOG
 from local.segment import Segment
 from local.storage import Storage
@@ -73,5 +73,8 @@ def make(storage: Storage, directory: str, cut: Cut, *, interval_bytes: int) -> 
     segment = cut.segment
     aborted = txn_index.truncate(segment.txn_index(), cut.next_offset)
     segment.retire()
+    if segment.has_failed_sync:
+        # One that was under way: what stays of the file may be lost, whatever the next sync says.
+        raise DiskFailed("truncating a log, a sync of it failed", path=segment.path(LOG))
     recovery.cut_segment(storage, directory, segment.base_offset, cut.position, cut.kept, aborted, interval_bytes)
     return Segment.load(storage, directory, segment.base_offset)

@@ -1,0 +1,193 @@
+"""Readers, maps and onlookers of a log while somebody else cuts, drops or swaps what they look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disk_model import ModelDisk
+from log_world import fill, open_log, read_all
+
+from local import index_files, producer_snapshot
+from local.errors import LogError, NotFound, OffsetOutOfRange, Unavailable
+from local.log import Log
+from local.names import DELETED, LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, SWAP, TIME_INDEX, segment_file
+from local.producer_snapshot import ProducerEntry
+from local.producer_state import Producer, ProducerState
+from local.record import Record
+from local.storage import DiskStorage
+
+
+class NoMaps(DiskStorage):
+    """A disk whose files may shrink under a map."""
+
+    def map(self, path: str) -> memoryview:
+        raise AssertionError(f"mapped {path}")
+
+
+def send(log: Log, sequence: int, *, transactional: bool = False) -> None:
+    who = Producer(producer_id=1, producer_epoch=0, base_sequence=sequence, is_transactional=transactional)
+    log.append([Record(b"k", b"v", 500)] * 3, now_ms=1000, producer=who)
+
+
+def test_a_truncation_leaves_the_bytes_under_mapped_indexes_alone(tmp_path: Path) -> None:
+    """A map of a file that became shorter ends the process at the first look past its end."""
+    log = open_log(DiskStorage(), root=str(tmp_path))
+    fill(log, 300)
+    segment = log.sources()[1]
+    log.read(segment.base_offset + 30)  # maps the offset index
+    mapped = {suffix: os.open(segment.path(suffix), os.O_RDONLY) for suffix in (OFFSET_INDEX, TIME_INDEX)}
+    sizes = {suffix: os.fstat(fd).st_size for suffix, fd in mapped.items()}
+    assert all(sizes.values())
+    log.truncate_to(segment.base_offset + 1, now_ms=1000)
+    assert {suffix: os.fstat(fd).st_size for suffix, fd in mapped.items()} == sizes
+    assert os.path.getsize(segment.path(OFFSET_INDEX)) < sizes[OFFSET_INDEX]
+    for fd in mapped.values():
+        os.close(fd)
+
+
+def test_onlookers_and_whoever_rebuilds_or_copies_map_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_files, "_SLICE_BYTES", 300)
+    log = open_log(NoMaps(), root=str(tmp_path))
+    send(log, 0)
+    fill(log, 100)
+    send(log, 3, transactional=True)
+    unstable = log.next_offset - 3
+    fill(log, 100)
+    for name in os.listdir(tmp_path):
+        if name.endswith(PRODUCER_SNAPSHOT):
+            os.unlink(tmp_path / name)
+    onlooker = open_log(NoMaps(), root=str(tmp_path), read_only=True)
+    assert onlooker.last_stable_offset == unstable
+    entries = producer_snapshot.decode(log.producer_snapshot(log.next_offset))
+    assert [(each.last_sequence, each.transaction_first_offset) for each in entries] == [(5, unstable)]
+
+
+def test_an_index_that_is_rebuilt_while_it_is_used_reads_the_log_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 300)
+    log.close()
+    path = "./t-0/" + segment_file(0, OFFSET_INDEX)
+    before = disk.read(path)
+    disk.names[path].data = bytearray(len(before))
+    monkeypatch.setattr(index_files, "_SLICE_BYTES", 300)
+    again = open_log(disk, was_clean=True)
+    assert len(read_all(again)) == 300
+    assert disk.read(path) == before
+
+
+class Meanwhile(ModelDisk):
+    """Somebody else acts before the next read of a log file gets its bytes."""
+
+    act: Callable[[], object] | None = None
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        self._now(path)
+        return super().read(path, start, length)
+
+    def open_reader(self, path: str):  # type: ignore[no-untyped-def]
+        file = super().open_reader(path)
+        self._now(path)
+        return file
+
+    def _now(self, path: str) -> None:
+        if path.endswith(LOG) and self.act is not None:
+            act, self.act = self.act, None
+            act()
+
+
+@pytest.mark.parametrize("offset", [10, 95, 130])
+def test_a_read_that_a_truncation_overtakes_gives_whole_batches_of_one_history(offset: int) -> None:
+    """The file it has open is cut and grows again under it, with batches of other sizes."""
+    disk = Meanwhile()
+    log = open_log(disk)
+    fill(log, 300)
+
+    def act() -> None:
+        log.truncate_to(3, now_ms=1000)
+        for at in range(200):
+            log.append([Record(b"other", b"x" * (at % 7), 700)], now_ms=1000)
+
+    disk.act = act
+    found = read_all(log, offset)
+    assert [record.offset for record in found] == list(range(offset, 200))
+    assert {record.key for record in found} == {b"other"}
+
+
+def test_a_snapshot_that_a_truncation_overtakes_is_of_one_history() -> None:
+    disk = Meanwhile()
+    log = open_log(disk)
+    for sequence in range(0, 90, 3):
+        send(log, sequence)
+    log.roll(now_ms=0)
+    offset = log.next_offset
+    for name in disk.list("./t-0"):
+        if name.endswith(PRODUCER_SNAPSHOT):
+            disk.unlink("./t-0/" + name)
+
+    def act() -> None:
+        log.truncate_to(30, now_ms=1000)
+        fill(log, 10)
+
+    disk.act = act
+    with pytest.raises(NotFound):
+        log.producer_snapshot(offset)
+
+
+def test_a_lookup_by_time_of_an_onlooker_goes_on_when_the_owner_drops_segments() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 300)
+    onlooker = open_log(disk, read_only=True)
+    at = log.segments()[2].base_offset
+    log.drop_before(at, now_ms=0, delay_ms=0, raises_log_start=True)
+    log.remove_deleted(0)
+    assert onlooker.offset_for_timestamp(5000) == at
+    assert next(info.base_offset for info in onlooker.segments()) == at
+    other = open_log(disk, read_only=True)
+    log.drop_before(log.segments()[1].base_offset, now_ms=0, delay_ms=0, raises_log_start=True)
+    with pytest.raises(OffsetOutOfRange):
+        other.read(at)
+    assert other.read(log.log_start_offset)
+
+
+def test_an_onlooker_is_never_shown_a_log_with_a_hole_where_a_swap_is_under_way() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 300)
+    log.flush()
+    base = log.segments()[1].base_offset
+    path = "./t-0/" + segment_file(base, LOG)
+    disk.names[path + SWAP] = disk.names[path]
+    assert len(read_all(open_log(disk, read_only=True))) == 300
+    disk.names[path + DELETED] = disk.names.pop(path)
+    with pytest.raises(Unavailable):
+        open_log(disk, read_only=True)
+
+
+def test_a_snapshot_that_claims_one_offset_for_two_transactions_breaks_nothing() -> None:
+    entry = {"producer_epoch": 0, "last_sequence": 1, "last_offset": 1, "offset_delta": 0, "timestamp_ms": 0}
+    entries = [
+        ProducerEntry(producer_id=number, coordinator_epoch=0, transaction_first_offset=1, **entry) for number in (1, 2)
+    ]
+    disk = ModelDisk()
+    log = open_log(disk)
+    log._producers = ProducerState(entries)
+    for number in (1, 2):
+        log.append_marker(number, 0, commit=True, now_ms=0)
+    assert log.last_stable_offset == log.next_offset
+
+
+def test_a_truncation_does_not_vouch_for_bytes_whose_sync_failed_under_it() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 50)
+    log.sources()[-1]._has_failed_sync = True
+    with pytest.raises(LogError):
+        log.truncate_to(20, now_ms=0)
+    assert log.recovery_point <= 20
+    with pytest.raises(LogError):
+        fill(log, 10)
