@@ -38,7 +38,10 @@ class Sheet:
 
 def sheets_of(source: FileSource) -> list[Sheet]:
     """All that a file other than a segment holds. Raises Corrupt; InvalidRequest for a name without a base offset."""
-    kind, data, path = source.kind, source.read_all(), source.place
+    kind, path = source.kind, source.place
+    if kind is None:
+        raise InvalidRequest("dumping a file, not a file of a log", path=path)
+    data = source.read_all()
     if kind in WITH_BASE:
         base = source.base_offset
         if base is None:
@@ -56,9 +59,9 @@ def sheets_of(source: FileSource) -> list[Sheet]:
         case Kind.LEADER_EPOCHS | Kind.OFFSET_CHECKPOINT:
             return [_checkpoint(data, path, is_epochs=kind is Kind.LEADER_EPOCHS)]
         case Kind.PARTITION_METADATA:
-            return [_pairs(data, ": ")]
+            return [_pairs(data, ": ", path)]
         case Kind.META_PROPERTIES:
-            return [_pairs(data, "=")]
+            return [_pairs(data, "=", path)]
         case Kind.CLEAN_SHUTDOWN:
             return [_clean_shutdown(data, path)]
         case _:
@@ -236,9 +239,11 @@ def _checkpoint(data: bytes, path: str, *, is_epochs: bool) -> Sheet:
     return Sheet(name="entries", fields=fields, rows=rows)
 
 
-def _pairs(data: bytes, separator: str) -> Sheet:
-    lines = [line for line in data.decode("utf-8", "replace").splitlines() if line and not line.startswith("#")]
-    pairs = [line.partition(separator)[::2] for line in lines]
+def _pairs(data: bytes, separator: str, path: str) -> Sheet:
+    lines = [line for line in data.decode("utf-8", "replace").split("\n") if line.strip() and not line.startswith("#")]
+    if any(separator not in line for line in lines):
+        raise Corrupt("reading names and values, a line without both", path=path)
+    pairs = [line.rstrip("\r").partition(separator)[::2] for line in lines]
     return Sheet(name="fields", fields=("name", "value"), rows=[{"name": n, "value": v} for n, v in pairs])
 
 

@@ -27,8 +27,10 @@ from local.index_files import build_indexes
 from remote.chunks import table_of
 from remote.fsspec_store import open_store
 from remote.index_bundle import IndexBundle, encode_bundle
+from tiered.cli import render
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
+from tiered.cli.render import Column, emit
 from tiered.decoders import DECODERS, encode
 from tiered.dump_rows import sequence_of
 from tiered.dump_sources import Kind, kind_of, open_file, split_object_url
@@ -464,6 +466,9 @@ def test_side_files_are_rows(home: Path, capfd) -> None:
     assert rows(path, "fields")[1] == {"name": "topic_id", "value": "abc"}
     (path := home / "meta.properties").write_text("#Sat\nversion=1\ncluster.id=x=y\n")
     assert rows(path, "fields")[1] == {"name": "cluster.id", "value": "x=y"}
+    for name in ("partition.metadata", "meta.properties"):
+        (path := home / name).write_bytes(b"\xff\x00garbage\n\x80")
+        run(capfd, "dump", str(path), code=Exit.CORRUPTION)
     (path := home / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":5}')
     assert rows(path, "fields")[1] == {"name": "brokerEpoch", "value": 5}
     run(capfd, "dump", str(home / "leader-epoch-checkpoint"), "-o", "text")
@@ -684,3 +689,26 @@ def test_messages_of_the_old_formats_have_kafkas_old_lines(home: Path, capfd) ->
     path.write_bytes(broken)
     rows = json.loads(run(capfd, "dump", str(path), "-o", "json", code=Exit.CORRUPTION))["batches"]
     assert [(row["magic"], row["isvalid"]) for row in rows] == [(0, False), (1, True), (2, True)]
+
+
+@pytest.mark.parametrize("option", ["--verify-index-only", "--index-sanity-check", "--section=offset"])
+def test_an_option_for_other_files_is_refused_and_not_passed_over(home: Path, capfd, option: str) -> None:
+    (path := home / f"{BASE:020d}.log").write_bytes(b"")
+    run(capfd, "dump", str(path), option, code=Exit.USAGE)
+
+
+def test_a_table_is_laid_out_in_pieces_that_line_up(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    columns = (Column("n", "N", is_number=True), Column("text", "TEXT"), Column("last", "LAST"))
+    rows = [{"n": 10 ** (at % 7), "text": "é" * (12 - at % 5), "last": at} for at in range(50)]
+    emit("rows", rows, columns, "table")
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(render, "ROWS_AT_ONCE", 7)
+    seen = []
+    emit("rows", (seen.append(len(capsys.readouterr().out)) or row for row in rows), columns, "table")
+    assert len([size for size in seen if size]) == 50 // 7, "lines come while rows are still to come"
+    capsys.readouterr()
+    emit("rows", rows, columns, "table")
+    assert capsys.readouterr().out.splitlines() == whole.splitlines()
+    for none in ([], iter(())):
+        emit("rows", none, columns, "table")
+        assert capsys.readouterr().out.split() == ["N", "TEXT", "LAST"]

@@ -147,6 +147,8 @@ def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
 def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
     from tiered.dumping import LogDump
 
+    if asked.index_sanity_check or asked.verify_index_only or asked.section:
+        raise InvalidRequest("dumping a segment, that option is for other files", path=source.place)
     if source.size_bytes == 0:
         session.say(f"the file is empty: path={source.place}")
     log = LogDump.of_file(source, _filter(asked))

@@ -10,11 +10,13 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
+from typing import Literal
 
 import click
 
 SCHEMA_VERSION = 1
+ROWS_AT_ONCE = 1000
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, object]
 
@@ -42,7 +44,7 @@ def output_option(default: str = "table") -> Callable[[Callable[..., object]], C
 def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
     """Print `rows` in one of FORMATS. `what` names the list in JSON, `facts` stand beside it.
 
-    All but the table are written as the rows come, so there may be any number of them.
+    All are written as the rows come, so there may be any number of them.
     """
     match output:
         case "json":
@@ -53,7 +55,7 @@ def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str,
         case "csv":
             _write_csv(rows, columns)
         case _:
-            _write_table(list(rows), [column for column in columns if column.title is not None])
+            _write_table(rows, [column for column in columns if column.title is not None])
 
 
 def write_lines(lines: Iterable[str]) -> None:
@@ -96,17 +98,37 @@ def _write_csv(rows: Iterable[Row], columns: Sequence[Column]) -> None:
     writer.writerows(_fields(row, columns) for row in rows)
 
 
-def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """On a terminal as wide as that is, elsewhere as wide as it needs to be, without a code in it."""
+def _write_table(rows: Iterable[Row], columns: Sequence[Column]) -> None:
+    """On a terminal as wide as that is, elsewhere as wide as it needs to be, without a code in it.
+
+    ROWS_AT_ONCE are laid out together, so that any number of them takes little memory. Elsewhere than on a terminal
+    later ones are no narrower than those before, and only the first have a heading.
+    """
+    from rich.cells import cell_len
+
+    is_terminal = sys.stdout.isatty()
+    widths, rest, is_first = [0] * len(columns), iter(rows), True
+    while (block := [_cells(row, columns) for row in islice(rest, ROWS_AT_ONCE)]) or is_first:
+        if not is_terminal:
+            titles = [column.title or "" for column in columns]
+            widths = [max(known, *map(cell_len, cells)) for known, *cells in zip(widths, titles, *block, strict=True)]
+        _write_block(block, columns, widths, with_header=is_first or is_terminal)
+        is_first = False
+
+
+def _write_block(
+    block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], *, with_header: bool
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.title or "", justify="right" if column.is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_shown(row.get(column.name), column)) for column in columns))
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=with_header)
+    for column, width in zip(columns, widths, strict=True):
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.title or "", justify=justify, overflow="fold", min_width=width or None)
+    for cells in block:
+        table.add_row(*map(Text, cells))
     if sys.stdout.isatty():
         Console(file=sys.stdout, highlight=False, markup=False).print(table)
         return
@@ -114,6 +136,10 @@ def _write_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     Console(file=plain, width=10_000, highlight=False, markup=False).print(table)
     for line in plain.getvalue().splitlines():
         _write(line.rstrip())
+
+
+def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
+    return [_shown(row.get(column.name), column) for column in columns]
 
 
 def _shown(value: object, column: Column) -> str:
