@@ -44,6 +44,7 @@ _OF_A_LOG_DIR = {
     names.RECOVERY_POINTS,
     names.LOG_START_OFFSETS,
     names.CLEANER_OFFSETS,
+    names.CLEANER_HISTORY,
     names.META_PROPERTIES,
     names.LOCK,
     names.CLEAN_SHUTDOWN,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from local import cleaner
+from local.cleaner import CleaningResult
 from local.errors import InvalidRequest
 from local.log_dirs import LogDirectory
 from local.segment_info import SegmentInfo
@@ -41,6 +41,7 @@ from tiered.partition import Partition
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[Decision], None]
+Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Applied:
 
     done: tuple[Decision, ...] = ()
     skipped: tuple[Decision, ...] = ()
-    cleaned: tuple[cleaner.CleaningResult, ...] = ()
+    cleaned: tuple[CleaningResult, ...] = ()
 
 
 @dataclass(slots=True)
@@ -59,9 +60,10 @@ class _Round:
     store: ObjectStore | None
     now_ms: int
     should_stop: Callable[[], bool]
+    clean: Clean
     done: list[Decision] = field(default_factory=list)
     skipped: list[Decision] = field(default_factory=list)
-    cleaned: list[cleaner.CleaningResult] = field(default_factory=list)
+    cleaned: list[CleaningResult] = field(default_factory=list)
 
 
 def apply_partition(
@@ -71,19 +73,20 @@ def apply_partition(
     directory: LogDirectory,
     store: ObjectStore | None,
     now_ms: int,
+    clean: Clean,
     progress: Progress = lambda decision: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Applied:
     """Apply one partition's decisions in order. Raises InvalidRequest, before any effect, for an unsound plan.
 
     Errors of the disk and the store pass through; what was done until then stays done and is safe. `should_stop` is
-    asked before each run of decisions of one kind, and before each copy.
+    asked before each run of decisions of one kind, and before each copy. `clean` does a cleaning (`tiered.cleaning`).
     """
     with partition.lock:
         broken = violations(partition.snapshot(now_ms), decisions)
         if broken:
             raise InvalidRequest(f"applying a plan, {broken[0]}", partition=partition.name, broken=len(broken))
-        state = _Round(partition, directory, store, now_ms, should_stop)
+        state = _Round(partition, directory, store, now_ms, should_stop, clean)
         for _, together in groupby(decisions, key=type):
             if should_stop():
                 break
@@ -141,17 +144,7 @@ def _roll(state: _Round, decision: RollActive) -> bool:
 
 
 def _clean(state: _Round, decision: CleanLog) -> bool:
-    partition = state.partition
-    head = partition.head()
-    result = cleaner.clean(
-        partition.log,
-        state.directory.storage,
-        clean_from=head.next_offset if head is not None else 0,
-        upto_offset=decision.upto_offset,
-        now_ms=state.now_ms,
-        delete_delay_ms=partition.rules.file_delete_delay_ms,
-    )
-    state.directory.write_cleaner_offsets()
+    result = state.clean(state.partition, state.directory, decision)
     if result is not None:
         state.cleaned.append(result)
     return result is not None

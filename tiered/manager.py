@@ -45,6 +45,7 @@ from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all
 from tiered.apply import Applied, apply_partition
+from tiered.cleaning import CleanerSettings, Cleaning, reset_misplaced
 from tiered.config import Config
 from tiered.deleting import DeletedRecords, delete_records, plan_deletion
 from tiered.log_loading import Loaded, OnProgress, load_logs
@@ -53,6 +54,7 @@ from tiered.opening import Opener
 from tiered.partition import Partition
 from tiered.partitioner import Partitioner
 from tiered.reader import PartitionSource, TieredReader
+from tiered.rounds import apply_plan
 from tiered.topics import Topic, TopicRegistry
 
 _log = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ class LogManager:
         self._unopened: dict[TopicPartition, LogError] = {}
         self._unseen: set[TopicPartition] = set()
         self._partitioner = Partitioner()
+        self.cleaning = Cleaning(CleanerSettings.of(config))
         self._checkpointed_ms = 0
         # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
         # holding the second or a partition's own lock.
@@ -280,7 +283,8 @@ class LogManager:
         disk that fails): then it is where it was, or the next start finishes the move.
         """
         self._check_writable()
-        with self._round_lock:
+        # A pass over this log is called off first: the round that it is part of is waited for next.
+        with self._partition(partition).log.cleaning.paused(), self._round_lock:
             held = self._partition(partition)
             with held.lock:
                 self._directory.move(
@@ -289,6 +293,10 @@ class LogManager:
             self._directory.remove_deleted(now_ms)
 
     # -- background work -----------------------------------------------------------------------------------------
+
+    def partitions(self, topics: Iterable[str] | None = None) -> list[Partition]:
+        """What is held, by name: the partitions that are open and whose disk is there."""
+        return self._held(topics)
 
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
         """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened, or
@@ -309,36 +317,43 @@ class LogManager:
     ) -> dict[TopicPartition, Applied]:
         """Do what a plan says. A partition's error ends its part of the plan and is kept in `problems`.
 
-        `should_stop` is asked before each decision; any prefix of a plan is safe. Once the store did not answer for
-        one partition, the other tiered ones are left for the next round: each would wait for it as long.
+        `should_stop` is asked before each decision and during a cleaning; any prefix of a plan is safe. Once the store
+        did not answer for one partition, the other tiered ones are left for the next round: each would wait for it as
+        long. With several cleaner threads both callables are called from all of them.
         """
         self._check_writable()
-        applied: dict[TopicPartition, Applied] = {}
-        is_store_down = False
+        is_store_down = threading.Event()
+
+        def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
+            def must_let_go() -> bool:
+                return should_stop() or not self._directory.is_online(name)
+
+            if must_let_go():
+                return None
+            held = self._partition(name)
+            if held.is_tiered and (is_store_down.is_set() or not held.is_owned):
+                return None
+            try:
+                applied = apply_partition(
+                    held,
+                    decisions,
+                    directory=self._directory.of(name),
+                    store=self._store,
+                    now_ms=plan.now_ms,
+                    clean=partial(self.cleaning.clean, now_ms=plan.now_ms, should_stop=must_let_go),
+                    progress=partial(progress, name),
+                    should_stop=should_stop,
+                )
+                self._forget(name)
+            except LogError as error:
+                if isinstance(error, Unavailable):
+                    is_store_down.set()
+                self._note(name, error)
+                return None
+            return applied
+
         with self._round_lock:
-            for name, decisions in plan.decisions.items():
-                if should_stop():
-                    break
-                if not self._directory.is_online(name):
-                    continue
-                held = self._partition(name)
-                if held.is_tiered and (is_store_down or not held.is_owned):
-                    continue
-                try:
-                    applied[name] = apply_partition(
-                        held,
-                        decisions,
-                        directory=self._directory.of(name),
-                        store=self._store,
-                        now_ms=plan.now_ms,
-                        progress=partial(progress, name),
-                        should_stop=should_stop,
-                    )
-                    self._forget(name)
-                except LogError as error:
-                    is_store_down = is_store_down or isinstance(error, Unavailable)
-                    self._note(name, error)
-        return applied
+            return apply_plan(plan, apply_one, threads=self.cleaning.settings.threads)
 
     def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False) -> bool:
         """One round of background work: flush and forget what is due, plan, apply, checkpoint. True when more waits.
@@ -353,13 +368,15 @@ class LogManager:
                     held.log.flush_if_due(now_ms)
                     held.log.expire_producers(now_ms)
                     held.log.remove_deleted(now_ms)
+                    reset_misplaced(held, self._directory.of(held.name))
                 except LogError as error:
                     self._note(held.name, error)
             self._directory.remove_deleted(now_ms)
             for held in self._held():
                 if should_stop() or any(isinstance(error, Unavailable) for error in self._take_up([held], now_ms)):
                     break
-            applied = self.apply(self.plan(now_ms), should_stop=should_stop)
+            planned = self.cleaning.take_turns(self.plan(now_ms), partial(self.snapshots, now_ms))
+            applied = self.apply(planned, should_stop=should_stop)
             if now_ms - self._checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
                 self._directory.write_checkpoints()
                 self._checkpointed_ms = now_ms
@@ -401,6 +418,8 @@ class LogManager:
         self._directory.on_offline = self._lose
         if not self._directory.read_only:
             self._registry.heal()
+        for directory in self._directory.online:
+            self.cleaning.load(directory)
         topics = {topic.name: topic for topic in map(self._as_tiered, self._registry.all()) if topic is not None}
         jobs: dict[str, list[TopicPartition]] = {}
         homeless = []
@@ -487,7 +506,7 @@ class LogManager:
         found = []
         for held in partitions:
             try:
-                found.append(held.snapshot(now_ms))
+                found.append(held.snapshot(now_ms, may_clean=self.cleaning.may_clean(held, now_ms)))
             except LogError as error:
                 self._unseen.add(held.name)
                 self._note(held.name, error)

@@ -15,6 +15,7 @@ import logging
 import socket
 import uuid
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -88,10 +89,14 @@ class Opener:
             MetadataLog(self._store, partition_prefix(topic.name, topic.topic_id, 0)).load()
 
     def apply_settings(self, held: Partition, topic: Topic) -> None:
-        """The topic's settings hold for this partition from now on; owning it is another step."""
+        """The topic's settings hold for this partition from now on; owning it is another step.
+
+        Another cleanup policy first calls off a pass that is under way.
+        """
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
-        with held.lock:
+        is_other_policy = rules.cleanup_compact != held.rules.cleanup_compact
+        with held.log.cleaning.paused() if is_other_policy else nullcontext(), held.lock:
             held.topic, held.rules, held.log.settings = topic, rules, settings
             held.is_tiered = topic.was_tiered or wants_tier(values)
 

@@ -234,7 +234,7 @@ def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.Monke
 
 def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
     real = cleaner._newest_offsets
-    patch.setattr(cleaner, "_newest_offsets", lambda segments: {key: at + 1 for key, at in real(segments).items()})
+    patch.setattr(cleaner, "_newest_offsets", lambda *given: {key: at + 1 for key, at in real(*given).items()})
 
 
 def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,181 @@
+"""What the cleaner did lately in one log directory: ``cleaner-history.jsonl``, a JSON object a line, oldest first.
+
+For people and for advice; nothing depends on it. The newest `RUNS_MAX` runs are kept, the file is replaced whole after
+each, and a line that cannot be read is passed over. A crash between a cleaning and its line loses the line.
+
+The words of `summary` are those of Kafka's log cleaner.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+from local import names
+from local.cleaner import CleaningResult
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from local.storage import Storage, join, replace_file
+
+RUNS_MAX = 200
+_MB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningRun:
+    """One pass, or one that failed: then `error` says why and most figures are 0. Bytes are of ``.log`` files.
+
+    `thread` counts the cleaner's threads from 0; `delay_ms` is how late the pass was by `max.compaction.lag.ms`;
+    `indexed_bytes` were read in `index_seconds`, everything else took `clean_seconds`.
+    """
+
+    topic: str
+    partition: int
+    at_ms: int
+    first_dirty_offset: int = 0
+    cleaner_offset: int = 0
+    thread: int = 0
+    delay_ms: int = 0
+    indexed_bytes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    distinct_keys: int = 0
+    invalid_records: int = 0
+    index_seconds: float = 0.0
+    clean_seconds: float = 0.0
+    buffer_utilization: float = 0.0
+    error: str | None = None
+
+    @property
+    def name(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def seconds(self) -> float:
+        return self.index_seconds + self.clean_seconds
+
+    @property
+    def size_reduction(self) -> float:
+        """0..1; negative when the log grew."""
+        return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
+
+    @property
+    def record_reduction(self) -> float:
+        return 1 - self.records_after / self.records_before if self.records_before else 0.0
+
+
+def run_of(
+    partition: TopicPartition, result: CleaningResult, *, at_ms: int, thread: int = 0, delay_ms: int = 0
+) -> CleaningRun:
+    """A finished pass as a run."""
+    return CleaningRun(
+        topic=partition.topic,
+        partition=partition.partition,
+        at_ms=at_ms,
+        thread=thread,
+        delay_ms=delay_ms,
+        first_dirty_offset=result.first_dirty_offset,
+        cleaner_offset=result.cleaner_offset,
+        indexed_bytes=result.indexed_bytes,
+        bytes_read=result.bytes_read,
+        bytes_written=result.bytes_written,
+        bytes_before=result.bytes_before,
+        bytes_after=result.bytes_after,
+        records_before=result.records_before,
+        records_after=result.records_after,
+        distinct_keys=result.distinct_keys,
+        invalid_records=result.invalid_records,
+        index_seconds=result.index_seconds,
+        clean_seconds=result.clean_seconds,
+        buffer_utilization=result.buffer_utilization,
+    )
+
+
+def summary(run: CleaningRun) -> str:
+    """The block that Kafka's log cleaner logs after a pass, in its words; one line for a pass that failed."""
+    name = f"{run.topic}-{run.partition}"
+    if run.error is not None:
+        return f"Log cleaner thread {run.thread} could not clean log {name}: {run.error}"
+    processed, share = run.bytes_before, run.index_seconds / run.seconds if run.seconds else 0.0
+    lines = [
+        f"Log cleaner thread {run.thread} cleaned log {name} "
+        f"(dirty section = [{run.first_dirty_offset}, {run.cleaner_offset}])",
+        f"{_mb(processed)} of log processed in {run.seconds:,.1f} seconds ({_rate(processed, run.seconds)} MB/sec).",
+        f"Indexed {_mb(run.indexed_bytes)} in {run.index_seconds:,.1f} seconds "
+        f"({_rate(run.indexed_bytes, run.index_seconds)} MB/sec, {share:.1%} of total time)",
+        f"Buffer utilization: {run.buffer_utilization:.1%}",
+        f"Cleaned {_mb(processed)} in {run.clean_seconds:,.1f} seconds "
+        f"({_rate(processed, run.clean_seconds)} MB/sec, {1 - share:.1%} of total time)",
+        f"Start size: {_mb(processed)} ({run.records_before:,} messages)",
+        f"End size: {_mb(run.bytes_after)} ({run.records_after:,} messages)",
+        f"{run.size_reduction:.1%} size reduction ({run.record_reduction:.1%} fewer messages)",
+    ]
+    if run.delay_ms:
+        lines.append(f"Compaction was {run.delay_ms / 1000:,.1f} seconds past max.compaction.lag.ms")
+    if run.invalid_records:
+        lines.append(f"Found {run.invalid_records:,} invalid messages during compaction.")
+    return "\n\t".join(lines)
+
+
+class CleaningHistory:
+    """The runs of one log directory. Thread safe; one process writes."""
+
+    def __init__(self, storage: Storage, root: str) -> None:
+        """What the file holds; raises DiskFailed where it cannot be read."""
+        self._storage = storage
+        self._path = join(root, names.CLEANER_HISTORY)
+        self._lock = threading.Lock()
+        self._runs = _read(storage, self._path)
+
+    @property
+    def runs(self) -> Sequence[CleaningRun]:
+        """Oldest first."""
+        return self._runs
+
+    def add(self, run: CleaningRun) -> None:
+        """Note a run and replace the file. Raises DiskFailed; the run is known nevertheless."""
+        with self._lock:
+            self._runs = (*self._runs, run)[-RUNS_MAX:]
+            body = "".join(json.dumps(asdict(each)) + "\n" for each in self._runs)
+            replace_file(self._storage, self._path, body.encode())
+
+
+def _read(storage: Storage, path: str) -> tuple[CleaningRun, ...]:
+    if not storage.exists(path):
+        return ()
+    found = (_parse(line) for line in storage.read(path).splitlines())
+    return tuple(run for run in found if run is not None)[-RUNS_MAX:]
+
+
+def _parse(line: bytes) -> CleaningRun | None:
+    """None for a line that is damaged; a field of a later version is left out."""
+    try:
+        body = json.loads(line)
+        if not isinstance(body, dict):
+            return None
+        run = CleaningRun(**{name: body[name] for name in _KINDS if name in body})
+        is_sound = all(type(getattr(run, name)) in kinds for name, kinds in _KINDS.items())
+        return run if is_sound and run.name.partition >= 0 else None
+    except (ValueError, TypeError, RecursionError, InvalidRequest):
+        return None
+
+
+def _kinds(annotation: object) -> tuple[type, ...]:
+    return {"str": (str,), "int": (int,), "float": (float, int), "str | None": (str, type(None))}[str(annotation)]
+
+
+_KINDS = {each.name: _kinds(each.type) for each in fields(CleaningRun)}
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / _MB:,.1f} MB"
+
+
+def _rate(size_bytes: int, seconds: float) -> str:
+    return f"{size_bytes / _MB / seconds:,.1f}" if seconds > 0 else "-"

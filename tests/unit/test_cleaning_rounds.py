@@ -1,0 +1,261 @@
+"""The cleaner inside a manager: turns, threads, limits, logs that cannot be cleaned, and passes that are called off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import HOUR, NAME, NOW, World, send, settle, values
+
+from local import checkpoints, cleaner, names
+from local.cleaning_states import Cleaning as Gate
+from local.errors import Corrupt, DiskFailed
+from local.log import Log
+from local.names import TopicPartition
+from tiered.cleaning import LOGS_PER_THREAD
+from tiered.manager import LogManager
+
+LOCAL = {"cleanup.policy": "compact"}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def dirty(manager: LogManager, partitions: int = 1, topic: str = "t") -> None:
+    from local.record import Record
+
+    manager.create_topic(topic, partitions, LOCAL, now_ms=NOW)
+    for number in range(partitions):
+        for at in range(0, 200, 10):
+            records = [Record(b"k%d" % ((at + n) % 9), b"value %d" % (at + n), NOW - HOUR) for n in range(10)]
+            manager.append(topic, records, number, now_ms=NOW)
+    manager.roll(topic, now_ms=NOW)
+
+
+def newest(manager: LogManager) -> dict[bytes | None, bytes | None]:
+    return {record.key: record.value for record in manager.reader().records(NAME, 0, None)}
+
+
+def test_a_round_cleans_notes_what_it_did_and_the_next_start_still_knows(world: World) -> None:
+    with world.open() as manager:
+        dirty(manager)
+        before = newest(manager)
+        settle(manager)
+        (run,) = manager.cleaning.runs
+        assert (run.name, run.at_ms, run.error) == (NAME, NOW, None)
+        assert (run.first_dirty_offset, run.cleaner_offset) == (0, 200)
+        assert run.bytes_after < run.bytes_before
+        assert newest(manager) == before
+    with world.open(read_only=True) as looking:
+        assert looking.cleaning.runs == [run]
+
+
+def test_a_round_cleans_a_bounded_number_of_logs_and_every_log_gets_its_turn(world: World) -> None:
+    count = 2 * LOGS_PER_THREAD + 1
+    with world.open() as manager:
+        dirty(manager, count)
+        cleaned = []
+        for _ in range(3):
+            manager.tick(NOW)
+            cleaned.append(len(manager.cleaning.runs))
+        assert cleaned == [LOGS_PER_THREAD, 2 * LOGS_PER_THREAD, count]
+        assert len({run.name for run in manager.cleaning.runs}) == count
+
+
+def test_several_threads_clean_several_logs_at_the_same_time_and_the_result_is_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, together = cleaner.clean, threading.Barrier(3, timeout=20)
+
+    def meet(*args: object, **kw: object) -> object:
+        together.wait()  # three passes are under way at once, or this breaks
+        return real(*args, **kw)  # type: ignore[arg-type]
+
+    with world.open(log_cleaner_threads="3") as manager:
+        dirty(manager, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(cleaner, "clean", meet)
+            manager.tick(NOW)
+        assert manager.problems == {}
+        assert sorted(run.name.partition for run in manager.cleaning.runs) == [0, 1, 2]
+        assert {run.thread for run in manager.cleaning.runs} == {0, 1, 2}
+        several = values(manager.reader())
+    alone = World()
+    with alone.open() as manager:
+        dirty(manager, 3)
+        settle(manager)
+        assert values(manager.reader()) == several
+
+
+def test_the_dedupe_buffer_is_split_over_the_threads_and_a_share_is_at_most_two_gibibytes(world: World) -> None:
+    for size, threads, share in (("128MiB", "4", 32 << 20), ("64GiB", "2", 2 << 30)):
+        settings = {"log_cleaner_dedupe_buffer_size": size, "log_cleaner_threads": threads}
+        with world.open(**settings) as manager:
+            assert manager.cleaning.settings.buffer_bytes == share
+
+
+def broken(real: object, name: TopicPartition) -> object:
+    def clean(log: Log, *args: object, **kw: object) -> object:
+        if log.partition == name:
+            raise Corrupt("cleaning a segment, planted", path="x")
+        return real(log, *args, **kw)  # type: ignore[operator]
+
+    return clean
+
+
+def test_a_log_that_cannot_be_cleaned_is_left_alone_tried_again_later_and_remembered_over_a_restart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = TopicPartition("t", 1)
+    real = cleaner.clean
+    with world.open() as manager:
+        dirty(manager, 2)
+        monkeypatch.setattr(cleaner, "clean", broken(real, NAME))
+        manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], Corrupt)
+        assert manager.cleaning.uncleanable[NAME].reason == "cleaning a segment, planted: path=x"
+        assert [run.name for run in manager.cleaning.runs if run.error is None] == [other]
+        failures = len(manager.cleaning.runs)
+        for minutes in range(1, 10):
+            manager.tick(NOW + minutes * 60_000)
+        assert len(manager.cleaning.runs) == failures
+    with world.open() as manager:
+        assert manager.cleaning.uncleanable[NAME].retry_ms == NOW + 600_000
+        manager.tick(NOW + 599_999)
+        assert len(manager.cleaning.runs) == failures
+        manager.tick(NOW + 600_000)
+        assert len(manager.cleaning.runs) == failures + 1
+        monkeypatch.setattr(cleaner, "clean", real)
+        settle(manager, NOW + 2 * 600_000)
+        assert manager.cleaning.uncleanable == {}
+
+
+def test_a_failing_disk_does_not_make_a_log_uncleanable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kw: object) -> None:
+        raise DiskFailed("writing to a file", path="x")
+
+    with world.open() as manager:
+        dirty(manager)
+        with monkeypatch.context() as patch:
+            patch.setattr(cleaner, "clean", fail)
+            manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], DiskFailed)
+        assert manager.cleaning.uncleanable == {}
+        settle(manager)
+
+
+def test_a_history_that_cannot_be_written_does_not_stop_the_cleaning(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open() as manager:
+        dirty(manager)
+        real = ModelDisk._effect
+
+        def refuse(disk: ModelDisk, what: str, act: object) -> None:
+            if names.CLEANER_HISTORY in what:
+                raise DiskFailed("writing to a file", path="history")
+            real(disk, what, act)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(ModelDisk, "_effect", refuse)
+        settle(manager)
+        assert manager.snapshots(NOW)[0].cleaner_offset == 200
+
+
+def test_a_round_that_is_told_to_stop_lets_go_of_a_log_in_the_middle(world: World) -> None:
+    with world.open() as manager:
+        dirty(manager)
+        before = newest(manager)
+        planned = manager.plan(NOW)
+        asked = iter([False] * 6 + [True] * 1000)
+        manager.apply(planned, should_stop=lambda: next(asked))
+        assert manager.snapshots(NOW)[0].cleaner_offset == 0
+        assert manager.cleaning.runs == []
+        assert newest(manager) == before
+        settle(manager)
+        assert newest(manager) == before
+
+
+def wait_for_abort(log: Log, other: threading.Thread) -> None:
+    while other.is_alive() and not log.cleaning.is_aborted:
+        time.sleep(0)
+
+
+@pytest.mark.parametrize("what", ["policy", "move"])
+def test_a_pass_is_called_off_by_whoever_needs_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    real = cleaner.clean
+    with world.open() as manager:
+        dirty(manager)
+
+        def change() -> None:
+            if what == "policy":
+                manager.alter_topic("t", {"cleanup.policy": "delete"}, now_ms=NOW)
+            else:
+                with pytest.raises(Exception, match="directory"):
+                    manager.move(NAME, "/nowhere", now_ms=NOW)
+
+        changing = threading.Thread(target=change)
+        ended: list[str] = []
+
+        def clean(log: Log, *args: object, **kw: object) -> object:
+            changing.start()
+            wait_for_abort(log, changing)
+            try:
+                return real(log, *args, **kw)  # type: ignore[arg-type]
+            except Exception as error:
+                ended.append(type(error).__name__)
+                raise
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cleaner, "clean", clean)
+            manager.tick(NOW)
+        changing.join()
+        assert ended == ["CleaningAborted"]
+        assert manager.problems == {}
+        assert manager._partition(NAME).log.cleaning.now == Gate()
+
+
+@pytest.mark.parametrize("wrong", [10_000, 3])
+def test_a_checkpoint_outside_its_log_is_written_anew_even_if_nothing_is_cleaned(world: World, wrong: int) -> None:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
+        dirty(manager)
+        log = manager._partition(NAME).log
+        log.raise_log_start(50)
+        log.cleaner_offset = wrong
+        manager.tick(NOW)
+        path = "./data/" + names.CLEANER_OFFSETS
+        assert checkpoints.read_offsets(world.disk, path) == {NAME: 50}
+
+
+def test_the_throttle_is_shared_by_all_threads_and_counts_what_they_read_and_wrote(world: World) -> None:
+    with world.open(log_cleaner_threads="2", log_cleaner_io_max_bytes_per_second="1000") as manager:
+        slept: list[float] = []
+        at = iter_clock(slept)
+        from tiered.cleaning import CleanerSettings, Cleaning
+
+        manager.cleaning = Cleaning(CleanerSettings.of(manager.config), clock=at, sleep=slept.append)
+        dirty(manager, 2)
+        settle(manager)
+        moved = sum(run.bytes_read + run.bytes_written for run in manager.cleaning.runs)
+        assert moved > 10_000
+        assert sum(slept) >= moved / 1000 - 0.3 - 1e-6
+
+
+def iter_clock(slept: list[float]) -> Callable[[], float]:
+    return lambda: sum(slept)
+
+
+def test_more_records_after_a_pass_make_the_log_dirty_again(world: World) -> None:
+    with world.open() as manager:
+        dirty(manager)
+        settle(manager)
+        send(manager, 100, start=200)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert [run.first_dirty_offset for run in manager.cleaning.runs] == [0, 200]
