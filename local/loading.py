@@ -4,6 +4,7 @@
 |---|---|---|
 | below the recovery point, or a clean shutdown before | its bytes are durable | indexes as in the next table |
 | reaching beyond the recovery point | up to it | every CRC checked; the tail beyond is cut where it is torn or wrong |
+| reaching past the base of an empty last one (below) | up to it | the same |
 
 Of a directory of any size only a listing is read: file sizes and times. So the indexes of trusted segments are
 
@@ -25,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from local import index_files, names, offset_index, recovery, time_index
+from local import index_files, kernels, names, offset_index, recovery, time_index
 from local.epochs import LeaderEpochs
 from local.errors import Corrupt, Unavailable
 from local.producer_files import ProducerFiles
 from local.producer_state import ProducerState
 from local.sealed_indexes import LOOKING, Access
-from local.segment import Segment
+from local.segment import RELATIVE_OFFSET_MAX, Segment
 from local.segment_reading import end_of, trim_to_whole_batches
 from local.settings import LogSettings
 from local.storage import FileFacts, Storage
@@ -74,7 +75,9 @@ def load(
     producers: ProducerState | None = None
     for at, base in enumerate(bases):
         end = bases[at + 1] if at + 1 < len(bases) else None
-        if recovery_point is not None and (end is None or end > recovery_point):
+        if recovery_point is not None and (
+            end is None or end > recovery_point or _outgrew(storage, directory, base, files, bases)
+        ):
             producers = _before_recovery(snapshots, bases[: at + 1]) if producers is None else producers
             found = recovery.recover_segment(
                 storage,
@@ -132,6 +135,19 @@ def _trusted(
         return _found(storage, directory, base, files, unchecked)
     _check_now(storage, directory, base, files, settings)
     return Segment.load(storage, directory, base)
+
+
+def _outgrew(storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], bases: list[int]) -> bool:
+    """Whether the empty last segment is what a failed roll left behind: the one before it went on past its base.
+
+    Then its base is nobody's end, and the recovery point may lie anywhere in the one before it.
+    """
+    if bases[-2:-1] != [base] or files[names.segment_file(bases[-1], names.LOG)].size_bytes:
+        return False
+    segment = _found(storage, directory, base, files, LOOKING)
+    position = segment.position_of(base + RELATIVE_OFFSET_MAX)
+    table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
+    return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])
 
 
 def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerState:

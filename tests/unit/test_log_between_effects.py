@@ -215,3 +215,25 @@ def test_a_cleaned_segment_whose_originals_went_meanwhile_brings_nothing_back(ch
     again = open_log(disk)
     assert (again.log_start_offset, again.next_offset) == left
     assert [record.offset for record in read_all(again)] == list(range(*left))
+
+
+def test_a_segment_that_outgrew_a_failed_roll_is_recovered_although_an_empty_one_follows_it() -> None:
+    """What a roll left behind when the disk failed may come back with the power: it is no end to trust."""
+    for torn in range(1, 60, 7):
+        disk = ModelDisk()
+        log = open_log(disk, LogSettings())
+        fill(log, 20)
+        disk.create(f"./t-0/{log.next_offset:020d}{names.LOG}").sync()
+        fill(log, 10)
+        log.flush()
+        durable = log.next_offset
+        size = log.size_bytes
+        fill(log, 10)
+        log.release()
+        disk.names["./t-0/" + names.segment_file(0, names.LOG)].data[size + torn :] = bytes(40)
+        again = open_log(disk, LogSettings(), recovery_point=durable)
+        assert again.next_offset == durable
+        assert [record.offset for record in read_all(again)] == list(range(durable))
+        fill(again, 10)
+        again.close()
+        assert len(read_all(open_log(disk, LogSettings(), recovery_point=0))) == durable + 10
