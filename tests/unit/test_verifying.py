@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -516,6 +517,8 @@ def test_one_of_several_directories_that_is_not_there_does_not_hide_the_others(h
     (home / "data" / "notes").write_text("x")
     assert {row["path"] for row in rows(capfd, code=3)} == {str(home / "away"), str(home / "data" / "notes")}
     assert invoke(["verify", "./away"]) == 1
+    shutil.copytree(home / "data" / "orders-0", home / "away" / "orders-0")
+    assert rows(capfd, code=4)[0]["path"] == str(home / "data" / "orders-0")
 
 
 def test_damage_is_exit_4_and_the_heaviest_comes_first(home: Path, capfd) -> None:

@@ -36,6 +36,7 @@ def verify(
 ) -> int:
     """Check segments, partitions and log directories: batches, indexes, side files, checkpoints, strays."""
     from local.findings import Severity, worst
+    from local.log_dir_checks import check_together
     from local.storage import DiskStorage
     from local.verifying import VerifyOptions, size_of
 
@@ -43,7 +44,7 @@ def verify(
     options = VerifyOptions(
         deep=deep, threads=threads or os.cpu_count() or 1, known_names=frozenset(("topics.json", "remote-store.json"))
     )
-    found: list[Finding] = []
+    found: list[Finding] = check_together(storage, session.config().data_dirs) if not targets else []
     with _bar(session, sum(size_of(storage, path) for path in paths)) as on_bytes:
         for path in paths:
             if not targets and len(paths) > 1 and not storage.is_directory(path):

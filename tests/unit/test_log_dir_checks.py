@@ -1,0 +1,64 @@
+"""Log directories against each other: what no look at one of them alone can tell."""
+
+from __future__ import annotations
+
+import pytest
+from disk_model import ModelDisk
+
+from local.errors import Corrupt
+from local.findings import Severity
+from local.log_dir_checks import check_together
+from local.log_dir_set import LogDirectories
+from local.names import TopicPartition, deleted_directory, future_directory
+
+A, B = "./a", "./b"
+NAME = TopicPartition("t", 0)
+MARK = "0" * 32
+
+
+def found(*paths: str) -> list[tuple[Severity, str]]:
+    disk = ModelDisk()
+    for path in paths:
+        disk.make_directory(path)
+    return [(each.severity, each.path) for each in check_together(disk, (A, B, "./away"))]
+
+
+def test_each_partition_once_is_sound_and_so_is_a_move_under_way() -> None:
+    assert found(f"{A}/t-0", f"{B}/t-1", f"{B}/{future_directory(NAME, MARK)}", f"{B}/lost+found") == []
+    assert found(f"{B}/t-0", f"{A}/{deleted_directory(NAME, MARK)}") == []
+
+
+def test_a_partition_in_two_directories_is_told_as_the_start_refuses_it() -> None:
+    assert found(f"{A}/t-0", f"{B}/t-0") == [(Severity.CORRUPT, f"{B}/t-0")]
+    disk = ModelDisk()
+    for root in (A, B):
+        disk.make_directory(f"{root}/t-0")
+    with pytest.raises(Corrupt, match="more than one"):
+        LogDirectories(disk, (A, B)).root_of(NAME)
+
+
+@pytest.mark.parametrize("name", [future_directory(NAME, MARK), deleted_directory(NAME, MARK)])
+def test_the_only_copy_under_the_name_of_a_move_is_told(name: str) -> None:
+    assert found(f"{A}/{name}", f"{B}/t-1") == [(Severity.WARNING, f"{A}/{name}")]
+
+
+def test_a_move_between_two_looks_is_no_alarm() -> None:
+    disk = ModelDisk()
+    for path in (f"{A}/t-0", f"{B}/{future_directory(NAME, MARK)}"):
+        disk.make_directory(path)
+    steps = iter(
+        [
+            lambda: None,
+            lambda: (
+                disk.rename(f"{A}/t-0", f"{A}/{deleted_directory(NAME, MARK)}"),
+                disk.rename(f"{B}/{future_directory(NAME, MARK)}", f"{B}/t-0"),
+            ),
+        ]
+    )
+
+    class Moving:
+        def list(self, path: str) -> list[str]:
+            next(steps, lambda: None)()
+            return disk.list(path)
+
+    assert check_together(Moving(), (A, B)) == []  # type: ignore[arg-type]
