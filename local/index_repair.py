@@ -8,25 +8,31 @@ never written to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 from local import names, recovery
+from local.errors import Corrupt
 from local.findings import Finding, Severity
 from local.names import OFFSET_INDEX, TIME_INDEX, parse_segment_file
 from local.storage import Storage, join, parent
 
 
 def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_bytes: int) -> list[str]:
-    """The paths of the logs whose indexes were built anew. Raises Conflict while a manager holds their directory,
-    Corrupt for a log whose headers break off (then its indexes stay as they are)."""
+    """The paths of the logs whose indexes were built anew. Raises Conflict while a manager holds their directory.
+
+    The indexes of a log whose headers break off stay as they are; it is among the findings itself.
+    """
+    fixed = []
     doomed = sorted({place for each in findings if (place := _place_of(each)) is not None})
     doomed = [(directory, base) for directory, base in doomed if storage.exists(_log(directory, base))]
     with ExitStack() as stack:
         for root in sorted({parent(directory) for directory, _ in doomed}):
             stack.enter_context(closing(storage.lock(join(root, names.LOCK))))
         for directory, base in doomed:
-            recovery.rebuild_indexes(storage, directory, base, interval_bytes=interval_bytes)
-    return [_log(directory, base) for directory, base in doomed]
+            with suppress(Corrupt):
+                recovery.rebuild_indexes(storage, directory, base, interval_bytes=interval_bytes)
+                fixed.append(_log(directory, base))
+    return fixed
 
 
 def _place_of(finding: Finding) -> tuple[str, int] | None:

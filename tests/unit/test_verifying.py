@@ -521,6 +521,17 @@ def test_one_of_several_directories_that_is_not_there_does_not_hide_the_others(h
     assert rows(capfd, code=4)[0]["path"] == str(home / "data" / "orders-0")
 
 
+def test_a_log_that_breaks_off_does_not_keep_the_indexes_of_others_from_being_built(home: Path, capfd) -> None:
+    broken, sound = (sorted((home / "data" / f"orders-{at}").glob("*.log"))[0] for at in (0, 1))
+    broken.write_bytes(broken.read_bytes()[:100] + b"\xff" * 500)
+    for log in (broken, sound):
+        log.with_suffix(".index").unlink()
+    found = rows(capfd, "--fix-index", code=4)
+    assert {row["path"] for row in found} >= {str(broken), str(broken.with_suffix(".index"))}
+    assert str(sound.with_suffix(".index")) not in {row["path"] for row in found}
+    assert sound.with_suffix(".index").exists()
+
+
 def test_damage_is_exit_4_and_the_heaviest_comes_first(home: Path, capfd) -> None:
     log = sorted((home / "data" / "orders-1").glob("*.log"))[0]
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
