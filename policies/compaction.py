@@ -102,6 +102,21 @@ def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
     ]
 
 
+def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
+    """A pass that somebody asked for: over all that may be cleaned, however little; None where there is nothing."""
+    if not snapshot.rules.cleanup_compact or snapshot.copying:
+        return None
+    log = log_to_clean(snapshot)
+    if log.cleanable_bytes == 0:
+        return None
+    return CleanLog(
+        first_dirty_offset=log.first_dirty_offset,
+        upto_offset=log.first_uncleanable_offset,
+        size_bytes=log.cleanable_bytes,
+        reason="asked for",
+    )
+
+
 def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:
     """The eligible ones in the order of their turns (module text): the filthiest first, lifted by waiting."""
     eligible = [log for log in logs if log.is_eligible]

@@ -1,0 +1,233 @@
+"""Advice about the cleaner: settings with which cleaning cannot keep up, seen in its history and in the logs.
+
+Each rule is a function of facts and tells what it saw, why that matters and which setting would help. They rest on what
+tuning guides tell operators of Kafka to look for: a buffer utilisation that sticks to the load factor, passes without
+a pause between them, lags that keep segments from ever becoming cleanable, active segments that never roll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from local.cleaning_history import CleaningRun
+from local.names import TopicPartition
+from policies.compaction import LogToClean
+from policies.rules import DAY_MS, PartitionRules
+
+FULL = 0.99  # of what the load factor allows: the map was full and the pass ended early
+BUSY = 0.9  # of the time
+RUNS_MIN = 3  # before a rate means anything
+GAIN_MIN = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerFacts:
+    """The cleaner's settings. `buffer_bytes` is a thread's; `bytes_per_second` None for no limit."""
+
+    threads: int
+    buffer_bytes: int
+    load_factor: float
+    bytes_per_second: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """A compacted log at one moment. `quiet_ms` is how long ago its newest record was written.
+
+    `held_from` is where an open transaction keeps everything from being cleaned, None without one.
+    """
+
+    log: LogToClean
+    rules: PartitionRules
+    closed_bytes: int
+    active_bytes: int
+    quiet_ms: int
+    held_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One thing to change; `partition` None for the cleaner as a whole, `setting` None where none would help."""
+
+    rule: str
+    partition: TopicPartition | None
+    setting: str | None
+    text: str
+
+
+def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[CleaningRun]) -> list[Advice]:
+    """All advice there is, the cleaner's first. `runs` oldest first."""
+    of_all: Iterable[Callable[[], list[Advice]]] = (
+        lambda: full_buffers(cleaner, runs),
+        lambda: buffer_too_small(cleaner, runs),
+        lambda: too_slow(cleaner, runs),
+    )
+    found = [advice for rule in of_all for advice in rule()]
+    for facts in logs:
+        found += [*never_due(facts), *held_by_a_transaction(facts), *never_rolls(facts), *idle_passes(facts, runs)]
+    return found
+
+
+def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+    """Logs whose last pass filled the key map: they are read in full for a part of their dirty section."""
+    full = [
+        run for run in _last_of_each(runs) if run.error is None and run.buffer_utilization >= FULL * cleaner.load_factor
+    ]
+    if not full:
+        return []
+    worst = max(full, key=lambda run: run.distinct_keys)
+    return [
+        Advice(
+            rule="full-buffer",
+            partition=worst.name,
+            setting="log.cleaner.dedupe.buffer.size",
+            text=f"the last pass over {len(full)} log(s) filled the key map ({worst.buffer_utilization:.0%}, "
+            f"{worst.distinct_keys} keys of {worst.name}) and ended early; give the buffer at least "
+            f"{2 * cleaner.buffer_bytes * cleaner.threads} bytes, or use fewer threads: each has its share",
+        )
+    ]
+
+
+def buffer_too_small(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+    """Logs that cannot be cleaned at all because the keys of one segment do not fit."""
+    return [
+        Advice(
+            rule="segment-does-not-fit",
+            partition=run.name,
+            setting="log.cleaner.dedupe.buffer.size",
+            text=f"the keys of one segment need more than the {cleaner.buffer_bytes} bytes of a thread: {run.error}",
+        )
+        for run in _last_of_each(runs)
+        if run.error is not None and "do not fit the dedupe buffer" in run.error
+    ]
+
+
+def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+    """The threads clean nearly all the time, so what is appended is more than they get through.
+
+    One log is cleaned by one thread: where a single log takes it all, threads don't help.
+    """
+    done = [run for run in runs if run.error is None]
+    span_ms = _span_ms(done)
+    busy = sum(run.seconds for run in done) * 1000 / (span_ms * cleaner.threads) if span_ms else 0.0
+    moved = sum(run.bytes_read + run.bytes_written for run in done)
+    seconds = sum(run.seconds for run in done)
+    found = []
+    if len(done) >= RUNS_MIN and busy >= BUSY:
+        limit = cleaner.bytes_per_second
+        is_held_back = limit is not None and moved >= BUSY * limit * span_ms / 1000
+        speed = f"{moved / max(seconds, 1e-9) / 2**20:.1f} MB/s a thread"
+        found.append(
+            Advice(
+                rule="throttled" if is_held_back else "too-few-threads",
+                partition=None,
+                setting="log.cleaner.io.max.bytes.per.second" if is_held_back else "log.cleaner.threads",
+                text=f"{cleaner.threads} cleaner thread(s) were busy {busy:.0%} of {span_ms / 1000:.0f} s at {speed}; "
+                + ("the limit is what holds them back" if is_held_back else "more of them clean more logs at a time"),
+            )
+        )
+    return found + [each for name in _names(done) for each in _one_log_too_slow(name, done, cleaner)]
+
+
+def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner: CleanerFacts) -> list[Advice]:
+    own = [run for run in done if run.name == name]
+    span_ms = _span_ms(own)
+    if len(own) < RUNS_MIN or not span_ms or cleaner.threads == 1:
+        return []
+    seconds = sum(run.seconds for run in own)
+    if seconds * 1000 < BUSY * span_ms:
+        return []
+    appended = sum(run.indexed_bytes for run in own[1:]) * 1000 / max(1, own[-1].at_ms - own[0].at_ms)
+    cleaned = sum(run.indexed_bytes for run in own) / max(seconds, 1e-9)
+    return [
+        Advice(
+            rule="log-outruns-its-thread",
+            partition=name,
+            setting="min.cleanable.dirty.ratio",
+            text=f"{appended / 2**20:.2f} MB/s of dirty data come, a pass gets through {cleaned / 2**20:.2f} MB/s, and "
+            "a log has one thread; let passes be rarer (a higher ratio), or the topic have more partitions",
+        )
+    ]
+
+
+def never_due(facts: LogFacts) -> list[Advice]:
+    """Records are deleted before the cleaner may touch them."""
+    rules = facts.rules
+    retention_ms = rules.log_limits.ms
+    if retention_ms is None or rules.min_compaction_lag_ms < retention_ms:
+        return []
+    return [
+        Advice(
+            rule="never-cleanable",
+            partition=facts.log.partition,
+            setting="min.compaction.lag.ms",
+            text=f"retention.ms={retention_ms} deletes records before min.compaction.lag.ms="
+            f"{rules.min_compaction_lag_ms} lets them be cleaned: nothing is ever compacted",
+        )
+    ]
+
+
+def held_by_a_transaction(facts: LogFacts) -> list[Advice]:
+    """An open transaction in the first dirty segment keeps everything above from being cleaned."""
+    if facts.held_from is None:
+        return []
+    return [
+        Advice(
+            rule="held-by-transaction",
+            partition=facts.log.partition,
+            setting=None,
+            text=f"a transaction open since offset {facts.held_from} keeps all above from being cleaned; abort it",
+        )
+    ]
+
+
+def never_rolls(facts: LogFacts) -> list[Advice]:
+    """All there is to clean lies in an active segment of a log that nobody writes to any more."""
+    rules = facts.rules
+    is_stuck = facts.closed_bytes == 0 and facts.active_bytes > 0 and facts.quiet_ms >= DAY_MS
+    if not is_stuck or rules.segment_ms <= facts.quiet_ms:
+        return []
+    return [
+        Advice(
+            rule="never-rolls",
+            partition=facts.log.partition,
+            setting="max.compaction.lag.ms",
+            text=f"all {facts.active_bytes} bytes are in the active segment, nothing was appended for "
+            f"{facts.quiet_ms // 3_600_000} h, and segment.ms={rules.segment_ms} rolls it later still: nothing is "
+            "cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'",
+        )
+    ]
+
+
+def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+    """The longest lag keeps forcing passes that gain next to nothing, at the cost of logs that need one."""
+    lag_ms = facts.rules.max_compaction_lag_ms
+    own = [run for run in runs if run.name == facts.log.partition and run.error is None][-RUNS_MIN:]
+    if lag_ms is None or len(own) < RUNS_MIN or any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in own):
+        return []
+    return [
+        Advice(
+            rule="idle-passes",
+            partition=facts.log.partition,
+            setting="max.compaction.lag.ms",
+            text=f"max.compaction.lag.ms={lag_ms} forced the last {RUNS_MIN} passes, which made the log less than "
+            f"{GAIN_MIN:.0%} smaller; raise it for this topic",
+        )
+    ]
+
+
+def _last_of_each(runs: Sequence[CleaningRun]) -> list[CleaningRun]:
+    return list({run.name: run for run in runs}.values())
+
+
+def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:
+    return sorted({run.name for run in runs})
+
+
+def _span_ms(runs: Sequence[CleaningRun]) -> float:
+    """From the first pass's start to the last one's end; 0 for none, and where the clock went back."""
+    if not runs or any(later.at_ms < earlier.at_ms for earlier, later in pairwise(runs)):
+        return 0.0
+    return max(run.at_ms + run.seconds * 1000 for run in runs) - runs[0].at_ms

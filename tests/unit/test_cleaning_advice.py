@@ -1,0 +1,156 @@
+"""Advice about the cleaner: each rule seen to speak and to keep silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from local.cleaning_history import CleaningRun
+from local.names import TopicPartition
+from policies.cleaning_advice import CleanerFacts, LogFacts, advise
+from policies.compaction import LogToClean
+from policies.rules import DAY_MS, PartitionRules
+
+MB = 1 << 20
+CLEANER = CleanerFacts(threads=1, buffer_bytes=128 * MB, load_factor=0.9, bytes_per_second=None)
+RULES = PartitionRules(cleanup_delete=False, cleanup_compact=True)
+RUN = CleaningRun(
+    topic="t",
+    partition=0,
+    at_ms=0,
+    indexed_bytes=100 * MB,
+    bytes_read=200 * MB,
+    bytes_written=100 * MB,
+    bytes_before=200 * MB,
+    bytes_after=100 * MB,
+    distinct_keys=1000,
+    index_seconds=2.0,
+    clean_seconds=8.0,
+    buffer_utilization=0.2,
+)
+LOG = LogFacts(
+    log=LogToClean(
+        partition=TopicPartition("t", 0),
+        first_dirty_offset=0,
+        first_uncleanable_offset=10,
+        clean_bytes=100,
+        cleanable_bytes=10,
+        uncleanable_bytes=10,
+        min_dirty_ratio=0.5,
+        delay_ms=0,
+        is_misplaced=False,
+    ),
+    rules=RULES,
+    closed_bytes=110,
+    active_bytes=10,
+    quiet_ms=0,
+)
+
+
+def every(seconds: float, count: int = 4, run: CleaningRun = RUN) -> list[CleaningRun]:
+    return [replace(run, at_ms=round(at * seconds * 1000)) for at in range(count)]
+
+
+def rules(*runs: CleaningRun, log: LogFacts = LOG, cleaner: CleanerFacts = CLEANER) -> list[str]:
+    return [advice.rule for advice in advise(cleaner, [log], runs)]
+
+
+def test_a_cleaner_that_keeps_up_gets_no_advice() -> None:
+    assert rules() == []
+    assert rules(*every(60)) == []
+
+
+@pytest.mark.parametrize(("utilization", "expected"), [(0.9, ["full-buffer"]), (0.892, ["full-buffer"]), (0.8, [])])
+def test_a_key_map_as_full_as_it_may_get_asks_for_a_larger_buffer(utilization: float, expected: list[str]) -> None:
+    full = replace(RUN, buffer_utilization=utilization)
+    assert rules(full) == expected
+    assert rules(full, replace(RUN, at_ms=60_000)) == []  # the last pass counts
+
+
+def test_advice_names_the_setting_and_how_much() -> None:
+    (advice,) = advise(replace(CLEANER, threads=2), [LOG], [replace(RUN, buffer_utilization=0.9)])
+    assert advice.setting == "log.cleaner.dedupe.buffer.size"
+    assert "1000 keys of t/0" in advice.text
+    assert f"at least {512 * MB} bytes" in advice.text
+
+
+def test_a_segment_whose_keys_do_not_fit_asks_for_a_larger_buffer() -> None:
+    error = "cleaning a log, the keys of one segment do not fit the dedupe buffer: path=x"
+    assert rules(replace(RUN, error=error)) == ["segment-does-not-fit"]
+    assert rules(replace(RUN, error="torn")) == []
+
+
+@pytest.mark.parametrize(
+    ("interval", "limit", "expected"),
+    [
+        (10.5, None, ["too-few-threads"]),
+        (10.5, 30 * MB, ["throttled"]),
+        (10.5, 100 * MB, ["too-few-threads"]),
+        (20, 30 * MB, []),
+    ],
+)
+def test_passes_without_a_pause_between_them_ask_for_threads_or_a_higher_limit(
+    interval: float, limit: int | None, expected: list[str]
+) -> None:
+    assert rules(*every(interval), cleaner=replace(CLEANER, bytes_per_second=limit)) == expected
+
+
+def test_two_passes_are_no_history() -> None:
+    assert rules(*every(10, count=2)) == []
+
+
+def test_a_clock_that_went_back_tells_nothing() -> None:
+    assert rules(*reversed(every(10))) == []
+
+
+def test_one_log_that_keeps_one_of_several_threads_busy_is_named() -> None:
+    assert rules(*every(10.5), cleaner=replace(CLEANER, threads=4)) == ["log-outruns-its-thread"]
+
+
+@pytest.mark.parametrize(
+    ("min_lag", "retention", "deletes", "expected"),
+    [
+        (DAY_MS, DAY_MS, True, ["never-cleanable"]),
+        (DAY_MS - 1, DAY_MS, True, []),
+        (DAY_MS, DAY_MS, False, []),
+        (DAY_MS, None, True, []),
+    ],
+)
+def test_a_lag_as_long_as_the_retention_lets_nothing_be_cleaned(
+    min_lag: int, retention: int | None, deletes: bool, expected: list[str]
+) -> None:
+    asked = replace(RULES, cleanup_delete=deletes, retention_ms=retention, min_compaction_lag_ms=min_lag)
+    assert rules(log=replace(LOG, rules=asked)) == expected
+
+
+@pytest.mark.parametrize(
+    ("closed", "quiet", "segment_ms", "expected"),
+    [
+        (0, DAY_MS, 7 * DAY_MS, ["never-rolls"]),
+        (0, DAY_MS - 1, 7 * DAY_MS, []),
+        (1, DAY_MS, 7 * DAY_MS, []),
+        (0, DAY_MS, DAY_MS, []),
+    ],
+)
+def test_a_quiet_log_whose_active_segment_is_all_there_is_is_named(
+    closed: int, quiet: int, segment_ms: int, expected: list[str]
+) -> None:
+    log = replace(LOG, closed_bytes=closed, quiet_ms=quiet, rules=replace(RULES, segment_ms=segment_ms))
+    assert rules(log=log) == expected
+
+
+def test_a_transaction_that_holds_everything_is_named() -> None:
+    assert rules(log=replace(LOG, held_from=17)) == ["held-by-transaction"]
+
+
+@pytest.mark.parametrize(
+    ("delay", "after", "lag", "expected"),
+    [(5, 199, 1000, ["idle-passes"]), (0, 199, 1000, []), (5, 150, 1000, []), (5, 199, None, [])],
+)
+def test_passes_that_the_longest_lag_forces_and_that_gain_nothing_are_named(
+    delay: int, after: int, lag: int | None, expected: list[str]
+) -> None:
+    runs = every(60, run=replace(RUN, delay_ms=delay, bytes_after=after * MB))
+    log = replace(LOG, rules=replace(RULES, max_compaction_lag_ms=lag))
+    assert rules(*runs, log=log) == expected

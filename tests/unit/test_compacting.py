@@ -1,0 +1,175 @@
+"""Compacting now, foretelling it, and how compaction stands."""
+
+from __future__ import annotations
+
+import pytest
+from manager_world import HOUR, NAME, NOW, TIERED, World, settle
+
+from local.cleaning_history import CleaningRun
+from local.errors import InvalidRequest, NotFound
+from local.producer_state import Producer
+from local.record import Record
+from tiered.compacting import compact_topic, estimate_topic
+from tiered.compaction_status import cleaner_metrics, compaction_advice, compaction_status
+from tiered.manager import LogManager
+
+COMPACT = {"cleanup.policy": "compact"}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def add(manager: LogManager, count: int, keys: int, start: int = 0) -> None:
+    for at in range(start, start + count, 10):
+        records = [Record(b"key-%04d" % ((at + n) % keys), b"value %06d" % (at + n), NOW - HOUR) for n in range(10)]
+        manager.append("t", records, 0, now_ms=NOW)
+
+
+def filled(manager: LogManager, count: int = 400, keys: int = 40) -> None:
+    manager.create_topic("t", 1, COMPACT, now_ms=NOW)
+    add(manager, count, keys)
+
+
+def test_compacting_now_does_not_ask_for_the_ratio(world: World) -> None:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
+        filled(manager)
+        assert manager.tick(NOW) is False
+        done = compact_topic(manager, "t", now_ms=NOW)
+        (result,) = done[NAME].cleaned
+        assert result.records_after < result.records_before
+        assert compaction_status(manager, NOW)[NAME].log.cleanable_bytes == 0
+        assert compact_topic(manager, "t", now_ms=NOW) == {}
+
+
+def test_with_roll_the_active_segment_is_cleaned_too(world: World) -> None:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
+        filled(manager)
+        compact_topic(manager, "t", now_ms=NOW, roll=True)
+        records = list(manager.reader().records(NAME, 0, None))
+        assert sorted({record.key for record in records}) == sorted(record.key for record in records)
+
+
+def test_compacting_now_keeps_the_promise_of_the_shortest_lag(world: World) -> None:
+    with world.open() as manager:
+        filled(manager)
+        manager.alter_topic("t", {"min.compaction.lag.ms": "2h"}, now_ms=NOW)
+        assert compact_topic(manager, "t", now_ms=NOW, roll=True) == {}
+
+
+def test_a_topic_without_the_compact_policy_is_refused(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        for refused in (compact_topic, estimate_topic):
+            with pytest.raises(InvalidRequest, match="does not say compact"):
+                refused(manager, "t", now_ms=NOW)
+            with pytest.raises(NotFound):
+                refused(manager, "other", now_ms=NOW)
+
+
+@pytest.mark.parametrize("keys", [5, 40, 1000])
+def test_an_estimate_of_a_first_pass_is_near_what_the_pass_does_and_writes_nothing(world: World, keys: int) -> None:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
+        filled(manager, keys=keys)
+        manager.roll("t", now_ms=NOW)
+        effects = world.disk.effects
+        (told,) = estimate_topic(manager, "t", now_ms=NOW)
+        assert world.disk.effects == effects
+        assert (told.dirty_records, told.distinct_keys) == (400, min(keys, 400))
+        (done,) = compact_topic(manager, "t", now_ms=NOW)[NAME].cleaned
+        assert told.bytes_before == done.bytes_before
+        # Batch headers weigh more in a log of small batches than the estimate has it.
+        assert abs(told.bytes_after - done.bytes_after) <= 0.15 * done.bytes_before
+
+
+def test_an_estimate_samples_the_clean_section_and_says_what_it_rests_on(world: World) -> None:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
+        filled(manager, keys=1000)
+        compact_topic(manager, "t", now_ms=NOW, roll=True)
+        add(manager, 200, 200, start=0)  # the newer records of half of the clean keys
+        manager.roll("t", now_ms=NOW)
+        (told,) = estimate_topic(manager, "t", now_ms=NOW)
+        assert told.sampled_bytes == told.clean_bytes > 0
+        assert told.sampled_superseded == 200
+        assert told.basis == (
+            f"all 200 records of the dirty section, a sample of {told.sampled_bytes} of {told.clean_bytes} clean bytes"
+        )
+        (done,) = compact_topic(manager, "t", now_ms=NOW)[NAME].cleaned
+        assert abs(told.bytes_after - done.bytes_after) <= 0.15 * done.bytes_before
+
+
+def test_what_the_bucket_holds_is_not_counted_as_gain(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, **COMPACT, "local.retention.ms": "-1"}, now_ms=NOW)
+        add(manager, 400, 1000)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        (told,) = estimate_topic(manager, "t", now_ms=NOW)
+        assert told.frozen_bytes > 0
+        assert told.bytes_before == 0
+
+
+def test_status_tells_the_sections_and_the_last_pass(world: World) -> None:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
+        filled(manager)
+        before = compaction_status(manager, NOW)[NAME]
+        assert (before.state, before.last_run, before.uncleanable) == ("none", None, None)
+        assert before.log.dirty_ratio == 1.0
+        compact_topic(manager, "t", now_ms=NOW)
+        after = compaction_status(manager, NOW, ["t"])[NAME]
+        assert after.last_run is not None
+        assert after.last_run.cleaner_offset == after.log.first_dirty_offset
+        with manager.partitions()[0].log.cleaning.paused():
+            assert compaction_status(manager, NOW)[NAME].state == "paused(1)"
+        manager.create_topic("plain", 1, {}, now_ms=NOW)
+        assert list(compaction_status(manager, NOW)) == [NAME]
+
+
+def run(**more: object) -> CleaningRun:
+    return CleaningRun(**{"topic": "t", "partition": 0, "at_ms": NOW, **more})  # type: ignore[arg-type]
+
+
+def test_metrics_are_those_of_kafka_the_largest_over_the_threads_last_passes(world: World) -> None:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
+        filled(manager)
+        empty = cleaner_metrics(manager, NOW)
+        assert (empty.max_dirty_percent, empty.max_clean_time_secs, empty.time_since_last_run_ms) == (100, 0, None)
+        directory = manager._directory.online[0]
+        for each in (
+            run(thread=0, buffer_utilization=0.95, clean_seconds=99.0, delay_ms=90_000),
+            run(thread=1, buffer_utilization=0.419, index_seconds=2.5, clean_seconds=10.0, delay_ms=7_999),
+            run(thread=0, buffer_utilization=0.2, index_seconds=1.0, clean_seconds=2.0),
+        ):
+            manager.cleaning._note(directory, each)
+        told = cleaner_metrics(manager, NOW + 5)
+        assert told.max_buffer_utilization_percent == 41
+        assert told.max_clean_time_secs == 12
+        assert told.max_compaction_delay_secs == 7
+        assert told.time_since_last_run_ms == 5
+        manager.cleaning._give_up(NAME, directory, "torn", NOW)
+        stuck = cleaner_metrics(manager, NOW)
+        assert (stuck.max_dirty_percent, stuck.uncleanable_partitions_count) == (0, 1)
+        assert stuck.uncleanable_bytes == compaction_status(manager, NOW)[NAME].log.cleanable_bytes > 0
+
+
+def test_advice_looks_at_the_logs_and_the_history(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, COMPACT, now_ms=NOW)
+        manager.append("t", [Record(b"k", b"v", NOW)], 0, now_ms=NOW)
+        assert compaction_advice(manager, NOW) == []
+        quiet = NOW + 48 * HOUR
+        assert [each.rule for each in compaction_advice(manager, quiet)] == ["never-rolls"]
+
+
+def test_a_transaction_left_open_is_named_once_it_holds_up_a_closed_segment(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, COMPACT, now_ms=NOW)
+        log = manager.partitions()[0].log
+        producer = Producer(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
+        log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
+        assert compaction_advice(manager, NOW) == []
+        manager.roll("t", now_ms=NOW)
+        (advice,) = compaction_advice(manager, NOW)
+        assert (advice.rule, advice.setting) == ("held-by-transaction", None)
+        assert "since offset 0" in advice.text

@@ -1,0 +1,129 @@
+"""``tiered compact``: clean a topic now, or foretell what that would gain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.errors import worst
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from local.names import TopicPartition
+    from tiered.apply import Applied
+    from tiered.compacting import Estimate
+
+
+@click.command("compact")
+@click.argument("topic")
+@click.option("--roll", is_flag=True, help="Seal the active segment before, so that its records are cleaned too.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only estimate the gain: reads the dirty keys and a sample, writes nothing."
+)
+@output_option()
+@click.pass_obj
+def compact(session: Session, topic: str, roll: bool, dry_run: bool, output: str) -> int:
+    """Clean every dirty closed segment of a topic now, whatever min.cleanable.dirty.ratio says.
+
+    Lags and open transactions hold as always. The next `tiered run` copies what is clean.
+    """
+    if dry_run and roll:
+        raise click.UsageError("--dry-run seals nothing: leave out --roll")
+    return _foretell(session, topic, output) if dry_run else _clean(session, topic, roll, output)
+
+
+def _foretell(session: Session, topic: str, output: str) -> int:
+    from tiered.compacting import estimate_topic
+
+    with session.manager(read_only=True) as manager:
+        found = estimate_topic(manager, topic, now_ms=now_ms())
+        problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
+    emit("partitions", [_estimate_row(each) for each in found], _ESTIMATES, output, dry_run=True)
+    session.tell_problems(problems)
+    session.say("an estimate; nothing changed")
+    return worst(problems.values())
+
+
+def _clean(session: Session, topic: str, roll: bool, output: str) -> int:
+    from tiered.compacting import compact_topic
+
+    with stop_signals() as stop, session.manager() as manager:
+        done = compact_topic(manager, topic, now_ms=now_ms(), roll=roll, should_stop=lambda: stop.is_set)
+        names = manager.topic(topic).partitions()
+        problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
+    rows = [_row(name, done.get(name)) for name in names if name not in problems]
+    emit("partitions", rows, _COLUMNS, output, dry_run=False)
+    session.tell_problems(problems)
+    return worst(problems.values())
+
+
+def _row(name: TopicPartition, applied: Applied | None) -> Row:
+    """Without figures where there was nothing to clean."""
+    row: Row = {"topic": name.topic, "partition": name.partition, "is_cleaned": False}
+    for result in applied.cleaned if applied is not None else ():
+        gone = 1 - result.bytes_after / result.bytes_before if result.bytes_before else 0.0
+        row = {
+            **row,
+            "is_cleaned": True,
+            "cleaner_offset": result.cleaner_offset,
+            "bytes_before": result.bytes_before,
+            "bytes_after": result.bytes_after,
+            "records_before": result.records_before,
+            "records_after": result.records_after,
+            "invalid_records": result.invalid_records,
+            "size_reduction": round(gone, 4),
+        }
+    return row
+
+
+def _estimate_row(each: Estimate) -> Row:
+    return {
+        "topic": each.log.partition.topic,
+        "partition": each.log.partition.partition,
+        "first_dirty_offset": each.log.first_dirty_offset,
+        "upto_offset": each.log.first_uncleanable_offset,
+        "bytes_before": each.bytes_before,
+        "bytes_after": each.bytes_after,
+        "size_reduction": round(each.size_reduction, 4),
+        "distinct_keys": each.distinct_keys,
+        "dirty_records": each.dirty_records,
+        "sampled_bytes": each.sampled_bytes,
+        "frozen_bytes": each.frozen_bytes,
+        "basis": each.basis,
+    }
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("is_cleaned"),
+    Column("bytes_before", "BEFORE", format_bytes, is_number=True),
+    Column("bytes_after", "AFTER", format_bytes, is_number=True),
+    Column("size_reduction", "GAINED", _share, is_number=True),
+    Column("records_before", "RECORDS", format_count, is_number=True),
+    Column("records_after", "LEFT", format_count, is_number=True),
+    Column("invalid_records", "WITHOUT KEY", format_count, is_number=True),
+    Column("cleaner_offset", "CLEAN TO", format_count, is_number=True),
+)
+_ESTIMATES = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("first_dirty_offset"),
+    Column("upto_offset"),
+    Column("bytes_before", "BEFORE", format_bytes, is_number=True),
+    Column("bytes_after", "ABOUT AFTER", format_bytes, is_number=True),
+    Column("size_reduction", "GAIN", _share, is_number=True),
+    Column("distinct_keys", "KEYS", format_count, is_number=True),
+    Column("dirty_records"),
+    Column("sampled_bytes"),
+    Column("frozen_bytes"),
+    Column("basis", "RESTS ON"),
+)

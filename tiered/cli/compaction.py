@@ -1,0 +1,177 @@
+"""``tiered compaction``: how compaction stands, and what would help it keep up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.units import format_bytes, format_count, format_ms
+
+if TYPE_CHECKING:
+    from tiered.compaction_status import LogCleaningStatus
+
+
+@click.group("compaction")
+def compaction() -> None:
+    """How compaction stands, and what would help it keep up."""
+
+
+@compaction.command("status")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option(
+    "--runs", "count", type=click.IntRange(1), metavar="N", help="Instead: the last N passes, as Kafka logs them."
+)
+@click.option("--metrics", is_flag=True, help="Instead: the cleaner's gauges, by Kafka's names.")
+@output_option()
+@click.pass_obj
+def status(session: Session, topics: tuple[str, ...], count: int | None, metrics: bool, output: str) -> int:
+    """Each compacted partition: how dirty, in which state, what the last pass did. Exit 10 with an uncleanable one."""
+    from dataclasses import asdict
+
+    from local.cleaning_history import summary
+    from tiered.compaction_status import cleaner_metrics, compaction_status
+
+    now = now_ms()
+    with session.manager(read_only=True) as manager:
+        for topic in topics:
+            manager.topic(topic)
+        found = compaction_status(manager, now, topics or None)
+        figures = cleaner_metrics(manager, now)
+        runs = [run for run in manager.cleaning.runs if not topics or run.topic in topics]
+        problems = {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
+    if metrics:
+        rows: list[Row] = [{"name": name.replace("_", "-"), "value": value} for name, value in asdict(figures).items()]
+        emit("metrics", rows, _METRICS, output)
+    elif count is not None and output == "table":
+        for run in runs[-count:]:
+            click.echo(summary(run))
+    elif count is not None:
+        emit("runs", [asdict(run) for run in runs[-count:]], _RUNS, output)
+    else:
+        emit("partitions", [_row(each, now) for _, each in sorted(found.items())], _PARTITIONS, output)
+    for name, each in sorted(found.items()):
+        if each.uncleanable is not None:
+            click.echo(f"! {name}: uncleanable: {' '.join(each.uncleanable.reason.split())}", err=True)
+    session.tell_problems(problems)
+    return Exit.UNHEALTHY if any(each.uncleanable is not None for each in found.values()) else Exit.DONE
+
+
+@compaction.command("advise")
+@output_option()
+@click.pass_obj
+def advise(session: Session, output: str) -> int:
+    """Settings with which cleaning cannot keep up, from the logs and the history of passes. Exit 3 with advice."""
+    from tiered.compaction_status import compaction_advice
+
+    with session.manager(read_only=True) as manager:
+        found = compaction_advice(manager, now_ms())
+        problems = dict(manager.problems)
+    rows: list[Row] = [
+        {
+            "rule": each.rule,
+            "where": str(each.partition) if each.partition is not None else None,
+            "topic": each.partition.topic if each.partition is not None else None,
+            "partition": each.partition.partition if each.partition is not None else None,
+            "setting": each.setting,
+            "text": each.text,
+        }
+        for each in found
+    ]
+    emit("advice", rows, _ADVICE, output)
+    session.tell_problems(problems)
+    if not found:
+        session.say("nothing to advise: cleaning keeps up as far as its history tells")
+    return Exit.FINDINGS if found else Exit.DONE
+
+
+def _row(each: LogCleaningStatus, now: int) -> Row:
+    log, run, left = each.log, each.last_run, each.uncleanable
+    return {
+        "topic": log.partition.topic,
+        "partition": log.partition.partition,
+        "state": _state(each),
+        "dirty_ratio": round(log.dirty_ratio, 4),
+        "clean_bytes": log.clean_bytes,
+        "cleanable_bytes": log.cleanable_bytes,
+        "uncleanable_bytes": log.uncleanable_bytes,
+        "first_dirty_offset": log.first_dirty_offset,
+        "first_uncleanable_offset": log.first_uncleanable_offset,
+        "delay_ms": log.delay_ms,
+        "last_run_ms": run.at_ms if run is not None else None,
+        "ago_ms": max(0, now - run.at_ms) if run is not None else None,
+        "size_reduction": round(run.size_reduction, 4) if run is not None and run.error is None else None,
+        "buffer_utilization": round(run.buffer_utilization, 4) if run is not None and run.error is None else None,
+        "uncleanable_reason": left.reason if left is not None else None,
+        "retry_ms": left.retry_ms if left is not None else None,
+    }
+
+
+def _state(each: LogCleaningStatus) -> str:
+    """What a person wants to know; what a service is doing at this moment only that process knows."""
+    if each.uncleanable is not None:
+        return "uncleanable"
+    if each.state != "none":
+        return each.state
+    return "due" if each.log.is_eligible else "clean" if not each.log.cleanable_bytes else "waiting"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
+_PARTITIONS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("state", "STATE"),
+    Column("dirty_ratio", "DIRTY", _share, is_number=True),
+    Column("clean_bytes", "CLEAN", format_bytes, is_number=True),
+    Column("cleanable_bytes", "CLEANABLE", format_bytes, is_number=True),
+    Column("uncleanable_bytes", "NOT YET", format_bytes, is_number=True),
+    Column("first_dirty_offset", "DIRTY FROM", format_count, is_number=True),
+    Column("first_uncleanable_offset"),
+    Column("delay_ms", "LATE", format_ms, is_number=True),
+    Column("last_run_ms"),
+    Column("ago_ms", "LAST PASS", format_ms, is_number=True),
+    Column("size_reduction", "GAINED", _share, is_number=True),
+    Column("buffer_utilization", "BUFFER", _share, is_number=True),
+    Column("uncleanable_reason"),
+    Column("retry_ms"),
+)
+_METRICS = (Column("name", "METRIC"), Column("value", "VALUE", is_number=True))
+_ADVICE = (
+    Column("rule", "RULE"),
+    Column("where", "PARTITION", only_table=True),
+    Column("topic"),
+    Column("partition"),
+    Column("setting", "SETTING"),
+    Column("text", "WHAT WAS SEEN, WHAT HELPS"),
+)
+_RUNS = tuple(
+    Column(name)
+    for name in (
+        "topic",
+        "partition",
+        "at_ms",
+        "first_dirty_offset",
+        "cleaner_offset",
+        "thread",
+        "delay_ms",
+        "indexed_bytes",
+        "bytes_read",
+        "bytes_written",
+        "bytes_before",
+        "bytes_after",
+        "records_before",
+        "records_after",
+        "distinct_keys",
+        "invalid_records",
+        "index_seconds",
+        "clean_seconds",
+        "buffer_utilization",
+        "error",
+    )
+)
