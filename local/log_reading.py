@@ -32,6 +32,9 @@ _Answer = TypeVar("_Answer")
 
 
 class _Stretch(NamedTuple):
+    """What a reader finds at `offset`; the first batch may begin below it."""
+
+    offset: int
     run: BatchRun
     aborted: list[AbortedTransaction]
 
@@ -125,8 +128,8 @@ class ReadableLog:
 
         Raises, with the first item, what `read` does; OffsetOutOfRange later when the log start overtakes the reader.
         """
-        for run, _ in self._runs(start, isolation):
-            yield run.data
+        for stretch in self._runs(start, isolation):
+            yield stretch.run.data
 
     def columns(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[Columns]:
         """The records at or above `start` up to the end as it is now, decoded and checked, in steps of bounded memory.
@@ -134,10 +137,11 @@ class ReadableLog:
         Without transaction markers, and under READ_COMMITTED without the records of aborted transactions.
         Raises as `batches` does, and Corrupt naming the partition and the offset.
         """
-        for run, aborted in self._runs(start, isolation):
+        for offset, run, aborted in self._runs(start, isolation):
             for columns in self._decoded(run):
                 kept = without_aborted(columns, aborted)
-                yield kept.select(kept.offsets >= start) if run.base_offset < start else kept
+                # Not the first run alone: after a truncation a batch may hold `offset` that begins below it.
+                yield kept.select(kept.offsets >= offset) if run.base_offset < offset else kept
 
     def records(self, start: int, *, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> Iterator[StoredRecord]:
         """As `columns`, record by record."""
@@ -208,9 +212,9 @@ class ReadableLog:
         def read(view: LogView) -> _Stretch:
             run = self._run(view, offset, limits, isolation)
             if isolation is Isolation.READ_UNCOMMITTED or run.is_empty:
-                return _Stretch(run, [])
+                return _Stretch(offset, run, [])
             # Of the same view: what tells of aborted records goes with the segment that holds their marker.
-            return _Stretch(run, view.aborted_transactions(run.base_offset, run.next_offset))
+            return _Stretch(offset, run, view.aborted_transactions(run.base_offset, run.next_offset))
 
         return self._retrying(read)
 

@@ -61,6 +61,18 @@ def test_a_committed_stream_that_a_truncation_overtakes_shows_no_undecided_recor
     assert all(record.value != b"v" for record in stream)
 
 
+def test_a_stream_that_a_truncation_overtakes_gives_no_offset_twice() -> None:
+    log = open_log(ModelDisk(), LogSettings(index_interval_bytes=4096))
+    for _ in range(12):
+        log.append([Record(b"k", bytes(READ_BYTES // 4), 500)], now_ms=1000)
+    stream = log.records(0)
+    offsets = [next(stream).offset]
+    log.truncate_to(0, now_ms=1000)
+    log.append([Record(b"other", b"v", 500)] * 20, now_ms=1000)  # one batch, from below where the stream goes on
+    offsets += [record.offset for record in stream]
+    assert offsets == list(range(20))
+
+
 def test_a_clean_shutdown_right_after_a_roll_forgets_no_producer() -> None:
     """The roll has written the very snapshot that the close would write, but not made it durable."""
     for seed in range(20):
