@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from local.errors import AccessDenied, DiskFailed
+from local.errors import AccessDenied, Corrupt, DiskFailed
 from local.watched_storage import PASSING
 
 
@@ -43,3 +43,14 @@ def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
     severity = Severity.CORRUPT if isinstance(error, DiskFailed) else Severity.WARNING
     what = f"could not be read, {error.attempt}: cause={cause}"
     return Finding(severity=severity, path=str(error.facts.get("path", path)), what=what)
+
+
+def damaged(error: Corrupt, path: str) -> Finding:
+    facts = " ".join(f"{name}={value}" for name, value in error.facts.items() if name not in ("path", "at"))
+    at = error.facts.get("at")
+    what = f"{error.attempt}: {facts}" if facts else error.attempt
+    return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at if isinstance(at, int) else None)
+
+
+def told(severity: Severity, path: str, what: str) -> Finding:
+    return Finding(severity=severity, path=path, what=what)

@@ -27,13 +27,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from local import checkpoints, names, producer_snapshot
+from local import checkpoints, names
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
-from local.findings import Finding, Severity, unreadable, worst
+from local.findings import Finding, Severity, damaged, told, unreadable, worst
 from local.index_checks import INTERVAL_BYTES
-from local.names import TopicPartition, parse_partition_directory, parse_segment_file, segment_file
-from local.producer_snapshot import ProducerEntry
-from local.producer_state import ProducerState
+from local.names import TopicPartition, parse_partition_directory, parse_segment_file
+from local.producer_checks import check_producers
 from local.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_segment
 from local.storage import Storage, join, parent
 
@@ -125,9 +124,9 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
         if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
             found.append(_of_root(join(root, each), each))
     if not partitions and names.META_PROPERTIES not in there:
-        found.append(_told(Severity.WARNING, root, "nothing of a log is here; is its disk mounted?"))
+        found.append(told(Severity.WARNING, root, "nothing of a log is here; is its disk mounted?"))
     for name in sorted(vouched.keys() - partitions.keys()):
-        found.append(_told(Severity.INFO, root, f"the checkpoints name a partition that is not here: {name}"))
+        found.append(told(Severity.INFO, root, f"the checkpoints name a partition that is not here: {name}"))
     for name in sorted(partitions):
         directory = join(root, partitions[name])
         try:
@@ -144,10 +143,10 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
 
 def _of_root(path: str, name: str) -> Finding:
     if name.endswith(("-delete", "-stray", "-future")):
-        return _told(Severity.INFO, path, "a partition's directory on its way in or out")
+        return told(Severity.INFO, path, "a partition's directory on its way in or out")
     if name.endswith(names.TEMPORARY):
-        return _told(Severity.INFO, path, "left over from a checkpoint that was being written")
-    return _told(Severity.WARNING, path, "a stray file: nothing of a log directory has this name")
+        return told(Severity.INFO, path, "left over from a checkpoint that was being written")
+    return told(Severity.WARNING, path, "a stray file: nothing of a log directory has this name")
 
 
 def _was_clean(storage: Storage, root: str) -> bool:
@@ -164,7 +163,7 @@ def _vouched(storage: Storage, root: str) -> tuple[dict[TopicPartition, Vouched]
             read.append(checkpoints.read_offsets(storage, join(root, name)))
         except Corrupt as error:
             read.append({})
-            found.append(_damaged(error, join(root, name)))
+            found.append(damaged(error, join(root, name)))
         except (DiskFailed, AccessDenied) as error:
             read.append({})
             found.append(unreadable(error, join(root, name)))
@@ -223,7 +222,7 @@ def _verify_partition(
     if all(report.is_read for _, report in reports):
         end = reports[-1][1].next_offset if reports else None
         findings += _check_vouched(directory, vouched, end)
-        findings += _as_far_as_read(directory, _check_producers(storage, directory, there, reports))
+        findings += _as_far_as_read(directory, check_producers(storage, directory, there, reports))
     return findings
 
 
@@ -262,15 +261,15 @@ def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clea
         if name in _OF_A_PARTITION:
             continue
         if name.endswith(names.DELETED):
-            yield _told(Severity.INFO, path, "waits for its removal")
+            yield told(Severity.INFO, path, "waits for its removal")
         elif name.endswith(_ON_THE_WAY):
             what = "left over from a swap or a checkpoint that was being written; the next start removes or finishes it"
-            yield _told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+            yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
         elif parsed is None or parsed[1] not in (*names.SEGMENT_SUFFIXES, names.PRODUCER_SNAPSHOT):
-            yield _told(Severity.WARNING, path, "a stray file: nothing of a partition has this name")
+            yield told(Severity.WARNING, path, "a stray file: nothing of a partition has this name")
         elif parsed[1] in names.SEGMENT_SUFFIXES and parsed[0] not in bases:
             what = "an index without its log; the next start removes it"
-            yield _told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+            yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
 
 
 def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
@@ -281,8 +280,8 @@ def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterato
         ("the cleaner's checkpoint lies past the log's end", vouched.cleaner_offset, 1),
     ):
         if offset is not None and end is not None and offset > end:
-            told = f"{what}: checkpoint={offset} next_offset={end}"
-            yield Finding(severity=Severity(severity), path=directory, what=told, offsets=(end, offset))
+            said = f"{what}: checkpoint={offset} next_offset={end}"
+            yield Finding(severity=Severity(severity), path=directory, what=said, offsets=(end, offset))
 
 
 def _check_epochs(
@@ -293,10 +292,10 @@ def _check_epochs(
     try:
         entries = checkpoints.read_epochs(storage, path)
     except Corrupt as error:
-        yield _damaged(error, path)
+        yield damaged(error, path)
         return
     if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
-        yield _told(Severity.CORRUPT, path, "epochs or their offsets do not ascend")
+        yield told(Severity.CORRUPT, path, "epochs or their offsets do not ascend")
         return
     for place, report in reports:
         for epoch, offset in report.epochs:
@@ -313,119 +312,9 @@ def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:
     path = join(directory, names.PARTITION_METADATA)
     try:
         if checkpoints.read_topic_id(storage, directory) is None:
-            yield _told(Severity.INFO, path, "there is no topic id")
+            yield told(Severity.INFO, path, "there is no topic id")
     except Corrupt as error:
-        yield _damaged(error, path)
-
-
-# -- producers
-
-
-def _check_producers(
-    storage: Storage,
-    directory: str,
-    there: Sequence[str],
-    reports: Sequence[tuple[SegmentPlace, SegmentReport]],
-) -> Iterator[Finding]:
-    """Aborted transactions and snapshots against a replay of every batch that has a producer."""
-    snapshots: dict[int, list[ProducerEntry]] = {}
-    for name in there:
-        parsed = parse_segment_file(name)
-        if parsed is None or parsed[1] != names.PRODUCER_SNAPSHOT:
-            continue
-        path = join(directory, name)
-        try:
-            snapshots[parsed[0]] = producer_snapshot.decode(storage.read(path), path=path)
-        except Corrupt as error:
-            yield _damaged(error, path)
-        except NotFound:
-            continue
-    if not reports:
-        return
-    first, end = reports[0][0].base_offset, reports[-1][1].next_offset
-    state = ProducerState(snapshots.get(first, ()))
-    is_whole = first == 0 or first in snapshots
-    for place, report in reports:
-        if place.base_offset in snapshots:
-            yield from _compare(directory, place.base_offset, snapshots[place.base_offset], state, is_whole)
-        yield from _compare_aborted(place, report, _replay(state, report), first, is_whole=is_whole)
-    for offset in sorted(snapshots):
-        path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
-        if offset > end:
-            yield _told(Severity.WARNING, path, f"a snapshot past the log's end: next_offset={end}")
-    if end in snapshots and end != reports[-1][0].base_offset:
-        yield from _compare(directory, end, snapshots[end], state, is_whole)
-
-
-def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
-    """(producer, first offset, last offset) of what the segment's markers abort."""
-    aborted = set()
-    for table, markers in report.produced:
-        for row in range(len(table)):
-            header = table.row(row)
-            found = state.update(header, header.base_offset, markers.get(row))
-            if found is not None:
-                aborted.add((found.producer_id, found.first_offset, found.last_offset))
-    return aborted
-
-
-def _compare_aborted(
-    place: SegmentPlace, report: SegmentReport, expected: set[tuple[int, int, int]], first: int, *, is_whole: bool
-) -> Iterator[Finding]:
-    path = place.path(names.TXN_INDEX)
-    found = {(each.producer_id, each.first_offset, each.last_offset) for each in report.aborted}
-    if any(each.path == path and each.severity is Severity.CORRUPT for each in report.findings):
-        return
-    # An entry is written after its marker, and read here before it.
-    severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
-    for producer, begin, last in sorted(expected - found):
-        what = f"an aborted transaction is missing: producer_id={producer}"
-        yield Finding(severity=severity, path=path, what=what, offsets=(begin, last + 1))
-    for producer, begin, last in sorted(found - expected):
-        if begin >= first or is_whole:
-            what = f"no such transaction was aborted in the log: producer_id={producer}"
-            yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(begin, last + 1))
-
-
-def _compare(
-    directory: str, offset: int, entries: Sequence[ProducerEntry], state: ProducerState, is_whole: bool
-) -> Iterator[Finding]:
-    """A snapshot against the state of the replay at its offset. Producers may have expired in either."""
-    path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
-    replayed = {each.producer_id: each for each in state.entries()}
-    for entry in entries:
-        known = replayed.get(entry.producer_id)
-        if known is None:
-            if is_whole:
-                what = f"the snapshot knows a producer that is not in the log: producer_id={entry.producer_id}"
-                yield _told(Severity.WARNING, path, what)
-            continue
-        for what, snapshot, log in (
-            ("producer_epoch", entry.producer_epoch, known.producer_epoch),
-            ("last_sequence", entry.last_sequence, known.last_sequence),
-            ("last_offset", entry.last_offset, known.last_offset),
-            ("transaction_first_offset", entry.transaction_first_offset, known.transaction_first_offset),
-        ):
-            if snapshot != log:
-                told = f"the snapshot is stale: producer_id={entry.producer_id} {what}={snapshot} in_the_log={log}"
-                yield _told(Severity.WARNING, path, told)
-                break
-    missing = replayed.keys() - {entry.producer_id for entry in entries}
-    open_ones = [each for each in sorted(missing) if replayed[each].transaction_first_offset >= 0]
-    if open_ones:
-        what = f"the snapshot lacks producers with an open transaction: producer_ids={open_ones[:5]}"
-        yield _told(Severity.WARNING, path, what)
-
-
-def _damaged(error: Corrupt, path: str) -> Finding:
-    facts = " ".join(f"{name}={value}" for name, value in error.facts.items() if name not in ("path", "at"))
-    at = error.facts.get("at")
-    what = f"{error.attempt}: {facts}" if facts else error.attempt
-    return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at if isinstance(at, int) else None)
-
-
-def _told(severity: Severity, path: str, what: str) -> Finding:
-    return Finding(severity=severity, path=path, what=what)
+        yield damaged(error, path)
 
 
 def _size(storage: Storage, path: str) -> int:
