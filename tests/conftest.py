@@ -6,6 +6,7 @@ a missing half of the evidence. An expected failure is not a skip.
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -19,6 +20,16 @@ def pytest_collection_modifyitems(items):
         for name in ("spark", "kafka"):
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(autouse=True)
+def log_levels_as_they_were():
+    """A command run inside a test sets them for the process, as its user asked; the next test knows nothing of it."""
+    loggers = [logging.getLogger(name) for name in ("", "local", "remote", "tiered", "tiered.manager")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.hookimpl(tryfirst=True)

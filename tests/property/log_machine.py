@@ -154,17 +154,17 @@ class LogMachine(RuleBasedStateMachine):
     @rule(producer_id=st.integers(1, 2), durability=durabilities)
     def repeat_the_last_batch(self, producer_id: int, durability: Durability) -> None:
         """A retry is answered with the offsets of the first try, and adds nothing."""
-        known = [each for each in self._history() if each.producer and each.producer.producer_id == producer_id]
         newest = self._newest_batch_of(producer_id)
-        if not known or newest is None or producer_id not in self.last_sent:
+        sent = [batch for batch in self._batches_of(producer_id) if batch.marker is None]
+        if newest is None or newest.producer is None or not sent or producer_id not in self.last_sent:
             return
         producer, records = self.last_sent[producer_id]
-        if newest.producer != producer:
+        if sent[-1].producer != producer or newest.producer.producer_epoch != producer.producer_epoch:
             return
         result = self.log.append(records, now_ms=NOW, durability=durability, producer=producer)
-        assert result == AppendResult(newest.base_offset, newest.next_offset, is_duplicate=True)
+        assert result == AppendResult(sent[-1].base_offset, sent[-1].next_offset, is_duplicate=True)
         if durability is Durability.FLUSHED:
-            self.durable = max(self.durable, newest.next_offset)
+            self.durable = max(self.durable, sent[-1].next_offset)
 
     @precondition(knows_producers)
     @rule(producer_id=st.integers(1, 2), gap=st.integers(1, 5))
@@ -477,8 +477,12 @@ class LogMachine(RuleBasedStateMachine):
         return kernels.scan_batches(self.disk.read(f"{self.log.directory}/{base:020d}{LOG}"))
 
     def _newest_batch_of(self, producer_id: int) -> Batch | None:
-        of = [each for each in self._history() if each.producer and each.producer.producer_id == producer_id]
+        of = self._batches_of(producer_id)
         return of[-1] if of else None
+
+    def _batches_of(self, producer_id: int) -> list[Batch]:
+        """Its batches and markers."""
+        return [each for each in self._history() if each.producer and each.producer.producer_id == producer_id]
 
     def _last_of(self, producer_id: int) -> tuple[int, int] | None:
         """Epoch and next sequence of a producer that the log knows."""

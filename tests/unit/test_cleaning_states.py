@@ -136,8 +136,15 @@ def test_a_pass_that_fails_lets_the_next_one_start() -> None:
     assert clean_log(log, disk, clean_from=0, now_ms=0) is not None
 
 
-@pytest.mark.parametrize("step", range(0, 40, 3))
-def test_a_truncation_at_any_step_of_a_pass_ends_it_and_nothing_cut_comes_back(step: int) -> None:
+def test_a_truncation_at_any_step_of_a_pass_ends_it_and_nothing_cut_comes_back() -> None:
+    step = 0
+    while truncated_at(step):
+        step += 3
+    assert step > 9, "the pass asks too rarely whether it should stop"
+
+
+def truncated_at(step: int) -> bool:
+    """False when the pass has fewer steps."""
     disk, log = filled()
     sent = {record.offset: record for record in read_all(log)}
     cut = log.segments()[-4].base_offset + 3
@@ -156,7 +163,7 @@ def test_a_truncation_at_any_step_of_a_pass_ends_it_and_nothing_cut_comes_back(s
     with suppress(CleaningAborted):
         clean_log(log, disk, clean_from=0, now_ms=0, should_stop=truncate_at_that_step)
     if truncation.ident is None:
-        pytest.skip("the pass has fewer steps")
+        return False
     truncation.join()
     assert log.cleaning.now == Cleaning()
     assert log.next_offset <= cut
@@ -167,6 +174,7 @@ def test_a_truncation_at_any_step_of_a_pass_ends_it_and_nothing_cut_comes_back(s
     # What is on the disk says the same.
     log.close()
     assert read_all(Log.open(disk, "./t-0", NAME, log.settings, now_ms=0)) == left
+    return True
 
 
 def filled() -> tuple[ModelDisk, Log]:
