@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from manager_world import HOUR, NAME, NOW, World, send, settle, values
 
 from local import checkpoints, cleaner, names
 from local.cleaning_states import Cleaning as Gate
-from local.errors import Corrupt, DiskFailed
+from local.errors import CleaningAborted, Corrupt, DiskFailed
 from local.log import Log
 from local.names import TopicPartition
+from local.record import Record
 from tiered.cleaning import LOGS_PER_THREAD
 from tiered.manager import LogManager
 
@@ -27,7 +29,6 @@ def world() -> World:
 
 
 def dirty(manager: LogManager, partitions: int = 1, topic: str = "t") -> None:
-    from local.record import Record
 
     manager.create_topic(topic, partitions, LOCAL, now_ms=NOW)
     for number in range(partitions):
@@ -259,3 +260,74 @@ def test_more_records_after_a_pass_make_the_log_dirty_again(world: World) -> Non
         manager.roll("t", now_ms=NOW)
         settle(manager)
         assert [run.first_dirty_offset for run in manager.cleaning.runs] == [0, 200]
+
+
+def test_a_pass_lets_go_of_a_log_whose_disk_goes_offline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, ended = cleaner.clean, []
+
+    def clean(log: Log, *args: object, **kw: object) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr(manager._directory, "is_online", lambda name: False)
+            try:
+                return real(log, *args, **kw)  # type: ignore[arg-type]
+            except CleaningAborted as error:
+                ended.append(str(error))
+                raise
+
+    with world.open() as manager:
+        dirty(manager)
+        with monkeypatch.context() as patch:
+            patch.setattr(cleaner, "clean", clean)
+            manager.tick(NOW)
+        assert ended == ["cleaning a log, asked to let go of it: partition=t/0"]
+        assert manager.snapshots(NOW)[0].cleaner_offset == 0
+
+
+def test_appends_reads_and_truncation_go_on_while_several_threads_clean(world: World) -> None:
+    """Under a switch interval at which threads change places all the time."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with world.open(log_cleaner_threads="3") as manager:
+            dirty(manager, 3)
+            sent = [list(manager.reader().records(TopicPartition("t", number), 0, None)) for number in range(3)]
+            errors: list[BaseException] = []
+
+            def guarded(work: Callable[[], None]) -> Callable[[], None]:
+                def run() -> None:
+                    try:
+                        work()
+                    except BaseException as error:  # noqa: BLE001 - told below
+                        errors.append(error)
+
+                return run
+
+            def append() -> None:
+                for at in range(300, 330):
+                    manager.append("t", [Record(b"new%d" % at, b"v", NOW)], 0, now_ms=NOW)
+
+            def read() -> None:
+                for _ in range(4):
+                    found = list(manager.reader().records(TopicPartition("t", 1), 0, None))
+                    assert {each.key: each.value for each in found} == {each.key: each.value for each in sent[1]}
+
+            def cut() -> None:
+                manager.partitions()[2].log.truncate_to(195, now_ms=NOW)
+
+            def clean() -> None:
+                for _ in range(3):
+                    manager.tick(NOW)
+
+            threads = [threading.Thread(target=guarded(work)) for work in (append, read, cut, clean)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert errors == []
+            assert manager.problems == {}
+            ends = [each.log.next_offset for each in manager.partitions()]
+            assert ends == [230, 200, 190]  # a batch of ten goes whole
+            left = list(manager.reader().records(TopicPartition("t", 2), 0, None))
+            assert {each.offset: each for each in left}.items() <= {each.offset: each for each in sent[2]}.items()
+    finally:
+        sys.setswitchinterval(interval)
