@@ -70,6 +70,7 @@ cdef enum:
     DROP = 0
     VERBATIM = 1
     REBUILD = 2
+    REBASE = 4
     PREFETCH_BYTES = 8192
     PREFETCH_RECORD_BYTES = 300  # from this mean record size on every length is a cache miss of its own
 

@@ -36,10 +36,14 @@ class Pace:
     def slices(self, segment: Segment) -> Iterator[tuple[int, memoryview]]:
         """`batch_slices`, each a step. Raises CleaningAborted."""
         for start, data in batch_slices(segment):
-            self.check()
-            self.bytes_read += len(data)
-            self.throttle(len(data))
+            self.read(len(data))
             yield start, data
+
+    def read(self, size_bytes: int) -> None:
+        """One step: `size_bytes` were read. Raises CleaningAborted."""
+        self.check()
+        self.bytes_read += size_bytes
+        self.throttle(size_bytes)
 
     def written(self, parts: Iterable[bytes]) -> Iterator[bytes]:
         """`parts` on their way to the disk, each a step. Raises CleaningAborted."""

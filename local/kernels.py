@@ -41,7 +41,7 @@ from local.batch_header import (
 from local.columns import COLUMNS_ROW_BYTES, BatchTable, Columns, joined_tables
 from local.compression import INFLATED_BYTES_MAX, Codec, compress, decompress, decompress_into, size_guesses
 from local.errors import Corrupt, InvalidRequest
-from local.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
+from local.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -231,16 +231,26 @@ def hash_keys(data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32
     return _chosen.hash_keys(_bytes_of(data), starts, lengths)
 
 
-def filter_batches(data: Buffer, keep: NDArray[np.bool_], *, keep_last_batch: bool) -> bytes:
+def filter_batches(
+    data: Buffer,
+    keep: NDArray[np.bool_],
+    *,
+    keep_last_batch: bool = False,
+    actions: NDArray[np.uint8] | None = None,
+    horizon_ms: int = 0,
+) -> bytes:
     """`data` with only the kept records; `keep` has a flag for each record of `decode_columns(include_control=True)`.
 
-    A batch of which all is kept, and every control batch, passes byte for byte. One of which some is kept is rebuilt:
-    base offset, last offset, producer fields, leader epoch, flags and codec (at its default level) stay; the base
-    timestamp is the first kept record's or else the delete horizon; the largest timestamp is that of the kept records
-    (under log append time it stays). One of which none is kept is left out, but with `keep_last_batch` the last batch
-    of `data` stays as an empty one, so that the log's next offset survives.
+    What becomes of each batch is said by `actions` (`pure_kernels.DROP` and its neighbours; REBASE is a rebuilding that
+    also gives the batch the delete horizon `horizon_ms`), or else follows from its flags: a batch of which all is kept,
+    and every control batch, passes byte for byte. One of which some is kept is rebuilt: base offset, last offset,
+    producer fields, leader epoch, flags and codec (at its default level) stay; the base timestamp is the first kept
+    record's or else the delete horizon; the largest timestamp is that of the kept records (under log append time it
+    stays). One of which none is kept is left out, but with `keep_last_batch` the last batch of `data` stays as an empty
+    one, so that the log's next offset survives.
     Every CRC is checked first. Memory: the result, and one inflated batch at a time. Raises Corrupt, and InvalidRequest
-    when `keep` has not one flag per record or `data` does not end with a batch. Source: kafka `MemoryRecords.filterTo`.
+    when there is not one flag per record and one action per batch, or `data` does not end with a batch.
+    Source: kafka `MemoryRecords.filterTo`.
     """
     view = _bytes_of(data)
     table = _scanned(view, verify=True)
@@ -255,20 +265,42 @@ def filter_batches(data: Buffer, keep: NDArray[np.bool_], *, keep_last_batch: bo
         raise InvalidRequest("filtering batches, not one flag per record", flags=flags.shape, records=counted)
     ends = np.cumsum(table.record_counts, dtype=np.int64)
     starts = ends - table.record_counts
-    actions = _actions(table, flags, starts, ends, keep_last_batch=keep_last_batch)
-    repack = np.flatnonzero((actions == REBUILD) & ((table.attributes & CODEC_BITS) != Codec.NONE)).tolist()
+    kept = _kept_counts(flags, starts, ends)
+    if actions is None:
+        actions = _actions(table, kept, keep_last_batch=keep_last_batch)
+    elif actions.shape != (len(table),) or (((actions == REBUILD) | (actions == REBASE)) & (kept == 0)).any():
+        raise InvalidRequest("filtering batches, not a sensible action per batch", batches=len(table))
+    is_rebuilt = (actions == REBUILD) | (actions == REBASE)
+    repack = np.flatnonzero(is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)).tolist()
     if not repack:
-        return _chosen.rebuild_batches(view, table, actions, flags, starts)
+        return _chosen.rebuild_batches(view, table, actions, flags, starts, horizon_ms)
     parts: list[bytes] = []
     done = 0
     for row in repack:
         run = slice(done, row)
-        parts.append(_chosen.rebuild_batches(view, table.select(run), actions[run], flags, starts[run]))
-        parts.append(_repacked(view, table.row(row), int(table.positions[row]), flags[starts[row] : ends[row]]))
+        parts.append(_chosen.rebuild_batches(view, table.select(run), actions[run], flags, starts[run], horizon_ms))
+        how = (int(actions[row]), horizon_ms)
+        parts.append(_repacked(view, table.row(row), int(table.positions[row]), flags[starts[row] : ends[row]], how))
         done = row + 1
     rest = slice(done, None)
-    parts.append(_chosen.rebuild_batches(view, table.select(rest), actions[rest], flags, starts[rest]))
+    parts.append(_chosen.rebuild_batches(view, table.select(rest), actions[rest], flags, starts[rest], horizon_ms))
     return b"".join(parts)
+
+
+def kept_bytes(
+    data: Buffer, table: BatchTable, keep: NDArray[np.bool_], starts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How many bytes the kept records of each batch of `table` take in `data`; of a compressed batch all that it has.
+
+    The flags of row i's records begin at `keep[starts[i]]`. Nothing is verified. Raises InvalidRequest where flags or
+    table do not fit.
+    """
+    sizes: NDArray[np.int64] = table.sizes.astype(np.int64) - HEADER_BYTES
+    is_plain = (table.attributes & CODEC_BITS) == Codec.NONE
+    if is_plain.any():
+        flags = np.ascontiguousarray(keep)
+        sizes[is_plain] = _chosen.kept_bytes(_bytes_of(data), table.select(is_plain), flags, starts[is_plain])
+    return sizes
 
 
 # -- columns to append
@@ -451,17 +483,13 @@ def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object)
 # -- filtering
 
 
-def _actions(
-    table: BatchTable,
-    flags: NDArray[np.bool_],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    *,
-    keep_last_batch: bool,
-) -> NDArray[np.uint8]:
-    """What becomes of each batch."""
+def _kept_counts(flags: NDArray[np.bool_], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     running = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)))
-    kept = running[ends] - running[starts]
+    return running[ends] - running[starts]
+
+
+def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
+    """What becomes of each batch."""
     actions = np.full(len(table), REBUILD, np.uint8)
     actions[kept == table.record_counts] = VERBATIM
     actions[kept == 0] = DROP
@@ -471,7 +499,9 @@ def _actions(
     return actions
 
 
-def _repacked(view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.bool_]) -> bytes:
+def _repacked(
+    view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.bool_], how: tuple[int, int]
+) -> bytes:
     """One compressed batch with some of its records: inflated, rebuilt plain, compressed again."""
     pure_kernels.check_crc(view, header, position)
     section = view[position + HEADER_BYTES : position + header.size_bytes]
@@ -483,12 +513,12 @@ def _repacked(view: memoryview, header: BatchHeader, position: int, flags: NDArr
     del inflated
     try:
         table = _scanned(plain, verify=False)
-        one = np.array([REBUILD], np.uint8)
-        rebuilt = _chosen.rebuild_batches(plain, table, one, flags, np.zeros(1, np.int64))
+        one = np.array(how[:1], np.uint8)
+        rebuilt = _chosen.rebuild_batches(plain, table, one, flags, np.zeros(1, np.int64), how[1])
     except Corrupt as error:
         raise _placed(error, header, position) from error
     del plain
     changed = read_header(rebuilt)
     assert changed is not None
     packed = compress(header.codec, memoryview(rebuilt)[HEADER_BYTES:])
-    return seal(replace(changed, attributes=header.attributes), packed)
+    return seal(replace(changed, attributes=changed.attributes | (header.attributes & CODEC_BITS)), packed)

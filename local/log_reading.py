@@ -20,6 +20,7 @@ from local.isolation import Isolation, without_aborted
 from local.log_view import LogView
 from local.names import TopicPartition
 from local.offset_spec import FoundOffset, OffsetSpec, parse_spec
+from local.producer_snapshot import ProducerEntry
 from local.producer_state import ProducerState
 from local.record import StoredRecord
 from local.segment import Segment
@@ -181,6 +182,12 @@ class ReadableLog:
         return found.offset if found is not None else None
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def producers(self) -> list[ProducerEntry]:
+        """What the log knows of each producer at this moment, by producer id."""
+        with self._lock:
+            self._decided_view()
+            return self._producers.entries()
 
     def _decided_view(self) -> LogView:
         """The view with its open transactions: a mere onlooker looks for them on the disk only when somebody asks."""

@@ -22,6 +22,7 @@ from local.batch_header import (
     CODEC_BITS,
     CONTROL,
     CRC_START,
+    DELETE_HORIZON,
     HEADER,
     HEADER_BYTES,
     LENGTH_MIN,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 
-DROP, VERBATIM, REBUILD, EMPTY = range(4)  # what `rebuild_batches` does with a batch
+DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # what `rebuild_batches` does with a batch
 
 
 class PlainRecord(NamedTuple):
@@ -403,10 +404,12 @@ def rebuild_batches(
     actions: NDArray[np.uint8],
     keep: NDArray[np.bool_],
     keep_starts: NDArray[np.int64],
+    horizon_ms: int = 0,
 ) -> bytes:
-    """The batches of `table` after DROP, VERBATIM, REBUILD or EMPTY each; CRCs of all of them are checked first.
+    """The batches of `table` after DROP, VERBATIM, REBUILD, EMPTY or REBASE each; CRCs of all are checked first.
 
-    `keep[keep_starts[i]:]` are the flags of row i's records. Rows to REBUILD are plain. Raises Corrupt.
+    `keep[keep_starts[i]:]` are the flags of row i's records. Rows to REBUILD or REBASE are plain; the latter get
+    `horizon_ms` as their delete horizon. Raises Corrupt.
     """
     parts: list[bytes | memoryview] = []
     for row, action in enumerate(actions.tolist()):
@@ -416,11 +419,35 @@ def rebuild_batches(
             parts.append(data[position : position + header.size_bytes])
         elif action == EMPTY:
             parts.append(emptied(header))
-        elif action == REBUILD:
+        elif action in (REBUILD, REBASE):
             first = int(keep_starts[row])
             flags = keep[first : first + header.record_count].tolist()
-            parts.append(_rebuilt(data, header, position, flags))
+            parts.append(_rebuilt(data, header, position, flags, horizon_ms if action == REBASE else None))
     return b"".join(parts)
+
+
+def kept_bytes(
+    data: memoryview, table: BatchTable, keep: NDArray[np.bool_], keep_starts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How many bytes the flagged records of each batch take; all of a batch whose records do not make sense.
+
+    Rows are plain. `keep` as in `rebuild_batches`.
+    """
+    sizes = np.zeros(len(table), np.int64)
+    for row, first in enumerate(keep_starts.tolist()):
+        header, position = table.row(row), int(table.positions[row])
+        at, end, kept = position + HEADER_BYTES, position + header.size_bytes, 0
+        try:
+            for flag in keep[first : first + header.record_count].tolist():
+                length, body = read_varint(data, at, end)
+                if not 0 <= length <= end - body:
+                    raise Corrupt("measuring records, one leaves its batch", at=at)
+                kept += (body + length - at) * flag
+                at = body + length
+        except Corrupt:
+            kept = header.size_bytes - HEADER_BYTES
+        sizes[row] = kept
+    return sizes
 
 
 def emptied(header: BatchHeader) -> bytes:
@@ -432,11 +459,18 @@ def emptied(header: BatchHeader) -> bytes:
     return seal(replace(header, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
 
 
-def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[bool]) -> bytes:
-    """Base timestamp: the delete horizon where there is one, else the first kept record's (`MemoryRecordsBuilder`)."""
+def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[bool], horizon_ms: int | None) -> bytes:
+    """Base timestamp: the delete horizon where there is one, else the first kept record's (`MemoryRecordsBuilder`).
+
+    A new `horizon_ms` sets the flag as well; what lies before it gets a negative delta.
+    """
     records = walk_records(data, header, position + HEADER_BYTES, position + header.size_bytes, position)
     kept = [record for record, flag in zip(records, flags, strict=True) if flag]
-    base_ms = header.base_timestamp_ms if header.has_delete_horizon else kept[0].timestamp
+    bits = header.attributes
+    if horizon_ms is not None:
+        base_ms, bits = horizon_ms, bits | DELETE_HORIZON
+    else:
+        base_ms = header.base_timestamp_ms if header.has_delete_horizon else kept[0].timestamp
     # Where the deltas still hold the records go over byte for byte, only their neighbours are missing.
     is_same = base_ms == header.base_timestamp_ms and not header.attributes & LOG_APPEND_TIME
     section = bytearray()
@@ -450,5 +484,7 @@ def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[b
         append_varint(section, delta)
         section += data[record.rest : record.end]
     largest_ms = max(record.timestamp for record in kept)
-    changed = replace(header, base_timestamp_ms=base_ms, max_timestamp_ms=largest_ms, record_count=len(kept))
+    changed = replace(
+        header, attributes=bits, base_timestamp_ms=base_ms, max_timestamp_ms=largest_ms, record_count=len(kept)
+    )
     return seal(changed, section)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -126,14 +127,15 @@ def trim_to_whole_batches(segment: Segment) -> int:
 
 
 def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, memoryview]]:
-    """All of a sealed segment as (position, whole batches), about `slice_bytes` each, so that memory stays bounded.
+    """All of a sealed segment as (position, whole batches), about `slice_bytes` each, so that memory stays bounded."""
+    for start, end in slice_bounds(segment, slice_bytes):
+        yield start, memoryview(segment.read(start, end - start))
 
-    Cuts lie at batch starts that the offset index knows.
-    """
-    start = 0
+
+def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
+    """Where `batch_slices` cuts: at batch starts that the offset index knows."""
+    cuts = [0]
     for _, position in offset_index.entries(segment.offset_index(), segment.base_offset):
-        if position - start >= slice_bytes:
-            yield start, memoryview(segment.read(start, position - start))
-            start = position
-    if start < segment.size_bytes:
-        yield start, memoryview(segment.read(start, segment.size_bytes - start))
+        if position - cuts[-1] >= slice_bytes:
+            cuts.append(position)
+    return list(pairwise((*cuts, segment.size_bytes))) if segment.size_bytes else []

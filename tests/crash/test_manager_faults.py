@@ -10,12 +10,14 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 
-from local import cleaner
+from local.cleaning_verdicts import Judge
 from local.errors import LogError
 from local.log import Durability
 from local.names import TopicPartition
@@ -233,8 +235,13 @@ def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.Monke
 
 
 def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
-    real = cleaner._newest_offsets
-    patch.setattr(cleaner, "_newest_offsets", lambda *given: {key: at + 1 for key, at in real(*given).items()})
+    real = Judge._records
+
+    def records(*args: Any) -> Any:
+        keep, tombstones = real(*args)
+        return np.roll(keep, 1), tombstones
+
+    patch.setattr(Judge, "_records", records)
 
 
 def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 from disk_model import ModelDisk, ModelFile
 from log_explorer import Tally, explore
 from log_script import CASES
 
-from local import checkpoints, cleaner, loading, names, producer_snapshot, recovery, storage, swap
+from local import checkpoints, loading, names, producer_snapshot, recovery, storage, swap
+from local.cleaning_verdicts import Judge
 from local.epochs import LeaderEpochs
 from local.errors import LogError
 from local.group_commit import GroupCommit
@@ -253,8 +256,13 @@ def _unfinished_swaps_thrown_away(patch: Patch) -> None:
 
 
 def _newest_record_dropped_by_the_cleaner(patch: Patch) -> None:
-    real = cleaner._newest_offsets
-    patch.setattr(cleaner, "_newest_offsets", lambda *given: {k: o + 1 for k, o in real(*given).items()})
+    real = Judge._records
+
+    def records(*args: Any) -> Any:
+        keep, tombstones = real(*args)
+        return np.roll(keep, 1), tombstones
+
+    patch.setattr(Judge, "_records", records)
 
 
 def _snapshots_above_a_cut_left_behind(patch: Patch) -> None:

@@ -282,7 +282,7 @@ def test_an_aborted_record_never_takes_the_place_of_a_committed_one() -> None:
     log.roll(now_ms=0)
     cleaner.clean(log, disk, clean_from=0, now_ms=0)
     assert committed(log) == [(1, b"a", b"good")]
-    assert [record.offset for record in read_all(log)] == [1, 2]
+    assert [record.offset for record in read_all(log)] == [1]
     log.release()
     assert committed(open_log(disk, COMPACTED)) == [(1, b"a", b"good")]
 

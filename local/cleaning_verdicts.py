@@ -1,0 +1,263 @@
+"""Pass two of the cleaner, the judgement: what becomes of every batch and every record. Reads, writes nothing.
+
+A record of a batch with data:
+
+| condition, the first that holds | verdict |
+|---|---|
+| its transaction was aborted | goes |
+| it has no key | goes |
+| a newer record of its key was mapped | goes |
+| it has a value | stays |
+| a tombstone in a batch without delete horizon | stays, and the batch gets one: now + ``delete.retention.ms`` |
+| a tombstone, now below the horizon | stays |
+| a tombstone at or above `tombstones_below` | stays: an older record may be in the remote tier (invariant I5) |
+| a tombstone otherwise | goes |
+
+A marker stays while data of its transaction was met in this pass, and after that gets a horizon and goes like a
+tombstone (`local.cleaned_transactions`). The horizon is the base timestamp of the batch, told by attribute bit 6; a
+later pass never moves it.
+
+A batch that has nothing left goes, unless it must stay, empty: the last data of a producer that the log still knows
+(its last sequence), the control batch of such a producer's epoch when its latest write was a marker (fencing), and the
+last batch of the round (the log's offsets do not go back).
+Source: kafka `Cleaner.cleanInto`, `Cleaner.shouldRetainRecord`, `MemoryRecords.filterTo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local import kernels
+from local.batch import read_marker
+from local.batch_header import CODEC_BITS, CONTROL, DELETE_HORIZON, HEADER_BYTES, TRANSACTIONAL
+from local.cleaned_transactions import CleanedTransactions
+from local.cleaning_pace import Pace
+from local.columns import BatchTable, Columns
+from local.isolation import aborted_batches
+from local.newest_records import Flags, NewestRecords, check_format, check_whole
+from local.producer_snapshot import ProducerEntry
+from local.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
+from local.segment import Segment
+from local.txn_index import AbortedTransaction
+
+_REBASED_GROWTH = 6  # bytes by which a record about grows when its time is counted from a far horizon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What does not change in one pass. Times in ms; `upto_offset` is where the round ends, not included.
+
+    `producers` are those that the log knows, by id. `tombstones_below`: see the module text, None for no bound.
+    """
+
+    now_ms: int
+    delete_retention_ms: int
+    tombstones_below: int | None
+    first_offset: int
+    upto_offset: int
+    producers: Mapping[int, ProducerEntry]
+
+    @property
+    def horizon_ms(self) -> int:
+        """What a batch gets that has no delete horizon yet."""
+        return self.now_ms + self.delete_retention_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceVerdict:
+    """A bit for each record, packed, and an action for each batch (`kernels.filter_batches`).
+
+    `last_stays` is what becomes of the last batch when it has nothing left and has to stay.
+    """
+
+    record_count: int
+    flags: NDArray[np.uint8]
+    actions: NDArray[np.uint8]
+    last_stays: int
+
+    def keep(self) -> Flags:
+        return np.unpackbits(self.flags, count=self.record_count).view(np.bool_)
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentVerdict:
+    """One segment: what becomes of it, slice by slice. `bytes_after` and `batches_after` are about exact."""
+
+    segment: Segment
+    next_offset: int
+    slices: list[SliceVerdict] = field(default_factory=list)
+    record_count: int = 0
+    kept_count: int = 0
+    bytes_after: int = 0
+    batches_after: int = 0
+    aborted: list[AbortedTransaction] = field(default_factory=list)
+
+    @property
+    def is_changed(self) -> bool:
+        return any((each.actions != VERBATIM).any() for each in self.slices)
+
+    @property
+    def gains_horizon(self) -> bool:
+        return any((each.actions == REBASE).any() for each in self.slices)
+
+    @property
+    def is_empty(self) -> bool:
+        return all((each.actions == DROP).all() for each in self.slices)
+
+    @property
+    def is_last_batch_alone(self) -> bool:
+        """It is nothing but one emptied batch, which would be kept for its range once more."""
+        return self.is_empty and sum(len(each.actions) for each in self.slices) == 1 and not self.record_count
+
+
+class Judge:
+    """Judges the segments of one pass, in order, each once: transactions are followed from one to the next."""
+
+    def __init__(
+        self, circumstances: Circumstances, newest: NewestRecords, aborted: Sequence[AbortedTransaction]
+    ) -> None:
+        self.invalid_records = 0
+        self._facts = circumstances
+        self._newest = newest
+        self._aborted = aborted
+        self._last_data = np.array(sorted(each.last_offset for each in circumstances.producers.values()), np.int64)
+        self._transactions = CleanedTransactions(
+            aborted, first_offset=circumstances.first_offset, tombstones_below=circumstances.tombstones_below
+        )
+
+    def segment(self, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
+        """Raises Corrupt, CleaningAborted, and InvalidRequest for messages of format 0 or 1."""
+        found = SegmentVerdict(segment=segment, next_offset=next_offset)
+        known = len(self._transactions.kept)
+        for number, (start, data) in enumerate(pace.slices(segment)):
+            table = kernels.scan_batches(data, verify=False)
+            check_whole(segment, start, table.valid_bytes, len(data))
+            keep, tombstones = self._records(segment, number, data, table)
+            self._batches(found, data, table, keep, tombstones)
+        found.aborted = self._transactions.kept[known:]
+        found.bytes_after = min(found.bytes_after, segment.size_bytes)
+        return found
+
+    def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Flags, Flags]:
+        """(stays, is a tombstone) of each record, control records included; these all stay, so far."""
+        flags = self._newest.flags(segment.base_offset, number)
+        has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
+        if flags is not None and not has_horizon.any():
+            return flags
+        steps = list(self._looked_up(segment, data, is_clean=flags is None))
+        known = steps if flags is None else [(*flags, np.concatenate([due for _, _, due in steps]))]
+        keep, tombstones, due = (np.concatenate(parts) for parts in zip(*known, strict=True))
+        return keep & ~(tombstones & due), tombstones
+
+    def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
+        """(stays, is a tombstone, would go if it is one) by steps; the first only of clean segments."""
+        for columns in kernels.decode_in_steps(data, include_control=True):
+            check_format(columns, segment)
+            table, ordinals = columns.table, columns.batch_ordinals
+            due = self._due(columns)
+            if not is_clean:
+                yield due, due, due
+                continue
+            gone, control = aborted_batches(table, self._aborted), (table.attributes & CONTROL) != 0
+            keyless = (columns.key_lengths < 0) & ~(gone | control)[ordinals]
+            self.invalid_records += int(keyless.sum())
+            older = self._newest.keys.find(columns.data, columns.key_starts, columns.key_lengths)
+            keep = control[ordinals] | ~(older | keyless | gone[ordinals])
+            yield keep, (columns.value_lengths < 0) & ~control[ordinals], due
+            del columns  # before the next step is inflated
+
+    def _due(self, columns: Columns) -> Flags:
+        """Whether a tombstone in this place may go."""
+        table = columns.table
+        is_past = ((table.attributes & DELETE_HORIZON) != 0) & (table.base_timestamps <= self._facts.now_ms)
+        due: Flags = is_past[columns.batch_ordinals]
+        if self._facts.tombstones_below is not None:
+            due = due & (columns.offsets < self._facts.tombstones_below)
+        return due
+
+    def _batches(
+        self, found: SegmentVerdict, data: memoryview, table: BatchTable, keep: Flags, tombstones: Flags
+    ) -> None:
+        ends = np.cumsum(table.record_counts, dtype=np.int64)
+        starts = ends - table.record_counts
+        useless = self._follow_transactions(data, table)
+        for row in self._due_markers(table, useless):
+            keep[starts[row] : ends[row]] = False
+        kept, dead = _counts(keep, starts, ends), _counts(keep & tombstones, starts, ends)
+        needs_horizon = ((dead > 0) | useless) & ((table.attributes & DELETE_HORIZON) == 0)
+        actions = np.full(len(table), REBUILD, np.uint8)
+        actions[kept == table.record_counts] = VERBATIM
+        actions[needs_horizon] = REBASE
+        is_emptied = (table.record_counts == 0) & ((table.attributes & (CODEC_BITS | DELETE_HORIZON)) == 0)
+        staying = np.where(is_emptied & (table.base_timestamps == -1), VERBATIM, EMPTY)
+        actions[kept == 0] = np.where(self._must_stay(table), staying, DROP)[kept == 0]
+        found.slices.append(
+            SliceVerdict(record_count=len(keep), flags=np.packbits(keep), actions=actions, last_stays=int(staying[-1]))
+        )
+        found.record_count += len(keep)
+        found.kept_count += int(kept.sum())
+        found.bytes_after += _size_after(data, table, keep, starts, kept, actions)
+        found.batches_after += int((actions != DROP).sum())
+
+    def _follow_transactions(self, data: memoryview, table: BatchTable) -> Flags:
+        """Which control batches are of no use any more."""
+        useless = np.zeros(len(table), np.bool_)
+        for row in np.flatnonzero((table.attributes & (TRANSACTIONAL | CONTROL)) != 0).tolist():
+            producer_id, last_offset = int(table.producer_ids[row]), int(table.last_offsets[row])
+            if not table.attributes[row] & CONTROL:
+                self._transactions.meet(producer_id, last_offset)
+            elif table.record_counts[row] == 0:
+                useless[row] = True
+            else:
+                marker = read_marker(data, int(table.positions[row]))
+                useless[row] = self._transactions.end(producer_id, last_offset, marker)
+        return useless
+
+    def _due_markers(self, table: BatchTable, useless: Flags) -> Iterator[int]:
+        for row in np.flatnonzero(useless & ((table.attributes & DELETE_HORIZON) != 0)).tolist():
+            is_past = table.base_timestamps[row] <= self._facts.now_ms
+            if is_past and self._transactions.may_leave(int(table.last_offsets[row])):
+                yield row
+
+    def _must_stay(self, table: BatchTable) -> Flags:
+        """The batches that stay even when they have nothing left."""
+        stays: Flags = table.last_offsets + 1 == self._facts.upto_offset
+        is_control = (table.attributes & CONTROL) != 0
+        candidates = (table.producer_ids >= 0) & (is_control | np.isin(table.last_offsets, self._last_data))
+        for row in np.flatnonzero(candidates).tolist():
+            known = self._facts.producers.get(int(table.producer_ids[row]))
+            if known is None:
+                continue
+            if known.last_offset >= 0:
+                stays[row] |= known.last_offset == table.last_offsets[row]
+            elif is_control[row]:
+                stays[row] |= known.producer_epoch == table.producer_epochs[row]
+        return stays
+
+
+def _counts(flags: Flags, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of each batch's flags are set."""
+    running = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)))
+    return running[ends] - running[starts]
+
+
+def _size_after(
+    data: memoryview,
+    table: BatchTable,
+    keep: Flags,
+    starts: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    actions: NDArray[np.uint8],
+) -> int:
+    """About how many bytes the batches will take: compressed ones are taken for as large as they are."""
+    sizes = np.where(actions == VERBATIM, table.sizes, HEADER_BYTES).astype(np.int64)
+    sizes[actions == DROP] = 0
+    is_rebuilt = (actions == REBUILD) | (actions == REBASE)
+    if is_rebuilt.any():
+        sizes[is_rebuilt] += kernels.kept_bytes(data, table.select(is_rebuilt), keep, starts[is_rebuilt])
+        sizes[actions == REBASE] += kept[actions == REBASE] * _REBASED_GROWTH
+    return int(sizes.sum())

@@ -1,0 +1,214 @@
+"""Any log, cleaned in any number of rounds, against an oracle that knows nothing of how it is done."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from cleaner_oracle import Batch, Round, batches_of, expected
+from disk_model import ModelDisk
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from local import cleaner
+from local.batch import encode_batch
+from local.compression import Codec
+from local.errors import InvalidRequest
+from local.isolation import Isolation
+from local.log import Log
+from local.names import TopicPartition
+from local.newest_records import Buffer
+from local.record import Record, TimestampType
+from local.settings import LogSettings
+
+NAME = TopicPartition("t", 0)
+LIMITS = LogSettings(segment_bytes=900, index_interval_bytes=120, segment_index_bytes=400)
+RETENTION_MS = 1000
+
+KEYS = st.sampled_from([None, *[b"k%d" % at for at in range(6)]])
+VALUES = st.sampled_from([None, None, b"", b"v", b"a longer value, of words"])
+HEADERS = st.sampled_from([(), (("h", b"1"),), (("h", None), ("i", b""))])
+RECORDS = st.lists(st.builds(Record, KEYS, VALUES, st.integers(0, 50_000), HEADERS), min_size=1, max_size=5)
+PRODUCERS = st.integers(0, 2)
+STEPS = st.one_of(
+    st.tuples(st.just("put"), RECORDS, st.sampled_from(Codec), st.booleans()),
+    st.tuples(st.just("write"), PRODUCERS, RECORDS, st.sampled_from(Codec)),
+    st.tuples(st.just("send"), PRODUCERS, RECORDS, st.sampled_from(Codec)),
+    st.tuples(st.just("end"), PRODUCERS, st.booleans()),
+    st.tuples(st.just("roll")),
+    st.tuples(st.just("wait"), st.sampled_from([1, 500, 1000, 5000])),
+    st.tuples(st.just("clean"), st.sampled_from([None, None, 0, 7, 25]), st.sampled_from([1 << 20, 260])),
+)
+
+
+@dataclass
+class World:
+    """A log and its producers: ids 0.. write in transactions, ids 10.. without."""
+
+    disk: ModelDisk = field(default_factory=ModelDisk)
+    now_ms: int = 100_000
+    sequences: dict[int, int] = field(default_factory=dict)
+    tombstones_below: int | None = 0
+
+    def __post_init__(self) -> None:
+        self.log = Log.open(self.disk, "./t-0", NAME, LIMITS, now_ms=0)
+        self.log.cleaner_offset = 0
+
+    def put(self, records: list[Record], codec: Codec, is_append_time: bool) -> None:
+        times = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": self.now_ms}
+        batch = encode_batch(records, codec=codec, **(times if is_append_time else {}))
+        self.log.append_encoded([bytearray(batch)], now_ms=self.now_ms)
+
+    def write(self, producer: int, records: list[Record], codec: Codec) -> None:
+        self._append(producer, records, codec, is_transactional=True)
+
+    def send(self, producer: int, records: list[Record], codec: Codec) -> None:
+        self._append(producer + 10, records, codec, is_transactional=False)
+
+    def _append(self, producer: int, records: list[Record], codec: Codec, *, is_transactional: bool) -> None:
+        sequence = self.sequences.get(producer, 0)
+        self.sequences[producer] = sequence + len(records)
+        batch = encode_batch(
+            records,
+            codec=codec,
+            producer_id=producer,
+            producer_epoch=0,
+            base_sequence=sequence,
+            is_transactional=is_transactional,
+        )
+        self.log.append_batch(batch, now_ms=self.now_ms)
+
+    def end(self, producer: int, commit: bool) -> None:
+        self.log.append_marker(producer, 0, commit=commit, now_ms=self.now_ms)
+
+    def roll(self) -> None:
+        self.log.roll(now_ms=self.now_ms)
+
+    def wait(self, step_ms: int) -> None:
+        self.now_ms += step_ms
+
+    def clean(self, tombstones_below: int | None, buffer_bytes: int) -> None:
+        """Cleans, and compares with the oracle."""
+        log = self.log
+        log.roll(now_ms=self.now_ms)
+        before, dirty_from = batches_of(log), log.cleaner_offset or 0
+        bases = [segment.base_offset for segment in log.sources()]
+        dirty_base = max((base for base in bases if base <= dirty_from), default=0)
+        aborted = [(a.producer_id, a.first_offset, a.last_offset) for a in log.aborted_transactions(0, log.next_offset)]
+        producers = {p.producer_id: (p.producer_epoch, _known(p.last_offset)) for p in log.producers()}
+        visible = committed_values(log)
+        try:
+            done = cleaner.clean(
+                log,
+                self.disk,
+                clean_from=0,
+                now_ms=self.now_ms,
+                delete_retention_ms=RETENTION_MS,
+                tombstones_below=tombstones_below,
+                buffer=Buffer(size_bytes=buffer_bytes),
+            )
+        except InvalidRequest as error:
+            would_do = int(str(error.facts["would_do_bytes"]))
+            if would_do <= buffer_bytes or batches_of(log) != before:
+                raise
+            return self.clean(tombstones_below, would_do)
+        log.remove_deleted(self.now_ms)
+        if done is None:
+            assert batches_of(log) == before
+            return None
+        upto = done.cleaner_offset
+        facts = Round(dirty_base, upto, self.now_ms, RETENTION_MS, tombstones_below, aborted, producers)
+        flat = [batch for segment in before for batch in segment]
+        wanted = expected([batch for batch in flat if batch.base_offset < upto], facts)
+        rest = [batch for batch in flat if batch.base_offset >= upto]
+        self._compare(wanted, rest, upto)
+        assert committed_values(log) == visible
+        return None
+
+    def _compare(self, wanted: list[Batch], rest: list[Batch], upto: int) -> None:
+        """Equal, but for a segment's only batch, which may stay empty, and for what the next segment supersedes."""
+        found: list[Batch] = []
+        for segment, batches in zip(self.log.sources(), batches_of(self.log), strict=True):
+            is_alone = len(batches) == 1 and not batches[0].records and batches[0] not in wanted
+            if segment.base_offset < upto and not is_alone:
+                found += batches
+            elif segment.base_offset >= upto:
+                assert batches == [batch for batch in rest if batch in batches]
+        later = {record.key for batch in rest for record in batch.records}
+        ours = {record.offset for batch in found for record in batch.records}
+        for batch in wanted:
+            for record in batch.records:
+                assert record.offset in ours or record.key in later
+        if ours == {record.offset for batch in wanted for record in batch.records}:
+            assert found == wanted
+
+    def reopen(self) -> None:
+        cleaned = self.log.cleaner_offset
+        before = batches_of(self.log)
+        assert self.log.close()
+        self.log = Log.open(self.disk, "./t-0", NAME, LIMITS, now_ms=0, was_clean=True)
+        self.log.cleaner_offset = cleaned
+        assert batches_of(self.log)[: len(before) - 1] == before[:-1]
+
+
+def _known(offset: int) -> int | None:
+    return offset if offset >= 0 else None
+
+
+def committed_values(log: Log) -> dict[bytes | None, bytes]:
+    """What a table made from the whole log holds; records without a key are nobody's."""
+    latest = {r.key: r.value for r in log.records(log.log_start_offset, isolation=Isolation.READ_COMMITTED)}
+    return {key: value for key, value in latest.items() if value is not None and key is not None}
+
+
+def play(steps: list[tuple]) -> World:
+    world = World()
+    for name, *words in steps:
+        getattr(world, name)(*words)
+    for wait in (500, 1000, 500, 1000):
+        for producer in range(3):
+            world.end(producer, True)
+        world.wait(wait)
+        world.clean(None, 1 << 20)
+    world.reopen()
+    return world
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS, max_size=25))
+def test_any_log_in_any_number_of_rounds_keeps_what_the_oracle_keeps(steps: list[tuple]) -> None:
+    play(steps)
+
+
+def drawn(seed: int) -> list[tuple]:
+    """A long story in which rounds, horizons and ends of transactions follow one another often."""
+    rng = random.Random(seed)
+
+    def record() -> Record:
+        key = None if rng.random() < 0.05 else b"k%d" % rng.randrange(8)
+        value = None if rng.random() < 0.3 else bytes(rng.randrange(40))
+        return Record(key, value, rng.randrange(50_000), (("h", b"1"),) if rng.random() < 0.2 else ())
+
+    def step() -> tuple:
+        records, codec = [record() for _ in range(rng.randint(1, 5))], rng.choice([Codec.NONE, Codec.NONE, *Codec])
+        producer = rng.randrange(3)
+        return rng.choices(
+            [
+                ("put", records, codec, rng.random() < 0.2),
+                ("write", producer, records, codec),
+                ("send", producer, records, codec),
+                ("end", producer, rng.random() < 0.5),
+                ("roll",),
+                ("wait", rng.choice([1, 500, 500, 1000])),
+                ("clean", rng.choice([None, None, 0, rng.randrange(100)]), rng.choice([1 << 20, 1 << 20, 260])),
+            ],
+            [4, 5, 2, 5, 1, 3, 3],
+        )[0]
+
+    return [step() for _ in range(80)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_long_stories_of_transactions_and_horizons_leave_what_the_oracle_leaves(seed: int) -> None:
+    play(drawn(seed))
