@@ -57,10 +57,10 @@ class Round(NamedTuple):
 
 def batches_of(log: Log) -> list[list[Batch]]:
     """By segment, the active one last."""
-    return [_parsed(memoryview(segment.read(0, segment.size_bytes))) for segment in log.sources()]
+    return [parsed(memoryview(segment.read(0, segment.size_bytes))) for segment in log.sources()]
 
 
-def _parsed(data: memoryview) -> list[Batch]:
+def parsed(data: memoryview) -> list[Batch]:
     found, at = [], 0
     while (header := read_header(data, at)) is not None:
         body = data[at : at + header.size_bytes]

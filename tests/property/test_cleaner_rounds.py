@@ -21,6 +21,7 @@ from local.names import TopicPartition
 from local.newest_records import Buffer
 from local.record import Record, TimestampType
 from local.settings import LogSettings
+from local.storage import DiskStorage
 
 NAME = TopicPartition("t", 0)
 LIMITS = LogSettings(segment_bytes=900, index_interval_bytes=120, segment_index_bytes=400)
@@ -46,13 +47,13 @@ STEPS = st.one_of(
 class World:
     """A log and its producers: ids 0.. write in transactions, ids 10.. without."""
 
-    disk: ModelDisk = field(default_factory=ModelDisk)
+    disk: ModelDisk | DiskStorage = field(default_factory=ModelDisk)
+    directory: str = "./t-0"
     now_ms: int = 100_000
     sequences: dict[int, int] = field(default_factory=dict)
-    tombstones_below: int | None = 0
 
     def __post_init__(self) -> None:
-        self.log = Log.open(self.disk, "./t-0", NAME, LIMITS, now_ms=0)
+        self.log = Log.open(self.disk, self.directory, NAME, LIMITS, now_ms=0)
         self.log.cleaner_offset = 0
 
     def put(self, records: list[Record], codec: Codec, is_append_time: bool) -> None:
@@ -147,9 +148,20 @@ class World:
         cleaned = self.log.cleaner_offset
         before = batches_of(self.log)
         assert self.log.close()
-        self.log = Log.open(self.disk, "./t-0", NAME, LIMITS, now_ms=0, was_clean=True)
+        self.log = Log.open(self.disk, self.directory, NAME, LIMITS, now_ms=0, was_clean=True)
         self.log.cleaner_offset = cleaned
         assert batches_of(self.log)[: len(before) - 1] == before[:-1]
+
+    def play(self, steps: list[tuple]) -> None:
+        """`steps`, all transactions ended, and as many rounds as it takes for what was deleted to be gone."""
+        for name, *words in steps:
+            getattr(self, name)(*words)
+        for wait in (500, 1000, 500, 1000):
+            for producer in range(3):
+                self.end(producer, True)
+            self.wait(wait)
+            self.clean(None, 1 << 20)
+        self.reopen()
 
 
 def _known(offset: int) -> int | None:
@@ -162,23 +174,10 @@ def committed_values(log: Log) -> dict[bytes | None, bytes]:
     return {key: value for key, value in latest.items() if value is not None and key is not None}
 
 
-def play(steps: list[tuple]) -> World:
-    world = World()
-    for name, *words in steps:
-        getattr(world, name)(*words)
-    for wait in (500, 1000, 500, 1000):
-        for producer in range(3):
-            world.end(producer, True)
-        world.wait(wait)
-        world.clean(None, 1 << 20)
-    world.reopen()
-    return world
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=25))
 def test_any_log_in_any_number_of_rounds_keeps_what_the_oracle_keeps(steps: list[tuple]) -> None:
-    play(steps)
+    World().play(steps)
 
 
 def drawn(seed: int) -> list[tuple]:
@@ -211,4 +210,4 @@ def drawn(seed: int) -> list[tuple]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_long_stories_of_transactions_and_horizons_leave_what_the_oracle_leaves(seed: int) -> None:
-    play(drawn(seed))
+    World().play(drawn(seed))
