@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 
 from local import cleaner
-from local.cleaner import CleaningResult
+from local.cleaner import DEFAULT_BUFFER, CleaningResult
 from local.errors import CleaningAborted
 from local.log import Log
+from local.newest_records import Buffer
+from local.settings import DAY_MS
 from local.storage import Storage
 
 
@@ -25,6 +27,9 @@ def clean_log(
     upto_offset: int | None = None,
     now_ms: int,
     delete_delay_ms: int = 0,
+    delete_retention_ms: int = DAY_MS,
+    tombstones_below: int | None = 0,
+    buffer: Buffer = DEFAULT_BUFFER,
     should_stop: Callable[[], bool] = lambda: False,
     throttle: Callable[[int], None] = lambda size_bytes: None,
     clock: Callable[[], float] = time.monotonic,
@@ -47,6 +52,9 @@ def clean_log(
             upto_offset=upto_offset,
             now_ms=now_ms,
             delete_delay_ms=delete_delay_ms,
+            delete_retention_ms=delete_retention_ms,
+            tombstones_below=tombstones_below,
+            buffer=buffer,
             should_stop=lambda: gate.is_aborted or should_stop(),
             throttle=throttle,
             clock=clock,

@@ -117,6 +117,18 @@ def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
     )
 
 
+def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> int | None:
+    """Below which offset a pass may drop tombstones and markers at all (I5); None for no bound.
+
+    An older record of the key may lie in a row unless the row was cleaned together with the tombstone, so the bound is
+    the least `cleaned_through` of the rows that readers can reach. Of a bucket that was not seen nothing is known.
+    """
+    if snapshot.is_tiered and not is_bucket_known:
+        return 0
+    reachable = (row for row in snapshot.remote if row.next_offset > snapshot.log_start_offset)
+    return min((row.cleaned_through or 0 for row in reachable), default=None)
+
+
 def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:
     """The eligible ones in the order of their turns (module text): the filthiest first, lifted by waiting."""
     eligible = [log for log in logs if log.is_eligible]

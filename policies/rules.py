@@ -34,6 +34,7 @@ class PartitionRules:
     min_cleanable_dirty_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int | None = None
+    delete_retention_ms: int = DAY_MS
 
     @property
     def log_limits(self) -> Limits:

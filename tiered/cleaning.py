@@ -24,8 +24,9 @@ from local.cleaning_history import CleaningHistory, CleaningRun, run_of, summary
 from local.errors import CleaningAborted, DiskFailed, LogError
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
+from local.newest_records import Buffer
 from local.throttle import Throttle
-from policies.compaction import in_turn, log_to_clean
+from policies.compaction import in_turn, log_to_clean, tombstones_below
 from policies.decisions import CleanLog, Plan
 from policies.snapshot import PartitionSnapshot
 from tiered.config import Config
@@ -162,9 +163,10 @@ class Cleaning:
 
         Order of effects: the cleaner's swaps → the checkpoint → the history. Raises what made the log uncleanable.
         """
-        delay_ms = log_to_clean(held.snapshot(now_ms)).delay_ms
+        snapshot = held.snapshot(now_ms)
+        delay_ms = log_to_clean(snapshot).delay_ms
         try:
-            result = self._pass(held, directory, decision, now_ms, should_stop)
+            result = self._pass(held, directory, decision, snapshot, should_stop)
         except CleaningAborted as error:
             _log.info("cleaning called off: partition=%s why=%s", held.name, error)
             return None
@@ -186,17 +188,20 @@ class Cleaning:
         held: Partition,
         directory: LogDirectory,
         decision: CleanLog,
-        now_ms: int,
+        snapshot: PartitionSnapshot,
         should_stop: Callable[[], bool],
     ) -> CleaningResult | None:
-        head = held.head()
+        head, settings = held.head(), self.settings
         return clean_log(
             held.log,
             directory.storage,
             clean_from=head.next_offset if head is not None else 0,
             upto_offset=decision.upto_offset,
-            now_ms=now_ms,
+            now_ms=snapshot.now_ms,
             delete_delay_ms=held.rules.file_delete_delay_ms,
+            delete_retention_ms=held.rules.delete_retention_ms,
+            tombstones_below=tombstones_below(snapshot, is_bucket_known=head is not None),
+            buffer=Buffer(size_bytes=settings.buffer_bytes, load_factor=settings.load_factor),
             should_stop=should_stop,
             throttle=lambda size_bytes: self._throttle.take(
                 size_bytes, lambda: held.log.cleaning.is_aborted or should_stop()

@@ -242,6 +242,14 @@ _TABLE = (
         "segment is closed at this age even if segment.ms is longer.",
     ),
     Property(
+        name="delete.retention.ms",
+        kind=Kind.MS,
+        default="1d",
+        minimum=0,
+        doc="How long tombstones and transaction markers stay in a compacted log after it was cleaned, for readers "
+        "that are behind. One with older records of its key in the bucket stays longer.",
+    ),
+    Property(
         name="log.cleaner.threads",
         kind=Kind.INT,
         default="1",

@@ -49,6 +49,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         min_cleanable_dirty_ratio=cast(float, _value(settings, "min.cleanable.dirty.ratio")),
         min_compaction_lag_ms=_int(settings, "min.compaction.lag.ms"),
         max_compaction_lag_ms=_unless_max(most_ms),
+        delete_retention_ms=_int(settings, "delete.retention.ms"),
     )
 
 

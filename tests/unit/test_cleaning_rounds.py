@@ -331,3 +331,65 @@ def test_appends_reads_and_truncation_go_on_while_several_threads_clean(world: W
             assert {each.offset: each for each in left}.items() <= {each.offset: each for each in sent[2]}.items()
     finally:
         sys.setswitchinterval(interval)
+
+
+def tombstoned(manager: LogManager, settings: dict[str, str]) -> None:
+    manager.create_topic("t", 1, {**LOCAL, **settings}, now_ms=NOW)
+    for value in (b"v" * 300, None):
+        records = [Record(b"gone", value, NOW)] + [Record(b"k%d" % at, b"x" * 100, NOW) for at in range(30)]
+        manager.append("t", records, 0, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+
+
+def keys_left(manager: LogManager) -> list[tuple[bytes | None, bytes | None]]:
+    found = manager.reader().records(NAME, 0, None)
+    return [(record.key, record.value) for record in found if record.key == b"gone"]
+
+
+def test_a_tombstone_leaves_an_untiered_log_once_it_was_clean_for_long_enough(world: World) -> None:
+    with world.open(delete_retention_ms="1h") as manager:
+        tombstoned(manager, {})
+        settle(manager)
+        assert keys_left(manager) == [(b"gone", None)]
+        for now in (NOW + HOUR, NOW + HOUR + 1):
+            manager.append("t", [Record(b"more%d" % now, b"v", now)], 0, now_ms=now)
+            manager.roll("t", now_ms=now)
+            settle(manager, now)
+        assert keys_left(manager) == []
+
+
+@pytest.mark.parametrize(("is_tiered", "left"), [(True, [b"v" * 300, None]), (False, [])])
+def test_a_tombstone_stays_while_the_bucket_has_an_older_record_of_its_key(
+    world: World, is_tiered: bool, left: list[bytes | None]
+) -> None:
+    with world.open(delete_retention_ms="0") as manager:
+        manager.create_topic("t", 1, {**LOCAL, "remote.storage.enable": str(is_tiered).lower()}, now_ms=NOW)
+        manager.append("t", [Record(b"gone", b"v" * 300, NOW)], 0, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        # From here on nothing is copied, so the tombstone stays where the cleaner may rewrite it.
+        manager.alter_topic("t", {"remote.copy.lag.ms": "6d"}, now_ms=NOW)
+        manager.append("t", [Record(b"gone", None, NOW)], 0, now_ms=NOW)
+        for later in range(1, 4):
+            manager.roll("t", now_ms=NOW + later)
+            settle(manager, NOW + later * HOUR)
+            manager.append("t", [Record(b"more%d" % later, b"v", NOW)], 0, now_ms=NOW)
+        assert len(manager.snapshots(NOW)[0].remote) == is_tiered
+        assert [value for _, value in keys_left(manager)] == left
+
+
+def test_a_buffer_that_does_not_hold_one_segments_keys_leaves_the_log_uncleanable_with_advice(world: World) -> None:
+    from dataclasses import replace
+
+    from tiered.compaction_status import compaction_advice
+
+    with world.open() as manager:
+        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=64)
+        dirty(manager)
+        manager.tick(NOW)
+        assert "do not fit the dedupe buffer" in manager.cleaning.uncleanable[NAME].reason
+        assert "segment-does-not-fit" in [each.rule for each in compaction_advice(manager, NOW)]
+        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=1 << 20)
+        settle(manager, NOW + 600_000)
+        assert manager.cleaning.uncleanable == {}
+        assert 0 < manager.cleaning.runs[-1].buffer_utilization < 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policy_samples import row
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
@@ -18,6 +19,7 @@ from policies.compaction import (
     first_uncleanable_offset,
     in_turn,
     log_to_clean,
+    tombstones_below,
 )
 from policies.invariants import violations
 from policies.plan import plan_partition
@@ -244,3 +246,28 @@ def test_every_log_has_its_turn_within_the_stated_rounds_whatever_is_appended(
             return
         waited = {name: 0 if name in chosen else rounds + 1 for name, rounds in waited.items()}
     raise AssertionError(f"{victim} starves")
+
+
+@pytest.mark.parametrize(
+    ("cleaned", "start", "known", "expected"),
+    [
+        ([], 0, True, None),
+        ([], 0, False, 0),
+        ([20, 20], 0, True, 20),
+        ([20, 30], 0, True, 20),
+        ([20, 30], 10, True, 30),  # below the log start nobody reads
+        ([20, None], 0, True, 0),  # uploaded before the topic was compacted
+    ],
+)
+def test_a_tombstone_may_leave_only_below_what_every_row_was_cleaned_through(
+    cleaned: list[int | None], start: int, known: bool, expected: int | None
+) -> None:
+    rows = tuple(
+        replace(row(base=10 * at, following=10 * at + 10), cleaned_through=each) for at, each in enumerate(cleaned)
+    )
+    taken = replace(snapshot(*FOUR, start=start), remote=rows)
+    assert tombstones_below(taken, is_bucket_known=known) == expected
+
+
+def test_without_a_bucket_only_the_horizon_holds_a_tombstone() -> None:
+    assert tombstones_below(replace(snapshot(*FOUR), is_tiered=False), is_bucket_known=False) is None
