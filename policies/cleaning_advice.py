@@ -18,7 +18,8 @@ from policies.rules import DAY_MS, PartitionRules
 
 FULL = 0.99  # of what the load factor allows: the map was full and the pass ended early
 BUSY = 0.9  # of the time
-RUNS_MIN = 3  # before a rate means anything
+RUNS_MIN = 3  # at times of their own, before a rate means anything
+SPAN_MIN_MS = 60_000  # what is shorter is a backlog that is being worked off
 GAIN_MIN = 0.05
 
 
@@ -115,7 +116,7 @@ def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]
     moved = sum(run.bytes_read + run.bytes_written for run in done)
     seconds = sum(run.seconds for run in done)
     found = []
-    if len(done) >= RUNS_MIN and busy >= BUSY:
+    if busy >= BUSY:
         limit = cleaner.bytes_per_second
         is_held_back = limit is not None and moved >= BUSY * limit * span_ms / 1000
         speed = f"{moved / max(seconds, 1e-9) / 2**20:.1f} MB/s a thread"
@@ -134,7 +135,7 @@ def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]
 def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner: CleanerFacts) -> list[Advice]:
     own = [run for run in done if run.name == name]
     span_ms = _span_ms(own)
-    if len(own) < RUNS_MIN or not span_ms or cleaner.threads == 1:
+    if not span_ms or cleaner.threads == 1:
         return []
     seconds = sum(run.seconds for run in own)
     if seconds * 1000 < BUSY * span_ms:
@@ -227,7 +228,9 @@ def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:
 
 
 def _span_ms(runs: Sequence[CleaningRun]) -> float:
-    """From the first pass's start to the last one's end; 0 for none, and where the clock went back."""
-    if not runs or any(later.at_ms < earlier.at_ms for earlier, later in pairwise(runs)):
+    """From the first pass's start to the last one's end; 0 where that tells nothing (too short, a clock set back)."""
+    is_backwards = any(later.at_ms < earlier.at_ms for earlier, later in pairwise(runs))
+    if is_backwards or len({run.at_ms for run in runs}) < RUNS_MIN:
         return 0.0
-    return max(run.at_ms + run.seconds * 1000 for run in runs) - runs[0].at_ms
+    span_ms = max(run.at_ms + run.seconds * 1000 for run in runs) - runs[0].at_ms
+    return span_ms if span_ms >= SPAN_MIN_MS else 0.0

@@ -48,7 +48,7 @@ LOG = LogFacts(
 )
 
 
-def every(seconds: float, count: int = 4, run: CleaningRun = RUN) -> list[CleaningRun]:
+def every(seconds: float, count: int = 7, run: CleaningRun = RUN) -> list[CleaningRun]:
     return [replace(run, at_ms=round(at * seconds * 1000)) for at in range(count)]
 
 
@@ -96,8 +96,11 @@ def test_passes_without_a_pause_between_them_ask_for_threads_or_a_higher_limit(
     assert rules(*every(interval), cleaner=replace(CLEANER, bytes_per_second=limit)) == expected
 
 
-def test_two_passes_are_no_history() -> None:
+def test_a_backlog_that_is_worked_off_at_once_is_no_history() -> None:
     assert rules(*every(10, count=2)) == []
+    assert rules(*every(10, count=5)) == []
+    # A round of many logs, however long it takes.
+    assert rules(*(replace(RUN, partition=number, clean_seconds=100.0) for number in range(8))) == []
 
 
 def test_a_clock_that_went_back_tells_nothing() -> None:

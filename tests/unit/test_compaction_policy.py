@@ -271,3 +271,19 @@ def test_a_tombstone_may_leave_only_below_what_every_row_was_cleaned_through(
 
 def test_without_a_bucket_only_the_horizon_holds_a_tombstone() -> None:
     assert tombstones_below(replace(snapshot(*FOUR), is_tiered=False), is_bucket_known=False) is None
+
+
+@pytest.mark.parametrize(
+    ("compacts", "deletes", "expected"),
+    [
+        (False, True, ["DropLocal", "AdvanceLogStart", "DropLocal", "DropLocal"]),
+        (True, True, ["CleanLog", "DropLocal", "AdvanceLogStart", "DropLocal", "DropLocal"]),
+        (True, False, ["CleanLog", "DropLocal"]),
+    ],
+)
+def test_what_is_old_goes_by_age_under_delete_and_only_below_the_log_start_under_compact(
+    compacts: bool, deletes: bool, expected: list[str]
+) -> None:
+    rules = PartitionRules(cleanup_compact=compacts, cleanup_delete=deletes, retention_ms=50, local_retention_ms=None)
+    taken = replace(snapshot(*FOUR[:3], replace(FOUR[3], max_timestamp_ms=NOW), rules=rules, start=10), is_tiered=False)
+    assert [type(decision).__name__ for decision in plan_partition(taken)] == expected
