@@ -1,0 +1,225 @@
+"""The cleaner's named cases, told as Kafka's own tests tell them (`LogCleanerTest`), and the limits of its buffer."""
+
+from __future__ import annotations
+
+import pytest
+from cleaner_oracle import Batch, batches_of
+from disk_model import ModelDisk
+
+from local import cleaner
+from local.batch import encode_batch
+from local.cleaner import CleaningResult
+from local.errors import InvalidRequest
+from local.log import Log
+from local.names import TopicPartition
+from local.newest_records import Buffer
+from local.producer_state import Producer
+from local.record import Record
+from local.settings import DAY_MS, LogSettings
+
+NAME = TopicPartition("t", 0)
+NOW = 1_700_000_000_000
+END_OF_TIME = 2**62
+
+
+class Story:
+    """A log on a model disk; `round` rolls, makes all of it dirty again and cleans it."""
+
+    def __init__(self, **limits: int) -> None:
+        self.disk = ModelDisk()
+        self.log = Log.open(self.disk, "./t-0", NAME, LogSettings(**limits), now_ms=0)  # type: ignore[arg-type]
+        self.log.cleaner_offset = 0
+        self.sequences: dict[int, int] = {}
+
+    def put(self, *keys: int, value: bytes | None = b"v", timestamp_ms: int = NOW) -> None:
+        self.log.append([Record(b"%d" % key, value, timestamp_ms) for key in keys], now_ms=NOW)
+
+    def write(self, producer: int, *keys: int, is_transactional: bool = True) -> None:
+        first = self.sequences.get(producer, 0)
+        self.sequences[producer] = first + len(keys)
+        who = Producer(producer_id=producer, producer_epoch=0, base_sequence=first, is_transactional=is_transactional)
+        self.log.append([Record(b"%d" % key, b"v", NOW) for key in keys], now_ms=NOW, producer=who)
+
+    def end(self, producer: int, *, commit: bool) -> None:
+        self.log.append_marker(producer, 0, commit=commit, now_ms=NOW)
+
+    def round(self, now_ms: int = NOW, *, buffer_bytes: int = 1 << 20, is_dirty: bool = True) -> CleaningResult | None:
+        self.log.roll(now_ms=NOW)
+        if is_dirty:
+            self.log.cleaner_offset = 0
+        buffer = Buffer(size_bytes=buffer_bytes)
+        done = cleaner.clean(self.log, self.disk, clean_from=0, now_ms=now_ms, tombstones_below=None, buffer=buffer)
+        self.log.remove_deleted(now_ms)
+        return done
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [batch for segment in batches_of(self.log) for batch in segment]
+
+    @property
+    def offsets(self) -> list[int]:
+        return [record.offset for batch in self.batches for record in batch.records]
+
+
+def test_a_tombstone_with_a_very_old_time_stays_until_the_horizon_that_its_first_pass_set() -> None:
+    story = Story()
+    story.put(1)
+    story.round()
+    story.put(1, value=None, timestamp_ms=1)
+    story.round()
+    assert story.batches[-1].horizon_ms == NOW + DAY_MS
+    for now_ms in (NOW, NOW + 1, NOW + DAY_MS - 1):
+        story.round(now_ms)
+        assert story.offsets == [1]
+        assert story.batches[-1].horizon_ms == NOW + DAY_MS
+        assert story.batches[-1].records[0].timestamp_ms == 1
+    story.round(NOW + DAY_MS)
+    assert story.offsets == []
+    assert story.log.next_offset == 2
+
+
+def test_a_commit_marker_leaves_after_its_data_and_after_its_horizon() -> None:
+    story = Story()
+    story.write(1, 1)
+    story.write(1, 2, 3)
+    story.end(1, commit=True)
+    story.write(1, 2)
+    story.end(1, commit=True)
+    story.round()
+    assert story.offsets == [0, 2, 3, 4, 5]
+    story.write(1, 1, 3)
+    story.end(1, commit=True)
+    story.round()
+    assert story.offsets == [3, 4, 5, 6, 7, 8]
+    story.round()
+    assert story.offsets == [3, 4, 5, 6, 7, 8]
+    story.round(END_OF_TIME)
+    assert story.offsets == [4, 5, 6, 7, 8]
+
+
+def test_an_abort_marker_outlives_its_data_by_two_passes_and_its_index_entry_by_one() -> None:
+    story = Story()
+    story.write(1, 1)
+    story.write(1, 2, 3)
+    story.end(1, commit=False)
+    story.write(1, 3)
+    story.end(1, commit=True)
+    story.round()
+    assert story.offsets == [3, 4, 5]
+    assert [each.last_offset for each in story.log.aborted_transactions(0, 6)] == [3]
+    story.round()
+    assert story.offsets == [3, 4, 5]
+    assert story.log.aborted_transactions(0, 6) == []
+    story.round(NOW + DAY_MS - 1)
+    assert story.offsets == [3, 4, 5]
+    story.round(NOW + DAY_MS)
+    assert story.offsets == [4, 5]
+
+
+def test_every_producer_keeps_its_last_sequence() -> None:
+    story = Story()
+    story.put(0)
+    for producer in (1, 2, 3):
+        story.write(producer, 0, is_transactional=False)
+    story.write(2, 1, is_transactional=False)
+    story.round()
+    assert [batch.last_offset for batch in story.batches] == [1, 3, 4]
+    assert story.offsets == [3, 4]
+    assert {batch.producer[0]: batch.producer[2] for batch in story.batches} == {1: 0, 3: 0, 2: 1}
+
+
+def test_a_producer_whose_epoch_has_only_a_marker_keeps_that_marker() -> None:
+    story = Story()
+    story.write(1, 1)
+    story.end(1, commit=True)
+    story.log.append_marker(1, 1, commit=False, now_ms=NOW)  # a newer epoch fences the old one
+    story.put(1)
+    for now_ms in (NOW, NOW, END_OF_TIME, END_OF_TIME):
+        story.round(now_ms)
+    assert [(batch.last_offset, batch.is_control, len(batch.records)) for batch in story.batches] == [
+        (2, True, 0),
+        (3, False, 1),
+    ]
+
+
+def test_the_last_batch_of_a_round_keeps_the_logs_end_though_nothing_is_left_of_it() -> None:
+    story = Story()
+    story.put(1)
+    story.log.append([Record(None, b"without a key", NOW)], now_ms=NOW)
+    done = story.round()
+    assert done is not None
+    assert done.invalid_records == 1
+    assert [(batch.last_offset, len(batch.records)) for batch in story.batches] == [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("following", [10, 11, 15, 30])
+def test_a_gap_before_the_active_segment_does_not_hold_the_checkpoint_back(following: int) -> None:
+    disk = ModelDisk()
+    disk.make_directory("./t-0")
+    batch = encode_batch([(b"%d" % (at % 3), b"", NOW) for at in range(10)])
+    disk.create(f"./t-0/{0:020}.log").append(batch)
+    disk.create(f"./t-0/{following:020}.log").append(encode_batch([(b"x", b"", NOW)], base_offset=following))
+    log = Log.open(disk, "./t-0", NAME, LogSettings(), now_ms=0)
+    cleaner.clean(log, disk, clean_from=0, now_ms=NOW)
+    assert log.cleaner_offset == following
+    assert [record.offset for record in log.records(0)] == [7, 8, 9, following]
+
+
+def test_user_keys_that_look_like_markers_and_markers_leave_one_another_alone() -> None:
+    story = Story()
+    looks = b"\x00\x00\x00\x01"
+    story.write(1, 1)
+    story.end(1, commit=True)
+    story.log.append([Record(looks, b"a", NOW)], now_ms=NOW)
+    story.log.append([Record(looks, b"b", NOW)], now_ms=NOW)
+    story.round()
+    assert story.offsets == [0, 1, 3]
+
+
+def test_an_empty_batch_without_a_use_leaves_in_the_next_round() -> None:
+    story = Story()
+    story.write(1, 1, is_transactional=False)
+    story.put(1)
+    story.round()
+    assert [len(batch.records) for batch in story.batches] == [0, 1]
+    story.write(1, 2, is_transactional=False)
+    story.round()
+    assert [(batch.last_offset, len(batch.records)) for batch in story.batches] == [(1, 1), (2, 1)]
+
+
+# -- the buffer
+
+
+def test_a_log_larger_than_the_buffer_is_cleaned_in_rounds_of_whole_segments() -> None:
+    story = Story(segment_bytes=1500)
+    for at in range(0, 400, 4):
+        story.put(*range(at, at + 4))
+    story.put(*range(0, 400, 3))
+    story.log.roll(now_ms=NOW)
+    story.log.cleaner_offset = 0
+    bases = {info.base_offset for info in story.log.segments()}
+    at, rounds = 0, 0
+    while done := story.round(buffer_bytes=1500, is_dirty=False):
+        assert at < done.cleaner_offset in bases
+        assert done.buffer_utilization <= 1
+        at, rounds = done.cleaner_offset, rounds + 1
+    assert rounds > 3
+    assert at == story.log.next_offset
+    newest = {b"%d" % key: key for key in range(400)} | {b"%d" % (3 * n): 400 + n for n in range(134)}
+    assert {record.key: record.offset for record in story.log.records(0)} == newest
+
+
+@pytest.mark.parametrize("codec", [0, 3])
+def test_a_buffer_too_small_for_one_segment_changes_nothing_and_the_size_that_is_named_does(codec: int) -> None:
+    story = Story()
+    batch = encode_batch([(b"key %d" % at, b"v", NOW) for at in range(500)], codec=codec)  # type: ignore[arg-type]
+    story.log.append_batch(batch, now_ms=NOW)
+    story.log.append_batch(batch, now_ms=NOW)
+    story.log.roll(now_ms=NOW)
+    effects = story.disk.effects
+    with pytest.raises(InvalidRequest, match="dedupe buffer") as caught:
+        story.round(buffer_bytes=1000)
+    assert story.disk.effects == effects
+    done = story.round(buffer_bytes=int(str(caught.value.facts["would_do_bytes"])))
+    assert done is not None
+    assert (done.records_after, done.distinct_keys) == (500, 500)
