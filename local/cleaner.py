@@ -14,8 +14,10 @@ Kafka groups segments by their sizes before cleaning; here it is by those after 
 fewer and larger objects. A segment all of whose batches would go keeps its last one, empty, so that no file is empty.
 
 Memory: the dedupe buffer, two bits a dirty record, a bit a record and a byte a batch for the verdicts, and of the
-records one slice of a segment (`local.segment_reading.SLICE_BYTES`) with one step of it inflated
-(`local.kernels.STEP_BYTES`). The dirty segments are mapped besides: their pages are the page cache's.
+records what is left of one slice of a segment (`local.segment_reading.SLICE_BYTES`) or one step of it inflated
+(`local.kernels.STEP_BYTES`). Segments are mapped, the dirty ones until their keys are no longer needed: their pages are
+the page cache's. A sealed segment shrinks only behind the log's gate (`local.cleaning_states`), which sends the cleaner
+away first.
 """
 
 from __future__ import annotations
@@ -138,7 +140,7 @@ def clean(
     )
     judge = Judge(circumstances, newest, aborted)
     judged = [
-        judge.segment(log.segment(info.base_offset), info.next_offset, pace)
+        judge.segment(storage, log.segment(info.base_offset), info.next_offset, pace)
         for info in sealed
         if info.next_offset <= upto and not info.is_empty
     ]
@@ -238,7 +240,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     log, storage = work.log, work.storage
     base_offset, settings = group[0].segment.base_offset, log.settings
     try:
-        parts = work.pace.written(_survivors(group, work.pace, work.horizon_ms))
+        parts = work.pace.written(_survivors(work, group))
         path = swap.write_cleaned(storage, log.directory, base_offset, parts)
     except CleaningAborted:
         storage.unlink(join(log.directory, segment_file(base_offset, LOG) + CLEANED))
@@ -266,12 +268,12 @@ def _indexes_of(storage: Storage, path: str, base_offset: int, interval_bytes: i
         data.release()
 
 
-def _survivors(group: Sequence[SegmentVerdict], pace: Pace, horizon_ms: int) -> Iterator[bytes]:
+def _survivors(work: _Work, group: Sequence[SegmentVerdict]) -> Iterator[bytes]:
     is_empty = all(each.is_empty for each in group)
     for each in group:
-        for (_, data), verdict in zip(pace.slices(each.segment), each.slices, strict=True):
+        for (_, data), verdict in zip(work.pace.slices(work.storage, each.segment), each.slices, strict=True):
             actions = verdict.actions
             if is_empty and each is group[-1] and verdict is each.slices[-1]:
                 actions = actions.copy()
                 actions[-1] = verdict.last_stays
-            yield kernels.filter_batches(data, verdict.keep(), actions=actions, horizon_ms=horizon_ms)
+            yield kernels.filter_batches(data, verdict.keep(), actions=actions, horizon_ms=work.horizon_ms)

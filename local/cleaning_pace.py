@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from local.errors import CleaningAborted
-from local.names import TopicPartition
+from local.errors import CleaningAborted, Corrupt
+from local.names import LOG, TopicPartition
 from local.segment import Segment
-from local.segment_reading import batch_slices
+from local.segment_reading import slice_bounds
+from local.storage import Storage
 
 
 @dataclass(slots=True)
@@ -33,11 +34,18 @@ class Pace:
         if self.should_stop():
             raise CleaningAborted("cleaning a log, asked to let go of it", partition=self.partition)
 
-    def slices(self, segment: Segment) -> Iterator[tuple[int, memoryview]]:
-        """`batch_slices`, each a step. Raises CleaningAborted."""
-        for start, data in batch_slices(segment):
-            self.read(len(data))
-            yield start, data
+    def slices(self, storage: Storage, segment: Segment) -> Iterator[tuple[int, memoryview]]:
+        """All of a sealed segment as (position, whole batches), each a step; mapped, not copied.
+
+        Raises CleaningAborted, DiskFailed, and Corrupt when the file is shorter than the segment.
+        """
+        mapped = storage.map(segment.path(LOG))
+        if len(mapped) < segment.size_bytes:
+            attempt = "cleaning a segment, it ends inside a batch"
+            raise Corrupt(attempt, path=segment.path(LOG), at=len(mapped))
+        for start, end in slice_bounds(segment):
+            self.read(end - start)
+            yield start, mapped[start:end]
 
     def read(self, size_bytes: int) -> None:
         """One step: `size_bytes` were read. Raises CleaningAborted."""

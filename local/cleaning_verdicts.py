@@ -42,6 +42,7 @@ from local.newest_records import Flags, NewestRecords, check_format, check_whole
 from local.producer_snapshot import ProducerEntry
 from local.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 from local.segment import Segment
+from local.storage import Storage
 from local.txn_index import AbortedTransaction
 
 _REBASED_GROWTH = 6  # bytes by which a record about grows when its time is counted from a far horizon
@@ -129,11 +130,11 @@ class Judge:
             aborted, first_offset=circumstances.first_offset, tombstones_below=circumstances.tombstones_below
         )
 
-    def segment(self, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
+    def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
         """Raises Corrupt, CleaningAborted, and InvalidRequest for messages of format 0 or 1."""
         found = SegmentVerdict(segment=segment, next_offset=next_offset)
         known = len(self._transactions.kept)
-        for number, (start, data) in enumerate(pace.slices(segment)):
+        for number, (start, data) in enumerate(pace.slices(storage, segment)):
             table = kernels.scan_batches(data, verify=False)
             check_whole(segment, start, table.valid_bytes, len(data))
             keep, tombstones = self._records(segment, number, data, table)
