@@ -122,7 +122,7 @@ def _look_at(state: _State, case: Case, waiting: deque[_State], tally: Tally, rn
 def _aftermath(disk: ModelDisk, case: Case, story: Story, rng: random.Random) -> None:
     world = World(disk, case.settings, story)
     found = check(world.log, disk, story, case)
-    story.found(found, world.log.log_start_offset, world.log.next_offset)
+    story.found(found, world.log.log_start_offset, world.log.next_offset, remembered(world.log))
     world.repeat()
     world.append(3, FLUSHED)
     world.send(1, 2, 0, FLUSHED)
@@ -253,10 +253,18 @@ def _check_times(log: Log, story: Story, kept: dict[int, int]) -> None:
         assert log.offset_for_timestamp(wanted) == first
 
 
+def remembered(log: Log) -> dict[int, int]:
+    """The last offset of every producer that the log knows."""
+    return {each.producer_id: each.last_offset for each in log._producers.entries()}
+
+
 def _check_producers(log: Log, story: Story, kept: dict[int, int]) -> None:
     """Sequences, epochs, open and aborted transactions are those of the records that are left."""
-    known, aborted = story.producers(kept, log.next_offset)
     entries = log._producers.entries()
+    if not kept and log.next_offset == log.log_start_offset:
+        story = story.copy()
+        story.begun_anew(remembered(log))
+    known, aborted = story.producers(kept, log.next_offset)
     found = {e.producer_id: (e.producer_epoch, e.last_sequence, e.last_offset) for e in entries}
     wanted = {producer_id: (each.epoch, each.last_sequence, each.last_offset) for producer_id, each in known.items()}
     assert found == wanted, "a producer was forgotten, or remembered as somebody else"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -133,8 +133,18 @@ class Story:
         self.sent = {at: serials for at, serials in self.sent.items() if at < offset}
         self.told()
 
-    def found(self, kept: dict[int, int], log_start: int, next_offset: int) -> None:
+    def begun_anew(self, remembered: Mapping[int, int]) -> None:
+        """A log that is empty begins at its start: batches below it that nobody was promised may have gone with the
+        power, unless a snapshot remembers them (`remembered`: a producer's last offset)."""
+        for offset in [offset for offset in self.sent if offset not in self.acked]:
+            batch = self.batches.get(self.sent[offset][-1])
+            if batch is None or offset > remembered.get(batch.producer.producer_id, -1):
+                del self.sent[offset]
+
+    def found(self, kept: dict[int, int], log_start: int, next_offset: int, remembered: Mapping[int, int]) -> None:
         """After a recovery: what it found counts as durable from here on, what it did not find is gone for good."""
+        if not kept and next_offset == log_start:
+            self.begun_anew(remembered)
         self.sent = {at: (kept.get(at, serials[-1]),) for at, serials in self.sent.items() if at < next_offset}
         self.acked = dict(kept)
         self.start_promised = log_start

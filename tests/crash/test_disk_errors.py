@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from disk_model import ModelDisk, ModelFile
-from log_explorer import check
+from log_explorer import check, remembered
 from log_script import CASES, FLUSHED, MEMORY, ROOT, Case, Story, World
 
 from local.errors import DiskFailed, LogError
@@ -41,7 +41,8 @@ def _run(case: Case, fail_at: int | None, *, before: bool) -> ModelDisk:
     disk.fail_at = None
     disk.locks.clear()
     world = World(disk, case.settings, story)
-    story.found(check(world.log, disk, story, case), world.log.log_start_offset, world.log.next_offset)
+    kept = check(world.log, disk, story, case)
+    story.found(kept, world.log.log_start_offset, world.log.next_offset, remembered(world.log))
     world.append(3, FLUSHED)
     check(world.log, disk, story, case)
     world.reopen()
