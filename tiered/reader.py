@@ -51,6 +51,22 @@ class PartitionSource:
         """As `known_head`, asked for when none was ever seen. None: nothing is tiered. Raises Unavailable."""
         return self.known_head() or (self.metadata.load() if self.metadata is not None else None)
 
+    def head_below(self, local_start: int | None) -> Head | None:
+        """As `head`, and one that holds what the disk let go of below `local_start`.
+
+        What the disk lets go of was committed before (I2), but another process may have done both: then the head seen
+        so far ends too early, and it is read once more.
+        """
+        head = self.head()
+        if (
+            head is not None
+            and local_start is not None
+            and head.next_offset < local_start
+            and self.metadata is not None
+        ):
+            return self.metadata.load()
+        return head
+
     def start_offset(self) -> int:
         """The first retained offset over both tiers: the head's where there is one. Raises Unavailable."""
         head = self.head()
@@ -169,7 +185,7 @@ class TieredReader:
 
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
         """The offset among the rows that begin below `local_start`."""
-        head = source.head()
+        head = source.head_below(local_start)
         if head is None and source.log is not None and source.log.log_start_offset < source.log.local_log_start_offset:
             raise _unknown(source, source.log.log_start_offset)
         for row in metadata_index.live_rows(head) if head is not None else ():
@@ -247,7 +263,7 @@ def _read_on(source: PartitionSource, offset: int) -> Iterator[tuple[memoryview,
             return
     # The disk first, then the head: what the disk let go of was committed before.
     local_start = log.local_log_start_offset if log is not None else None
-    head = source.head()
+    head = source.head_below(local_start)
     if head is None:
         if log is None or offset < log.log_start_offset:
             raise _out_of_range(source.partition, offset, source.start_offset(), source.next_offset())

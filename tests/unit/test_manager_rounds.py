@@ -117,6 +117,22 @@ def test_a_reader_beside_a_manager_that_drops_and_cleans_reads_on(world: World) 
             assert [record.value for record in rest] == [record.value for record in sent]
 
 
+def test_a_lookup_by_time_beside_a_manager_that_drops_finds_what_went_into_the_bucket(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        times = [record.timestamp_ms for record in manager.reader().records(NAME, 0)]
+        settle(manager)
+        with world.open(read_only=True) as seen:
+            reader = seen.reader()
+            assert reader.offset_for_timestamp(NAME, times[0]) == 0
+            manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+            wanted = [times.index(each) for each in times]
+            assert [reader.offset_for_timestamp(NAME, each) for each in times] == wanted
+
+
 def _expired(world: World) -> tuple[LogManager, int]:
     """A manager whose bucket holds expired objects that are due for deletion at the time given back."""
     manager = world.open()
