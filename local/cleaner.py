@@ -241,7 +241,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     base_offset, settings = group[0].segment.base_offset, log.settings
     try:
         parts = work.pace.written(_survivors(work, group))
-        path = swap.write_cleaned(storage, log.directory, base_offset, parts)
+        path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
     except CleaningAborted:
         storage.unlink(join(log.directory, segment_file(base_offset, LOG) + CLEANED))
         raise

@@ -102,6 +102,10 @@ class Storage(Protocol):
 
     def modified_ms(self, path: str) -> int: ...
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        """What `modified_ms` will say; nothing that a crash must keep."""
+        ...
+
     def space(self, path: str) -> Space | None:
         """Of the file system that `path` lies on; None where nothing is known about it."""
         ...
@@ -244,6 +248,10 @@ class DiskStorage:
     def modified_ms(self, path: str) -> int:
         with _translated("reading a file's time", path):
             return os.stat(path).st_mtime_ns // 1_000_000
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        with _translated("setting a file's time", path):
+            os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
     def space(self, path: str) -> Space | None:
         with _translated("asking for the free space", path):

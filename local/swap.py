@@ -35,13 +35,17 @@ _INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)
 _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 
 
-def write_cleaned(storage: Storage, directory: str, base_offset: int, body: Iterable[Body]) -> str:
-    """Step 1 for the log file: its path, durable."""
+def write_cleaned(
+    storage: Storage, directory: str, base_offset: int, body: Iterable[Body], *, modified_ms: int | None = None
+) -> str:
+    """Step 1 for the log file: its path, durable. Without record times a segment is as old as `modified_ms`."""
     path = join(directory, segment_file(base_offset, LOG) + CLEANED)
     file = storage.create(path)
     try:
         for part in body:
             file.append(part)
+        if modified_ms is not None:
+            storage.set_modified_ms(path, modified_ms)
         file.sync()
     finally:
         file.close()

@@ -78,6 +78,9 @@ class WatchedStorage:
     def modified_ms(self, path: str) -> int:
         return self.call(self._inner.modified_ms, path)
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        self.call(self._inner.set_modified_ms, path, modified_ms)
+
     def space(self, path: str) -> Space | None:
         return self.call(self._inner.space, path)
 

@@ -171,6 +171,9 @@ class ModelDisk:
         self._inode(path)
         return 0
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        self._inode(path)
+
     def space(self, path: str) -> Space | None:
         return None
 

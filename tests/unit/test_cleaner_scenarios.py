@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from cleaner_oracle import Batch, batches_of
 from disk_model import ModelDisk
@@ -16,6 +18,7 @@ from local.newest_records import Buffer
 from local.producer_state import Producer
 from local.record import Record
 from local.settings import DAY_MS, LogSettings
+from local.storage import DiskStorage
 
 NAME = TopicPartition("t", 0)
 NOW = 1_700_000_000_000
@@ -223,3 +226,16 @@ def test_a_buffer_too_small_for_one_segment_changes_nothing_and_the_size_that_is
     done = story.round(buffer_bytes=int(str(caught.value.facts["would_do_bytes"])))
     assert done is not None
     assert (done.records_after, done.distinct_keys) == (500, 500)
+
+
+def test_a_segment_without_record_times_stays_as_old_as_it_was(tmp_path: Path) -> None:
+    disk = DiskStorage()
+    log = Log.open(disk, str(tmp_path / "t-0"), NAME, LogSettings(), now_ms=0)
+    for _ in range(2):
+        log.append([Record(b"a", b"v", -1)], now_ms=NOW)
+        log.roll(now_ms=NOW)
+    log.segment(1).modified_ms = 1_500_000_000_000  # the last of those that become one
+    cleaner.clean(log, disk, clean_from=0, now_ms=NOW)
+    assert [record.offset for record in log.records(0)] == [1]
+    assert log.segments()[0].age_timestamp_ms == log.segment(0).modified_ms == 1_500_000_000_000
+    log.close()
