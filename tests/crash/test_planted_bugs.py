@@ -222,7 +222,7 @@ def _indexes_trusted_after_a_crash(patch: Patch) -> None:
 
 
 def _cleaned_file_not_synced(patch: Patch) -> None:
-    def write_cleaned(disk: ModelDisk, directory: str, base_offset: int, body: object) -> str:
+    def write_cleaned(disk: ModelDisk, directory: str, base_offset: int, body: object, **rest: object) -> str:
         path = f"{directory}/{base_offset:020d}{LOG}{CLEANED}"
         file = disk.create(path)
         for part in body:  # type: ignore[attr-defined]
