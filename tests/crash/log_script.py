@@ -136,10 +136,12 @@ class Story:
     def begun_anew(self, remembered: Mapping[int, int]) -> None:
         """A log that is empty begins at its start: batches below it that nobody was promised may have gone with the
         power, unless a snapshot remembers them (`remembered`: a producer's last offset)."""
-        for offset in [offset for offset in self.sent if offset not in self.acked]:
-            batch = self.batches.get(self.sent[offset][-1])
-            if batch is None or offset > remembered.get(batch.producer.producer_id, -1):
-                del self.sent[offset]
+        staying = set(self.acked)
+        for offset, serials in self.sent.items():
+            batch = self.batches.get(serials[-1])
+            if batch is not None and offset <= remembered.get(batch.producer.producer_id, -1):
+                staying.update(range(offset, offset + batch.count))
+        self.sent = {offset: serials for offset, serials in self.sent.items() if offset in staying}
 
     def found(self, kept: dict[int, int], log_start: int, next_offset: int, remembered: Mapping[int, int]) -> None:
         """After a recovery: what it found counts as durable from here on, what it did not find is gone for good."""
