@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from local import kernels, offset_index, swap, time_index
 from local.cleaning_pace import Pace
@@ -35,6 +35,7 @@ from local.log import Log
 from local.names import CLEANED, LOG, segment_file
 from local.newest_records import Buffer, find_newest
 from local.segment import RELATIVE_OFFSET_MAX
+from local.segment_info import SegmentInfo
 from local.settings import DAY_MS, LogSettings
 from local.storage import Storage, join
 
@@ -65,6 +66,19 @@ class CleaningResult:
     index_seconds: float = 0.0
     clean_seconds: float = 0.0
     buffer_utilization: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What both passes found out. `indexed` is when the key map was built, in seconds of the round's clock."""
+
+    segments: list[SegmentVerdict]
+    upto_offset: int
+    distinct_keys: int
+    invalid_records: int
+    indexed: float
+    indexed_bytes: int
+    buffer_utilization: float
 
 
 @dataclass(slots=True)
@@ -123,14 +137,7 @@ def clean(
     if not dirty:
         log.cleaner_offset = max(log.cleaner_offset or 0, upto)
         return None
-    pace = Pace(log.partition, should_stop, throttle, clock)
-    began = clock()
-    aborted = log.aborted_transactions(sealed[0].base_offset, upto)
-    segments = [log.segment(info.base_offset) for info in dirty]
-    newest, fitting = find_newest(storage, segments, aborted, buffer, pace)
-    indexed, indexed_bytes = clock(), pace.bytes_read
-    upto = upto if fitting == len(dirty) else dirty[fitting].base_offset
-    circumstances = Circumstances(
+    facts = Circumstances(
         now_ms=now_ms,
         delete_retention_ms=delete_retention_ms,
         tombstones_below=tombstones_below,
@@ -138,38 +145,75 @@ def clean(
         upto_offset=upto,
         producers={each.producer_id: each for each in log.producers()},
     )
-    judge = Judge(circumstances, newest, aborted)
+    pace = Pace(log.partition, should_stop, throttle, clock)
+    began = clock()
+    found = _judge(log, storage, sealed, dirty, facts, buffer, pace)
+    work = _Work(log, storage, pace, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms)
+    _rewrite(work, found.segments, progress)
+    log.cleaner_offset = found.upto_offset
+    return _result(first_dirty, found, work, index_seconds=found.indexed - began, clean_seconds=clock() - found.indexed)
+
+
+def _judge(
+    log: Log,
+    storage: Storage,
+    sealed: Sequence[SegmentInfo],
+    dirty: Sequence[SegmentInfo],
+    facts: Circumstances,
+    buffer: Buffer,
+    pace: Pace,
+) -> _Found:
+    """Both passes over what is there. The keys and the mappings go with the return, before the files do."""
+    aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
+    segments = [log.segment(info.base_offset) for info in dirty]
+    newest, fitting = find_newest(storage, segments, aborted, buffer, pace)
+    indexed, indexed_bytes = pace.clock(), pace.bytes_read
+    if fitting < len(dirty):
+        facts = replace(facts, upto_offset=dirty[fitting].base_offset)
+    judge = Judge(facts, newest, aborted)
     judged = [
         judge.segment(storage, log.segment(info.base_offset), info.next_offset, pace)
         for info in sealed
-        if info.next_offset <= upto and not info.is_empty
+        if info.next_offset <= facts.upto_offset and not info.is_empty
     ]
-    keys, utilization = len(newest.keys), newest.utilization
-    invalid = newest.invalid_records + judge.invalid_records
-    del newest, judge  # the mappings go before the files do
-    groups = _groups(judged, log.settings)
-    tally = _Tally()
-    work = _Work(log, storage, pace, tally, now_ms, delete_delay_ms, circumstances.horizon_ms)
+    return _Found(
+        segments=judged,
+        upto_offset=facts.upto_offset,
+        distinct_keys=len(newest.keys),
+        invalid_records=newest.invalid_records + judge.invalid_records,
+        indexed=indexed,
+        indexed_bytes=indexed_bytes,
+        buffer_utilization=newest.utilization,
+    )
+
+
+def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress) -> None:
+    groups = _groups(judged, work.log.settings)
     for done, group in enumerate(groups):
         progress(done, len(groups))
         _clean_group(work, group)
     progress(len(groups), len(groups))
-    log.cleaner_offset = upto
+
+
+def _result(
+    first_dirty: int, found: _Found, work: _Work, *, index_seconds: float, clean_seconds: float
+) -> CleaningResult:
+    pace, tally = work.pace, work.tally
     return CleaningResult(
         first_dirty_offset=first_dirty,
-        cleaner_offset=upto,
+        cleaner_offset=found.upto_offset,
         records_before=tally.records_before,
         records_after=tally.records_after,
         bytes_before=tally.bytes_before,
         bytes_after=tally.bytes_after,
-        distinct_keys=keys,
-        invalid_records=invalid,
-        indexed_bytes=indexed_bytes,
+        distinct_keys=found.distinct_keys,
+        invalid_records=found.invalid_records,
+        indexed_bytes=found.indexed_bytes,
         bytes_read=pace.bytes_read,
         bytes_written=pace.bytes_written,
-        index_seconds=indexed - began,
-        clean_seconds=clock() - indexed,
-        buffer_utilization=utilization,
+        index_seconds=index_seconds,
+        clean_seconds=clean_seconds,
+        buffer_utilization=found.buffer_utilization,
     )
 
 

@@ -24,7 +24,7 @@ it is empty, and is Corrupt otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from local import index_files, kernels, names, offset_index, recovery, time_index
 from local.epochs import LeaderEpochs
@@ -52,6 +52,29 @@ class LoadedLog:
     recovered_count: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a start looks at: `files` as listed once, the `bases` of the segments, ascending."""
+
+    storage: Storage
+    directory: str
+    settings: LogSettings
+    files: Mapping[str, FileFacts]
+    snapshots: ProducerFiles
+    bases: list[int]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been found so far: `known_ends` of segments that were read to their end, producers from there on."""
+
+    segments: list[Segment]
+    epochs: LeaderEpochs
+    next_offset: int = 0
+    known_ends: dict[int, int] = field(default_factory=dict)
+    producers: ProducerState | None = None
+
+
 def load(
     storage: Storage,
     directory: str,
@@ -69,82 +92,93 @@ def load(
     files = storage.list_files(directory)
     bases = recovery.segment_bases(storage, directory, files)
     had_snapshots = snapshots.know(files)
-    segments: list[Segment] = []
-    known_ends: dict[int, int] = {}
-    next_offset = 0
-    producers: ProducerState | None = None
-    for at, base in enumerate(bases):
-        end = bases[at + 1] if at + 1 < len(bases) else None
-        if recovery_point is not None and (
-            end is None or end > recovery_point or _outgrew(storage, directory, base, files, bases)
-        ):
-            producers = _before_recovery(snapshots, bases[: at + 1]) if producers is None else producers
-            found = recovery.recover_segment(
-                storage,
-                directory,
-                base,
-                producers,
-                interval_bytes=settings.index_interval_bytes,
-                trusted_to=recovery_point,
-            )
-            epochs = _with(epochs, found)
-            segments.append(Segment.load(storage, directory, base))
-            next_offset = known_ends[base] = found.next_offset
-            if found.cut and end is not None:
-                discard(storage, directory, [Segment(storage, directory, later) for later in bases[at + 1 :]])
-                break
-            continue
-        segments.append(_trusted(storage, directory, settings, files, snapshots, bases, at))
-        next_offset = end if end is not None else end_of(segments[-1])
-    recovered_count = len(known_ends)
-    if len(segments) > 1 and segments[-1].size_bytes == 0:
-        # The last one may be what a failed roll left behind; its predecessor went on being written to.
-        known_ends[segments[-2].base_offset] = end_of(segments[-2])
-    kept = _without_overlap(storage, directory, segments, known_ends)
-    if len(kept) < len(segments):
-        next_offset = known_ends[kept[-1].base_offset]
+    place = _Place(storage, directory, settings, files, snapshots, bases)
+    found = _found_or_recovered(place, epochs, recovery_point)
+    recovered_count = len(found.known_ends)
+    kept = _settled(place, found)
     kept_bases = [segment.base_offset for segment in kept]
-    snapshots.keep(kept_bases, next_offset)
+    snapshots.keep(kept_bases, found.next_offset)
+    producers = found.producers
     if producers is None:
-        producers = _trusted_producers(snapshots, kept_bases, next_offset, had_snapshots=had_snapshots)
+        producers = _trusted_producers(snapshots, kept_bases, found.next_offset, had_snapshots=had_snapshots)
     return LoadedLog(
         segments=kept,
-        next_offset=next_offset,
-        epochs=epochs,
+        next_offset=found.next_offset,
+        epochs=found.epochs,
         producers=producers,
         recovered_count=recovered_count,
     )
 
 
-def _trusted(
-    storage: Storage,
-    directory: str,
-    settings: LogSettings,
-    files: Mapping[str, FileFacts],
-    snapshots: ProducerFiles,
-    bases: list[int],
-    at: int,
-) -> Segment:
-    """The segment `at` in `bases`, whose log is vouched for: its indexes as the module's second table says."""
+def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found:
+    """Every segment, oldest first; those behind a cut are gone. A crash in between leaves what the next start does."""
+    found = _Found([], epochs)
+    for at, base in enumerate(place.bases):
+        end = place.bases[at + 1] if at + 1 < len(place.bases) else None
+        if recovery_point is None or (end is not None and end <= recovery_point and not _outgrew(place, base)):
+            found.segments.append(_trusted(place, at))
+            found.next_offset = end if end is not None else end_of(found.segments[-1])
+        elif _recover(place, found, at, recovery_point) and end is not None:
+            later = [Segment(place.storage, place.directory, behind) for behind in place.bases[at + 1 :]]
+            discard(place.storage, place.directory, later)
+            break
+    return found
+
+
+def _recover(place: _Place, found: _Found, at: int, recovery_point: int) -> bool:
+    """Add the segment `at`, looked through beyond the recovery point; whether it was cut."""
+    base = place.bases[at]
+    if found.producers is None:
+        found.producers = _before_recovery(place.snapshots, place.bases[: at + 1])
+    recovered = recovery.recover_segment(
+        place.storage,
+        place.directory,
+        base,
+        found.producers,
+        interval_bytes=place.settings.index_interval_bytes,
+        trusted_to=recovery_point,
+    )
+    found.epochs = _with(found.epochs, recovered)
+    found.segments.append(Segment.load(place.storage, place.directory, base))
+    found.next_offset = found.known_ends[base] = recovered.next_offset
+    return recovered.cut is not None
+
+
+def _settled(place: _Place, found: _Found) -> list[Segment]:
+    """The segments without what a failed roll left behind; the log end is that of the last one."""
+    if len(found.segments) > 1 and found.segments[-1].size_bytes == 0:
+        # The last one may be what a failed roll left behind; its predecessor went on being written to.
+        before = found.segments[-2]
+        found.known_ends[before.base_offset] = end_of(before)
+    kept = _without_overlap(place.storage, place.directory, found.segments, found.known_ends)
+    if len(kept) < len(found.segments):
+        found.next_offset = found.known_ends[kept[-1].base_offset]
+    return kept
+
+
+def _trusted(place: _Place, at: int) -> Segment:
+    """The segment `at`, whose log is vouched for: its indexes as the module's second table says."""
+    storage, directory, bases = place.storage, place.directory, place.bases
     base = bases[at]
-    has_aborted = names.segment_file(base, names.TXN_INDEX) in files
+    has_aborted = names.segment_file(base, names.TXN_INDEX) in place.files
     if has_aborted and recovery.check_txn_index(storage, directory, base):
-        recovery.rebuild_txn_index(storage, directory, base, snapshots.state_at(base, bases[:at]))
-    if at + 1 < len(bases) and not _are_indexes_off(files, base):
-        unchecked = Access(is_trusted=False, interval_bytes=settings.index_interval_bytes)
-        return _found(storage, directory, base, files, unchecked)
-    _check_now(storage, directory, base, files, settings)
+        recovery.rebuild_txn_index(storage, directory, base, place.snapshots.state_at(base, bases[:at]))
+    if at + 1 < len(bases) and not _are_indexes_off(place.files, base):
+        unchecked = Access(is_trusted=False, interval_bytes=place.settings.index_interval_bytes)
+        return _found(storage, directory, base, place.files, unchecked)
+    _check_now(storage, directory, base, place.files, place.settings)
     return Segment.load(storage, directory, base)
 
 
-def _outgrew(storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], bases: list[int]) -> bool:
+def _outgrew(place: _Place, base: int) -> bool:
     """Whether the empty last segment is what a failed roll left behind: the one before it went on past its base.
 
     Then its base is nobody's end, and the recovery point may lie anywhere in the one before it.
     """
+    bases, files = place.bases, place.files
     if bases[-2:-1] != [base] or files[names.segment_file(bases[-1], names.LOG)].size_bytes:
         return False
-    segment = _found(storage, directory, base, files, LOOKING)
+    segment = _found(place.storage, place.directory, base, files, LOOKING)
     position = segment.position_of(base + RELATIVE_OFFSET_MAX)
     table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
     return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])
