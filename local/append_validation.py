@@ -3,7 +3,7 @@
 | rule | refused with |
 |---|---|
 | a batch, as it is stored, fits in `max_message_bytes` and in a segment | InvalidRequest |
-| a compacted topic's records have keys | InvalidRequest, the records' indexes in `records` |
+| a compacted topic's records have keys, unless `drops_keyless` | InvalidRequest, the records' indexes in `records` |
 | CreateTime: now - before <= time <= now + after, each record; -1 is "no time" and free | the same |
 | LogAppendTime belongs to the log: a batch may not bring it along | InvalidRequest |
 | format 2, dense offsets, no control batch, a producer with epoch and sequence | InvalidRequest |
@@ -49,8 +49,8 @@ def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicParti
     if problem is not None or header.record_count < 1:
         raise Corrupt(f"appending a batch, {problem or 'no records'}", partition=partition)
     columns = kernels.decode_columns(batch)
-    if settings.is_compacted:
-        _refuse_keyless(np.flatnonzero(columns.key_lengths < 0).tolist(), partition)
+    if settings.refuses_keyless:
+        refuse_keyless(np.flatnonzero(columns.key_lengths < 0).tolist(), partition)
     accepted = bytearray(batch)
     if settings.timestamp_type is TimestampType.LOG_APPEND_TIME:
         assign_timestamp(accepted, TimestampType.LOG_APPEND_TIME, now_ms)
@@ -72,7 +72,15 @@ def check_size(size: int, settings: LogSettings, *, partition: TopicPartition) -
 
 def check_keys(records: Sequence[Record], *, partition: TopicPartition) -> None:
     """What a compacted topic asks of each record. Raises InvalidRequest naming those without key."""
-    _refuse_keyless([at for at, record in enumerate(records) if record[0] is None], partition)
+    refuse_keyless([at for at, record in enumerate(records) if record[0] is None], partition)
+
+
+def refuse_keyless(missing: Sequence[int], partition: TopicPartition) -> None:
+    """Raises InvalidRequest, Kafka's INVALID_RECORD, if any of a compacted topic's records is without key."""
+    if missing:
+        raise InvalidRequest(
+            "appending to a compacted topic, records without key", partition=partition, records=missing[:_NAMED_MAX]
+        )
 
 
 def check_times(times: ArrayLike, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> None:
@@ -123,10 +131,3 @@ def _check_producer(header: BatchHeader, partition: TopicPartition) -> None:
         )
     if header.is_transactional and header.producer_id < 0:
         raise InvalidRequest("appending a transactional batch without a producer", partition=partition)
-
-
-def _refuse_keyless(missing: Sequence[int], partition: TopicPartition) -> None:
-    if missing:
-        raise InvalidRequest(
-            "appending to a compacted topic, records without key", partition=partition, records=missing[:_NAMED_MAX]
-        )

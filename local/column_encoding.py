@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.append_validation import check_size, check_times
+from local.append_validation import check_size, check_times, refuse_keyless
 from local.batch_header import HEADER_BYTES, LOG_APPEND_TIME, read_header, seal
 from local.compression import Codec, compress
 from local.errors import InvalidRequest
@@ -39,7 +39,7 @@ def encode_column_batches(
     """
     if not sum(map(len, chunks)):
         raise InvalidRequest("appending, no records", partition=partition)
-    if settings.is_compacted:
+    if settings.refuses_keyless:
         _check_keys(chunks, partition)
     times = [chunk.timestamps for chunk in chunks]
     check_times(times[0] if len(times) == 1 else np.concatenate(times), settings, partition=partition, now_ms=now_ms)
@@ -64,10 +64,7 @@ def _check_keys(chunks: Sequence[RecordColumns], partition: TopicPartition) -> N
     for chunk in chunks:
         missing += (first + np.flatnonzero(chunk.key_lengths < 0)[:10]).tolist()
         first += len(chunk)
-    if missing:
-        raise InvalidRequest(
-            "appending to a compacted topic, records without key", partition=partition, records=missing[:10]
-        )
+    refuse_keyless(missing, partition)
 
 
 def _encoded(cuts: Sequence[Cut], settings: LogSettings, now_ms: int) -> Iterator[memoryview]:

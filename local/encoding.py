@@ -33,7 +33,7 @@ def encode_batches(
     """
     if not records:
         raise InvalidRequest("appending, no records", partition=partition)
-    if settings.is_compacted:
+    if settings.refuses_keyless:
         check_keys(records, partition=partition)
     if producer is not None:
         encoded: Iterable[bytes] = [_encode(records, settings, now_ms, producer)]

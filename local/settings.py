@@ -17,6 +17,7 @@ class LogSettings:
     None is no limit. A log by itself takes every record time; topics limit it as Kafka does (`tiered.properties`).
 
     `compression` is the codec of batches that this log encodes itself; batches that arrive ready-made keep theirs.
+    A compacted log refuses records without key unless it `drops_keyless`: then its cleaner drops and counts them.
     `batch_bytes` is ours: about how many bytes of records go into one batch when many are appended at once.
     """
 
@@ -33,10 +34,15 @@ class LogSettings:
     timestamp_before_max_ms: int | None = None
     timestamp_after_max_ms: int | None = None
     is_compacted: bool = False
+    drops_keyless: bool = False
     max_compaction_lag_ms: int | None = None
     flush_messages: int | None = None
     flush_ms: int | None = None
     producer_id_expiration_ms: int = DAY_MS
+
+    @property
+    def refuses_keyless(self) -> bool:
+        return self.is_compacted and not self.drops_keyless
 
     @property
     def roll_ms(self) -> int:

@@ -34,6 +34,8 @@ SAMPLES_MAX = 8
 class Estimate:
     """What one pass would do, about. `dirty_*` is counted, `clean_*` but for its bytes known from the sample only.
 
+    `keyless_records` are those of the dirty section that have no key and go.
+
     `frozen_bytes` are clean segments that are in the object store already and are not rewritten.
     """
 
@@ -41,6 +43,7 @@ class Estimate:
     dirty_bytes: int
     dirty_records: int
     distinct_keys: int
+    keyless_records: int
     clean_bytes: int
     sampled_bytes: int
     sampled_records: int
@@ -119,18 +122,21 @@ def estimate(log: Log, found: LogToClean, *, clean_from: int = 0) -> Estimate:
     dirty = [info for info in may_change if dirty_from < info.next_offset <= upto]
     clean = [info for info in may_change if info.next_offset <= dirty_from]
     keys: set[int] = set()
-    dirty_records = 0
+    dirty_records = keyless = 0
     for info in dirty:
         for _, data in batch_slices(log.segment(info.base_offset)):
             for columns in kernels.decode_in_steps(data):
                 dirty_records += len(columns)
-                keys.update(_key_hashes(columns))
+                hashes = _key_hashes(columns)
+                keyless += len(columns) - len(hashes)
+                keys.update(hashes)
     sampled = [_sample(log.segment(info.base_offset), keys) for info in _spread(clean)]
     return Estimate(
         log=found,
         dirty_bytes=sum(info.size_bytes for info in dirty),
         dirty_records=dirty_records,
         distinct_keys=len(keys),
+        keyless_records=keyless,
         clean_bytes=sum(info.size_bytes for info in clean),
         sampled_bytes=sum(size for size, _, _ in sampled),
         sampled_records=sum(records for _, records, _ in sampled),

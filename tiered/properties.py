@@ -352,6 +352,15 @@ _TABLE = (
         doc="About how many bytes of records go into one batch when many are appended at once.",
     ),
     Property(
+        name="compaction.records.without.key",
+        kind=Kind.ENUM,
+        default="refuse",
+        choices=("refuse", "drop"),
+        source=Source.TIERED,
+        doc="What becomes of records without key in a compacted topic: refused at the append as Kafka does, or taken "
+        "and dropped by the cleaner, which counts them in either case.",
+    ),
+    Property(
         name="log.dir.free.bytes.min",
         kind=Kind.BYTES,
         default="256MiB",

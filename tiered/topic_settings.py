@@ -78,6 +78,7 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
         segment_jitter_ms=_int(settings, "segment.jitter.ms"),
         max_compaction_lag_ms=_unless_max(_int(settings, "max.compaction.lag.ms")),
         is_compacted="compact" in _set(settings, "cleanup.policy"),
+        drops_keyless=_value(settings, "compaction.records.without.key") == "drop",
         flush_messages=_unless_max(_int(settings, "flush.messages")),
         flush_ms=_unless_max(_int(settings, "flush.ms")),
         producer_id_expiration_ms=_int(settings, "producer.id.expiration.ms"),

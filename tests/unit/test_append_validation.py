@@ -12,6 +12,7 @@ from local.compression import Codec
 from local.crc32c import crc32c
 from local.errors import InvalidRequest
 from local.log import Log
+from local.producer_state import Producer
 from local.record import Record, TimestampType
 from local.settings import LogSettings
 from tiered.topic_settings import log_settings
@@ -128,6 +129,19 @@ def test_a_compacted_topic_names_the_keyless_records_of_a_batch() -> None:
     batch = encode_batch([Record(b"k", b"v", 1), Record(None, b"v", 1), Record(None, b"v", 1)])
     with pytest.raises(InvalidRequest, match=r"without key: .*records=\[1, 2\]"):
         log.append_batch(batch, now_ms=NOW_MS)
+
+
+def test_a_compacted_topic_that_drops_keyless_records_takes_them_and_a_transaction_marker_is_none() -> None:
+    log = open_log(ModelDisk(), LogSettings(is_compacted=True, drops_keyless=True))
+    keyless = Record(None, b"v", 1)
+    log.append_batch(encode_batch([Record(b"k", b"v", 1), keyless]), now_ms=NOW_MS)
+    log.append([keyless], now_ms=NOW_MS)
+    log.append_columns(kernels.decode_columns(encode_batch([keyless])), now_ms=NOW_MS)
+    assert [record.key for record in log.records(0)] == [b"k", None, None, None]
+    strict = open_log(ModelDisk(), LogSettings(is_compacted=True))
+    who = Producer(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
+    strict.append([Record(b"k", b"v", 1)], now_ms=NOW_MS, producer=who)
+    assert strict.append_marker(1, 0, commit=True, now_ms=NOW_MS).base_offset == 1
 
 
 def test_columns_are_held_to_the_same_times_and_sizes() -> None:

@@ -179,6 +179,25 @@ def test_user_keys_that_look_like_markers_and_markers_leave_one_another_alone() 
     assert story.offsets == [0, 1, 3]
 
 
+def test_records_without_a_key_go_and_are_counted_in_the_dirty_section_and_in_the_clean_one() -> None:
+    story = Story()
+    story.put(1, 2)
+    story.log.append(
+        [Record(None, b"v", NOW), Record(b"", b"empty is a key", NOW), Record(None, None, NOW)], now_ms=NOW
+    )
+    story.log.roll(now_ms=NOW)
+    story.log.cleaner_offset = 5  # as after a policy that had no cleaner
+    story.put(2)
+    story.log.append([Record(None, b"v", NOW)], now_ms=NOW)
+    done = story.round(is_dirty=False)
+    assert done is not None
+    assert (done.invalid_records, done.records_before, done.records_after) == (3, 7, 3)
+    assert story.offsets == [0, 3, 5]
+    again = story.round()
+    assert again is not None
+    assert again.invalid_records == 0
+
+
 def test_an_empty_batch_without_a_use_leaves_in_the_next_round() -> None:
     story = Story()
     story.write(1, 1, is_transactional=False)

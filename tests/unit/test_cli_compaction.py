@@ -98,3 +98,23 @@ def test_wrong_words_are_refused(at: list[str], capfd) -> None:
     assert invoke([*at, "compact", "t", "--dry-run", "--roll"]) == 2
     assert invoke([*at, "compact", "nowhere"]) == 1
     assert invoke([*at, "compaction", "status", "nowhere"]) == 1
+
+
+def test_records_without_a_key_are_foretold_dropped_and_counted_as_the_topic_asks(
+    at: list[str], tmp_path: Path, capfd
+) -> None:
+    (tmp_path / "bare").write_text("no key\n" * 7)
+    assert invoke([*at, "append", "t", "bare"]) == 2
+    assert "without key" in capfd.readouterr().err
+    assert invoke([*at, "topic", "alter", "t", "-X", "compaction.records.without.key=drop"]) == 0
+    assert invoke([*at, "append", "t", "bare"]) == 0
+    (tmp_path / "more").write_text("".join(f"key{at}:value {at}\n" for at in range(600)))
+    assert invoke([*at, "append", "t", "more", "-K", ":"]) == 0  # and their segment is closed
+    capfd.readouterr()
+    assert one(capfd, *at, "compact", "t", "--dry-run")["invalid_records"] == 7
+    assert one(capfd, *at, "compact", "t")["invalid_records"] == 7
+    assert one(capfd, *at, "compaction", "status")["invalid_records"] == 7
+    assert invoke([*at, "compaction", "status", "--runs", "1"]) == 0
+    assert "Found 7 invalid messages during compaction." in capfd.readouterr().out
+    assert invoke([*at, "consume", "t", "-o", "jsonl"]) == 0
+    assert "no key" not in capfd.readouterr().out

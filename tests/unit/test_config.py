@@ -260,7 +260,9 @@ def test_every_property_parses_its_own_default_and_is_documented(name: str) -> N
     parse(name, row.default)
     assert row.doc.endswith(".")
     assert ENVIRONMENT[row.environment_variable] is row
-    assert row.source is Source.KAFKA or any(word in name for word in ("remote", "batch", "log.dir.", "uncleanable"))
+    assert row.source is Source.KAFKA or any(
+        word in name for word in ("remote", "batch", "log.dir.", "uncleanable", "without.key")
+    )
 
 
 def test_a_secret_is_never_in_an_errors_text(write) -> None:
