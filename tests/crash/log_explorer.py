@@ -253,9 +253,11 @@ def _check_times(log: Log, story: Story, kept: dict[int, int]) -> None:
         assert log.offset_for_timestamp(wanted) == first
 
 
-def remembered(log: Log) -> dict[int, int]:
-    """The last offset of every producer that the log knows."""
-    return {each.producer_id: each.last_offset for each in log._producers.entries()}
+def remembered(log: Log) -> dict[int, tuple[int, bool]]:
+    """The last offset of every producer that the log knows, and whether a transaction of it is open."""
+    return {
+        each.producer_id: (each.last_offset, each.transaction_first_offset >= 0) for each in log._producers.entries()
+    }
 
 
 def _check_producers(log: Log, story: Story, kept: dict[int, int]) -> None:

@@ -133,17 +133,23 @@ class Story:
         self.sent = {at: serials for at, serials in self.sent.items() if at < offset}
         self.told()
 
-    def begun_anew(self, remembered: Mapping[int, int]) -> None:
+    def begun_anew(self, remembered: Mapping[int, tuple[int, bool]]) -> None:
         """A log that is empty begins at its start: batches below it that nobody was promised may have gone with the
-        power, unless a snapshot remembers them (`remembered`: a producer's last offset)."""
+        power, unless a snapshot remembers them (`remembered`: a producer's last offset, and whether a transaction of
+        it is open; a marker leaves the last offset as it is)."""
         staying = set(self.acked)
         for offset, serials in self.sent.items():
             batch = self.batches.get(serials[-1])
-            if batch is not None and offset <= remembered.get(batch.producer.producer_id, -1):
+            if batch is None:
+                continue
+            last, is_open = remembered.get(batch.producer.producer_id, (-1, True))
+            if offset <= last or (batch.marker is not None and not is_open):
                 staying.update(range(offset, offset + batch.count))
         self.sent = {offset: serials for offset, serials in self.sent.items() if offset in staying}
 
-    def found(self, kept: dict[int, int], log_start: int, next_offset: int, remembered: Mapping[int, int]) -> None:
+    def found(
+        self, kept: dict[int, int], log_start: int, next_offset: int, remembered: Mapping[int, tuple[int, bool]]
+    ) -> None:
         """After a recovery: what it found counts as durable from here on, what it did not find is gone for good."""
         if not kept and next_offset == log_start:
             self.begun_anew(remembered)
