@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 import pytest
 
@@ -30,6 +31,21 @@ def log_levels_as_they_were():
     yield
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def buckets_stay_sound(request):
+    """Every bucket that a test's managers wrote to is decoded whole in the end, to the last record."""
+    yield
+    worlds = sys.modules.get("manager_world")
+    if worlds is None or not worlds.World.made:
+        return
+    made, worlds.World.made[:] = list(worlds.World.made), []
+    if request.node.get_closest_marker("damages_bucket") is None:
+        from bucket_truth import assert_sound
+
+        for world in made:
+            assert_sound(world.store)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from local.findings import Severity, worst
+from remote.bucket_check import check_partition
 from remote.head import Head, decode_head
 from remote.head_changes import add_segments, expire_segments, forget_unlinked
 from remote.keys import HEADS
@@ -94,6 +96,8 @@ def check(store: ObjectStore, *writers: Writer) -> Head | None:
     heads = chain(store)
     latest = MetadataLog(store, PREFIX).load()
     assert latest == (heads[-1] if heads else None)
+    found = check_partition(store, PREFIX).findings
+    assert worst(found) is Severity.INFO, found
     if latest is None:
         assert not any(writer.acknowledged for writer in writers)
         return None

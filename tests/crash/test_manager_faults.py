@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bucket_truth import assert_sound
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 
@@ -140,6 +141,7 @@ def _check_partition(manager: LogManager, store: MemoryStore, story: Story, name
 
 def _check_bucket(store: MemoryStore, name: TopicPartition) -> None:
     """Rows tile without overlap, and all of them can be read from the bucket alone."""
+    assert_sound(store)
     bucket = RemoteLog(store)
     if name.topic not in bucket.topics():
         return

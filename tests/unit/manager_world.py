@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 from disk_model import ModelDisk
 
@@ -25,9 +26,12 @@ COMPACTED = {**TIERED, "cleanup.policy": "compact"}
 
 
 class World:
-    """One disk and one bucket, over any number of managers."""
+    """One disk and one bucket, over any number of managers. Each test's buckets are decoded whole when it is over."""
+
+    made: ClassVar[list[World]] = []
 
     def __init__(self) -> None:
+        World.made.append(self)
         self.disk = ModelDisk()
         self.store = MemoryStore("memory://bucket")
         small = {

@@ -159,6 +159,7 @@ def test_a_view_with_an_older_head_reads_on_through_an_expiry_and_then_says_out_
             values(view.reader())
 
 
+@pytest.mark.damages_bucket
 def test_a_lost_object_that_a_head_still_names_is_damage(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
@@ -170,6 +171,7 @@ def test_a_lost_object_that_a_head_still_names_is_damage(world: World) -> None:
         values(RemoteLog(world.store).reader())
 
 
+@pytest.mark.damages_bucket
 def test_a_flipped_bit_in_the_bucket_is_reported_and_not_returned(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -135,6 +135,7 @@ def test_a_partition_that_did_not_open_keeps_the_directory_from_being_marked_cle
         assert len(values(manager.reader())) == 20
 
 
+@pytest.mark.damages_bucket
 def test_a_damaged_head_stops_nothing_but_its_partition(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):

@@ -1,0 +1,268 @@
+"""Everything below one partition's prefix listed, decoded and held against itself: is the bucket what it says it is?
+
+Looked at, in this order, so that a writer at work meanwhile is no finding: the listing, then the heads, then what the
+newest head names.
+
+* heads: each decodes, lies under its own name, is this partition's and follows its parent; none is missing in between;
+  none forgets an object that its parent held responsible, or names again what a former one gave up for deletion.
+* rows of the newest head: the objects are there, have the recorded sizes and the names that go with the row; indexes
+  decode; every chunk has its CRC; and whatever the caller's `LookInside` wants of the bytes.
+* unlinked objects: no row names them any more. That one is gone already is as it should be.
+
+All of that is damage (CORRUPT). A hole between two rows above the log start is a WARNING, as is an object whose name
+is not ours: it belongs to somebody, and is never touched. What no head names is told as INFO with its bytes: uploads of
+an older epoch, which can never be named any more, and those of the present one, whose writer may be about to name them.
+
+Memory: the heads' rows, one name for each object, one range of a segment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+from local.errors import Corrupt, NotFound
+from local.findings import Finding, Severity, damaged, told
+from remote.chunk_cache import ChunkCache
+from remote.head import Head, decode_head
+from remote.head_changes import loses_objects
+from remote.index_bundle import IndexBundle
+from remote.keys import HEADS, PROBES, parse_data_key, parse_head_key
+from remote.range_reader import RANGE_BYTES, RemotePartition
+from remote.segment import RemoteSegment
+from remote.store import ObjectInfo, ObjectStore
+
+ReadRange = Callable[[int, int], memoryview]  # checked bytes [start, start + length) of one segment
+LookInside = Callable[[str, RemoteSegment, IndexBundle, ReadRange], Iterable[Finding]]
+
+
+class ObjectKind(Enum):
+    """What an object below the prefix is, by its name and the newest head."""
+
+    HEAD = "head"
+    SEGMENT = "segment"
+    INDEXES = "indexes"
+    UNLINKED = "unlinked"
+    ORPHAN = "orphan of an older epoch"
+    IN_FLIGHT = "not named, of the present epoch"
+    PROBE = "probe"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True, kw_only=True)
+class BucketReport:
+    """`objects` by full key; `head` is the newest one that decodes."""
+
+    prefix: str
+    findings: list[Finding] = field(default_factory=list)
+    objects: dict[str, ObjectKind] = field(default_factory=dict)
+    head: Head | None = None
+    size_bytes: int = 0
+
+    def counts(self) -> dict[ObjectKind, int]:
+        return dict(Counter(self.objects.values()))
+
+
+def check_partition(store: ObjectStore, prefix: str, look_inside: LookInside | None = None) -> BucketReport:
+    """See the module text. Without `look_inside` the chunks' CRCs are checked and nothing is looked for in them.
+
+    Raises what the store raises when it cannot be reached; everything that is wrong with the bytes is a finding.
+    """
+    return _Check(store, prefix).run(look_inside or _only_read)
+
+
+class _Check:
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._report = BucketReport(prefix=prefix)
+        self._remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0)
+
+    def run(self, look_inside: LookInside) -> BucketReport:
+        report = self._report
+        listed = {info.key.removeprefix(self._prefix): info for info in self._store.list(self._prefix)}
+        report.size_bytes = sum(info.size_bytes for info in listed.values())
+        heads = list(self._heads(listed))
+        self._check_chain(heads)
+        report.head = heads[-1] if heads else None
+        self._classify(listed)
+        if report.head is not None:
+            self._check_unlinked(report.head)
+            self._check_rows(report.head, listed, look_inside)
+        elif any(kind in (ObjectKind.IN_FLIGHT, ObjectKind.ORPHAN) for kind in report.objects.values()):
+            self._wrong("", "segments, and no head")
+        return report
+
+    # --- heads -------------------------------------------------------------------------------------------------------
+
+    def _heads(self, listed: dict[str, ObjectInfo]) -> Iterator[Head]:
+        """Those that decode, ascending: the listed ones and what was committed since."""
+        names = sorted(sequence for key in listed if (sequence := parse_head_key(key)) is not None)
+        for before, after in pairwise(names):
+            if after != before + 1:
+                self._wrong(HEADS, f"heads are missing: from_sequence={before + 1} to_sequence={after}")
+        if names and names[0] != 1:
+            self._wrong(HEADS, f"heads are missing: from_sequence=1 to_sequence={names[0]}")
+        for sequence in names:
+            head = self._head(sequence)
+            if head is not None:
+                yield head
+        following = names[-1] + 1 if names else 1
+        while (head := self._head(following, is_listed=False)) is not None:
+            yield head
+            following += 1
+
+    def _head(self, sequence: int, *, is_listed: bool = True) -> Head | None:
+        key = f"{HEADS}{sequence:020d}"
+        try:
+            head = decode_head(self._store.get(self._prefix + key))
+        except NotFound:
+            if is_listed:
+                self._wrong(key, "a head was listed and is not there")
+            return None
+        except Corrupt as error:
+            self._report.findings.append(damaged(error, self._prefix + key))
+            return None
+        if head.sequence != sequence:
+            self._wrong(key, f"a head has another's name: sequence={head.sequence}")
+        if not self._prefix.endswith(f"{head.topic}-{head.topic_id}/{head.partition}/"):
+            self._wrong(key, f"another partition's head: topic={head.topic} partition={head.partition}")
+        return head
+
+    def _check_chain(self, heads: list[Head]) -> None:
+        given_up: set[str] = set()
+        before: Head | None = None
+        for head in heads:
+            key = f"{HEADS}{head.sequence:020d}"
+            if before is not None and before.sequence + 1 == head.sequence:
+                if head.parent_id != before.commit_id:
+                    self._wrong(key, f"a head does not follow its parent: parent_id={head.parent_id}")
+                if not before.epoch <= head.epoch <= before.epoch + 1:
+                    self._wrong(key, f"the epoch jumps: epoch={head.epoch} before={before.epoch}")
+                if head.epoch == before.epoch and head.writer_id != before.writer_id:
+                    self._wrong(key, f"two writers in one epoch: writer={head.writer_id} before={before.writer_id}")
+                if (lost := loses_objects(before, head)) is not None:
+                    self._wrong(key, lost)
+            again = given_up & {name for row in head.segments for name in (row.data_key, row.indexes_key)}
+            for name in sorted(again):
+                self._wrong(name, f"named again after it was given up for deletion: sequence={head.sequence}")
+            given_up |= {each.key for each in head.unlinked}
+            before = head
+
+    # --- what lies around --------------------------------------------------------------------------------------------
+
+    def _classify(self, listed: dict[str, ObjectInfo]) -> None:
+        head, report = self._report.head, self._report
+        kinds: dict[str, ObjectKind] = {}
+        if head is not None:
+            kinds |= {each.key: ObjectKind.UNLINKED for each in head.unlinked}
+            kinds |= {row.data_key: ObjectKind.SEGMENT for row in head.segments}
+            kinds |= {row.indexes_key: ObjectKind.INDEXES for row in head.segments}
+        unnamed: Counter[ObjectKind] = Counter()
+        for key, info in listed.items():
+            kind = kinds.get(key) or self._kind_by_name(key, head.epoch if head is not None else 0)
+            report.objects[self._prefix + key] = kind
+            if kind in (ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
+                unnamed[kind] += info.size_bytes
+            elif kind is ObjectKind.UNKNOWN:
+                what = f"an object that is not ours: bytes={info.size_bytes}"
+                report.findings.append(told(Severity.WARNING, self._prefix + key, what))
+        for kind, size in sorted(unnamed.items(), key=lambda each: each[0].value):
+            count = sum(each is kind for each in report.objects.values())
+            report.findings.append(told(Severity.INFO, self._prefix, f"{kind.value}: objects={count} bytes={size}"))
+
+    def _kind_by_name(self, key: str, epoch: int) -> ObjectKind:
+        if parse_head_key(key) is not None:
+            return ObjectKind.HEAD
+        if key.startswith(PROBES):
+            return ObjectKind.PROBE
+        parsed = parse_data_key(key)
+        if parsed is None:
+            return ObjectKind.UNKNOWN
+        if parsed.epoch > epoch:
+            self._wrong(key, f"an object of an epoch that no head has: epoch={parsed.epoch} newest={epoch}")
+        return ObjectKind.ORPHAN if parsed.epoch < epoch else ObjectKind.IN_FLIGHT
+
+    # --- the newest head's rows --------------------------------------------------------------------------------------
+
+    def _check_unlinked(self, head: Head) -> None:
+        named = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        for each in head.unlinked:
+            if each.key in named:
+                self._wrong(each.key, "given up for deletion and still named by a row")
+
+    def _check_rows(self, head: Head, listed: dict[str, ObjectInfo], look_inside: LookInside) -> None:
+        reached = None
+        for row in head.segments:
+            if reached is not None and row.base_offset > max(reached, head.log_start_offset):
+                what = f"no row holds these offsets: from_offset={reached} to_offset={row.base_offset}"
+                self._report.findings.append(told(Severity.WARNING, self._prefix, what))
+            reached = row.next_offset
+            before = len(self._report.findings)
+            self._check_row(head, row, listed, look_inside)
+            if len(self._report.findings) > before and not self._is_still_named(row):
+                del self._report.findings[before:]
+
+    def _check_row(
+        self, head: Head, row: RemoteSegment, listed: dict[str, ObjectInfo], look_inside: LookInside
+    ) -> None:
+        self._check_names(head, row)
+        sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
+        present = [self._check_size(key, size, listed, row) for key, size in sizes]
+        if not all(present):
+            return
+        where = self._prefix + row.data_key
+        try:
+            bundle = self._remote.indexes(row)
+            for finding in look_inside(where, row, bundle, lambda at, length: self._remote.read(row, at, length)):
+                self._report.findings.append(finding)
+        except Corrupt as error:
+            self._report.findings.append(damaged(error, str(error.facts.get("object", where))))
+        except NotFound:
+            self._wrong(row.data_key, "an object went away while it was looked at", row)
+
+    def _check_names(self, head: Head, row: RemoteSegment) -> None:
+        for key in (row.data_key, row.indexes_key):
+            says = parse_data_key(key)
+            if says is None:
+                self._wrong(key, "a row names what is no data object", row)
+            elif (says.base_offset, says.last_offset + 1, says.ulid) != (row.base_offset, row.next_offset, row.ulid):
+                self._wrong(key, "an object's name says another segment than its row", row)
+            elif says.epoch > head.epoch:
+                self._wrong(key, f"a row of a later epoch than its head: epoch={says.epoch}", row)
+        for name, where in row.indexes.items():
+            if where.start < 0 or where.length < 0 or where.start + where.length > row.indexes_bytes:
+                self._wrong(row.indexes_key, f"an index lies outside its object: section={name}", row)
+
+    def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: RemoteSegment) -> bool:
+        info = listed.get(key)
+        try:
+            info = info or self._store.head(self._prefix + key)
+        except NotFound:
+            self._wrong(key, "a row names an object that is not there", row)
+            return False
+        if info.size_bytes != size_bytes:
+            self._wrong(key, f"an object's size differs: expected_bytes={size_bytes} found={info.size_bytes}", row)
+        return info.size_bytes == size_bytes
+
+    def _is_still_named(self, row: RemoteSegment) -> bool:
+        """By the newest head there is now: a row may have expired under the look."""
+        try:
+            newest = self._remote.refresh()
+        except (Corrupt, NotFound):
+            return True
+        return any(each.ulid == row.ulid for each in newest.segments)
+
+    def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
+        offsets = (row.base_offset, row.next_offset) if row is not None else None
+        path = self._prefix + key
+        self._report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=offsets))
+
+
+def _only_read(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
+    for at in range(0, row.size_bytes, RANGE_BYTES):
+        read(at, min(RANGE_BYTES, row.size_bytes - at))
+    return ()

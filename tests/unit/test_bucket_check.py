@@ -1,0 +1,389 @@
+"""The bucket checker finds every kind of damage that is planted, and nothing in a bucket that is as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import NotFound
+from local.findings import Severity
+from remote.bucket_check import BucketReport, ObjectKind
+from remote.head import Head, decode_head, encode_head
+from remote.index_bundle import decode_bundle, encode_bundle
+from remote.keys import data_key, head_key, new_ulid
+from remote.memory_store import MemoryStore
+from tiered.bucket_check import check_bucket, damage
+
+pytestmark = pytest.mark.damages_bucket
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Two epochs, live rows, unlinked objects, several heads of each writer."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        manager.delete_records({NAME: 130}, now_ms=NOW)
+        settle(manager)
+    with world.open() as manager:
+        send(manager, 300, start=300)
+        settle(manager)
+    (report,) = check_bucket(world.store)
+    assert damage([report]) == []
+    assert report.head is not None
+    assert report.head.epoch == 2
+    assert len(report.head.segments) > 3
+    assert len(report.head.unlinked) > 1
+    assert set(report.counts()) == {ObjectKind.HEAD, ObjectKind.SEGMENT, ObjectKind.INDEXES, ObjectKind.UNLINKED}
+    return world.store
+
+
+def _report(store: MemoryStore) -> BucketReport:
+    (report,) = check_bucket(store)
+    return report
+
+
+def _told(store: MemoryStore) -> str:
+    return "; ".join(f"{each.severity.name} {each.path}: {each.what}" for each in _report(store).findings)
+
+
+def _newest(store: MemoryStore) -> tuple[str, Head]:
+    report = _report(store)
+    assert report.head is not None
+    return report.prefix, report.head
+
+
+def _rewrite_head(store: MemoryStore, change: Callable[[Head], Head]) -> None:
+    prefix, head = _newest(store)
+    store.put(prefix + head_key(head.sequence), encode_head(change(head)))
+
+
+def _rewrite_row(store: MemoryStore, **changes: object) -> None:
+    """The last row but one says something else."""
+
+    def change(head: Head) -> Head:
+        rows = list(head.segments)
+        rows[-2] = replace(rows[-2], **changes)  # type: ignore[arg-type]
+        return replace(head, segments=tuple(rows))
+
+    _rewrite_head(store, change)
+
+
+def _flip(store: MemoryStore, key: str, at: int) -> None:
+    body = bytearray(store.get(key))
+    body[at] ^= 1
+    store.put(key, bytes(body))
+
+
+def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
+    """Other bytes in the last row's segment, with every checksum around it made to fit."""
+    from remote.chunks import table_of
+
+    prefix, head = _newest(store)
+    row = head.segments[-1]
+    body = bytearray(store.get(prefix + row.data_key))
+    change(body)
+    store.put(prefix + row.data_key, bytes(body))
+    bundle = decode_bundle(store.get(prefix + row.indexes_key))
+    table = table_of(bytes(body), bundle.chunks.chunk_bytes)
+    _put_bundle(store, replace(bundle, chunks=table), data_crc32c=table.whole_crc)
+
+
+def _put_bundle(store: MemoryStore, bundle: object, **changes: object) -> None:
+    prefix, head = _newest(store)
+    row = head.segments[-1]
+    encoded, ranges = encode_bundle(bundle)  # type: ignore[arg-type]
+    store.put(prefix + row.indexes_key, encoded)
+    changed = replace(row, indexes=ranges, indexes_bytes=len(encoded), **changes)  # type: ignore[arg-type]
+    _rewrite_head(store, lambda head: replace(head, segments=(*head.segments[:-1], changed)))
+
+
+def _other_index(store: MemoryStore, **sections: bytes) -> None:
+    prefix, head = _newest(store)
+    _put_bundle(store, replace(decode_bundle(store.get(prefix + head.segments[-1].indexes_key)), **sections))
+
+
+def _head_flipped(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    _flip(store, prefix + head_key(head.sequence - 1), 100)
+
+
+def _head_missing(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    store.delete([prefix + head_key(head.sequence - 2)])
+
+
+def _first_head_missing(store: MemoryStore) -> None:
+    store.delete([_newest(store)[0] + head_key(1)])
+
+
+def _head_under_anothers_name(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    store.put(prefix + head_key(head.sequence + 1), encode_head(head))
+
+
+def _head_of_another_partition(store: MemoryStore) -> None:
+    _rewrite_head(store, lambda head: replace(head, partition=7))
+
+
+def _two_writers_in_one_epoch(store: MemoryStore) -> None:
+    _rewrite_head(store, lambda head: replace(head, writer_id="somebody"))
+
+
+def _epoch_goes_back(store: MemoryStore) -> None:
+    _rewrite_head(store, lambda head: replace(head, epoch=1))
+
+
+def _other_parent(store: MemoryStore) -> None:
+    _rewrite_head(store, lambda head: replace(head, parent_id="X" * 26))
+
+
+def _log_start_goes_back(store: MemoryStore) -> None:
+    _rewrite_head(store, lambda head: replace(head, log_start_offset=head.log_start_offset - 1))
+
+
+def _row_forgotten(store: MemoryStore) -> None:
+    _rewrite_head(store, lambda head: replace(head, segments=head.segments[1:]))
+
+
+def _named_again(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    old = next(each for each in _heads(store, prefix) if len(each.segments) > 1 and each.epoch == 1)
+    again = old.segments[0]
+    assert again.data_key in {each.key for each in head.unlinked}
+    _rewrite_head(store, lambda head: replace(head, segments=(again, *head.segments)))
+
+
+def _heads(store: MemoryStore, prefix: str) -> list[Head]:
+    return [decode_head(store.get(info.key)) for info in store.list(prefix + "meta/head/")]
+
+
+def _data_missing(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    store.delete([prefix + head.segments[1].data_key])
+
+
+def _indexes_missing(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    store.delete([prefix + head.segments[1].indexes_key])
+
+
+def _data_short(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    key = prefix + head.segments[1].data_key
+    store.put(key, store.get(key)[:-1])
+
+
+def _bit_in_data(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    _flip(store, prefix + head.segments[1].data_key, 77)
+
+
+def _bit_in_indexes(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    _flip(store, prefix + head.segments[1].indexes_key, 5)
+
+
+def _name_of_another_segment(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    row = head.segments[-2]
+    key = data_key(row.base_offset, row.next_offset, head.epoch, row.ulid)
+    store.put(prefix + key, store.get(prefix + row.data_key))
+    _rewrite_row(store, data_key=key)
+
+
+def _batch_crc(store: MemoryStore) -> None:
+    _reseal(store, lambda body: body.__setitem__(-1, body[-1] ^ 1))
+
+
+def _not_a_batch_at_the_end(store: MemoryStore) -> None:
+    def change(body: bytearray) -> None:
+        body[-8:] = b"\0" * 8
+
+    _reseal(store, change)
+
+
+def _index_points_beside(store: MemoryStore) -> None:
+    _other_index(store, offset=b"\0\0\0\1\0\0\0\5")
+
+
+def _time_index_is_another(store: MemoryStore) -> None:
+    _other_index(store, time=b"\0" * 7 + b"\1" + b"\0\0\0\3")
+
+
+def _producer_snapshot_is_none(store: MemoryStore) -> None:
+    _other_index(store, producers=b"\0\1garbage")
+
+
+def _epochs_are_none(store: MemoryStore) -> None:
+    _other_index(store, epochs=b"7\n1\n")
+
+
+def _aborted_transactions_are_none(store: MemoryStore) -> None:
+    _other_index(store, txn=b"\1" * 34)
+
+
+def _row_of_a_later_epoch(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    row = head.segments[-2]
+    key = data_key(row.base_offset, row.next_offset - 1, head.epoch + 1, row.ulid)
+    store.put(prefix + key, store.get(prefix + row.data_key))
+    _rewrite_row(store, data_key=key)
+
+
+def _object_of_a_later_epoch(store: MemoryStore) -> None:
+    store.put(_newest(store)[0] + data_key(5, 6, 9, new_ulid(1)), b"x")
+
+
+def _counts(store: MemoryStore) -> None:
+    _rewrite_row(store, record_count=1)
+
+
+def _oldest_time(store: MemoryStore) -> None:
+    _rewrite_row(store, min_timestamp_ms=5)
+
+
+def _newest_time(store: MemoryStore) -> None:
+    _rewrite_row(store, max_timestamp_ms=NOW + 5)
+
+
+def _epochs_of_the_row(store: MemoryStore) -> None:
+    _, head = _newest(store)
+    _rewrite_row(store, epochs=((77, head.segments[-2].base_offset),))
+
+
+def _offsets_of_the_row(store: MemoryStore) -> None:
+    _, head = _newest(store)
+    _rewrite_row(store, next_offset=head.segments[-2].next_offset - 3)
+
+
+def _index_range(store: MemoryStore) -> None:
+    _, head = _newest(store)
+    row = head.segments[-2]
+    _rewrite_row(store, indexes={**row.indexes, "time": replace(row.indexes["time"], length=row.indexes_bytes + 1)})
+
+
+def _segments_without_a_head(store: MemoryStore) -> None:
+    store.delete([info.key for info in store.list("") if "/meta/head/" in info.key])
+
+
+PLANTED: dict[Callable[[MemoryStore], None], str] = {
+    _head_flipped: "checksum differs",
+    _head_missing: "heads are missing",
+    _first_head_missing: "heads are missing: from_sequence=1",
+    _head_under_anothers_name: "has another's name",
+    _head_of_another_partition: "another partition's head",
+    _two_writers_in_one_epoch: "two writers in one epoch",
+    _epoch_goes_back: "the epoch jumps",
+    _other_parent: "does not follow its parent",
+    _log_start_goes_back: "log start would go back",
+    _row_forgotten: "neither in a row nor on the list",
+    _named_again: "named again after it was given up",
+    _data_missing: "a row names an object that is not there",
+    _indexes_missing: "a row names an object that is not there",
+    _data_short: "size differs",
+    _bit_in_data: "a chunk's checksum differs",
+    _bit_in_indexes: "checksum differs",
+    _name_of_another_segment: "says another segment than its row",
+    _batch_crc: "CRC",
+    _not_a_batch_at_the_end: "crc",
+    _index_points_beside: "its position is no batch's start",
+    _time_index_is_another: "time index entry",
+    _producer_snapshot_is_none: "snapshot",
+    _epochs_are_none: "version or count differs",
+    _aborted_transactions_are_none: "transaction",
+    _row_of_a_later_epoch: "a row of a later epoch than its head",
+    _object_of_a_later_epoch: "of an epoch that no head has",
+    _counts: "record_count=1",
+    _oldest_time: "min_timestamp_ms=5",
+    _newest_time: "max_timestamp_ms",
+    _epochs_of_the_row: "another leader epoch than the row says",
+    _offsets_of_the_row: "a batch outside its row",
+    _index_range: "an index lies outside its object",
+    _segments_without_a_head: "segments, and no head",
+}
+
+
+@pytest.mark.parametrize("plant", list(PLANTED), ids=lambda plant: plant.__name__.strip("_"))
+def test_planted_damage_is_found_and_named(store: MemoryStore, plant: Callable[[MemoryStore], None]) -> None:
+    plant(store)
+    found = [f"{each.path}: {each.what}" for each in damage([_report(store)])]
+    assert any(PLANTED[plant].lower() in each.lower() for each in found), found
+
+
+def test_an_unlinked_object_that_a_row_still_names_is_damage(store: MemoryStore) -> None:
+    _, head = _newest(store)
+    twice = replace(head.unlinked[0], key=head.segments[-1].data_key)
+    _rewrite_head(store, lambda head: replace(head, unlinked=(*head.unlinked, twice)))
+    assert "given up for deletion and still named" in _told(store)
+
+
+def test_what_no_head_names_is_told_by_its_kind_and_is_no_damage(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    store.put(prefix + data_key(500, 509, 1, new_ulid(1)), b"12345")
+    store.put(prefix + data_key(500, 509, 2, new_ulid(1)), b"123")
+    store.put(prefix + "meta/probe/01", b"p")
+    store.put(prefix + "data/notes.txt", b"somebody's")
+    report = _report(store)
+    assert damage([report]) == []
+    counts = report.counts()
+    told = (ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT, ObjectKind.PROBE, ObjectKind.UNKNOWN)
+    assert [counts[kind] for kind in told] == [1, 1, 1, 1]
+    assert "INFO" in _told(store)
+    assert "orphan of an older epoch: objects=1 bytes=5" in _told(store)
+    assert f"WARNING {prefix}data/notes.txt: an object that is not ours" in _told(store)
+    assert head == _newest(store)[1]
+
+
+def test_an_unlinked_object_that_is_gone_already_is_no_damage(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    store.delete([prefix + each.key for each in head.unlinked])
+    assert damage([_report(store)]) == []
+
+
+def test_a_hole_between_two_rows_is_a_warning(store: MemoryStore) -> None:
+    prefix, head = _newest(store)
+    gone = head.segments[2]
+    store.delete([prefix + gone.data_key, prefix + gone.indexes_key])
+    _rewrite_head(store, lambda head: replace(head, segments=head.segments[:2] + head.segments[3:]))
+    holes = [each for each in _report(store).findings if "no row holds these offsets" in each.what]
+    assert [each.severity for each in holes] == [Severity.WARNING]
+    assert f"from_offset={gone.base_offset} to_offset={gone.next_offset}" in holes[0].what
+
+
+def test_a_row_that_expires_under_the_look_is_no_damage(store: MemoryStore) -> None:
+    """The writer commits and deletes between the check's heads and its rows."""
+    prefix, head = _newest(store)
+    gone = head.segments[0]
+
+    class Meanwhile(MemoryStore):
+        def get(self, key: str) -> bytes:
+            if key == prefix + gone.indexes_key:
+                after = replace(
+                    head,
+                    sequence=head.sequence + 1,
+                    parent_id=head.commit_id,
+                    commit_id="Z" * 26,
+                    segments=head.segments[1:],
+                    log_start_offset=gone.next_offset,
+                )
+                store.put(prefix + head_key(after.sequence), encode_head(after))
+                store.delete([prefix + gone.data_key, prefix + gone.indexes_key])
+                raise NotFound("reading an object, there is none", key=key)
+            return store.get(key)
+
+    moving = Meanwhile()
+    moving._objects = store._objects
+    assert damage([_report(moving)]) == []
+
+
+def test_a_bucket_without_anything_of_ours_has_no_reports() -> None:
+    empty = MemoryStore()
+    assert check_bucket(empty) == []
+    empty.put("somebody/else", b"x")
+    assert check_bucket(empty) == []

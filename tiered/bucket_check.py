@@ -1,0 +1,116 @@
+"""A bucket decoded to the last record: every head, every object, every batch, held against what the rows say.
+
+`remote.bucket_check` looks at names, heads, sizes and checksums; this module looks inside the segments, as the room
+above batches and buckets can. A row must say of its segment exactly what its bytes say: that all of them are whole
+batches with the right CRC, all offsets inside ``[base, next)``, the number of records, the smallest and the largest
+timestamp, the leader epoch of every batch; and its indexes must point at these batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from local import kernels, producer_snapshot, txn_index
+from local.batch_runs import BatchRuns, Run
+from local.checkpoints import parse_entries
+from local.columns import BatchTable
+from local.errors import Corrupt
+from local.findings import Finding, Severity, damaged, worst
+from local.index_checks import check_offset_index, check_time_index, places_of
+from remote.bucket_check import BucketReport, ReadRange, check_partition
+from remote.catalog import list_partitions
+from remote.index_bundle import IndexBundle
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+
+
+def check_bucket(store: ObjectStore) -> list[BucketReport]:
+    """Every partition of a store, in order. Raises what the store raises when it cannot be reached."""
+    return [check_partition(store, name.prefix, check_contents) for name in list_partitions(store)]
+
+
+def damage(reports: list[BucketReport]) -> list[Finding]:
+    """What is worse than a warning."""
+    return [each for report in reports for each in report.findings if worst([each]) is Severity.CORRUPT]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the bytes of one segment said."""
+
+    records: int = 0
+    timestamps: list[int] = field(default_factory=list)
+    tables: list[tuple[int, BatchTable]] = field(default_factory=list)
+
+    def min_max(self) -> tuple[int | None, int | None]:
+        return min(self.timestamps, default=None), max(self.timestamps, default=None)
+
+
+def check_contents(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
+    """What is wrong inside one segment. Raises Corrupt where its bytes do not have their checksums."""
+    seen = _Seen()
+    walk = BatchRuns(read, row.size_bytes)
+    for run in walk:
+        if run.damage is not None:
+            yield _wrong(path, row, run.damage, at=run.position)
+        else:
+            seen.tables.append((run.position, run.table))
+            yield from _of_run(path, row, run, seen)
+    if walk.problem is not None:
+        yield _wrong(path, row, f"{walk.problem}: bytes={row.size_bytes - walk.position}", at=walk.position)
+    yield from _of_row(path, row, seen)
+    yield from _of_indexes(path, row, bundle, seen)
+
+
+def _of_run(path: str, row: RemoteSegment, run: Run, seen: _Seen) -> Iterator[Finding]:
+    table = run.table
+    first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
+    if first < row.base_offset or last >= row.next_offset:
+        yield _wrong(path, row, f"a batch outside its row: first={first} last={last}", at=run.position)
+    epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
+    for offset, epoch in epochs.items():
+        told = [each for each, start in row.epochs if start <= offset]
+        if not told or told[-1] != epoch:
+            yield _wrong(path, row, f"a batch of another leader epoch than the row says: offset={offset} epoch={epoch}")
+            break
+    try:
+        for columns in kernels.decode_in_steps(run.data, verify=False, table=table):
+            seen.records += len(columns)
+            known = columns.timestamps[columns.timestamps >= 0]
+            seen.timestamps += [int(known.min()), int(known.max())] if len(known) else []
+    except Corrupt as error:
+        yield damaged(error, path)
+
+
+def _of_row(path: str, row: RemoteSegment, seen: _Seen) -> Iterator[Finding]:
+    low, high = seen.min_max()
+    facts = {
+        "record_count": (row.record_count, seen.records),
+        "min_timestamp_ms": (row.min_timestamp_ms, low),
+        "max_timestamp_ms": (row.max_timestamp_ms, high),
+    }
+    for name, (says, found) in facts.items():
+        if says != found:
+            yield _wrong(path, row, f"the row says something else than its bytes: {name}={says} found={found}")
+
+
+def _of_indexes(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    places, base, where = places_of(seen.tables, row.size_bytes), row.base_offset, path.removesuffix(row.data_key)
+    where += row.indexes_key
+    yield from check_offset_index(bytes(bundle.offset), base, places, path=where)
+    yield from check_time_index(bytes(bundle.time), base, places, path=where)
+    try:
+        txn_index.check(bundle.txn, base, path=where)
+        txn_index.entries(bundle.txn, path=where)
+        if len(bundle.producers):
+            producer_snapshot.decode(bundle.producers, path=where)
+        if len(bundle.epochs):
+            parse_entries(bytes(bundle.epochs), where, 2)
+    except Corrupt as error:
+        yield damaged(error, where)
+
+
+def _wrong(path: str, row: RemoteSegment, what: str, at: int | None = None) -> Finding:
+    offsets = (row.base_offset, row.next_offset)
+    return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at, offsets=offsets)
