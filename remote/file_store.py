@@ -21,7 +21,7 @@ from urllib.parse import quote
 from local.errors import AccessDenied, AlreadyExists, Corrupt, DiskFailed, InvalidRequest, NotFound, Unavailable
 from local.storage import DiskStorage, Storage
 from remote.keys import new_ulid
-from remote.store import Body, ObjectInfo, UploadSource, check_body, check_key, check_range, parts_of
+from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
 
 ASIDE = "~aside"  # no topic's name holds a tilde
 
@@ -49,9 +49,7 @@ class FileStore:
         self._publish(key, [body], self._link)
 
     def upload(self, key: str, source: UploadSource) -> None:
-        check_body(key, source.size_bytes)
-        parts = (source.read(start, length) for start, length in parts_of(source.size_bytes))
-        self._publish(key, parts, self._storage.rename)
+        self._publish(key, begun_parts(key, source), self._storage.rename)
 
     def get(self, key: str) -> bytes:
         with self._translated("reading an object", key):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from local.errors import AlreadyExists, Corrupt, NotFound
-from remote.store import Body, ObjectInfo, UploadSource, check_body, check_key, check_range, parts_of
+from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
 
 
 class MemoryStore:
@@ -42,8 +42,7 @@ class MemoryStore:
             self._objects[key] = (bytes(body), self._now_ms())
 
     def upload(self, key: str, source: UploadSource) -> None:
-        check_body(check_key(key), source.size_bytes)
-        self.put(key, b"".join(source.read(start, length) for start, length in parts_of(source.size_bytes)))
+        self.put(key, b"".join(begun_parts(check_key(key), source)))
 
     def get(self, key: str) -> bytes:
         return self._object("reading an object", key)[0]

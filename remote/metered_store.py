@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from remote.store import Body, ObjectInfo, ObjectStore, UploadSource, parts_of
+from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
 
 LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObjects
 
@@ -66,9 +66,13 @@ class MeteredStore:
         self._inner.put_if_absent(key, body)
 
     def upload(self, key: str, source: UploadSource) -> None:
-        parts = len(parts_of(source.size_bytes))
-        self._count(RequestCounts(puts=parts + 2 if parts > 1 else 1, bytes_in=source.size_bytes))
-        self._inner.upload(key, source)
+        self._inner.upload(key, UploadSource(parts=lambda: self._counted(source)))
+
+    def _counted(self, source: UploadSource) -> Iterator[Body]:
+        """The parts; the second one tells that there are a beginning and a completion as well."""
+        for number, part in enumerate(source.parts()):
+            self._count(RequestCounts(puts=3 if number == 1 else 1, bytes_in=len(part)))
+            yield part
 
     def get(self, key: str) -> bytes:
         self._count(RequestCounts(gets=1))

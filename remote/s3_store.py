@@ -4,8 +4,8 @@ What s3fs is kept from doing: retrying (one layer, `remote.retrying_store`), cac
 HEAD before GET, and guessing whether a missing key is a directory. Every body and every part is sent with the CRC32
 that botocore adds by default; S3 refuses a body that differs. The user's `config_kwargs` can turn that off.
 
-Large uploads go up in parts, each retried by itself; at most UPLOAD_THREADS parts of PART_BYTES are in memory. They
-are invisible until completed. An upload that fails is aborted as well as it can be; what a killed process leaves is
+Large uploads go up in parts, each retried by itself; `remote.part_sending` bounds what is in memory of them. They are
+invisible until completed. An upload that fails is aborted as well as it can be; what a killed process leaves is
 for a lifecycle rule (abort incomplete multipart uploads). A completion whose answer was lost is settled by the size of
 what is there; names are never used twice, so it can only be ours.
 
@@ -19,19 +19,20 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.fsspec_store import make_filesystem
+from remote.part_sending import PartSender, SentPart
 from remote.retrying_store import RetryPolicy
 from remote.s3_errors import refusal, translated
-from remote.store import Body, ObjectInfo, UploadSource, check_body, check_key, check_range, parts_of
+from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
 
 log = logging.getLogger(__name__)
 
-UPLOAD_THREADS = 4  # parts in flight for one upload; more gains nothing on a fast link and holds more memory
 READ_CONCURRENCY = 8  # ranges in flight for one get_ranges
 DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
@@ -48,6 +49,7 @@ class S3Store:
         self._options = _client_options(options or {})
         self._given = tuple(options or ())
         self._policy = policy
+        self._sender = PartSender()
         self._lock = threading.Lock()
         self._filesystem: Any = None
         self._pid = 0
@@ -70,36 +72,26 @@ class S3Store:
         self._call("creating an object", "put_object", key, Body=bytes(body), IfNoneMatch="*")
 
     def upload(self, key: str, source: UploadSource) -> None:
-        check_body(key, source.size_bytes)
-        parts = parts_of(source.size_bytes)
-        if len(parts) == 1:
-            self.put(key, source.read(*parts[0]))
+        parts = begun_parts(key, source)
+        first, second = next(parts), next(parts, None)
+        if second is None:
+            self.put(key, first)
             return
         begun = self._patient("uploading an object", "create_multipart_upload", key)
         upload_id = str(begun["UploadId"])
         try:
-            tags = self._send_parts(key, upload_id, parts, source)
-            self._complete(key, upload_id, tags, source.size_bytes)
+            sent = self._sender.send(chain([first, second], parts), partial(self._send_part, key, upload_id))
+            tags = [{"PartNumber": part.number, "ETag": part.tag} for part in sent]
+            self._complete(key, upload_id, tags, sum(part.size_bytes for part in sent))
         except BaseException:
             self._abort(key, upload_id)
             raise
 
-    def _send_parts(
-        self, key: str, upload_id: str, parts: Sequence[tuple[int, int]], source: UploadSource
-    ) -> list[dict[str, object]]:
-        def send(number: int) -> dict[str, object]:
-            body = source.read(*parts[number - 1])
-            body = body if isinstance(body, bytes) else bytes(body)
-            names = {"UploadId": upload_id, "PartNumber": number, "Body": body}
-            answer = self._patient("uploading a part", "upload_part", key, **names)
-            return {"PartNumber": number, "ETag": answer["ETag"]}
-
-        with ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="tiered-upload") as pool:
-            try:
-                return list(pool.map(send, range(1, len(parts) + 1)))
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+    def _send_part(self, key: str, upload_id: str, number: int, body: Body) -> SentPart:
+        body = body if isinstance(body, bytes) else bytes(body)
+        names = {"UploadId": upload_id, "PartNumber": number, "Body": body}
+        answer = self._patient("uploading a part", "upload_part", key, **names)
+        return SentPart(number=number, tag=str(answer["ETag"]), size_bytes=len(body))
 
     def _complete(self, key: str, upload_id: str, tags: list[dict[str, object]], size_bytes: int) -> None:
         names = {"UploadId": upload_id, "MultipartUpload": {"Parts": tags}}

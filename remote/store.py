@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from local.errors import InvalidRequest
@@ -33,15 +34,15 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadSource:
-    """Bytes to upload without holding them all: `read(start, length)` gives exactly those of `size_bytes` bytes.
+    """Bytes to upload without holding them all, in parts; how many there will be need not be known before.
 
-    `read` may be called from several threads, in any order, and again for a range that failed. Stores ask for the
-    ranges of `parts_of`, so every range starts at a multiple of
-    `remote.segment.PART_BYTES` and each byte is asked for at least once.
+    `parts()` begins at the beginning, every time it is called: an upload that failed as a whole is tried again from
+    there, and gives the same bytes. A store takes one part after the other, from one thread, and holds those that it
+    has not yet sent; one that failed it sends again from what it holds. Every part but the last has the same size, at
+    least `remote.segment.PART_BYTES`; only the last may be smaller. What `parts()` raises goes to whoever uploads.
     """
 
-    size_bytes: int
-    read: Callable[[int, int], Body]
+    parts: Callable[[], Iterator[Body]]
 
 
 class ObjectStore(Protocol):
@@ -111,6 +112,19 @@ def parts_of(size_bytes: int) -> list[tuple[int, int]]:
     """How a body of this size goes up: (start, length) of each part, in order. One part means one plain PUT."""
     step = part_step(size_bytes)
     return [(start, min(step, size_bytes - start)) for start in range(0, size_bytes, step)]
+
+
+def ranged_source(size_bytes: int, read: Callable[[int, int], Body]) -> UploadSource:
+    """The source of a body of known size of which `read(start, length)` gives any range."""
+    return UploadSource(parts=lambda: (read(start, length) for start, length in parts_of(size_bytes)))
+
+
+def begun_parts(key: str, source: UploadSource) -> Iterator[Body]:
+    """The parts of a source, the first one made already. Raises InvalidRequest when there is none, or an empty one."""
+    parts = source.parts()
+    first = next(parts, b"")
+    check_body(key, len(first))
+    return chain([first], parts)
 
 
 def check_key(key: str) -> str:

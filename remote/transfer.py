@@ -34,7 +34,7 @@ from remote.chunks import CHUNK_BYTES, ChunkTable, chunk_count
 from remote.index_bundle import IndexBundle, encode_bundle
 from remote.keys import data_key, indexes_key, new_ulid
 from remote.segment import IndexRange, RemoteSegment
-from remote.store import Body, ObjectStore, UploadSource
+from remote.store import Body, ObjectStore, ranged_source
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def _upload_data(
     store: ObjectStore, key: str, segment: SegmentToCopy, chunk_bytes: int, progress: Callable[[int], None]
 ) -> ChunkTable:
     reading = ChecksummedReading(segment, chunk_bytes, progress)
-    store.upload(key, UploadSource(size_bytes=segment.size_bytes, read=reading.read))
+    store.upload(key, ranged_source(segment.size_bytes, reading.read))
     _verify(store, key, segment.size_bytes)
     return reading.table()
 
@@ -167,7 +167,7 @@ class ChecksummedReading:
         self._crcs: list[int | None] = [None] * chunk_count(segment.size_bytes, chunk_bytes)
 
     def read(self, start: int, length: int) -> Body:
-        """The segment's bytes; see `remote.store.UploadSource`. Raises Corrupt when it gives other than before."""
+        """Exactly those bytes of the segment. Raises Corrupt when it gives other than before."""
         assert start % self._chunk_bytes == 0, "stores read parts, and parts are made of whole chunks"
         body = self._segment.read(start, length)
         if len(body) != length:

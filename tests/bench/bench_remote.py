@@ -29,8 +29,9 @@ from remote.head_changes import add_segments
 from remote.metadata_index import find_by_offset
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
+from remote.part_sending import PARTS_MAX
 from remote.range_reader import RANGE_BYTES, RemotePartition
-from remote.s3_store import READ_CONCURRENCY, UPLOAD_THREADS
+from remote.s3_store import READ_CONCURRENCY
 from remote.segment import PART_BYTES
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.demo.s3_endpoint import S3Endpoint
@@ -127,7 +128,7 @@ class Bench:
     def raw_upload(self) -> None:
         import io
 
-        config = TransferConfig(PART_BYTES, max_concurrency=UPLOAD_THREADS, multipart_chunksize=PART_BYTES)
+        config = TransferConfig(PART_BYTES, max_concurrency=PARTS_MAX, multipart_chunksize=PART_BYTES)
         self.raw.upload_fileobj(io.BytesIO(self.body), BUCKET, "raw", Config=config)
 
     def raw_range(self, start: int, length: int) -> bytes:

@@ -9,14 +9,14 @@ from remote.memory_store import MemoryStore
 from remote.metered_store import LIST_PAGE, MeteredStore, RequestCounts
 from remote.retrying_store import RetryingStore, RetryPolicy
 from remote.segment import PART_BYTES
-from remote.store import ObjectInfo, UploadSource
+from remote.store import ObjectInfo, ranged_source
 
 ONCE = RetryPolicy(attempts_max=1)
 LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)
 
 
 def source_of(body):
-    return UploadSource(size_bytes=len(body), read=lambda start, length: memoryview(body)[start : start + length])
+    return ranged_source(len(body), lambda start, length: memoryview(body)[start : start + length])
 
 
 class TestRetryPolicy:

@@ -12,7 +12,7 @@ from remote.fsspec_store import open_store
 from remote.retrying_store import RetryPolicy
 from remote.s3_errors import translate
 from remote.segment import PART_BYTES
-from remote.store import UploadSource
+from remote.store import ranged_source
 
 pytestmark = pytest.mark.server
 ONCE = RetryPolicy(attempts_max=1)
@@ -20,7 +20,7 @@ LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)
 
 
 def source_of(body):
-    return UploadSource(size_bytes=len(body), read=lambda start, length: memoryview(body)[start : start + length])
+    return ranged_source(len(body), lambda start, length: memoryview(body)[start : start + length])
 
 
 def test_a_missing_bucket_is_not_found_and_named(s3_endpoint):

@@ -18,7 +18,7 @@ from remote.probe import probe_store
 from remote.retrying_store import RetryPolicy
 from remote.s3_store import S3Store
 from remote.segment import PART_BYTES
-from remote.store import UploadSource
+from remote.store import ranged_source
 from remote.transfer import SegmentToCopy, copy_segment
 
 ONCE = RetryPolicy(attempts_max=1)
@@ -26,7 +26,7 @@ LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)
 
 
 def source_of(body):
-    return UploadSource(size_bytes=len(body), read=lambda start, length: memoryview(body)[start : start + length])
+    return ranged_source(len(body), lambda start, length: memoryview(body)[start : start + length])
 
 
 class TestOpenStore:

@@ -1,0 +1,90 @@
+"""Parts in flight: as many as there are places, over all uploads; an error ends it and leaves nothing running."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from local.errors import Corrupt, Unavailable
+from remote.part_sending import PartSender, SentPart
+
+
+def sent(number, body):
+    return SentPart(number=number, tag=f"t{number}", size_bytes=len(body))
+
+
+def test_parts_are_answered_in_their_order():
+    assert [part.number for part in PartSender(3).send([b"a", b"b", b"c", b"d"], sent)] == [1, 2, 3, 4]
+
+
+def test_all_uploads_share_the_places():
+    sender, lock, now, most = PartSender(2), threading.Lock(), [0], [0]
+    gate = threading.Semaphore(0)
+
+    def send(number, body):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        gate.acquire(timeout=10)
+        with lock:
+            now[0] -= 1
+        return sent(number, body)
+
+    with ThreadPoolExecutor(3) as uploads:
+        running = [uploads.submit(sender.send, [b"x"] * 5, send) for _ in range(3)]
+        for _ in range(15):
+            gate.release()
+        assert [len(each.result(timeout=10)) for each in running] == [5, 5, 5]
+    assert most[0] <= 2
+
+
+def test_an_upload_makes_one_part_more_than_it_has_places_for():
+    made, second, seen = [], threading.Event(), []
+
+    def parts():
+        for number in range(1, 5):
+            made.append(number)
+            if number == 2:
+                second.set()
+            yield b"x"
+
+    def send(number, body):
+        if number == 1:
+            assert second.wait(10), "the next part is made while the first is on its way"
+            seen.extend(made)
+        return sent(number, body)
+
+    PartSender(1).send(parts(), send)
+    assert seen == [1, 2]
+
+
+def test_a_part_that_fails_ends_the_upload_and_frees_its_places():
+    sender, asked = PartSender(2), []
+
+    def parts():
+        for number in range(100):
+            asked.append(number)
+            yield b"x"
+
+    def failing(number, body):
+        if number == 3:
+            raise Unavailable("sending a part")
+        return sent(number, body)
+
+    with pytest.raises(Unavailable):
+        sender.send(parts(), failing)
+    assert len(asked) < 100
+    assert len(sender.send([b"a"] * 10, sent)) == 10, "every place is free again"
+
+
+def test_a_source_that_fails_passes_its_error_on_and_frees_the_places():
+    def parts():
+        yield b"a"
+        raise Corrupt("reading a segment")
+
+    sender = PartSender(1)
+    with pytest.raises(Corrupt):
+        sender.send(parts(), sent)
+    assert len(sender.send([b"a"] * 3, sent)) == 3
