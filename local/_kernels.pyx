@@ -35,7 +35,9 @@ cdef extern from "crc32c_hardware.h" nogil:
 cdef extern from * nogil:
     """
     #if defined(__GNUC__)
-    #define TIERED_PREFETCH(at) __builtin_prefetch((const void *)(at))
+    /* The empty statement is no decoration: gcc takes a function that does nothing but prefetch for one without
+     * effect, and leaves its calls out. */
+    #define TIERED_PREFETCH(at) do { __builtin_prefetch((const void *)(at)); __asm__ volatile(""); } while (0)
     #define TIERED_BITS(number) (64 - __builtin_clzll((number) | 1))
     #else
     #define TIERED_PREFETCH(at) ((void)0)

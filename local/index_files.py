@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from local import kernels, offset_index, time_index
 from local.batch_header import HEADER_BYTES, read_header
 from local.errors import Corrupt, NotFound
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 INDEX_SUFFIXES = (OFFSET_INDEX, TIME_INDEX)
 ENTRY_BYTES = {OFFSET_INDEX: offset_index.ENTRY_BYTES, TIME_INDEX: time_index.ENTRY_BYTES}
 _SLICE_BYTES = 16 << 20
+_RELATIVE_MAX = 2**31 - 1  # int32 in both files
 
 
 class Indexes(NamedTuple):
@@ -42,22 +46,37 @@ class Judged(NamedTuple):
 
 
 def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
-    """What both indexes of a segment hold after an uninterrupted write, final time entry included (KAFKA-806 form)."""
-    offsets, times = bytearray(), bytearray()
-    latest: int | None = None
-    latest_offset = base_offset
-    since = 0
-    columns = (table.positions, table.sizes, table.last_offsets, table.max_timestamps)
-    for position, size, last_offset, timestamp in zip(*(column.tolist() for column in columns), strict=True):
-        if timestamp >= 0 and (latest is None or timestamp > latest):
-            latest, latest_offset = timestamp, last_offset
-        if since > interval_bytes:
-            offsets += offset_index.pack(base_offset, last_offset, position)
-            times += time_entry(times, base_offset, latest, latest_offset)
-            since = 0
-        since += size
-    times += time_entry(times, base_offset, latest, latest_offset)
-    return Indexes(offsets, times, latest, latest_offset)
+    """What both indexes of a segment hold after an uninterrupted write, final time entry included (KAFKA-806 form).
+
+    Raises Corrupt for a batch further from `base_offset` than a segment reaches.
+    """
+    rows = _entry_rows(table.sizes, interval_bytes)
+    times = np.maximum.accumulate(np.maximum(table.max_timestamps, -1))
+    is_later = np.concatenate((times[:1] >= 0, times[1:] > times[:-1]))
+    found_at = np.maximum.accumulate(np.where(is_later, np.arange(len(table)), 0))
+    with_last = [*rows, len(table) - 1] if len(table) else []
+    entries = times[with_last]
+    is_entry = np.concatenate((entries[:1] >= 0, entries[1:] > entries[:-1]))
+    relative = table.last_offsets - base_offset
+    if len(table) and (relative[-1] > _RELATIVE_MAX or relative[0] < 0):
+        raise Corrupt("building indexes, an offset outside the segment", base_offset=base_offset)
+    offsets = offset_index.encode(relative[rows], table.positions[rows])
+    time_entries = time_index.encode(entries[is_entry], relative[found_at[with_last]][is_entry])
+    if not len(table) or times[-1] < 0:
+        return Indexes(offsets, time_entries, None, base_offset)
+    return Indexes(offsets, time_entries, int(times[-1]), base_offset + int(relative[found_at[-1]]))
+
+
+def _entry_rows(sizes: NDArray[np.int32], interval_bytes: int) -> list[int]:
+    """The batches that get an entry: before them lie more than `interval_bytes` since the last one that has one."""
+    before = np.cumsum(sizes, dtype=np.int64) - sizes
+    following = np.searchsorted(before, before + interval_bytes, "right").tolist()
+    rows: list[int] = []
+    at = following[0] if following else 0
+    while at < len(following):
+        rows.append(at)
+        at = following[at]
+    return rows
 
 
 def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, offset: int) -> bytes:

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from local.errors import Corrupt
 
@@ -27,6 +28,16 @@ Buffer = bytes | bytearray | memoryview
 
 def pack(base_offset: int, offset: int, position: int) -> bytes:
     return ENTRY.pack(offset - base_offset, position)
+
+
+def encode(relative_offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> bytearray:
+    """A whole file. The caller knows that both columns fit 31 bits."""
+    return bytearray(np.stack((relative_offsets, positions), axis=1).astype(">i4").tobytes())
+
+
+def positions(data: Buffer) -> NDArray[np.int32]:
+    """The positions alone, in file order."""
+    return np.frombuffer(data, ">i4", len(data) // ENTRY_BYTES * 2)[1::2].astype(np.int32)
 
 
 def lookup(data: Buffer, base_offset: int, offset: int) -> tuple[int, int]:

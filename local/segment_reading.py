@@ -134,8 +134,8 @@ def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[t
 
 def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
     """Where `batch_slices` cuts: at batch starts that the offset index knows."""
+    positions = offset_index.positions(segment.offset_index())
     cuts = [0]
-    for _, position in offset_index.entries(segment.offset_index(), segment.base_offset):
-        if position - cuts[-1] >= slice_bytes:
-            cuts.append(position)
+    while (slot := int(np.searchsorted(positions, cuts[-1] + slice_bytes))) < len(positions):
+        cuts.append(int(positions[slot]))
     return list(pairwise((*cuts, segment.size_bytes))) if segment.size_bytes else []

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from local.errors import Corrupt
 
@@ -28,6 +29,13 @@ Buffer = bytes | bytearray | memoryview
 
 def pack(base_offset: int, timestamp_ms: int, offset: int) -> bytes:
     return ENTRY.pack(timestamp_ms, offset - base_offset)
+
+
+def encode(timestamps_ms: NDArray[np.int64], relative_offsets: NDArray[np.int64]) -> bytearray:
+    """A whole file. The caller knows that the offsets fit 31 bits."""
+    made = np.empty(len(timestamps_ms), _COLUMNS)
+    made["timestamp"], made["relative"] = timestamps_ms, relative_offsets
+    return bytearray(made.tobytes())
 
 
 def lookup(data: Buffer, base_offset: int, timestamp_ms: int) -> tuple[int, int]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import bisect
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from local import offset_index, time_index
+from local.columns import TABLE_DTYPES, BatchTable
 from local.errors import Corrupt
+from local.index_files import Indexes, build_indexes, time_entry
+from local.kernels import scan_batches
 
 
 def test_entries_have_kafkas_bytes() -> None:
@@ -69,3 +74,42 @@ def test_a_damaged_offset_index_is_refused_with_its_path(data: bytes) -> None:
 def test_a_damaged_time_index_is_refused_with_its_path(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"path=x\.timeindex"):
         time_index.check(data, path="x.timeindex")
+
+
+def test_indexes_built_at_once_are_those_of_an_append_batch_by_batch() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        count, latest = rng.choice([0, 1, 2, 3, 10, 40]), rng.choice([-1, 0, 3, 100])
+        sizes = [rng.randint(61, 300) for _ in range(count)]
+        times = [rng.randint(-1, latest) for _ in range(count)]
+        offsets = sorted(rng.sample(range(1000, 1400), count))
+        interval = rng.choice([0, 100, 250, 1000, 10**6])
+        table = table_of(sizes, times, offsets)
+        assert build_indexes(table, 1000, interval) == one_by_one(sizes, times, offsets, interval)
+
+
+def test_an_offset_that_no_index_entry_can_hold_is_refused() -> None:
+    for offset in (999, 1000 + 2**31):
+        with pytest.raises(Corrupt, match="outside the segment"):
+            build_indexes(table_of([61], [5], [offset]), 1000, 0)
+
+
+def table_of(sizes: list[int], times: list[int], offsets: list[int]) -> BatchTable:
+    none = scan_batches(b"")
+    positions = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
+    columns = {"sizes": sizes, "max_timestamps": times, "last_offsets": offsets}
+    return replace(none, positions=positions, **{n: np.array(c, TABLE_DTYPES[n]) for n, c in columns.items()})
+
+
+def one_by_one(sizes: list[int], times: list[int], offsets: list[int], interval: int) -> Indexes:
+    made, made_times, latest, latest_offset, since, position = bytearray(), bytearray(), None, 1000, 0, 0
+    for size, timestamp, offset in zip(sizes, times, offsets, strict=True):
+        if timestamp >= 0 and (latest is None or timestamp > latest):
+            latest, latest_offset = timestamp, offset
+        if since > interval:
+            made += offset_index.pack(1000, offset, position)
+            made_times += time_entry(made_times, 1000, latest, latest_offset)
+            since = 0
+        since, position = since + size, position + size
+    made_times += time_entry(made_times, 1000, latest, latest_offset)
+    return Indexes(made, made_times, latest, latest_offset)
