@@ -125,7 +125,7 @@ def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> i
     """
     if snapshot.is_tiered and not is_bucket_known:
         return 0
-    reachable = (row for row in snapshot.remote if row.next_offset > snapshot.log_start_offset)
+    reachable = (row for row in snapshot.committed_parts if row.next_offset > snapshot.log_start_offset)
     return min((row.cleaned_through or 0 for row in reachable), default=None)
 
 

@@ -36,12 +36,14 @@ class _World:
 
     `rows` by ulid and `local` by base offset are what is left, oldest first. `gaps`, None until asked for, are the
     offsets that no row of `rows` holds; rows below the log start that went may still count there. `copyable` are the
-    closed segments that are not empty, ascending. `named_keys` are the unlinked objects that a row still names.
+    closed segments that are not empty, ascending. `unknown` are the offset ranges of the rows that only a page holds,
+    ascending; none of these rows may go. `named_keys` are the unlinked objects that a row still names.
     """
 
     snapshot: PartitionSnapshot
     log_start_offset: int
     rows: OrderedDict[str, RemoteSegment]
+    unknown: list[tuple[int, int]]
     local: OrderedDict[int, SegmentInfo]
     closed: dict[int, SegmentInfo]
     copyable: list[SegmentInfo]
@@ -57,7 +59,7 @@ class _World:
         if retained_from >= next_offset:
             return True
         if self.gaps is None:
-            self.gaps = _gaps(self.rows.values())
+            self.gaps = _gaps((*_ranges(self.rows.values()), *self.unknown))
         gap_base, _ = self.gaps[bisect_right(self.gaps, retained_from, key=itemgetter(1))]
         return gap_base >= next_offset
 
@@ -85,25 +87,31 @@ def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> li
 def _world(snapshot: PartitionSnapshot) -> _World:
     rows = [row for row in snapshot.remote if row.state is SegmentState.COPY_FINISHED]
     unlinked_ms = {unlinked.key: unlinked.unlinked_ms for unlinked in snapshot.unlinked}
+    unknown = [each for spill in snapshot.spills for each in spill.ranges()]
     keys = (key for row in snapshot.remote for key in (row.data_key, row.indexes_key))
     return _World(
         snapshot=snapshot,
         log_start_offset=snapshot.log_start_offset,
         rows=OrderedDict((row.ulid, row) for row in rows),
+        unknown=unknown,
         local=OrderedDict((segment.base_offset, segment) for segment in snapshot.segments),
         closed={segment.base_offset: segment for segment in snapshot.closed},
         copyable=[segment for segment in snapshot.closed if not segment.is_empty],
-        copied_upto=max((row.next_offset for row in rows), default=0),
+        copied_upto=max((following for _, following in (*_ranges(rows), *unknown)), default=0),
         unlinked_ms=unlinked_ms,
         named_keys=frozenset(key for key in keys if key in unlinked_ms),
     )
 
 
-def _gaps(rows: Iterable[RemoteSegment]) -> list[_Gap]:
-    """The ranges that no row holds, ascending, from offset 0 on."""
+def _ranges(rows: Iterable[RemoteSegment]) -> Iterable[tuple[int, int]]:
+    return ((row.base_offset, row.next_offset) for row in rows)
+
+
+def _gaps(ranges: Iterable[tuple[int, int]]) -> list[_Gap]:
+    """What no range holds, ascending, from offset 0 on."""
     gaps: list[_Gap] = []
     reached = 0
-    for base_offset, next_offset in sorted((row.base_offset, row.next_offset) for row in rows):
+    for base_offset, next_offset in sorted(ranges):
         if base_offset > reached:
             gaps.append((reached, base_offset))
         reached = max(reached, next_offset)
@@ -202,7 +210,8 @@ def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
     broken = []
     if decision.ulid not in world.rows:
         return ["no committed row"]
-    if next(iter(world.rows)) != decision.ulid:
+    is_below_unknown = not world.unknown or decision.base_offset < world.unknown[0][0]
+    if next(iter(world.rows)) != decision.ulid or not is_below_unknown:
         broken.append("not the oldest row")
     row = world.rows.pop(decision.ulid)
     if row.next_offset > world.log_start_offset:

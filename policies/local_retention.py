@@ -51,7 +51,7 @@ def local_expirations(
     being copied: then only rows of the store expire. An older row that stays keeps it empty too, and nothing at or
     after a segment under way goes.
     """
-    if snapshot.is_copying_on or len(expired) < len(snapshot.committed):
+    if snapshot.is_copying_on or len(expired) < snapshot.committed_count:
         return []
 
     def may_go(segment: SegmentInfo) -> bool:

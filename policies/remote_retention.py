@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from policies.decisions import DeleteUnlinked, ExpireRemote
 from policies.snapshot import PartitionSnapshot
+from remote.head import SpillRow
 from remote.segment import RemoteSegment
 
 
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
-    """The rows to expire, oldest first. Neither a segment being copied nor anything after it goes in this round."""
+    """The rows to expire, oldest first, as far as they are known.
+
+    Neither a segment being copied nor anything after it goes in this round.
+    """
     limits = snapshot.rules.log_limits
     kept_bytes = log_bytes(snapshot)
     first_copying = min(snapshot.copying, default=None)
     expired: list[ExpireRemote] = []
-    for row in snapshot.committed:
+    for row in snapshot.known_oldest():
         if first_copying is not None and first_copying <= row.base_offset:
             break
         reason = (
@@ -49,14 +53,29 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked]:
     ]
 
 
+def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:
+    """The oldest page whose rows have to be known one by one, for some may expire; None when there is none.
+
+    Asked again of the fuller snapshot, it may name the next page.
+    """
+    spill = next(iter(snapshot.spills), None)
+    if spill is None or len(expirations(snapshot)) < len(snapshot.known_oldest()):
+        return None
+    limits = snapshot.rules.log_limits
+    is_old = limits.ms is not None and snapshot.now_ms - spill.first_stamp_ms >= limits.ms
+    is_large = limits.bytes is not None and log_bytes(snapshot) > limits.bytes
+    return spill if spill.base_offset < snapshot.log_start_offset or is_old or is_large else None
+
+
 def log_bytes(snapshot: PartitionSnapshot) -> int:
     """The size of the whole log that retention by size compares: committed rows plus what is only local.
 
-    A segment on both tiers counts once, and nothing below the log start counts.
+    A segment on both tiers counts once, and nothing below the log start counts, but for a page of unknown rows that
+    the log start lies in: it counts whole until `page_to_know` has asked for it.
     """
     start = snapshot.log_start_offset
     only_local_from = max(start, snapshot.remote_next_offset or 0)
-    remote_bytes = sum(row.size_bytes for row in snapshot.committed if row.next_offset > start)
+    remote_bytes = sum(row.size_bytes for row in snapshot.committed_parts if row.next_offset > start)
     local_bytes = sum(segment.size_bytes for segment in snapshot.segments if segment.next_offset > only_local_from)
     return remote_bytes + local_bytes
 

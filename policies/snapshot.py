@@ -6,6 +6,7 @@ else, so whoever applies it looks again before each deed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from policies.rules import PartitionRules
 from remote.segment import RemoteSegment, SegmentState
 
 if TYPE_CHECKING:
-    from remote.head import UnlinkedObject
+    from remote.head import SpillRow, UnlinkedObject
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: what is worked out once needs the instance's dict
@@ -28,6 +29,10 @@ class PartitionSnapshot:
     copied or cleaned. The last of `segments` is active. `cleaner_offset` is the cleaner's checkpoint, None where it
     never ran; `may_clean` is False while the cleaner has to stay away (paused, or waiting after a failure). `copying`
     holds the base offsets under way this moment.
+
+    `remote` holds the rows of the store that are known one by one, ascending: the newest always, older ones as far as
+    they were asked for. `spills` stand for all others, a page of rows each, ascending, none of them in `remote`; they
+    may lie between its rows.
     """
 
     partition: TopicPartition
@@ -39,6 +44,7 @@ class PartitionSnapshot:
     segments: tuple[SegmentInfo, ...]
     is_tiered: bool = False
     remote: tuple[RemoteSegment, ...] = ()
+    spills: tuple[SpillRow, ...] = ()
     unlinked: tuple[UnlinkedObject, ...] = ()
     cleaner_offset: int | None = None
     copying: frozenset[int] = field(default_factory=frozenset)
@@ -61,13 +67,42 @@ class PartitionSnapshot:
 
     @cached_property
     def committed(self) -> tuple[RemoteSegment, ...]:
-        """The rows that readers see. Half-copied and half-deleted ones count for nothing, anywhere (KIP-405)."""
+        """The known rows that readers see. Half-copied and half-deleted ones count for nothing, anywhere (KIP-405)."""
         return tuple(row for row in self.remote if row.state is SegmentState.COPY_FINISHED)
+
+    @property
+    def committed_parts(self) -> tuple[SpillRow | RemoteSegment, ...]:
+        """All rows that readers see, those that are not known as pages; in no order."""
+        return (*self.spills, *self.committed)
+
+    @property
+    def committed_count(self) -> int:
+        """How many rows readers see, known or not."""
+        return len(self.committed) + sum(spill.segment_count for spill in self.spills)
+
+    @property
+    def committed_bytes(self) -> int:
+        """What the rows that readers see hold, known or not."""
+        return sum(each.size_bytes for each in self.committed_parts)
+
+    def known_oldest(self) -> tuple[RemoteSegment, ...]:
+        """The committed rows below which none is unknown, ascending."""
+        if not self.spills:
+            return self.committed
+        return tuple(row for row in self.committed if row.base_offset < self.spills[0].base_offset)
+
+    @property
+    def remote_ranges(self) -> Iterator[tuple[int, int]]:
+        """The offset ranges that committed rows hold, known or not, in no order."""
+        for row in self.committed:
+            yield row.base_offset, row.next_offset
+        for spill in self.spills:
+            yield from spill.ranges()
 
     @cached_property
     def coverage(self) -> Coverage:
         """Which offsets the committed rows hold."""
-        return Coverage.of((row.base_offset, row.next_offset) for row in self.committed)
+        return Coverage.of(self.remote_ranges)
 
     @property
     def remote_next_offset(self) -> int | None:

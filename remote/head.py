@@ -7,12 +7,14 @@
 
 Written to the bucket as ``meta/head/<20-digit sequence>``, created only if absent, never changed. Anything off (a bit,
 a missing or an extra byte, numbers that contradict each other) is Corrupt, never a smaller truth. A reader ignores
-fields that it does not know. A head is complete: reading one needs no other.
+fields that it does not know. A head is complete: reading one needs no other head. Rows that are too many for it lie in
+pages beside it that never change (`SpillRow`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -40,21 +42,46 @@ class UnlinkedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillRow:
-    """A page of older rows that lies beside the head. Not written yet. Offsets half open."""
+    """A page of older rows that lies beside the head (`remote.spill_page`), and what is answered without reading it.
+
+    Offsets half open: the first row's base, the last one's next. `min_timestamp_ms` is over rows that know any time,
+    `max_timestamp_ms` over those that know their largest. `first_stamp_ms` is what retention by time asks of the first
+    row: its largest timestamp, or its commit's time. `cleaned_through` is the least of all rows, None when one was
+    never cleaned. `gaps` are the offsets between its rows that no row holds; `epochs` the leader epochs of its rows,
+    each with its first start. Counts and sizes are sums over its rows; `page_bytes` and `page_crc32c` are the object's.
+    """
 
     key: str
     base_offset: int
     next_offset: int
     min_timestamp_ms: int | None
     max_timestamp_ms: int | None
+    first_stamp_ms: int
     segment_count: int
+    record_count: int
     size_bytes: int
     stored_bytes: int
+    cleaned_through: int | None = None
+    gaps: tuple[tuple[int, int], ...] = ()
+    epochs: tuple[tuple[int, int], ...] = ()
+    page_bytes: int
+    page_crc32c: int
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """The offset ranges that its rows hold, ascending."""
+        reached = self.base_offset
+        for gap_start, gap_end in self.gaps:
+            yield reached, gap_start
+            reached = gap_end
+        yield reached, self.next_offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """See the module text. `segments` ascend and never overlap; gaps are allowed, an offset in one has no record.
+
+    They are the newest rows only: `spills` stand for all older ones, ascending, every one below the first segment. So
+    whoever wants "all rows" asks `remote.metadata_index`; the sums below are over both.
 
     `epoch` is the writer's, raised by one with every change of writer. `commit_id` is fresh for every attempt at a
     commit and tells one's own head from another's; `parent_id` is the commit id of the head before. `properties` are
@@ -81,12 +108,39 @@ class Head:
     @property
     def next_offset(self) -> int:
         """Where the next segment may begin: past the last row, never below the log start."""
-        last = self.segments[-1].next_offset if self.segments else 0
-        return max(last, self.log_start_offset)
+        return max(self.rows_next_offset, self.log_start_offset)
+
+    @property
+    def rows_next_offset(self) -> int:
+        """One above the highest offset of a row; 0 without rows."""
+        last = self.segments[-1:] or self.spills[-1:]
+        return last[0].next_offset if last else 0
+
+    @property
+    def parts(self) -> tuple[SpillRow | RemoteSegment, ...]:
+        """All rows, the oldest as pages."""
+        return (*self.spills, *self.segments)
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.segments or self.spills)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self.segments) + sum(spill.segment_count for spill in self.spills)
+
+    @property
+    def record_count(self) -> int:
+        return sum(each.record_count for each in self.parts)
 
     @property
     def size_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.segments)
+        return sum(each.size_bytes for each in self.parts)
+
+    @property
+    def lineage(self) -> Iterator[tuple[int, int]]:
+        """The leader epochs of all rows, (epoch, start offset), ascending by offset; an epoch may come repeatedly."""
+        return (entry for each in self.parts for entry in each.epochs)
 
 
 def encode_head(head: Head) -> bytes:
@@ -129,6 +183,10 @@ def contradiction(head: Head) -> str | None:
     if head.sequence < 1 or head.epoch < 1 or head.log_start_offset < 0 or not head.commit_id:
         return "sequence, epoch, log_start_offset or commit_id is missing"
     reached = 0
+    for spill in head.spills:
+        if not reached <= spill.base_offset < spill.next_offset or spill.segment_count < 1 or spill.page_bytes < 1:
+            return f"spills overlap or run backwards at base_offset={spill.base_offset}"
+        reached = spill.next_offset
     for row in head.segments:
         if not reached <= row.base_offset < row.next_offset:
             return f"segments overlap or run backwards at base_offset={row.base_offset} next_offset={row.next_offset}"

@@ -7,10 +7,14 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 | ``data/<base 20>-<last 20>-<epoch 10>-<ulid>.log`` | a segment, byte for byte Kafka's ``.log`` |
 | ``data/<the same stem>.indexes`` | its indexes, see `remote.index_bundle` |
 | ``meta/head/<sequence 20>`` | a head, see `remote.head` |
+| ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<ulid>.parquet`` | older rows, see `remote.spill_page` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.probe` |
 
 Numbers are padded with zeros so that a listing comes in order. `last` is the last offset, inclusive, as Kafka's own
-names would have it. A name is used once: the epoch keeps writers apart and the ulid one writer's attempts.
+names would have it, `next` is not (half open, ours). The times in a spill's name are hints for people and other tools,
+0 where unknown or before 1970; the head's row is exact.
+
+A name is used once: the epoch keeps writers apart and the ulid one writer's attempts.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from local.errors import InvalidRequest
 from local.names import PARTITION_MAX, TopicPartition, check_topic, check_topic_id
 
 HEADS = "meta/head/"
+SPILLS = "meta/spill/"
 DATA = "data/"
 PROBES = "meta/probe/"
 DATA_SUFFIX, INDEXES_SUFFIX = ".log", ".indexes"
@@ -30,6 +35,9 @@ TOPIC_ID_LENGTH = 22
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _DATA_KEY = re.compile(r"data/([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})(\.log|\.indexes)", re.ASCII)
+_SPILL_KEY = re.compile(
+    r"meta/spill/([0-9]{20})-([0-9]{20})(?:-[0-9]{20}){2}-([0-9A-HJKMNP-TV-Z]{26})\.parquet", re.ASCII
+)
 _HEAD_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
 
 
@@ -42,6 +50,15 @@ class DataKey:
     epoch: int
     ulid: str
     suffix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpillKey:
+    """What the name of a spill says. Offsets half open."""
+
+    base_offset: int
+    next_offset: int
+    ulid: str
 
 
 def partition_prefix(topic: str, topic_id: str, partition: int) -> str:
@@ -87,6 +104,17 @@ def parse_data_key(key: str) -> DataKey | None:
         return None
     base, last, epoch, ulid, suffix = found.groups()
     return DataKey(base_offset=int(base), last_offset=int(last), epoch=int(epoch), ulid=ulid, suffix=suffix)
+
+
+def spill_key(base_offset: int, next_offset: int, min_ms: int | None, max_ms: int | None, ulid: str) -> str:
+    times = "-".join(f"{max(0, each or 0):020d}" for each in (min_ms, max_ms))
+    return f"{SPILLS}{base_offset:020d}-{next_offset:020d}-{times}-{ulid}.parquet"
+
+
+def parse_spill_key(key: str) -> SpillKey | None:
+    """The inverse of `spill_key`, but for the times; None for anything else."""
+    found = _SPILL_KEY.fullmatch(key)
+    return SpillKey(base_offset=int(found[1]), next_offset=int(found[2]), ulid=found[3]) if found else None
 
 
 def head_key(sequence: int) -> str:

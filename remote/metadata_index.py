@@ -1,46 +1,145 @@
-"""Lookups in a head: which segment holds an offset, which may hold a timestamp. Pure; no store is asked."""
+"""Lookups in a head and the pages that it names: which segment holds an offset, which may hold a timestamp.
+
+`MetadataIndex` is one head's view, frozen like it. Sums, ranges and epochs are answered from the head alone; a row that
+lies in a page costs one GET the first time, for pages never change and are kept (`Pages`). A page that is not found any
+more was replaced since this head was the newest: NotFound; read the newest head and ask again.
+"""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import TypeVar
 
-from remote.head import Head
+from local.errors import Corrupt
+from remote.head import Head, SpillRow
 from remote.segment import RemoteSegment
+from remote.spill_page import Rows, decode_page
+from remote.store import ObjectStore
+
+PAGES_KEPT = 8  # in memory, of some 4,096 rows and 5 MB each
+
+P = TypeVar("P", SpillRow, RemoteSegment)
+
+_next_offset = attrgetter("next_offset")
+_base_offset = attrgetter("base_offset")
 
 
-def find_by_offset(head: Head, offset: int) -> RemoteSegment | None:
-    """The row that holds `offset`, or the first row after it; None past the last.
+class Pages:
+    """The pages of one partition, read on first use and checked, a bounded number kept. Thread safe."""
 
-    Rows wholly below the log start are dead: they are passed over, not given.
+    def __init__(self, store: ObjectStore, prefix: str, *, kept_max: int = PAGES_KEPT) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._kept_max = kept_max
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Rows] = OrderedDict()
+
+    def rows(self, spill: SpillRow) -> Rows:
+        """All rows of a page. Raises NotFound when it is gone, Corrupt when it differs from `spill` twice."""
+        with self._lock:
+            if (known := self._kept.get(spill.key)) is not None:
+                self._kept.move_to_end(spill.key)
+                return known
+        rows = self._read(spill)
+        self.keep(spill, rows)
+        return rows
+
+    def keep(self, spill: SpillRow, rows: Rows) -> None:
+        """Remember a page, for instance one just written."""
+        with self._lock:
+            self._kept[spill.key] = rows
+            self._kept.move_to_end(spill.key)
+            while len(self._kept) > self._kept_max:
+                self._kept.popitem(last=False)
+
+    def _read(self, spill: SpillRow) -> Rows:
+        key = self._prefix + spill.key
+        try:
+            return decode_page(spill, self._store.get(key))
+        except Corrupt:
+            pass  # the wire may have done it: once more
+        try:
+            return decode_page(spill, self._store.get(key))
+        except Corrupt as error:
+            raise Corrupt(error.attempt, store=self._store.url, **{**error.facts, "key": key}) from error
+
+
+class MetadataIndex:
+    """One head with the rows that it and its pages hold. Iterators may read pages; everything else says when it does.
+
+    Rows wholly below the log start are dead: they are passed over, not given. Raises what `Pages.rows` raises, and
+    Unavailable when the store cannot be reached.
     """
-    wanted = max(offset, head.log_start_offset)
-    # Rows ascend and never overlap, so their ends ascend too: the first whose end lies beyond is the one.
-    index = bisect_right(head.segments, wanted, key=_next_offset)
-    return head.segments[index] if index < len(head.segments) else None
+
+    def __init__(self, head: Head, rows_of: Callable[[SpillRow], Rows]) -> None:
+        self.head = head
+        self._rows_of = rows_of
+
+    def find_by_offset(self, offset: int) -> RemoteSegment | None:
+        """The row that holds `offset`, or the first row after it; None past the last. Reads at most one page."""
+        return next(self.rows(offset), None)
+
+    def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> RemoteSegment | None:
+        """The first row of ``[start, end)`` with a record at or after `timestamp_ms`; None without one.
+
+        Timestamps need not ascend from row to row, so this looks at one after another, but into a page only when it
+        has such a row. A row whose largest timestamp is unknown is passed over.
+        """
+        for part in self.parts(start, end):
+            if part.max_timestamp_ms is None or part.max_timestamp_ms < timestamp_ms:
+                continue
+            if isinstance(part, RemoteSegment):
+                return part
+            for row in self._inside(part, start, end):
+                if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp_ms:
+                    return row
+        return None
+
+    def rows(self, start: int = 0, end: int | None = None) -> Iterator[RemoteSegment]:
+        """The rows with offsets in ``[start, end)``, ascending; a page is read when the iteration gets there."""
+        for part in self.parts(start, end):
+            if isinstance(part, RemoteSegment):
+                yield part
+            else:
+                yield from self._inside(part, start, end)
+
+    def parts(self, start: int = 0, end: int | None = None) -> Iterator[SpillRow | RemoteSegment]:
+        """As `rows`, from the head alone: a page that touches the range stands for its rows, dead ones included."""
+        wanted = max(start, self.head.log_start_offset)
+        yield from _touching(self.head.spills, wanted, end)
+        yield from _touching(self.head.segments, wanted, end)
+
+    def last_row(self) -> RemoteSegment | None:
+        """The row with the highest offsets, dead or not; None without rows. Reads a page when the head holds no row."""
+        if self.head.segments:
+            return self.head.segments[-1]
+        return self._rows_of(self.head.spills[-1])[-1] if self.head.spills else None
+
+    def holds(self, row: RemoteSegment) -> bool:
+        """Whether this very row is still there, dead or not. Reads at most one page."""
+        return any(each.ulid == row.ulid for each in self.rows_with_dead(row.base_offset, row.next_offset))
+
+    def rows_with_dead(self, start: int, end: int) -> Iterator[RemoteSegment]:
+        """The rows with offsets in ``[start, end)``, ascending, those below the log start too."""
+        for spill in self.head.spills:
+            if spill.base_offset < end and start < spill.next_offset:
+                yield from _touching(self._rows_of(spill), start, end)
+        yield from _touching(self.head.segments, start, end)
+
+    def page(self, spill: SpillRow) -> Rows:
+        """All rows that a page holds, dead or not. Reads it."""
+        return self._rows_of(spill)
+
+    def _inside(self, spill: SpillRow, start: int, end: int | None) -> Rows:
+        return _touching(self._rows_of(spill), max(start, self.head.log_start_offset), end)
 
 
-def find_by_timestamp(head: Head, timestamp_ms: int) -> RemoteSegment | None:
-    """The first live row with a record at or after `timestamp_ms`; None without one.
-
-    Timestamps need not ascend from row to row, so this looks at one after another. A row whose largest timestamp is
-    unknown is passed over.
-    """
-    for row in live_rows(head):
-        if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp_ms:
-            return row
-    return None
-
-
-def live_rows(head: Head, start: int = 0, end: int | None = None) -> tuple[RemoteSegment, ...]:
-    """The rows with offsets in ``[start, end)`` at or above the log start, ascending."""
-    first = bisect_right(head.segments, max(start, head.log_start_offset), key=_next_offset)
-    last = len(head.segments) if end is None else bisect_right(head.segments, end - 1, key=_base_offset)
-    return head.segments[first:last]
-
-
-def _next_offset(row: RemoteSegment) -> int:
-    return row.next_offset
-
-
-def _base_offset(row: RemoteSegment) -> int:
-    return row.base_offset
+def _touching(parts: Sequence[P], start: int, end: int | None) -> Sequence[P]:
+    """Those with offsets in ``[start, end)``. They ascend and never overlap, so their ends ascend too."""
+    first = bisect_right(parts, start, key=_next_offset)
+    last = len(parts) if end is None else bisect_right(parts, end - 1, key=_base_offset)
+    return parts[first:last]

@@ -62,12 +62,16 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
+from typing import TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
 from remote.head import Head, decode_head, encode_head
 from remote.head_changes import Change, loses_objects
 from remote.keys import HEADS, head_key, new_ulid, parse_head_key
+from remote.metadata_index import MetadataIndex, Pages
 from remote.store import ObjectStore
+
+T = TypeVar("T")
 
 PROBES_MAX = 4  # GETs of N+1 before a listing is cheaper
 RESENDS_MAX = 3  # sends of one commit whose answer stays away; each is a whole round of the store's own retries
@@ -103,6 +107,7 @@ class MetadataLog:
         self._state = LogState.READER
         self._epoch = 0
         self._head: Head | None = None
+        self._pages = Pages(store, prefix)
 
     def __repr__(self) -> str:
         return f"MetadataLog({self._store.url!r}, {self._prefix!r}, {self._state.value}, epoch={self._epoch})"
@@ -121,6 +126,20 @@ class MetadataLog:
     def cached(self) -> Head | None:
         """The latest head seen so far, without asking the store."""
         return self._head
+
+    def index(self, head: Head) -> MetadataIndex:
+        """Lookups in `head`, one of this partition's; what it needs beside it is read then, and kept."""
+        return MetadataIndex(head, self._pages.rows)
+
+    def ask(self, head: Head, question: Callable[[MetadataIndex], T]) -> T:
+        """What `question` finds in `head`, or in the newest one where a page of `head` is there no more.
+
+        Raises NotFound when the newest head's page is missing too: that is damage.
+        """
+        try:
+            return question(self.index(head))
+        except NotFound:
+            return question(self.index(self.refresh()))
 
     def load(self) -> Head | None:
         """The latest head, from the store; None when nobody has ever opened the partition for writing."""

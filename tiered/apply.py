@@ -212,10 +212,14 @@ def advance_log_start(partition: Partition, directory: LogDirectory, offset: int
 
 def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
     metadata, head = state.partition.metadata, state.partition.head()
-    named = {row.ulid for row in head.segments} if head is not None else set()
+    if metadata is None or head is None or not run:
+        return []
+    start, end = run[0].base_offset, run[-1].next_offset
+    named = {row.ulid for row in metadata.index(head).rows_with_dead(start, end)}
     due = [decision for decision in run if decision.ulid in named]
-    if metadata is not None and due:
-        metadata.commit(expire_segments([each.ulid for each in due], now_ms=state.now_ms), state.now_ms)
+    if due:
+        change = expire_segments([each.ulid for each in due], now_ms=state.now_ms)
+        metadata.commit(change, state.now_ms)
     return list(due)
 
 

@@ -223,7 +223,7 @@ def _head(data: bytes) -> list[Sheet]:
 _HEAD_FIELDS = {
     "segments": ("base_offset", "next_offset", "size_bytes", "data_key"),
     "unlinked": ("key", "size_bytes", "unlinked_ms", "epoch"),
-    "spills": ("key",),
+    "spills": ("base_offset", "next_offset", "segment_count", "size_bytes", "key"),
 }
 
 

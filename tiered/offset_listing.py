@@ -18,7 +18,8 @@ from local.errors import LogError
 from local.isolation import Isolation
 from local.names import TopicPartition
 from local.offset_spec import FoundOffset, OffsetSpec, parse_spec
-from remote import metadata_index
+from remote.head import SpillRow
+from remote.metadata_index import MetadataIndex
 from remote.segment import RemoteSegment
 from tiered.reader import PartitionSource, TieredReader
 
@@ -61,10 +62,9 @@ def find_offset(
 
 
 def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
-    head = source.head()
-    if head is None or not head.segments:
+    row = source.ask(MetadataIndex.last_row)
+    if row is None:
         return None
-    row = head.segments[-1]
     return FoundOffset(row.next_offset - 1, None, row.epochs[-1][0] if row.epochs else None)
 
 
@@ -81,9 +81,8 @@ def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: 
 
 def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None:
     """The largest timestamp of each tier is known without looking at records, but for a row that the start cuts."""
-    head = source.head()
     start = source.start_offset()
-    rows = metadata_index.live_rows(head) if head is not None else ()
+    rows = source.ask(_parts) or []
     known = [_largest(source.partition, reader, row, start) for row in rows]
     local = source.log.offset_for(OffsetSpec.MAX_TIMESTAMP) if source.log is not None else None
     known.append(local.timestamp_ms if local is not None else None)
@@ -91,7 +90,17 @@ def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None
     return _at_or_after(source.partition, reader, max(times)) if times else None
 
 
-def _largest(partition: TopicPartition, reader: TieredReader, row: RemoteSegment, start: int) -> int | None:
+def _parts(index: MetadataIndex) -> list[SpillRow | RemoteSegment]:
+    """Live rows, and pages of them; the page that the log start lies in row by row."""
+    start = index.head.log_start_offset
+    found: list[SpillRow | RemoteSegment] = []
+    for part in index.parts():
+        is_cut = isinstance(part, SpillRow) and part.base_offset < start
+        found += index.rows(part.base_offset, part.next_offset) if is_cut else [part]
+    return found
+
+
+def _largest(partition: TopicPartition, reader: TieredReader, row: SpillRow | RemoteSegment, start: int) -> int | None:
     if row.base_offset >= start or row.max_timestamp_ms is None:
         return row.max_timestamp_ms
     steps = reader.columns(partition, start, row.next_offset)
@@ -105,9 +114,8 @@ def _epoch_at(source: PartitionSource, offset: int) -> int | None:
     if found is not None:
         return found
     try:
-        head = source.head()
+        row = source.ask(lambda index: index.find_by_offset(offset))
     except LogError:
         return None
-    row = metadata_index.find_by_offset(head, offset) if head is not None else None
     below = [epoch for epoch, first in row.epochs if first <= offset] if row is not None else []
     return below[-1] if below else None

@@ -174,7 +174,7 @@ class Opener:
             )
         head = metadata.cached
         assert head is not None, "a writer has a head"
-        if head.segments or head.log_start_offset >= held.log.log_start_offset:
+        if head.has_rows or head.log_start_offset >= held.log.log_start_offset:
             return head
         # A topic that becomes tiered brings its log start along; from here on the head's is the truth.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from local.epochs import LeaderEpochs
-from local.errors import Conflict, LogError, Unavailable
+from local.errors import Conflict, LogError, NotFound, Unavailable
 from local.log import Log
 from local.names import TopicPartition
+from policies.coverage import Coverage
+from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.head import Head
@@ -29,6 +31,8 @@ from tiered.reader import PartitionSource
 from tiered.topics import Topic
 
 _log = logging.getLogger(__name__)
+
+OLDEST_PAGES_MAX = 2  # pages of old rows that one round looks into for what expires
 
 
 @dataclass(slots=True, eq=False)
@@ -86,10 +90,13 @@ class Partition:
             raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
 
     def snapshot(self, now_ms: int, *, may_clean: bool = True) -> PartitionSnapshot:
-        """What the policies are told: both tiers at this moment. The log start is the head's where there is one."""
+        """What the policies are told: both tiers at this moment. The log start is the head's where there is one.
+
+        A page of the oldest rows is read when some of them may expire; while the bucket is out of reach they just stay.
+        """
         head = self.head()
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
-        return PartitionSnapshot(
+        snapshot = PartitionSnapshot(
             partition=self.name,
             rules=self.rules,
             now_ms=now_ms,
@@ -99,10 +106,28 @@ class Partition:
             segments=self.log.segments(first_times_from=(self.log.cleaner_offset or 0) if asks_first_times else None),
             is_tiered=self.is_tiered,
             remote=head.segments if head else (),
+            spills=head.spills if head else (),
             unlinked=head.unlinked if head else (),
             cleaner_offset=self.log.cleaner_offset,
             may_clean=may_clean,
         )
+        return self._with_oldest_rows(snapshot, head) if head is not None and head.spills else snapshot
+
+    def _with_oldest_rows(self, snapshot: PartitionSnapshot, head: Head) -> PartitionSnapshot:
+        assert self.metadata is not None, "a head comes with its chain"
+        index = self.metadata.index(head)
+        for spill in head.spills[:OLDEST_PAGES_MAX]:
+            if page_to_know(snapshot) is not spill:
+                break
+            try:
+                rows = index.page(spill)
+            except (Unavailable, NotFound) as error:
+                _log.warning("retention waits for a page of rows: partition=%s page=%s %s", self.name, spill.key, error)
+                break
+            at = len(snapshot.known_oldest())
+            remote = (*snapshot.remote[:at], *rows, *snapshot.remote[at:])
+            snapshot = replace(snapshot, remote=remote, spills=snapshot.spills[1:])
+        return snapshot
 
 
 def reconcile(log: Log, head: Head, *, now_ms: int) -> None:
@@ -161,13 +186,12 @@ def check_agreement(log: Log, head: Head) -> None:
 
 def uncovered(log: Log, head: Head) -> list[tuple[int, int]]:
     """The offset ranges of local segments with records, at or above the log start, of which a part is in no row."""
+    rows = [(row.base_offset, row.next_offset) for row in head.segments]
+    held = Coverage.of([*rows, *(each for spill in head.spills for each in spill.ranges())])
     found = []
     for segment in log.segments():
-        start = reached = max(segment.base_offset, head.log_start_offset)
-        for row in head.segments:
-            if row.base_offset <= reached < row.next_offset:
-                reached = row.next_offset
-        if not segment.is_empty and reached < segment.next_offset:
+        start = max(segment.base_offset, head.log_start_offset)
+        if not segment.is_empty and not held.holds(start, segment.next_offset):
             found.append((start, segment.next_offset))
     return found
 
@@ -175,18 +199,16 @@ def uncovered(log: Log, head: Head) -> list[tuple[int, int]]:
 def first_foreign_offset(log: Log, head: Head) -> int | None:
     """Where the bucket's rows enter a leader epoch that this log never had, or had later; None when they never do."""
     known = dict(log.epochs.entries)
-    for row in head.segments:
-        for epoch, start in row.epochs:
-            if epoch not in known or known[epoch] > start:
-                return start
+    for epoch, start in head.lineage:
+        if epoch not in known or known[epoch] > start:
+            return start
     return None
 
 
 def lineage(head: Head) -> LeaderEpochs:
     """The leader epochs of everything the bucket holds."""
     epochs = LeaderEpochs()
-    for row in head.segments:
-        for epoch, start in row.epochs:
-            if epochs.latest is None or epoch > epochs.latest:
-                epochs = epochs.assign(epoch, start)
+    for epoch, start in head.lineage:
+        if epochs.latest is None or epoch > epochs.latest:
+            epochs = epochs.assign(epoch, start)
     return epochs

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from local import kernels
 from local.batch import read_header
@@ -24,11 +26,13 @@ from local.isolation import Isolation
 from local.log import Log
 from local.names import TopicPartition
 from local.record import StoredRecord
-from remote import metadata_index
 from remote.head import Head
+from remote.metadata_index import MetadataIndex
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
+
+T = TypeVar("T")
 
 FETCH_BYTES = 1 << 20
 REMOTE_FETCH_BYTES = 8 << 20
@@ -66,6 +70,16 @@ class PartitionSource:
         ):
             return self.metadata.load()
         return head
+
+    def ask(self, question: Callable[[MetadataIndex], T]) -> T | None:
+        """What `question` finds in the head; None without one. Raises Unavailable."""
+        head = self.head()
+        return self.ask_of(head, question) if head is not None else None
+
+    def ask_of(self, head: Head, question: Callable[[MetadataIndex], T]) -> T:
+        """What `question` finds in `head`, one of this partition's, or in the newest where `head` is too old for it."""
+        assert self.metadata is not None, "a head comes with its chain"
+        return self.metadata.ask(head, question)
 
     def start_offset(self) -> int:
         """The first retained offset over both tiers: the head's where there is one. Raises Unavailable."""
@@ -188,13 +202,15 @@ class TieredReader:
         head = source.head_below(local_start)
         if head is None and source.log is not None and source.log.log_start_offset < source.log.local_log_start_offset:
             raise _unknown(source, source.log.log_start_offset)
-        for row in metadata_index.live_rows(head) if head is not None else ():
-            if local_start is not None and row.base_offset >= local_start:
-                break
-            if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp_ms:
-                found = self._search_row(source, row, timestamp_ms)
-                if found is not None:
-                    return found
+        start = 0
+        while head is not None:
+            row = source.ask_of(head, partial(_late_row, timestamp_ms, start))
+            if row is None or (local_start is not None and row.base_offset >= local_start):
+                return None
+            found = self._search_row(source, row, timestamp_ms)
+            if found is not None:
+                return found
+            start = row.next_offset
         return None
 
     def _search_row(self, source: PartitionSource, row: RemoteSegment, timestamp_ms: int) -> int | None:
@@ -207,6 +223,10 @@ class TieredReader:
                 if hits.any():
                     return int(columns.offsets[hits.argmax()])
         return None
+
+
+def _late_row(timestamp_ms: int, start: int, index: MetadataIndex) -> RemoteSegment | None:
+    return index.find_by_timestamp(timestamp_ms, start)
 
 
 def _check_start(source: PartitionSource, start: int) -> None:
@@ -268,7 +288,7 @@ def _read_on(source: PartitionSource, offset: int) -> Iterator[tuple[memoryview,
         if log is None or offset < log.log_start_offset:
             raise _out_of_range(source.partition, offset, source.start_offset(), source.next_offset())
         raise _unknown(source, offset)
-    row = metadata_index.find_by_offset(head, offset)
+    row = source.ask_of(head, lambda index: index.find_by_offset(offset))
     if row is None or (local_start is not None and offset < local_start <= row.base_offset):
         if local_start is None or offset < head.log_start_offset:
             raise _out_of_range(source.partition, offset, source.start_offset(), source.next_offset())
@@ -340,7 +360,7 @@ def _why_missing(source: PartitionSource, row: RemoteSegment, offset: int) -> Lo
     head = source.metadata.load() if source.metadata is not None else None
     if head is not None and offset < head.log_start_offset:
         return _out_of_range(source.partition, offset, head.log_start_offset, source.next_offset())
-    if head is not None and any(each.ulid == row.ulid for each in head.segments):
+    if head is not None and source.ask_of(head, lambda index: index.holds(row)):
         return Corrupt(
             "reading a remote segment, its object is missing", partition=source.partition, object=row.data_key
         )

@@ -26,7 +26,6 @@ from boto3.s3.transfer import TransferConfig
 from remote.chunk_cache import ChunkCache
 from remote.fsspec_store import open_store
 from remote.head_changes import add_segments
-from remote.metadata_index import find_by_offset
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
 from remote.part_sending import PARTS_MAX
@@ -113,7 +112,7 @@ class Bench:
 
     def opened(self):
         reader = RemotePartition(self.store, PREFIX, ChunkCache(), read_ahead_chunks=0)
-        row = find_by_offset(reader.head(), 0)
+        row = reader.head().segments[0]
         return reader, row
 
     def random_read(self, reader, row, position) -> None:

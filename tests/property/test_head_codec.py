@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from local.crc32c import crc32c
 from local.errors import Corrupt
+from policies.coverage import Coverage
 from remote import keys
 from remote.chunks import ChunkTable, combine, decode_chunks, encode_chunks, table_of
-from remote.head import Head, SpillRow, UnlinkedObject, decode_head, encode_head
+from remote.head import Head, UnlinkedObject, decode_head, encode_head
 from remote.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
-from remote.metadata_index import find_by_offset, find_by_timestamp, live_rows
+from remote.metadata_index import MetadataIndex
 from remote.segment import IndexRange, RemoteSegment
+from remote.spill_page import decode_page, encode_page
 
 OFFSETS = st.integers(0, 2**62)
 TIMES = st.none() | st.integers(-(2**63), 2**63 - 1)
@@ -61,38 +63,44 @@ def rows(draw, count_max=4):
 
 
 UNLINKED = st.builds(UnlinkedObject, key=WORDS, size_bytes=SIZES, unlinked_ms=OFFSETS, epoch=OFFSETS)
-HEADS = st.builds(
-    Head,
-    format_version=st.just(1),
-    sequence=st.integers(1, 2**60),
-    epoch=st.integers(1, 2**60),
-    commit_id=st.text(min_size=1, max_size=30),
-    parent_id=st.none() | WORDS,
-    writer_id=WORDS,
-    topic=WORDS,
-    topic_id=WORDS,
-    partition=st.integers(0, 2**31 - 1),
-    log_start_offset=OFFSETS,
-    committed_ms=OFFSETS,
-    segments=rows(),
-    unlinked=st.lists(UNLINKED, max_size=3).map(tuple),
-    spills=st.lists(
-        st.builds(
-            SpillRow,
-            key=WORDS,
-            base_offset=OFFSETS,
-            next_offset=OFFSETS,
-            min_timestamp_ms=TIMES,
-            max_timestamp_ms=TIMES,
-            segment_count=OFFSETS,
-            size_bytes=SIZES,
-            stored_bytes=SIZES,
-        ),
-        max_size=2,
-    ).map(tuple),
-    cleaned_through=st.none() | OFFSETS,
-    properties=st.dictionaries(WORDS, WORDS, max_size=3),
-)
+
+
+@st.composite
+def heads(draw):
+    """A head whose oldest rows, if any, lie in pages."""
+    segments = draw(rows())
+    cut = draw(st.integers(0, len(segments)))
+    pages = [segments[:cut]] if draw(st.booleans()) else [segments[at : at + 1] for at in range(cut)]
+    return Head(
+        sequence=draw(st.integers(1, 2**60)),
+        epoch=draw(st.integers(1, 2**60)),
+        commit_id=draw(st.text(min_size=1, max_size=30)),
+        parent_id=draw(st.none() | WORDS),
+        writer_id=draw(WORDS),
+        topic=draw(WORDS),
+        topic_id=draw(WORDS),
+        partition=draw(st.integers(0, 2**31 - 1)),
+        log_start_offset=draw(OFFSETS),
+        committed_ms=draw(OFFSETS),
+        segments=segments[cut:],
+        unlinked=tuple(draw(st.lists(UNLINKED, max_size=3))),
+        spills=tuple(encode_page(page, "A" * 26)[0] for page in pages if page),
+        cleaned_through=draw(st.none() | OFFSETS),
+        properties=draw(st.dictionaries(WORDS, WORDS, max_size=3)),
+    )
+
+
+HEADS = heads()
+
+
+@CALM
+@given(rows(count_max=9).filter(bool))
+def test_a_page_of_rows_comes_back_as_it_went_in(segments):
+    spill, body = encode_page(segments, "A" * 26)
+    assert decode_page(spill, body) == segments
+    held = [(row.base_offset, row.next_offset) for row in segments]
+    assert Coverage.of(spill.ranges()) == Coverage.of(held)
+    assert spill.size_bytes == sum(row.size_bytes for row in segments)
 
 
 @CALM
@@ -150,13 +158,13 @@ def test_a_field_of_another_shape_is_corrupt_or_a_head(head, field, value):
 @CALM
 @given(rows(), OFFSETS, st.integers(0, 1200))
 def test_a_lookup_is_the_plain_search(segments, offset, start):
-    head = _head(segments, log_start_offset=start)
+    index = MetadataIndex(_head(segments, log_start_offset=start), lambda spill: ())
     for asked in (offset, *(row.base_offset for row in segments), *(row.next_offset for row in segments)):
         wanted = max(asked, start)
         expected = next((row for row in segments if row.next_offset > wanted), None)
-        assert find_by_offset(head, asked) == expected
-        assert live_rows(head, asked) == tuple(row for row in segments if row.next_offset > wanted)
-        assert live_rows(head, 0, asked) == tuple(
+        assert index.find_by_offset(asked) == expected
+        assert tuple(index.rows(asked)) == tuple(row for row in segments if row.next_offset > wanted)
+        assert tuple(index.rows(0, asked)) == tuple(
             row for row in segments if row.next_offset > start and row.base_offset < asked
         )
 
@@ -165,7 +173,8 @@ def test_a_lookup_is_the_plain_search(segments, offset, start):
 @given(rows(), st.integers(-(2**63), 2**63 - 1))
 def test_a_lookup_by_time_is_the_plain_search(segments, timestamp):
     reaching = [row for row in segments if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp]
-    assert find_by_timestamp(_head(segments), timestamp) == (reaching[0] if reaching else None)
+    index = MetadataIndex(_head(segments), lambda spill: ())
+    assert index.find_by_timestamp(timestamp) == (reaching[0] if reaching else None)
 
 
 @CALM

@@ -11,7 +11,7 @@ from local.errors import InvalidRequest
 from remote import keys
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.memory_store import MemoryStore
-from remote.metadata_index import find_by_offset, find_by_timestamp, live_rows
+from remote.metadata_index import MetadataIndex
 
 sys.path.insert(0, str(Path(__file__).parent))
 from remote_samples import head, row
@@ -21,22 +21,26 @@ ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 HEAD = head(row("A", 0, 10), row("B", 10, 20), row("C", 30, 40), row("D", 40, 50))
 
 
+def index_of(head):
+    return MetadataIndex(head, lambda spill: ())
+
+
 @pytest.mark.parametrize(
     ("offset", "expected"),
     [(0, "A"), (9, "A"), (10, "B"), (19, "B"), (20, "C"), (29, "C"), (30, "C"), (39, "C"), (49, "D"), (50, None)],
 )
 def test_an_offset_is_found_in_its_row_or_the_next_after_it(offset, expected):
-    found = find_by_offset(HEAD, offset)
+    found = index_of(HEAD).find_by_offset(offset)
     assert (found and found.ulid) == expected
 
 
 def test_rows_below_the_log_start_are_passed_over():
     started = head(*HEAD.segments, log_start_offset=15)
-    assert find_by_offset(started, 0).ulid == "B"
-    assert find_by_timestamp(started, 0).ulid == "B"
-    assert find_by_offset(head(*HEAD.segments, log_start_offset=20), 12).ulid == "C"
-    assert find_by_offset(head(), 0) is None
-    assert find_by_timestamp(head(), 0) is None
+    assert index_of(started).find_by_offset(0).ulid == "B"
+    assert index_of(started).find_by_timestamp(0).ulid == "B"
+    assert index_of(head(*HEAD.segments, log_start_offset=20)).find_by_offset(12).ulid == "C"
+    assert index_of(head()).find_by_offset(0) is None
+    assert index_of(head()).find_by_timestamp(0) is None
 
 
 @pytest.mark.parametrize(("timestamp", "expected"), [(0, "A"), (100, "A"), (101, "C"), (300, "C"), (301, None)])
@@ -45,7 +49,7 @@ def test_a_time_is_found_in_the_first_row_that_reaches_it_though_rows_are_out_of
     rows = [
         row(each.ulid, each.base_offset, each.next_offset, max_timestamp_ms=times[each.ulid]) for each in HEAD.segments
     ]
-    found = find_by_timestamp(head(*rows), timestamp)
+    found = index_of(head(*rows)).find_by_timestamp(timestamp)
     assert (found and found.ulid) == expected
 
 
@@ -54,7 +58,7 @@ def test_a_time_is_found_in_the_first_row_that_reaches_it_though_rows_are_out_of
     [(0, None, "ABCD"), (10, None, "BCD"), (20, 30, ""), (20, 31, "C"), (9, 11, "AB"), (0, 0, ""), (60, None, "")],
 )
 def test_the_rows_of_a_range_are_those_that_touch_it(start, end, expected):
-    assert "".join(each.ulid for each in live_rows(HEAD, start, end)) == expected
+    assert "".join(each.ulid for each in index_of(HEAD).rows(start, end)) == expected
 
 
 def test_a_partitions_prefix_has_its_topic_and_its_id():

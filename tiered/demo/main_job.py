@@ -285,7 +285,7 @@ def _records_by_tier(
         found = {}
         for topic in TOPICS:
             names = bucket.partitions(topic)
-            remote = sum(row.record_count for name in names for row in bucket.head(name).segments)
+            remote = sum(bucket.head(name).record_count for name in names)
             local = sum(each.next_offset - each.local_start_offset for each in status if each.partition in names)
             found[topic] = (local, remote)
         return found

@@ -128,7 +128,7 @@ class _Partition:
             head_sequence=self.head.sequence if self.head else 0,
             start_offset=start,
             next_offset=max(start, end),
-            segments=self.head.segments if self.head else (),
+            segments=self.metadata.ask(self.head, lambda index: tuple(index.rows(start, end))) if self.head else (),
         )
 
     def entries(self, segment: RemoteSegment) -> Entries:

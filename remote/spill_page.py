@@ -1,0 +1,144 @@
+"""A spill: a page of index rows that lies beside the head, as Parquet, written once and never changed.
+
+One row of the table is one `RemoteSegment`, one column one of its fields, under its name, so that DuckDB, Spark and
+pandas read it as it is: numbers are int64, `epochs` a list of lists, `indexes` a map of structs. Compressed with zstd.
+What type a column has follows from the field's annotation, so a page of today and one of tomorrow agree where they
+have a field in common. The bytes are checked against the size and the CRC32C in the head's `SpillRow`.
+
+pyarrow is imported when a page is written or read, and nowhere else in this package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from local.crc32c import crc32c
+from local.errors import Corrupt
+from remote.head import SpillRow
+from remote.keys import spill_key
+from remote.segment import RemoteSegment
+from remote.store import Body
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Rows = Sequence[RemoteSegment]
+
+_FORMAT: dict[bytes | str, bytes | str] = {b"tiered.spill": b"1"}
+
+
+def encode_page(rows: Rows, ulid: str) -> tuple[SpillRow, bytes]:
+    """The page's bytes and the row that stands for it in a head. `rows` ascend and are not empty."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    assert rows
+    table = pa.Table.from_pylist(msgspec.to_builtins(list(rows)), schema=_schema())
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd", use_dictionary=False)
+    body = sink.getvalue().to_pybytes()
+    return _summary(rows, body, ulid), body
+
+
+def decode_page(spill: SpillRow, body: Body) -> tuple[RemoteSegment, ...]:
+    """The rows of a page, ascending. Raises Corrupt when it is not the one that `spill` stands for."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    facts = {"key": spill.key, "expected_bytes": spill.page_bytes, "found_bytes": len(body)}
+    if len(body) != spill.page_bytes or crc32c(body) != spill.page_crc32c:
+        raise Corrupt("reading a page of rows, its size or checksum differs", **facts)
+    try:
+        table = parquet.read_table(pa.BufferReader(pa.py_buffer(body)))
+        rows = msgspec.convert(table.to_pylist(maps_as_pydicts="strict"), tuple[RemoteSegment, ...])
+    except (pa.ArrowException, msgspec.ValidationError, OSError) as error:
+        raise Corrupt("reading a page of rows, it is no such page", key=spill.key, cause=str(error)) from error
+    found = rows[0].base_offset, rows[-1].next_offset, len(rows)
+    if found != (spill.base_offset, spill.next_offset, spill.segment_count):
+        raise Corrupt("reading a page of rows, it is another page's", key=spill.key, found=found)
+    return rows
+
+
+def _summary(rows: Rows, body: bytes, ulid: str) -> SpillRow:
+    base, following = rows[0].base_offset, rows[-1].next_offset
+    earliest = _least(each for row in rows for each in (row.min_timestamp_ms, row.max_timestamp_ms))
+    latest = max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None)
+    cleaned = [row.cleaned_through for row in rows]
+    first = rows[0]
+    return SpillRow(
+        key=spill_key(base, following, earliest, latest, ulid),
+        base_offset=base,
+        next_offset=following,
+        min_timestamp_ms=earliest,
+        max_timestamp_ms=latest,
+        first_stamp_ms=first.committed_ms if first.max_timestamp_ms is None else first.max_timestamp_ms,
+        segment_count=len(rows),
+        record_count=sum(row.record_count for row in rows),
+        size_bytes=sum(row.size_bytes for row in rows),
+        stored_bytes=sum(row.stored_bytes for row in rows),
+        cleaned_through=None if None in cleaned else _least(cleaned),
+        gaps=gaps_between(rows),
+        epochs=_first_starts(rows),
+        page_bytes=len(body),
+        page_crc32c=crc32c(body),
+    )
+
+
+def gaps_between(rows: Rows) -> tuple[tuple[int, int], ...]:
+    """The offset ranges between neighbours that no row holds."""
+    return tuple(
+        (one.next_offset, other.base_offset) for one, other in pairwise(rows) if one.next_offset < other.base_offset
+    )
+
+
+def _first_starts(rows: Rows) -> tuple[tuple[int, int], ...]:
+    """Each epoch of the rows once, with its lowest start: the others say nothing more about the page as a whole."""
+    starts: dict[int, int] = {}
+    for epoch, start in (entry for row in rows for entry in row.epochs):
+        starts[epoch] = min(start, starts.get(epoch, start))
+    return tuple(starts.items())
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((each for each in values if each is not None), default=None)
+
+
+@cache
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(_fields_of(RemoteSegment), metadata=_FORMAT)
+
+
+def _fields_of(kind: type) -> list[pa.Field[Any]]:
+    import pyarrow as pa
+
+    hints = get_type_hints(kind)
+    return [pa.field(each.name, _arrow_type(hints[each.name])) for each in dataclasses.fields(kind)]
+
+
+def _arrow_type(hint: Any) -> pa.DataType:  # noqa: ANN401 - an annotation is anything
+    """The column type of an annotation; `None` beside it changes nothing, every column may hold nulls."""
+    import pyarrow as pa
+
+    arguments = [each for each in get_args(hint) if each not in (type(None), Ellipsis)]
+    origin = get_origin(hint)
+    if origin is tuple:
+        return pa.list_(_arrow_type(arguments[0]))
+    if origin is dict:
+        return pa.map_(_arrow_type(arguments[0]), _arrow_type(arguments[1]))
+    if origin is not None:
+        return _arrow_type(arguments[0])
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return pa.struct(_fields_of(hint))
+    if issubclass(hint, IntEnum):
+        return pa.int64()
+    plain: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    return plain[hint]
