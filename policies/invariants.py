@@ -88,7 +88,6 @@ def _world(snapshot: PartitionSnapshot) -> _World:
     rows = [row for row in snapshot.remote if row.state is SegmentState.COPY_FINISHED]
     unlinked_ms = {unlinked.key: unlinked.unlinked_ms for unlinked in snapshot.unlinked}
     unknown = [each for spill in snapshot.spills for each in spill.ranges()]
-    keys = (key for row in snapshot.remote for key in (row.data_key, row.indexes_key))
     return _World(
         snapshot=snapshot,
         log_start_offset=snapshot.log_start_offset,
@@ -99,7 +98,7 @@ def _world(snapshot: PartitionSnapshot) -> _World:
         copyable=[segment for segment in snapshot.closed if not segment.is_empty],
         copied_upto=max((following for _, following in (*_ranges(rows), *unknown)), default=0),
         unlinked_ms=unlinked_ms,
-        named_keys=frozenset(key for key in keys if key in unlinked_ms),
+        named_keys=snapshot.named_keys & unlinked_ms.keys(),
     )
 
 

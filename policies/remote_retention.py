@@ -39,9 +39,9 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
 
 
 def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked]:
-    """The unlinked objects whose grace time has passed and that no row names."""
+    """The unlinked objects whose grace time has passed and that no row names, the log's or a view's."""
     grace_ms = snapshot.rules.delete_grace_ms
-    live = {key for row in snapshot.remote for key in (row.data_key, row.indexes_key)}
+    live = snapshot.named_keys
     return [
         DeleteUnlinked(
             key=unlinked.key,

@@ -19,6 +19,7 @@ from remote.segment import RemoteSegment, SegmentState
 
 if TYPE_CHECKING:
     from remote.head import SpillRow, UnlinkedObject
+    from remote.view import CompactedView
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: what is worked out once needs the instance's dict
@@ -46,6 +47,7 @@ class PartitionSnapshot:
     remote: tuple[RemoteSegment, ...] = ()
     spills: tuple[SpillRow, ...] = ()
     unlinked: tuple[UnlinkedObject, ...] = ()
+    views: tuple[CompactedView, ...] = ()
     cleaner_offset: int | None = None
     copying: frozenset[int] = field(default_factory=frozenset)
     may_clean: bool = True
@@ -103,6 +105,12 @@ class PartitionSnapshot:
     def coverage(self) -> Coverage:
         """Which offsets the committed rows hold."""
         return Coverage.of(self.remote_ranges)
+
+    @cached_property
+    def named_keys(self) -> frozenset[str]:
+        """The objects that a row names, of whatever state, the log's or a compacted view's."""
+        rows = (*self.remote, *(row for view in self.views for row in view.rows))
+        return frozenset(key for row in rows for key in (row.data_key, row.indexes_key))
 
     @property
     def remote_next_offset(self) -> int | None:

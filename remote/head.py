@@ -23,6 +23,7 @@ from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
 from remote.segment import RemoteSegment, SegmentState
 from remote.store import Body
+from remote.view import CompactedView, view_contradiction
 
 FORMAT_VERSION = 1
 HEAD_BYTES_MAX = 64 << 20  # a limit on everything; some 80 000 rows
@@ -85,7 +86,7 @@ class Head:
 
     `epoch` is the writer's, raised by one with every change of writer. `commit_id` is fresh for every attempt at a
     commit and tells one's own head from another's; `parent_id` is the commit id of the head before. `properties` are
-    the topic's settings when the writer last said so.
+    the topic's settings when the writer last said so. `views` are the compacted views beside the log, by name.
     """
 
     format_version: int = FORMAT_VERSION
@@ -103,6 +104,7 @@ class Head:
     unlinked: tuple[UnlinkedObject, ...] = ()
     spills: tuple[SpillRow, ...] = ()
     cleaned_through: int | None = None
+    views: tuple[CompactedView, ...] = ()
     properties: dict[str, str]
 
     @property
@@ -193,4 +195,4 @@ def contradiction(head: Head) -> str | None:
         if row.state is not SegmentState.COPY_FINISHED or row.size_bytes <= 0 or row.indexes_bytes <= 0:
             return f"a segment is not finished at base_offset={row.base_offset}"
         reached = row.next_offset
-    return None
+    return view_contradiction(head.views, upto_offset=head.next_offset)

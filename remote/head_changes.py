@@ -6,7 +6,7 @@ to a head that has it, gives that very head back (the same object: there is noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from local.errors import InvalidRequest
@@ -29,7 +29,7 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
             if row.ulid in known or row.data_key in known:
                 continue
             if any(_is_same_segment(row, each) for each in head.segments):
-                head = replace(head, unlinked=head.unlinked + _objects_of(row, head.committed_ms, head.epoch))
+                head = replace(head, unlinked=head.unlinked + objects_of(row, head.committed_ms, head.epoch))
                 continue
             reached = head.segments[-1].next_offset if head.segments else 0
             if row.base_offset < reached:
@@ -50,7 +50,7 @@ def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: in
 
     def change(head: Head) -> Head:
         gone = [row for row in head.segments if row.ulid in names]
-        unlinked = tuple(each for row in gone for each in _objects_of(row, now_ms, head.epoch))
+        unlinked = tuple(each for row in gone for each in objects_of(row, now_ms, head.epoch))
         start = max(head.log_start_offset, log_start_offset or 0)
         if not unlinked and start == head.log_start_offset:
             return head
@@ -78,9 +78,9 @@ def set_properties(properties: dict[str, str]) -> Change:
 
 def loses_objects(old: Head, new: Head) -> str | None:
     """What `new` forgets that `old` still held responsible; None when nothing is left behind unnamed."""
-    named = {key for row in new.segments for key in (row.data_key, row.indexes_key)}
+    named = {key for row in _rows(new) for key in (row.data_key, row.indexes_key)}
     named |= {each.key for each in new.unlinked}
-    for row in old.segments:
+    for row in _rows(old):
         for key in (row.data_key, row.indexes_key):
             if key not in named:
                 return f"an object is neither in a row nor on the list of those to delete, key={key}"
@@ -89,7 +89,14 @@ def loses_objects(old: Head, new: Head) -> str | None:
     return None
 
 
-def _objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[UnlinkedObject, ...]:
+def _rows(head: Head) -> Iterator[RemoteSegment]:
+    """Everything that has objects: the log's rows and the views'."""
+    yield from head.segments
+    for view in head.views:
+        yield from view.rows
+
+
+def objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[UnlinkedObject, ...]:
     objects = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
     return tuple(
         UnlinkedObject(key=key, size_bytes=size, unlinked_ms=unlinked_ms, epoch=epoch) for key, size in objects

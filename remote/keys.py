@@ -6,6 +6,7 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 |---|---|
 | ``data/<base 20>-<last 20>-<epoch 10>-<ulid>.log`` | a segment, byte for byte Kafka's ``.log`` |
 | ``data/<the same stem>.indexes`` | its indexes, see `remote.index_bundle` |
+| ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.view` |
 | ``meta/head/<sequence 20>`` | a head, see `remote.head` |
 | ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<ulid>.parquet`` | older rows, see `remote.spill_page` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.probe` |
@@ -29,12 +30,17 @@ from local.names import PARTITION_MAX, TopicPartition, check_topic, check_topic_
 HEADS = "meta/head/"
 SPILLS = "meta/spill/"
 DATA = "data/"
+VIEWS = "view/"
 PROBES = "meta/probe/"
 DATA_SUFFIX, INDEXES_SUFFIX = ".log", ".indexes"
 TOPIC_ID_LENGTH = 22
+VIEW_LENGTH_MAX = 64
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_DATA_KEY = re.compile(r"data/([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})(\.log|\.indexes)", re.ASCII)
+_STEM = r"([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})(\.log|\.indexes)"
+_DATA_KEY = re.compile(r"data/" + _STEM, re.ASCII)
+_VIEW = r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}"
+_VIEW_KEY = re.compile(rf"view/({_VIEW})/{_STEM}", re.ASCII)
 _SPILL_KEY = re.compile(
     r"meta/spill/([0-9]{20})-([0-9]{20})(?:-[0-9]{20}){2}-([0-9A-HJKMNP-TV-Z]{26})\.parquet", re.ASCII
 )
@@ -43,13 +49,14 @@ _HEAD_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataKey:
-    """What the name of a data or indexes object says. `last_offset` is inclusive."""
+    """What the name of a data or indexes object says. `last_offset` is inclusive; `view` None for the log itself."""
 
     base_offset: int
     last_offset: int
     epoch: int
     ulid: str
     suffix: str
+    view: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,21 +96,33 @@ def parse_partition(name: str) -> int | None:
     return int(name)
 
 
-def data_key(base_offset: int, last_offset: int, epoch: int, ulid: str) -> str:
-    return f"{DATA}{base_offset:020d}-{last_offset:020d}-{epoch:010d}-{ulid}{DATA_SUFFIX}"
+def data_key(base_offset: int, last_offset: int, epoch: int, ulid: str, *, view: str | None = None) -> str:
+    """The object of a segment, or of a part of a compacted view of that name."""
+    return _stem(base_offset, last_offset, epoch, ulid, view) + DATA_SUFFIX
 
 
-def indexes_key(base_offset: int, last_offset: int, epoch: int, ulid: str) -> str:
-    return f"{DATA}{base_offset:020d}-{last_offset:020d}-{epoch:010d}-{ulid}{INDEXES_SUFFIX}"
+def indexes_key(base_offset: int, last_offset: int, epoch: int, ulid: str, *, view: str | None = None) -> str:
+    return _stem(base_offset, last_offset, epoch, ulid, view) + INDEXES_SUFFIX
 
 
 def parse_data_key(key: str) -> DataKey | None:
-    """The inverse of `data_key` and `indexes_key`; None for anything else."""
+    """The inverse of `data_key` and `indexes_key` without a view; None for anything else."""
     found = _DATA_KEY.fullmatch(key)
-    if not found:
-        return None
-    base, last, epoch, ulid, suffix = found.groups()
-    return DataKey(base_offset=int(base), last_offset=int(last), epoch=int(epoch), ulid=ulid, suffix=suffix)
+    return _data_key(None, *found.groups()) if found else None
+
+
+def parse_view_key(key: str) -> DataKey | None:
+    """The inverse of `data_key` and `indexes_key` with a view; None for anything else."""
+    found = _VIEW_KEY.fullmatch(key)
+    return _data_key(*found.groups()) if found else None
+
+
+def check_view(name: str) -> str:
+    """The name of a view unchanged. Raises InvalidRequest for one that could not be part of a key."""
+    if not re.fullmatch(_VIEW, name, re.ASCII):
+        allowed = f"a-z A-Z 0-9 . _ - and at most {VIEW_LENGTH_MAX} of them, the first a letter or a digit"
+        raise InvalidRequest("naming a view, not a legal name", view=repr(name), allowed=allowed)
+    return name
 
 
 def spill_key(base_offset: int, next_offset: int, min_ms: int | None, max_ms: int | None, ulid: str) -> str:
@@ -131,3 +150,12 @@ def new_ulid(now_ms: int) -> str:
     """26 characters that sort by `now_ms`, with 80 random bits. Source: github.com/ulid/spec"""
     number = (now_ms & ((1 << 48) - 1)) << 80 | secrets.randbits(80)
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+
+
+def _stem(base_offset: int, last_offset: int, epoch: int, ulid: str, view: str | None) -> str:
+    folder = DATA if view is None else f"{VIEWS}{check_view(view)}/"
+    return f"{folder}{base_offset:020d}-{last_offset:020d}-{epoch:010d}-{ulid}"
+
+
+def _data_key(view: str | None, base: str, last: str, epoch: str, ulid: str, suffix: str) -> DataKey:
+    return DataKey(base_offset=int(base), last_offset=int(last), epoch=int(epoch), ulid=ulid, suffix=suffix, view=view)

@@ -71,11 +71,13 @@ def copy_segment(
     *,
     epoch: int,
     now_ms: int,
+    view: str | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> RemoteSegment:
     """Upload and verify a segment; the row to commit. Memory stays bounded whatever the segment's size.
 
+    With `view` it is a part of the compacted view of that name, and its objects lie among that view's.
     `progress` is told the bytes read for the first time, one call at a time, in sum the segment's size. On an error
     the objects of this attempt are deleted as well as it can be done, and the error goes on. Raises Unavailable when
     the store does not have what was sent, Corrupt when the segment changed while it was read.
@@ -85,7 +87,7 @@ def copy_segment(
         raise InvalidRequest("copying a segment, it is empty", **facts, size_bytes=segment.size_bytes)
     ulid = new_ulid(now_ms)
     names = segment.base_offset, segment.next_offset - 1, epoch, ulid
-    data, indexes = data_key(*names), indexes_key(*names)
+    data, indexes = data_key(*names, view=view), indexes_key(*names, view=view)
     try:
         chunks = _upload_data(store, prefix + data, segment, chunk_bytes, progress)
         size_bytes, ranges = _upload_indexes(store, prefix + indexes, segment, chunks)

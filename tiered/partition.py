@@ -108,6 +108,7 @@ class Partition:
             remote=head.segments if head else (),
             spills=head.spills if head else (),
             unlinked=head.unlinked if head else (),
+            views=head.views if head else (),
             cleaner_offset=self.log.cleaner_offset,
             may_clean=may_clean,
         )

@@ -18,6 +18,7 @@ from remote.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bun
 from remote.metadata_index import MetadataIndex
 from remote.segment import IndexRange, RemoteSegment
 from remote.spill_page import decode_page, encode_page
+from remote.view import CompactedView, ViewFailure, ViewStart
 
 OFFSETS = st.integers(0, 2**62)
 TIMES = st.none() | st.integers(-(2**63), 2**63 - 1)
@@ -63,6 +64,17 @@ def rows(draw, count_max=4):
 
 
 UNLINKED = st.builds(UnlinkedObject, key=WORDS, size_bytes=SIZES, unlinked_ms=OFFSETS, epoch=OFFSETS)
+VIEWS = st.lists(
+    st.builds(
+        CompactedView,
+        name=WORDS,
+        lost=st.lists(st.tuples(OFFSETS, OFFSETS), max_size=2).map(tuple),
+        under_way=st.none() | st.builds(ViewStart, started_ms=OFFSETS, epoch=OFFSETS),
+        failure=st.none() | st.builds(ViewFailure, failed_ms=OFFSETS, error=WORDS),
+    ),
+    max_size=2,
+    unique_by=lambda view: view.name,
+).map(tuple)
 
 
 @st.composite
@@ -86,6 +98,7 @@ def heads(draw):
         unlinked=tuple(draw(st.lists(UNLINKED, max_size=3))),
         spills=tuple(encode_page(page, "A" * 26)[0] for page in pages if page),
         cleaned_through=draw(st.none() | OFFSETS),
+        views=draw(VIEWS),
         properties=draw(st.dictionaries(WORDS, WORDS, max_size=3)),
     )
 

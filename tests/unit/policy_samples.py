@@ -11,6 +11,7 @@ from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.head import UnlinkedObject
 from remote.segment import RemoteSegment, SegmentState
+from remote.view import CompactedView
 
 NOW = 1_000_000
 KEEP = PartitionRules(retention_ms=None, local_retention_ms=None)
@@ -66,6 +67,7 @@ def snapshot(
     start: int = 0,
     copying: frozenset[int] = frozenset(),
     unlinked: tuple[UnlinkedObject, ...] = (),
+    views: tuple[CompactedView, ...] = (),
     is_tiered: bool = True,
     cleaner: int | None = None,
 ) -> PartitionSnapshot:
@@ -81,6 +83,7 @@ def snapshot(
         is_tiered=is_tiered,
         remote=remote,
         unlinked=unlinked,
+        views=views,
         cleaner_offset=cleaner,
         copying=copying,
     )

@@ -1,0 +1,161 @@
+"""Compacted views in a head: their names, their changes, and what a head refuses of them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from local.errors import Conflict, InvalidRequest
+from remote import keys
+from remote.head import UnlinkedObject, decode_head, encode_head
+from remote.head_changes import loses_objects
+from remote.segment import SegmentState
+from remote.view import VIEW_ROWS_MAX, VIEWS_MAX, CompactedView, ViewFailure, ViewStart, ViewState, find_view
+from remote.view_changes import begin_view, drop_view, fail_view, switch_view
+
+sys.path.insert(0, str(Path(__file__).parent))
+from policy_samples import NOW, local, snapshot
+from remote_samples import head, row
+from view_samples import RUN, view, view_row
+
+from policies.decisions import DeleteUnlinked
+from policies.invariants import violations
+from policies.remote_retention import deletions
+from policies.rules import DAY_MS
+
+ULID = keys.new_ulid(5)
+LOG = (row("U1", 0, 10), row("U2", 10, 20))
+
+
+def test_the_names_of_a_views_objects_have_an_inverse_and_are_no_segments_names():
+    data = keys.data_key(7, 9, 3, ULID, view="compacted")
+    assert data == f"view/compacted/{7:020d}-{9:020d}-{3:010d}-{ULID}.log"
+    found = keys.parse_view_key(data)
+    assert found == keys.DataKey(base_offset=7, last_offset=9, epoch=3, ulid=ULID, suffix=".log", view="compacted")
+    assert keys.parse_view_key(keys.indexes_key(7, 9, 3, ULID, view="a.b-c_D")).view == "a.b-c_D"
+    assert keys.parse_data_key(data) is None
+    assert keys.parse_view_key(keys.data_key(7, 9, 3, ULID)) is None
+    for other in (data.upper(), data + "x", data.replace("view/", "views/"), data.replace("compacted", "a/b"), ""):
+        assert keys.parse_view_key(other) is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "-a", "a/b", "a b", "ä", "a" * 65, "a\n"])
+def test_a_view_is_not_named_what_could_not_be_part_of_a_key(name):
+    with pytest.raises(InvalidRequest, match="naming a view"):
+        keys.data_key(0, 1, 1, ULID, view=name)
+    with pytest.raises(InvalidRequest, match="naming a view"):
+        begin_view(name, now_ms=1)
+
+
+def test_a_head_with_views_comes_back_as_it_went_in():
+    failed = CompactedView(name="b", failure=ViewFailure(failed_ms=3, error="no room"), lost=((1, 2),))
+    running = CompactedView(name="c", under_way=ViewStart(started_ms=1, epoch=3))
+    whole = head(*LOG, views=(view(view_row()), failed, running))
+    assert decode_head(encode_head(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        (view(), view()),
+        tuple(view(name=f"v{number}") for number in range(VIEWS_MAX + 1)),
+        (view(horizon_offset=21),),
+        (view(start_offset=21),),
+        (view(view_row(next_offset=21)),),
+        (view(view_row("V1", 0, 10), view_row("V2", 9, 12)),),
+        (view(view_row("V1", 5, 10), start_offset=6),),
+        (view(view_row(size_bytes=0)),),
+        (view(view_row(state=SegmentState.COPY_STARTED)),),
+        (view(view_row(), last_run=None),),
+        (view(*(view_row(f"V{at}", at, at + 1) for at in range(VIEW_ROWS_MAX + 1)), horizon_offset=600),),
+    ],
+)
+def test_a_head_whose_views_contradict_themselves_is_not_written(views):
+    with pytest.raises(InvalidRequest, match=r"writing a head, .*view"):
+        encode_head(head(*LOG, views=views))
+
+
+def test_a_horizon_may_reach_the_logs_end_even_when_all_rows_have_expired():
+    encode_head(head(log_start_offset=20, views=(view(view_row()),)))
+
+
+def test_a_view_is_switched_whole_and_its_old_objects_go_to_the_list():
+    old = view(view_row("V1", 0, 10), view_row("V2", 10, 15), horizon_offset=15)
+    new = view(view_row("V2", 10, 15), view_row("V3", 15, 20), last_run=replace(RUN, started_ms=RUN.started_ms + 1))
+    change = switch_view(new, replaces=old, now_ms=99)
+    before = head(*LOG, views=(old, view(name="other")))
+    after = change(before)
+    assert find_view(after.views, "compacted") == new
+    assert find_view(after.views, "other") == view(name="other")
+    assert [(each.key, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
+        ("view/compacted/V1.log", 99, 3),
+        ("view/compacted/V1.indexes", 99, 3),
+    ]
+    assert loses_objects(before, after) is None
+    assert change(after) is after
+
+
+def test_the_first_view_is_put_beside_the_log():
+    new = view(view_row())
+    after = switch_view(new, replaces=None, now_ms=99)(head(*LOG))
+    assert after.views == (new,)
+    assert after.unlinked == ()
+
+
+def test_a_view_that_was_made_of_another_one_is_not_switched_in():
+    new = view(view_row("V3"))
+    for there in (view(view_row("V9")), view(view_row("V1"), view_row("V2", 10, 12))):
+        with pytest.raises(Conflict, match="another one by now"):
+            switch_view(new, replaces=view(view_row("V1")), now_ms=1)(head(*LOG, views=(there,)))
+
+
+def test_a_switch_takes_the_marks_of_running_and_failing_away():
+    before = head(*LOG, views=(CompactedView(name="compacted"),))
+    running = begin_view("compacted", now_ms=5)(before)
+    failed = fail_view("compacted", "the store is away", now_ms=6)(running)
+    states = [find_view(each.views, "compacted").state(each.epoch) for each in (before, running, failed)]
+    assert states == [ViewState.NEVER_RUN, ViewState.RUNNING, ViewState.ERROR]
+    assert find_view(failed.views, "compacted").failure == ViewFailure(failed_ms=6, error="the store is away")
+    assert fail_view("compacted", "the store is away", now_ms=6)(failed) is failed
+    again = begin_view("compacted", now_ms=7)(failed)
+    assert find_view(again.views, "compacted").state(again.epoch + 1) is ViewState.INTERRUPTED
+    after = switch_view(view(view_row()), replaces=find_view(failed.views, "compacted"), now_ms=8)(again)
+    assert find_view(after.views, "compacted").state(after.epoch) is ViewState.SUCCESS
+
+
+def test_a_failed_run_leaves_what_there_is_to_read():
+    before = head(*LOG, views=(view(view_row()),))
+    after = fail_view("compacted", "no", now_ms=6)(before)
+    assert replace(after.views[0], failure=None) == before.views[0]
+
+
+def test_a_dropped_view_leaves_with_its_objects_listed():
+    before = head(*LOG, views=(view(view_row()), view(view_row("W1", view="b"), name="b")))
+    after = drop_view("compacted", now_ms=9)(before)
+    assert [each.name for each in after.views] == ["b"]
+    assert [each.key for each in after.unlinked] == ["view/compacted/V1.log", "view/compacted/V1.indexes"]
+    assert loses_objects(before, after) is None
+    assert drop_view("compacted", now_ms=9)(after) is after
+
+
+def test_a_views_row_may_not_vanish_without_its_objects_being_listed():
+    before = head(*LOG, views=(view(view_row()),))
+    assert "key=view/compacted/V1.log" in (loses_objects(before, replace(before, views=())) or "")
+
+
+def test_the_gap_between_a_view_and_its_log_is_named():
+    assert view(horizon_offset=20).gap(20) is None
+    assert view(horizon_offset=20).gap(25) == (20, 25)
+
+
+def test_an_object_that_a_view_names_is_never_deleted():
+    key = "view/compacted/V1.log"
+    listed = UnlinkedObject(key=key, size_bytes=1, unlinked_ms=NOW - DAY_MS, epoch=1)
+    with_view = snapshot(local(0, 1, active=True), unlinked=(listed,), views=(view(view_row()),))
+    assert deletions(with_view) == []
+    forced = [DeleteUnlinked(key=key, size_bytes=1, reason="")]
+    assert violations(with_view, forced) == [f"DeleteUnlinked {key}: a row still names it"]
+    assert [each.key for each in deletions(snapshot(local(0, 1, active=True), unlinked=(listed,)))] == [key]

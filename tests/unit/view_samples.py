@@ -1,0 +1,28 @@
+"""Compacted views to test with."""
+
+from __future__ import annotations
+
+from remote_samples import row
+
+from remote.view import CompactedView, ViewRun
+
+RUN = ViewRun(
+    started_ms=1_700_000_000_000,
+    took_ms=12,
+    from_offset=0,
+    upto_offset=20,
+    records_in=20,
+    records_out=4,
+    bytes_in=900,
+    bytes_out=200,
+)
+
+
+def view_row(ulid="V1", base_offset=0, next_offset=10, view="compacted", **changes):
+    keys = {"data_key": f"view/{view}/{ulid}.log", "indexes_key": f"view/{view}/{ulid}.indexes"}
+    return row(ulid, base_offset, next_offset, **{**keys, **changes})
+
+
+def view(*rows, name="compacted", horizon_offset=20, **changes):
+    facts = {"name": name, "horizon_offset": horizon_offset, "rows": rows, "record_count": 4, "key_count": 4}
+    return CompactedView(**{**facts, "source_sequence": 7, "last_run": RUN, **changes})
