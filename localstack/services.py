@@ -1,21 +1,22 @@
-"""The services of compose.yaml without Docker: ``python localstack/services.py up|check|down [service ...]``.
+"""The services of compose.yaml without Docker: ``python localstack/services.py up|check|down|fetch [service ...]``.
 
 | service | what | where |
 |---|---|---|
 | ``moto`` | moto's S3 server, from the project's own environment | 127.0.0.1:4567 |
-| ``localstack`` | LocalStack 4.9.2 in host mode, in an environment of its own | 127.0.0.1:4566 |
+| ``localstack`` | LocalStack in host mode, in an environment of its own | 127.0.0.1:4566 |
+| ``versitygw`` | Versity S3 Gateway | 127.0.0.1:4568 |
+| ``hdfs`` | Hadoop's NameNode and DataNode | 127.0.0.1:8020, its web page on 9870 |
 
-`up` starts what does not run yet, waits until it answers, and creates the bucket; `check` says for each whether it
-answers (exit 1 when one does not); `down` ends what `up` started. State is under ``localstack/.state/``: one folder for
-each service with its pid, its log and its files. HDFS without Docker is not here yet; compose.yaml has it.
-
-Without a service named, `up` starts moto alone: LocalStack's environment takes some 500 MB.
+`up` starts what does not run yet, waits until it answers, and creates the bucket (HDFS: the directory); `check` says
+for each whether it answers (exit 1 when one does not); `down` ends what `up` started. `fetch` only gets what they are
+made of into the user's cache folder, so that `up` and the tests need no network later; exit 1 says what is missing.
+Without a service named, `up` starts moto alone and `fetch` gets them all. State is under ``localstack/.state/``: one
+folder for each service with its pids, its logs and its files.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import shutil
@@ -23,172 +24,130 @@ import signal
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from fetched import Missing
+from local_servers import KINDS, START_SECONDS_MAX, Kind, Process, create_bucket
+
 STATE = Path(__file__).resolve().parent / ".state"
-HOST, BUCKET = "127.0.0.1", "tiered-local"
-START_TIMEOUT_S, STOP_TIMEOUT_S = 90, 15
-
-# The newest LocalStack that runs on Python 3.11 without a token; its dependencies' later versions break it.
-LOCALSTACK_PINS = (
-    "localstack-core[runtime]==4.9.2",
-    "cbor2<5.8",
-    "cryptography<45",
-    "pyopenssl<25",
-    "service_identity<24.3",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    name: str
-    port: int
-    prepare: Callable[[Path], Sequence[str]]  # the command to run, after whatever has to be there first
-    environment: Callable[[Path], dict[str, str]]
-
-    @property
-    def folder(self) -> Path:
-        return STATE / self.name
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+BUCKET = "tiered-local"
+PORTS = {"moto": (4567,), "localstack": (4566,), "versitygw": (4568,), "hdfs": (8020, 9870)}
+STOP_SECONDS_MAX = 15
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Start, check and end the local services without Docker.")
-    parser.add_argument("verb", choices=("up", "check", "down"))
-    parser.add_argument("service", nargs="*", choices=(*SERVICES, []), help=f"of {', '.join(SERVICES)}")
+    parser.add_argument("verb", choices=tuple(VERBS))
+    parser.add_argument("service", nargs="*", choices=(*KINDS, []), help=f"of {', '.join(KINDS)}")
     chosen = parser.parse_args(arguments)
-    started = [name for name in SERVICES if (STATE / name / "pid").exists()]
-    names = chosen.service or (["moto"] if chosen.verb == "up" else started)
-    outcome = [VERBS[chosen.verb](SERVICES[name]) for name in names]
+    names = chosen.service or _usual(chosen.verb)
+    outcome = [VERBS[chosen.verb](KINDS[name]) for name in names]
     if not names:
         say("nothing was started")
     return 0 if all(outcome) and (names or chosen.verb == "down") else 1
 
 
-def up(service: Service) -> bool:
-    if answers(service):
-        say(f"{service.name}: answers already at {service.url}")
-        return create_bucket(service)
-    service.folder.mkdir(parents=True, exist_ok=True)
-    command = service.prepare(service.folder)
-    with (service.folder / "log").open("wb") as log:
-        child = subprocess.Popen(  # noqa: S603 - our own commands
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=service.folder,
-            env={**os.environ, **service.environment(service.folder)},
-            start_new_session=True,
-        )
-    # The pid alone may be another process's after a restart of the machine; with its start time it is this one.
-    (service.folder / "pid").write_text(json.dumps({"pid": child.pid, "started": start_time(child.pid)}))
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not answers(service):
-        if child.poll() is not None or time.monotonic() > deadline:
-            say(f"{service.name}: did not come up, see {service.folder / 'log'}")
-            down(service)
-            return False
-        time.sleep(0.2)
-    say(f"{service.name}: up at {service.url}, bucket {BUCKET}")
-    return create_bucket(service)
+def _usual(verb: str) -> list[str]:
+    if verb == "fetch":
+        return list(KINDS)
+    return ["moto"] if verb == "up" else [name for name in KINDS if (STATE / name / "pids").exists()]
 
 
-def check(service: Service) -> bool:
-    good = answers(service)
-    say(f"{service.name}: {'answers' if good else 'does not answer'} at {service.url}")
-    return good
-
-
-def down(service: Service) -> bool:
-    noted = service.folder / "pid"
-    if not noted.exists():
-        say(f"{service.name}: not started from here")
-        return True
-    told = json.loads(noted.read_text())
-    pid = int(told["pid"])
-    if start_time(pid) == told["started"]:
-        end_group(pid)
-    noted.unlink()
-    for name in ("files", "home"):  # LocalStack keeps objects in its temporary folder, which is here
-        shutil.rmtree(service.folder / name, ignore_errors=True)
-    say(f"{service.name}: down")
+def fetch(kind: Kind) -> bool:
+    begun = time.monotonic()
+    try:
+        kind.fetch()
+    except Missing as missing:
+        say(f"{kind.name}: {missing}")
+        return False
+    say(f"{kind.name}: there ({time.monotonic() - begun:.0f} s)")
     return True
 
 
-# --- the services -----------------------------------------------------------------------------------------------------
-
-
-def prepare_moto(_: Path) -> Sequence[str]:
-    return [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(SERVICES["moto"].port)]
-
-
-def prepare_localstack(folder: Path) -> Sequence[str]:
-    """An environment of its own: its pins would hold back the project's."""
-    environment, done = folder / "venv", folder / "venv" / "installed.json"
-    python = environment / "bin" / "python"
-    if not done.exists() or json.loads(done.read_text()) != list(LOCALSTACK_PINS):
-        say("localstack: installing into an environment of its own, once (some 500 MB)")
-        venv.create(environment, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *LOCALSTACK_PINS], check=True)  # noqa: S603
-        done.write_text(json.dumps(LOCALSTACK_PINS))
-    for name in ("files", "home"):
-        (folder / name).mkdir(exist_ok=True)
-    return [str(python), "-m", "localstack.runtime.main"]
-
-
-def localstack_environment(folder: Path) -> dict[str, str]:
-    return {
-        "SERVICES": "s3",
-        "STRICT_SERVICE_LOADING": "1",
-        "EAGER_SERVICE_LOADING": "1",
-        "GATEWAY_LISTEN": f"{HOST}:{SERVICES['localstack'].port}",
-        "DISABLE_EVENTS": "1",
-        "SKIP_SSL_CERT_DOWNLOAD": "1",
-        "FILESYSTEM_ROOT": str(folder / "files"),
-        "TMPDIR": str(folder / "home"),
-        "HOME": str(folder / "home"),
-    }
-
-
-SERVICES = {
-    "moto": Service(name="moto", port=4567, prepare=prepare_moto, environment=lambda _: {}),
-    "localstack": Service(name="localstack", port=4566, prepare=prepare_localstack, environment=localstack_environment),
-}
-VERBS: dict[str, Callable[[Service], bool]] = {"up": up, "check": check, "down": down}
-
-
-# --- plumbing ---------------------------------------------------------------------------------------------------------
-
-
-def request(service: Service, method: str, path: str) -> int | None:
-    """The answer's status; None without an answer."""
-    connection = http.client.HTTPConnection(HOST, service.port, timeout=5)
+def up(kind: Kind) -> bool:
+    ports, folder = PORTS[kind.name], STATE / kind.name
+    if kind.answers(ports):
+        say(f"{kind.name}: answers already at {kind.url(ports)}")
+        return _bucket(kind)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        connection.request(method, path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
+        processes = kind.prepare(folder, ports)
+    except Missing as missing:
+        say(f"{kind.name}: {missing}")
+        return False
+    children = [_detached(folder, process) for process in processes]
+    # A pid alone may be another process's after a restart of the machine; with its start time it is this one.
+    noted = [{"pid": child.pid, "started": start_time(child.pid)} for child in children]
+    (folder / "pids").write_text(json.dumps(noted))
+    due = time.monotonic() + START_SECONDS_MAX
+    while not kind.answers(ports):
+        if any(child.poll() is not None for child in children) or time.monotonic() > due:
+            say(f"{kind.name}: did not come up, see {folder}/*.log")
+            down(kind)
+            return False
+        time.sleep(0.2)
+    say(f"{kind.name}: up at {kind.url(ports)}")
+    return _bucket(kind)
 
 
-def answers(service: Service) -> bool:
-    status = request(service, "GET", "/")
-    return status is not None and status < 500
+def check(kind: Kind) -> bool:
+    good = kind.answers(PORTS[kind.name])
+    say(f"{kind.name}: {'answers' if good else 'does not answer'} at {kind.url(PORTS[kind.name])}")
+    return good
 
 
-def create_bucket(service: Service) -> bool:
-    created = request(service, "PUT", f"/{BUCKET}") in (200, 409)
-    if not created:
-        say(f"{service.name}: the bucket {BUCKET} could not be created")
+def down(kind: Kind) -> bool:
+    folder = STATE / kind.name
+    noted = folder / "pids"
+    if not noted.exists():
+        say(f"{kind.name}: not started from here")
+        return True
+    for told in json.loads(noted.read_text()):
+        if start_time(int(told["pid"])) == told["started"]:
+            end_group(int(told["pid"]))
+    shutil.rmtree(folder)
+    say(f"{kind.name}: down")
+    return True
+
+
+VERBS: dict[str, Callable[[Kind], bool]] = {"up": up, "check": check, "down": down, "fetch": fetch}
+
+
+# --- plumbing -------------------------------------------------------------------------------------------------------
+
+
+def _detached(folder: Path, process: Process) -> subprocess.Popen[bytes]:
+    with (folder / f"{process.name}.log").open("wb") as log:
+        return subprocess.Popen(  # noqa: S603 - our own commands
+            process.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, **process.environment},
+            start_new_session=True,
+        )
+
+
+def _bucket(kind: Kind) -> bool:
+    ports = PORTS[kind.name]
+    if not kind.is_s3:
+        return _directory(kind.url(ports))
+    created = create_bucket(kind, STATE / kind.name, ports, BUCKET)
+    say(f"{kind.name}: bucket {BUCKET}" if created else f"{kind.name}: the bucket {BUCKET} could not be created")
     return created
+
+
+def _directory(url: str) -> bool:
+    try:
+        from hdfs_native import Client
+    except ImportError:
+        say("hdfs: to have the directory created: pip install 'tiered[hdfs]'")
+        return False
+    Client(url).mkdirs(f"/{BUCKET}", create_parent=True)
+    say(f"hdfs: directory {url}/{BUCKET}")
+    return True
 
 
 def start_time(pid: int) -> str | None:
@@ -207,8 +166,8 @@ def end_group(pid: int) -> None:
             os.killpg(pid, kind)
         except ProcessLookupError:
             return
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while time.monotonic() < deadline:
+        due = time.monotonic() + STOP_SECONDS_MAX
+        while time.monotonic() < due:
             if start_time(pid) is None:
                 return
             time.sleep(0.1)

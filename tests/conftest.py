@@ -1,7 +1,8 @@
 """What every test run shares: under ``TIERED_NO_SKIPS=1`` a skipped test fails the run and its reason is listed.
 
 A skip is a courtesy to a machine without Java or a server; where the whole set-up is promised (`.ci/run`) it would hide
-a missing half of the evidence. An expected failure is not a skip.
+a missing half of the evidence. An expected failure is not a skip. ``TIERED_MAY_SKIP`` names the markers, with commas,
+whose tests may be skipped all the same: `.ci/run` says so where a machine cannot have a server.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import os
 import sys
 
 import pytest
+from fetched import Missing
+from local_servers import KINDS, RunningServer
 
 NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
+MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that start a Java go to one worker for each kind: one session, one broker serves them all."""
+    """Tests that start something costly go to one worker for each kind: one session, one broker serves them all."""
     for item in items:
-        for name in ("spark", "kafka"):
+        for name in ("spark", "kafka", "localstack", "versitygw", "hdfs"):
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.xdist_group(name))
 
@@ -48,6 +52,31 @@ def buckets_stay_sound(request):
             assert_sound(world.store)
 
 
+@pytest.fixture(scope="session")
+def localstack_server(tmp_path_factory):
+    yield from _running("localstack", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def versitygw_server(tmp_path_factory):
+    yield from _running("versitygw", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(tmp_path_factory):
+    yield from _running("hdfs", tmp_path_factory)
+
+
+def _running(name, tmp_path_factory):
+    """Tests that ask for it carry the marker of its name, which brings them into one worker."""
+    try:
+        KINDS[name].fetch()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with RunningServer(KINDS[name], tmp_path_factory.mktemp(name)) as server:
+        yield server
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
     if (
@@ -67,9 +96,10 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def _skips(config):
-    """The skipped tests and modules of this run; under xdist the controller has them all, the workers none."""
+    """The tests and modules skipped without leave; under xdist the controller has them all, the workers none."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return [] if reporter is None else reporter.stats.get("skipped", [])
+    skipped = [] if reporter is None else reporter.stats.get("skipped", [])
+    return [report for report in skipped if MAY_SKIP.isdisjoint(getattr(report, "keywords", ()))]
 
 
 def _reason(report):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from remote.segment import PART_BYTES
 from remote.store import ranged_source
 
 ONCE = RetryPolicy(attempts_max=1)
+NUMBERS = itertools.count()  # of buckets: each test has its own
 LARGE = bytes(os.urandom(1 << 16)) * ((2 * PART_BYTES + PART_BYTES // 2) >> 16)
 
 
@@ -218,15 +220,18 @@ class TestMetered(ObjectStoreContract):
         return MeteredStore(MemoryStore())
 
 
-@pytest.mark.server
-class TestS3(ObjectStoreContract):
+class S3Contract(ObjectStoreContract):
+    """Subclasses give `server`: its options and its buckets."""
+
     @pytest.fixture
-    def store(self, s3_endpoint, s3_bucket):
-        store = open_store(f"s3://{s3_bucket}/some/root", s3_endpoint.options())
+    def store(self, server):
+        bucket = f"bucket-{next(NUMBERS)}"
+        server.create_bucket(bucket)
+        store = open_store(f"s3://{bucket}/some/root", server.options())
         yield store
         store.close()
 
-    def test_each_verb_is_one_request(self, s3_endpoint, store):
+    def test_each_verb_is_one_request(self, store):
         # Counted by moto's own log would be another process; the client's call is what costs.
         calls = []
         inner = store._inner
@@ -342,6 +347,29 @@ class TestS3(ObjectStoreContract):
         assert [info.key for info in store.list("many/")] == [f"many/{number:05d}" for number in range(1100)]
         store.delete([f"many/{number:05d}" for number in range(1100)])
         assert list(store.list("many/")) == []
+
+
+@pytest.mark.server
+class TestS3OnMoto(S3Contract):
+    @pytest.fixture
+    def server(self, s3_endpoint):
+        return s3_endpoint
+
+
+@pytest.mark.server
+@pytest.mark.localstack
+class TestS3OnLocalStack(S3Contract):
+    @pytest.fixture
+    def server(self, localstack_server):
+        return localstack_server
+
+
+@pytest.mark.server
+@pytest.mark.versitygw
+class TestS3OnVersitygw(S3Contract):
+    @pytest.fixture
+    def server(self, versitygw_server):
+        return versitygw_server
 
 
 def _sync(filesystem, function, *args, **kwargs):
