@@ -49,7 +49,8 @@ class SpillRow:
     `max_timestamp_ms` over those that know their largest. `first_stamp_ms` is what retention by time asks of the first
     row: its largest timestamp, or its commit's time. `cleaned_through` is the least of all rows, None when one was
     never cleaned. `gaps` are the offsets between its rows that no row holds; `epochs` the leader epochs of its rows,
-    each with its first start. Counts and sizes are sums over its rows; `page_bytes` and `page_crc32c` are the object's.
+    each with its first start. Counts and sizes (`aborted_bytes` of transaction indexes) are sums over its rows;
+    `page_bytes` and `page_crc32c` are the object's.
     """
 
     key: str
@@ -63,6 +64,7 @@ class SpillRow:
     size_bytes: int
     stored_bytes: int
     cleaned_through: int | None = None
+    aborted_bytes: int = 0
     gaps: tuple[tuple[int, int], ...] = ()
     epochs: tuple[tuple[int, int], ...] = ()
     page_bytes: int

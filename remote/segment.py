@@ -73,6 +73,11 @@ class RemoteSegment:
     def holds(self, offset: int) -> bool:
         return self.base_offset <= offset < self.next_offset
 
+    @property
+    def aborted_bytes(self) -> int:
+        """The size of its transaction index; 0 when no abort marker lies in it (KIP-405's ``txnIndexEmpty``)."""
+        return self.indexes["txn"].length if "txn" in self.indexes else 0
+
     def to(self, state: SegmentState) -> RemoteSegment:
         """This row in a later state; the same state again is no change. Raises InvalidRequest otherwise."""
         if state is self.state:

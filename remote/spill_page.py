@@ -84,6 +84,7 @@ def _summary(rows: Rows, body: bytes, ulid: str) -> SpillRow:
         size_bytes=sum(row.size_bytes for row in rows),
         stored_bytes=sum(row.stored_bytes for row in rows),
         cleaned_through=None if None in cleaned else _least(cleaned),
+        aborted_bytes=sum(row.aborted_bytes for row in rows),
         gaps=gaps_between(rows),
         epochs=_first_starts(rows),
         page_bytes=len(body),

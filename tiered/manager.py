@@ -52,8 +52,9 @@ from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.offset_listing import find_offset
 from tiered.opening import Opener
 from tiered.partition import Partition
+from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
-from tiered.reader import PartitionSource, TieredReader
+from tiered.reader import TieredReader
 from tiered.rounds import apply_plan
 from tiered.topics import Topic, TopicRegistry
 

@@ -21,7 +21,9 @@ from local.offset_spec import FoundOffset, OffsetSpec, parse_spec
 from remote.head import SpillRow
 from remote.metadata_index import MetadataIndex
 from remote.segment import RemoteSegment
-from tiered.reader import PartitionSource, TieredReader
+from tiered.committed import stable_end
+from tiered.partition_source import PartitionSource
+from tiered.reader import TieredReader
 
 LATEST_TIERED = -5  # ListOffsetsRequest.LATEST_TIERED_TIMESTAMP; no name that a log without a remote tier knows
 
@@ -41,9 +43,8 @@ def find_offset(
     log = source.log
     match parse_spec(spec):
         case OffsetSpec.LATEST:
-            offset = source.next_offset()
-            if isolation is Isolation.READ_COMMITTED and log is not None:
-                offset = min(offset, log.last_stable_offset)
+            is_committed = isolation is Isolation.READ_COMMITTED
+            offset = stable_end(source) if is_committed else source.next_offset()
             return FoundOffset(offset, None, _epoch_at(source, offset - 1))
         case OffsetSpec.EARLIEST:
             offset = source.start_offset()
@@ -57,8 +58,8 @@ def find_offset(
             found = _newest(source, reader)
         case timestamp_ms:
             found = _at_or_after(source.partition, reader, timestamp_ms)
-    is_stable = isolation is Isolation.READ_UNCOMMITTED or log is None
-    return found if found is None or is_stable or found.offset < log.last_stable_offset else None  # type: ignore[union-attr]
+    is_seen = found is None or isolation is Isolation.READ_UNCOMMITTED or found.offset < stable_end(source)
+    return found if is_seen else None
 
 
 def _latest_tiered(source: PartitionSource) -> FoundOffset | None:

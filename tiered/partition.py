@@ -27,7 +27,7 @@ from remote.head import Head
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
-from tiered.reader import PartitionSource
+from tiered.partition_source import PartitionSource
 from tiered.topics import Topic
 
 _log = logging.getLogger(__name__)

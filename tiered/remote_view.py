@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from local.errors import InvalidRequest, NotFound
+from local.isolation import Isolation
 from local.names import TopicPartition, check_topic
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
@@ -21,7 +22,8 @@ from remote.keys import parse_topic_directory
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
-from tiered.reader import PartitionSource, TieredReader
+from tiered.partition_source import PartitionSource
+from tiered.reader import TieredReader
 from tiered.secrets import split_url
 
 CACHE_BYTES = 256 << 20
@@ -67,8 +69,9 @@ class RemoteLog:
             raise NotFound("reading a partition's head, there is none", partition=partition, store=self.store.url)
         return head
 
-    def reader(self) -> TieredReader:
-        return TieredReader(self._source)
+    def reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
+        """Under READ_COMMITTED a stream ends before the first transaction that the bucket does not know the end of."""
+        return TieredReader(self._source, isolation)
 
     def refresh(self) -> None:
         """Look for new partitions and newer heads."""

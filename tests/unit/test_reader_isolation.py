@@ -1,17 +1,21 @@
-"""Reading committed records through the manager: the local tier answers, the remote tier refuses."""
+"""Reading committed records over both tiers, and from the bucket alone."""
 
 from __future__ import annotations
 
 import pytest
-from manager_world import NAME, NOW, TIERED, World, send, settle
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local import kernels
-from local.errors import InvalidRequest, OffsetOutOfRange
-from local.isolation import Isolation
+from local.batch_header import CONTROL
+from local.errors import OffsetOutOfRange
+from local.isolation import Isolation, aborted_batches
 from local.log import Log
+from local.producer_snapshot import ProducerEntry, decode
 from local.producer_state import Producer
 from local.record import Record
+from remote.metered_store import MeteredStore
 from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
 
 COMMITTED = Isolation.READ_COMMITTED
 
@@ -60,31 +64,138 @@ def test_committed_records_end_before_the_first_open_transaction(read_only: bool
             assert {record.value for record in everything.records(NAME, 0)} == {b"kept", b"gone", b"open", b"later"}
 
 
-def test_a_start_that_only_the_remote_tier_holds_is_refused_and_one_on_the_disk_is_not() -> None:
+def _tell(manager: LogManager, start: int = 0, end: int | None = None) -> list[tuple[int, bytes | None]]:
+    return [(each.offset, each.value) for each in manager.reader(COMMITTED).records(NAME, start, end)]
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+@pytest.mark.parametrize("local_bytes", ["1", "2500", "4000"])
+def test_committed_records_are_the_same_wherever_they_lie(policy: str, local_bytes: str) -> None:
+    world = World()
+    keep = {**TIERED, "cleanup.policy": policy, "local.retention.ms": "-2", "local.retention.bytes": local_bytes}
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**keep, "local.retention.bytes": "-2"}, now_ms=NOW)
+        _fill(_log(manager))
+        settle(manager)
+        if policy == "delete":
+            assert manager.reader().offsets(NAME)[0] == 0
+        want = _tell(manager)
+        assert want
+        assert {value for _, value in want} == {b"kept"}
+        assert _log(manager).local_log_start_offset == 0
+        manager.alter_topic("t", keep, now_ms=NOW)
+        settle(manager)
+        assert _log(manager).local_log_start_offset > 0
+        assert _tell(manager) == want
+        for start in range(161):
+            assert _tell(manager, start) == [each for each in want if each[0] >= start]
+        assert _tell(manager, 10, 50) == [each for each in want if 10 <= each[0] < 50]
+        with world.open(read_only=True) as looking:
+            assert _tell(looking) == want
+
+
+def test_batches_of_both_tiers_come_with_what_was_aborted_and_end_at_the_stable_end() -> None:
     world = World()
     with world.open() as manager:
-        keep_some = {**TIERED, "local.retention.ms": "-2", "local.retention.bytes": "2500"}
-        manager.create_topic("t", 1, keep_some, now_ms=NOW)
-        send(manager, 300)
+        manager.create_topic(
+            "t", 1, {**TIERED, "local.retention.ms": "-2", "local.retention.bytes": "2500"}, now_ms=NOW
+        )
+        _fill(_log(manager))
         settle(manager)
-        local_start = _log(manager).local_log_start_offset
-        assert local_start > 0
         reader = manager.reader(COMMITTED)
-        assert [r.offset for r in reader.records(NAME, local_start)] == list(range(local_start, 300))
-        for stream in (reader.records, reader.columns, reader.batches):
-            with pytest.raises(InvalidRequest, match=rf"offset=0 local_start_offset={local_start}"):
-                next(stream(NAME, 0))
+        start, end = reader.offsets(NAME)
+        assert (start, end) == (0, 160)
+        seen: list[int] = []
+        for data in reader.batches(NAME, 0):
+            table = kernels.scan_batches(data)
+            lowest, highest = int(table.base_offsets[0]), int(table.last_offsets[-1]) + 1
+            assert highest <= end
+            told = reader.aborted_transactions(NAME, lowest, highest)
+            flags = aborted_batches(table, told)
+            kept = ~flags & (table.attributes & CONTROL == 0)
+            seen += [int(each) for each in table.base_offsets[kept]]
+        assert seen == [8 * turn for turn in range(20)]
+        told = reader.aborted_transactions(NAME, 0, end)
+        assert [each.last_offset for each in told] == [8 * turn + 7 for turn in range(20)]
 
 
-def test_a_stream_whose_records_leave_the_disk_under_it_is_refused_not_cut_short() -> None:
+def _long_transactions(log: Log, first_producer: int = 1) -> None:
+    """Three producers whose transactions reach over several segments, decided in another order than begun."""
+    decided = ((True, False, False, True), (False, True, False), (False, False, True, True, False))
+    lengths = (17, 23, 13)
+    for turn in range(120):
+        for at, (length, outcomes) in enumerate(zip(lengths, decided, strict=True)):
+            number = first_producer + at
+            who = Producer(producer_id=number, producer_epoch=0, base_sequence=turn, is_transactional=True)
+            log.append([Record(b"%d" % turn, b"%d-%d" % (number, turn), NOW)], now_ms=NOW, producer=who)
+            if turn % length == length - 1:
+                commit = outcomes[turn // length % len(outcomes)]
+                log.append_marker(number, 0, commit=commit, coordinator_epoch=0, now_ms=NOW)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_bucket_alone_gives_what_the_log_gave_up_to_what_it_knows_decided(rounds: int) -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        log = _log(manager)
+        for turn in range(rounds):
+            _long_transactions(log, 10 * turn)
+            settle(manager)
+        want = [(each.offset, each.value) for each in log.records(0, isolation=COMMITTED)]
+        with RemoteLog(world.store) as bucket:
+            rows = bucket.head(NAME).next_offset
+            reader = bucket.reader(COMMITTED)
+            _, end = reader.offsets(NAME)
+            assert 0 < end <= min(rows, log.last_stable_offset)
+            got = [(each.offset, each.value) for each in reader.records(NAME, 0)]
+            assert got == [each for each in want if each[0] < end]
+            # Not one that may yet be aborted: open at the end of the rows, whatever became of it on the disk.
+            begun = min(
+                (each.transaction_first_offset for each in _open_at(log, rows) if each.transaction_first_offset >= 0),
+                default=rows,
+            )
+            assert end == begun
+            for start in range(0, end, 7):
+                got = [(each.offset, each.value) for each in reader.records(NAME, start, start + 40)]
+                assert got == [each for each in want if start <= each[0] < min(start + 40, end)]
+            everything = [each.offset for each in bucket.reader().records(NAME, 0)]
+            assert len(everything) > len(want)
+
+
+def _open_at(log: Log, offset: int) -> list[ProducerEntry]:
+    return decode(log.producer_snapshot(offset))
+
+
+def test_a_stream_whose_records_leave_the_disk_under_it_goes_on_in_the_bucket() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        log = _log(manager)
+        _long_transactions(log)
+        settle(manager)
+        want = [(each.offset, each.value) for each in log.records(0, isolation=COMMITTED)]
+        stream = manager.reader(COMMITTED).columns(NAME, 0)
+        got = [(each.offset, each.value) for each in next(stream).records()]
+        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+        settle(manager, NOW + HOUR)
+        assert log.local_log_start_offset > got[-1][0]
+        got += [(each.offset, each.value) for columns in stream for each in columns.records()]
+        assert got == want
+
+
+def test_rows_without_aborted_transactions_are_not_asked_about_them() -> None:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        stream = manager.reader(COMMITTED).columns(NAME, 0)
-        next(stream)
-        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
-        settle(manager)
-        with pytest.raises(InvalidRequest, match="remote tier does not tell"):
-            list(stream)
+    with RemoteLog(MeteredStore(world.store)) as bucket:
+        meter = bucket.store
+        assert isinstance(meter, MeteredStore)
+        rows = bucket.head(NAME).segments
+        assert len(rows) == 3
+        before = meter.counts()
+        assert bucket.reader(COMMITTED).offsets(NAME) == (0, rows[-1].next_offset)
+        assert bucket.reader(COMMITTED).aborted_transactions(NAME, 0, rows[-1].next_offset) == []
+        assert (meter.counts() - before).gets == 1, "the last row's snapshot of its producers"

@@ -57,8 +57,6 @@ def consume(
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:
         raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
-    if url is not None and isolation != ISOLATIONS[0]:
-        raise click.UsageError("--isolation is for a directory; a bucket does not tell which records were aborted")
     topic, number = parse_partition(target)
     position = parse_position(start, now_ms())
     show = parse_template(template)
@@ -85,9 +83,8 @@ def _open(
 
 def _reader(source: LogManager | RemoteLog, isolation: str) -> TieredReader:
     from local.isolation import Isolation
-    from tiered.manager import LogManager
 
-    return source.reader(Isolation(isolation)) if isinstance(source, LogManager) else source.reader()
+    return source.reader(Isolation(isolation))
 
 
 def _partitions(source: object, topic: str) -> list[TopicPartition]:

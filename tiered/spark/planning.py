@@ -26,7 +26,8 @@ from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
-from tiered.reader import PartitionSource, TieredReader
+from tiered.partition_source import PartitionSource
+from tiered.reader import TieredReader
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
 from tiered.spark.splits import Entries, PartitionRange, Split, plan_splits
 
