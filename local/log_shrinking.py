@@ -125,12 +125,18 @@ class ShrinkableLog(ReadableLog):
             self._all_durable()
             return cut.next_offset
 
-    def restart_at(self, offset: int, epochs: LeaderEpochs, *, now_ms: int) -> None:
+    def restart_at(
+        self, offset: int, epochs: LeaderEpochs, *, now_ms: int, producers: ProducerState | None = None
+    ) -> None:
         """Forget every local record and go on at `offset`, with the lineage `epochs` of what lies below.
 
-        For a log whose records below `offset` are all in the remote tier. Order of effects: what vouches for more goes
-        first, then the files, the lineage, a log start above `offset` last: a crash before that leaves an empty log,
-        which restarts at the old log start. Raises DiskFailed; once files may be gone the log is then unusable.
+        For a log whose records below `offset` are all in the remote tier, which also knows its `producers`: sequences,
+        and transactions whose end this log has yet to see. None of them are known otherwise.
+
+        Order of effects: what vouches for more goes first, then the files, the producers' snapshot, synced, for nothing
+        else tells of them, then the empty segment, the lineage, a log start above `offset` last: a crash before that
+        leaves an empty log, which restarts at the old log start. Raises DiskFailed; once files may be gone the log is
+        then unusable.
         """
         with self.cleaning.paused(), self._lock:
             self._check_may_change()
@@ -139,7 +145,9 @@ class ShrinkableLog(ReadableLog):
             with self._failing():
                 loading.discard(self._storage, self.directory, self._view.segments)
                 self._snapshots.remove_all()
-                self._producers = ProducerState()
+                self._producers = producers if producers is not None else ProducerState()
+                if len(self._producers):
+                    self._snapshots.write(offset, self._producers, is_durable=True)
                 fresh = Segment.create(self._storage, self.directory, offset, created_ms=now_ms)
                 self._publish([fresh], next_offset=offset, log_start_offset=min(start, offset))
                 self._save_epochs(epochs)

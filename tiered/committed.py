@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from local import producer_snapshot
 from local.errors import Corrupt
+from local.producer_state import ProducerState
 from local.txn_index import AbortedTransaction, entries, overlapping
 from remote.metadata_index import MetadataIndex
 from remote.range_reader import RemotePartition
@@ -32,15 +33,17 @@ def stable_end(source: PartitionSource) -> int:
     end = source.next_offset()
     if source.log is not None:
         return min(end, source.log.last_stable_offset)
+    begun = producers_in_bucket(source).first_unstable_offset
+    return end if begun is None else min(end, begun)
+
+
+def producers_in_bucket(source: PartitionSource) -> ProducerState:
+    """The producers as they were at the end of the last row; none without one. Raises as `stable_end` does."""
     last = source.ask(MetadataIndex.last_row)
     if last is None or source.remote is None:
-        return end
+        return ProducerState()
     snapshot = source.remote.indexes(last).producers
-    if not snapshot:
-        return end
-    producers = producer_snapshot.decode(snapshot, path=last.indexes_key)
-    begun = (each.transaction_first_offset for each in producers if each.transaction_first_offset >= 0)
-    return min([end, *begun])
+    return ProducerState(producer_snapshot.decode(snapshot, path=last.indexes_key) if snapshot else ())
 
 
 def aborted_transactions(source: PartitionSource, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:

@@ -31,8 +31,10 @@ from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
+from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
 from tiered.partition import Partition, check_agreement, check_bucket, reconcile
+from tiered.partition_source import PartitionSource
 from tiered.store_check import StoreCheck
 from tiered.topics import Topic
 
@@ -159,7 +161,9 @@ class Opener:
         if known is not None:
             # Before taking the partition from whoever writes it now.
             check_agreement(held.log, known)
-        reconcile(held.log, self._become_writer(held, held.metadata, now_ms), now_ms=now_ms)
+        head = self._become_writer(held, held.metadata, now_ms)
+        bucket = PartitionSource(held.name, None, held.remote, held.metadata)
+        reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers_in_bucket(bucket))
         held.is_owned, held.has_agreed, held.stopped = True, True, None
 
     def _become_writer(self, held: Partition, metadata: MetadataLog, now_ms: int) -> Head:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from local.epochs import LeaderEpochs
 from local.errors import Conflict, LogError, NotFound, Unavailable
 from local.log import Log
 from local.names import TopicPartition
+from local.producer_state import ProducerState
 from policies.coverage import Coverage
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
@@ -131,8 +133,11 @@ class Partition:
         return snapshot
 
 
-def reconcile(log: Log, head: Head, *, now_ms: int) -> None:
-    """Make the local log agree with the bucket's newest head (module text). Raises Conflict when they contradict."""
+def reconcile(log: Log, head: Head, *, now_ms: int, producers: Callable[[], ProducerState] = ProducerState) -> None:
+    """Make the local log agree with the bucket's newest head (module text). Raises Conflict when they contradict.
+
+    `producers` are those of all that the bucket holds; asked for where the log starts over at its end.
+    """
     check_agreement(log, head)
     if log.next_offset < head.next_offset:
         _log.warning(
@@ -141,7 +146,7 @@ def reconcile(log: Log, head: Head, *, now_ms: int) -> None:
             log.next_offset,
             head.next_offset,
         )
-        log.restart_at(head.next_offset, lineage(head), now_ms=now_ms)
+        log.restart_at(head.next_offset, lineage(head), now_ms=now_ms, producers=producers())
     if head.log_start_offset > log.log_start_offset:
         log.raise_log_start(head.log_start_offset)
     log.begin_epoch(head.epoch)

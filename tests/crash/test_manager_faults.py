@@ -248,7 +248,7 @@ def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
 
 def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:
     """The bucket's end is not looked at: offsets would be given twice by a machine that lost its disk."""
-    patch.setattr(opening, "reconcile", lambda log, head, now_ms: None)
+    patch.setattr(opening, "reconcile", lambda log, head, now_ms, producers: None)
 
 
 def kill_at_every_call() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from local.epochs import LeaderEpochs
 from local.isolation import Isolation
 from local.log import Log
 from local.names import PRODUCER_SNAPSHOT, TXN_INDEX, segment_file
-from local.producer_state import Producer
+from local.producer_state import Producer, ProducerState
 from local.record import Record
 from local.settings import LogSettings
 from tiered.copying import segment_to_copy
@@ -220,6 +221,18 @@ def test_a_restart_elsewhere_forgets_the_producers() -> None:
     log.restart_at(50, LeaderEpochs(((0, 0),)), now_ms=0)
     assert names_of(disk, PRODUCER_SNAPSHOT) == []
     assert facts(log) == ([], 50, [], 50)
+
+
+def test_a_restart_elsewhere_knows_the_producers_it_is_told_after_a_power_cut_too() -> None:
+    disk = ModelDisk()
+    log, _ = told(disk)
+    known = log.producers()
+    assert known
+    log.restart_at(50, LeaderEpochs(((0, 0),)), now_ms=0, producers=ProducerState(known))
+    assert names_of(disk, PRODUCER_SNAPSHOT) == [50]
+    assert log.producers() == known
+    log.release()
+    assert open_log(disk.crash(random.Random(1))).producers() == known
 
 
 def test_a_failed_write_leaves_the_state_that_the_bytes_say() -> None:

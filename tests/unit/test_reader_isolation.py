@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local import kernels
 from local.batch_header import CONTROL
-from local.errors import OffsetOutOfRange
+from local.errors import OffsetOutOfRange, OutOfOrderSequence
 from local.isolation import Isolation, aborted_batches
 from local.log import Log
 from local.producer_snapshot import ProducerEntry, decode
@@ -199,3 +199,46 @@ def test_rows_without_aborted_transactions_are_not_asked_about_them() -> None:
         assert bucket.reader(COMMITTED).offsets(NAME) == (0, rows[-1].next_offset)
         assert bucket.reader(COMMITTED).aborted_transactions(NAME, 0, rows[-1].next_offset) == []
         assert (meter.counts() - before).gets == 1, "the last row's snapshot of its producers"
+
+
+def test_a_machine_that_lost_its_disk_goes_on_with_the_producers_of_the_bucket() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        log = _log(manager)
+        _long_transactions(log)
+        settle(manager)
+        committed = _tell(manager)
+    for restarts in range(3):
+        disk = world.other_disk()
+        with world.open(disk=disk) as manager:
+            log, reader = _log(manager), manager.reader(COMMITTED)
+            rows = log.log_start_offset, log.local_log_start_offset
+            known = {each.producer_id: each for each in log.producers()}
+            assert sorted(known) == [1, 2, 3]
+            undecided = [each for each in known.values() if each.transaction_first_offset >= 0]
+            assert undecided
+            assert (
+                reader.offsets(NAME)[1] == log.last_stable_offset == min(e.transaction_first_offset for e in undecided)
+            )
+            assert log.last_stable_offset < rows[1] == log.next_offset
+            told = _tell(manager)
+            assert told == [each for each in committed if each[0] < log.last_stable_offset]
+            # A retry of the last batch is known, a gap is not taken, and the transaction may still be decided.
+            last = known[1]
+            who = Producer(producer_id=1, producer_epoch=0, base_sequence=last.last_sequence + 5, is_transactional=True)
+            with pytest.raises(OutOfOrderSequence):
+                log.append([Record(b"k", b"gap", NOW)], now_ms=NOW, producer=who)
+            for each in undecided:
+                commit = restarts == 1
+                log.append_marker(each.producer_id, 0, commit=commit, coordinator_epoch=0, now_ms=NOW)
+            assert log.last_stable_offset == log.next_offset
+            seen = _tell(manager)
+            assert seen[: len(told)] == told
+            begun = {each.producer_id: each.transaction_first_offset for each in undecided}
+            for offset, value in values(manager.reader(), min(begun.values())):
+                number = int((value or b"0-").split(b"-")[0])
+                if offset >= begun.get(number, offset + 1):
+                    assert ((offset, value) in seen) == commit
+        with world.open(disk=disk) as manager:
+            assert _tell(manager) == seen
