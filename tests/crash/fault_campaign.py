@@ -1,0 +1,64 @@
+"""Every flow, every call, every kind of store fault; then drawn ones, several in a flow, by seeds.
+
+    python tests/crash/fault_campaign.py [--seeds 1000] [--first-seed 0] [--jobs 2] [--only NAME]
+
+Exit code 1 and the case when a promise is broken; `run_case(name, call, kind)` and `run_drawn(name, seed)` of
+`fault_flows` repeat it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from fault_flows import SCENES, cases, run_case, run_drawn  # noqa: E402
+from fault_kinds import Kind  # noqa: E402
+
+Job = tuple[str, int, str | None]  # scene, call or seed, kind; None: drawn
+
+
+def attempt(job: Job) -> tuple[Job, bool, str | None]:
+    """The job, whether its fault was met, and its failure."""
+    logging.disable(logging.CRITICAL)
+    name, number, kind = job
+    try:
+        met = run_drawn(name, number) if kind is None else run_case(name, number, Kind[kind])
+    except Exception:  # noqa: BLE001 - whatever it is, it is what the run is for
+        return job, True, traceback.format_exc()
+    return job, met, None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=0, help="drawn runs of each flow")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", choices=list(SCENES))
+    asked = parser.parse_args()
+    names = [asked.only] if asked.only else list(SCENES)
+    jobs: list[Job] = [(name, at, kind.name) for name in names for at, kind in cases(name)]
+    jobs += [(name, asked.first_seed + at, None) for at in range(asked.seeds) for name in names]
+    began, met, broken = time.monotonic(), Counter[str](), 0
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        for job, was_met, failure in pool.map(attempt, jobs, chunksize=8):
+            met[job[2] or "drawn"] += was_met
+            if failure is not None:
+                broken += 1
+                print(job, failure, sep="\n", flush=True)
+    for kind, count in sorted(met.items()):
+        print(f"{kind:24} {count}")
+    print(f"cases {len(jobs)}, met {sum(met.values())}, broken {broken}, {time.monotonic() - began:.0f} s")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,395 @@
+"""Every flow of a manager with its bucket, each from a state of its own, under faults; then what must hold.
+
+A case is (flow, call, kind): the flow runs, that call of it meets that kind of `fault_kinds`. Whatever came of it, the
+store is well again afterwards and the same manager goes on (a daemon is not restarted for a passing fault); then comes
+another start; then the whole bucket is decoded. At every step: what was acknowledged is readable at its offset with its
+value, nothing else is ever returned, offsets are given once.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+
+from bucket_truth import assert_sound
+from disk_model import ModelDisk
+from fault_kinds import Clock, FaultStore, Kind, Plan
+
+from local.errors import LogError
+from local.log import Durability
+from local.names import TopicPartition
+from local.record import Record
+from remote.bucket_check import ObjectKind
+from remote.memory_store import MemoryStore
+from tiered import apply
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+
+NOW = 1_800_000_000_000
+HOUR, DAY = 3_600_000, 86_400_000
+NAME = TopicPartition("t", 0)
+TOPIC = {
+    "remote.storage.enable": "true",
+    "local.retention.ms": "1h",
+    "retention.ms": "2d",
+    "remote.log.delete.grace.ms": "1h",
+}
+SETTINGS = {
+    "num.recovery.threads.per.data.dir": "1",
+    "segment.bytes": "1100",
+    "index.interval.bytes": "200",
+    "append.batch.bytes": "300",
+    "file.delete.delay.ms": "0",
+}
+HARMLESS = {Kind.SLOW, Kind.DUPLICATE, Kind.STALE_LIST, Kind.PHANTOM_ENTRY}  # nobody may even notice
+
+
+@dataclass
+class World:
+    """One disk, one bucket, one clock, and what was promised: the acknowledged records by offset."""
+
+    disk: ModelDisk = field(default_factory=ModelDisk)
+    inner: MemoryStore = field(default_factory=lambda: MemoryStore("memory://b", now_ms=lambda: NOW))
+    clock: Clock = field(default_factory=lambda: Clock(NOW))
+    acked: dict[int, Record] = field(default_factory=dict)
+    sent: dict[int, set[Record]] = field(default_factory=dict)
+    log_start: int = 0
+
+    def __post_init__(self) -> None:
+        self.store = FaultStore(self.inner, self.clock)
+
+    def copied(self) -> World:
+        inner = MemoryStore("memory://b", now_ms=lambda: NOW)
+        inner._objects = dict(self.inner._objects)
+        self.disk.locks.clear()
+        sent = {offset: set(records) for offset, records in self.sent.items()}
+        disk = copy.deepcopy(self.disk)
+        return World(disk, inner, Clock(self.clock.now_ms), dict(self.acked), sent, self.log_start)
+
+    def open(self, disk: ModelDisk | None = None) -> LogManager:
+        loaded = Config.load(None, SETTINGS, {}, local_dir="data")
+        config = replace(loaded, data_dir="./data", remote_url="memory://b")
+        return LogManager.open(config, now_ms=self.clock.now_ms, storage=disk or self.disk, store=self.store)
+
+    def append(self, manager: LogManager, count: int) -> None:
+        first = manager.partitions()[0].log.next_offset
+        records = [
+            Record(b"k%d" % at, b"%d at %d" % (at, self.clock.now_ms) + b"." * 25, self.clock.now_ms)
+            for at in range(first, first + count)
+        ]
+        for at, record in enumerate(records, start=first):
+            self.sent.setdefault(at, set()).add(record)
+        result = manager.append("t", records, 0, now_ms=self.clock.now_ms, durability=Durability.FLUSHED)
+        assert result[NAME][:2] == (first, first + count)
+        assert first not in self.acked, "an offset was given twice"
+        self.acked.update(enumerate(records, start=first))
+
+    def settle(self, manager: LogManager) -> None:
+        for _ in range(12):
+            if not manager.tick(self.clock.now_ms):
+                return
+        raise AssertionError("the manager does not settle")
+
+    def retained(self) -> dict[int, Record]:
+        """What retention has not reached, by the clock as it is."""
+        return {
+            offset: record
+            for offset, record in self.acked.items()
+            if offset >= self.log_start and record.timestamp_ms > self.clock.now_ms - 2 * DAY
+        }
+
+    def true(self, records: Iterator[object]) -> dict[int, object]:
+        """The records by offset, each of which must be one that was sent there."""
+        found: dict[int, object] = {}
+        for record in records:
+            plain = Record(record.key, record.value, record.timestamp_ms)  # type: ignore[attr-defined]
+            offset: int = record.offset  # type: ignore[attr-defined]
+            assert plain in self.sent.get(offset, ()), f"a record was made up at {offset}"
+            assert offset not in found
+            assert offset > max(found, default=-1)
+            found[offset] = plain
+        return found
+
+
+Flow = Callable[[World, LogManager], None]
+
+
+def copy_segments(world: World, manager: LogManager) -> None:
+    world.settle(manager)
+
+
+def read_sequential(world: World, manager: LogManager) -> None:
+    world.true(manager.reader().records(NAME, manager.reader().offsets(NAME)[0]))
+
+
+def read_random(world: World, manager: LogManager) -> None:
+    for offset in (31, 2, 77, 50, 3):
+        found = world.true(manager.reader().records(NAME, offset, offset + 4))
+        assert list(found) == list(range(offset, offset + 4))
+
+
+def read_by_time(world: World, manager: LogManager) -> None:
+    for offset in (40, 5):
+        wanted = world.acked[offset].timestamp_ms
+        found = manager.reader().offset_for_timestamp(NAME, wanted)
+        assert found == min(at for at, record in world.acked.items() if record.timestamp_ms >= wanted)
+
+
+def local_retention(world: World, manager: LogManager) -> None:
+    world.clock.now_ms += 2 * HOUR
+    world.settle(manager)
+
+
+def remote_retention(world: World, manager: LogManager) -> None:
+    world.clock.now_ms = NOW + 2 * DAY + HOUR
+    world.settle(manager)
+
+
+def delete_unlinked(world: World, manager: LogManager) -> None:
+    world.clock.now_ms += 2 * HOUR
+    world.settle(manager)
+
+
+def delete_records(world: World, manager: LogManager) -> None:
+    world.log_start = 45  # from here on nobody may count on the records below
+    manager.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
+    world.settle(manager)
+
+
+def write_on(world: World, manager: LogManager) -> None:
+    world.append(manager, 30)
+    manager.roll("t", now_ms=world.clock.now_ms)
+    world.settle(manager)
+
+
+def list_named_offsets(world: World, manager: LogManager) -> None:
+    for spec in (-1, -2, -3, -4, -5):
+        manager.list_offsets({NAME: spec})
+
+
+def read_bucket(world: World, manager: LogManager) -> None:
+    bucket = RemoteLog(world.store)
+    start, end = bucket.reader().offsets(NAME)
+    assert len(world.true(bucket.reader().records(NAME, start))) == end - start
+
+
+# --- states to begin in ----------------------------------------------------------------------------------------------
+
+
+@cache
+def _written() -> World:
+    """Three batches of records an hour apart, rolled, nothing in the bucket but the first head."""
+    world = World()
+    manager = world.open()
+    manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+    for _ in range(3):
+        world.append(manager, 30)
+        world.clock.now_ms += 1000
+    manager.roll("t", now_ms=world.clock.now_ms)
+    manager.close()
+    return world
+
+
+@cache
+def _tiered() -> World:
+    """All of it copied, the disk still holds it; newer records are only there."""
+    world = _written().copied()
+    manager = world.open()
+    world.settle(manager)
+    world.append(manager, 10)
+    manager.close()
+    return world
+
+
+@cache
+def _dropped() -> World:
+    """The disk let go of what is in the bucket."""
+    world = _tiered().copied()
+    world.clock.now_ms += 2 * HOUR
+    manager = world.open()
+    world.settle(manager)
+    assert manager.partitions()[0].log.local_log_start_offset > 80
+    world.append(manager, 5)
+    manager.close()
+    return world
+
+
+@cache
+def _expired() -> World:
+    """Rows left the head, their objects wait for the grace time."""
+    world = _dropped().copied()
+    world.log_start = 45
+    manager = world.open()
+    manager.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
+    world.settle(manager)
+    head = manager.partitions()[0].head()
+    assert head is not None
+    assert head.unlinked
+    manager.close()
+    return world
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A flow, the state that it begins in, and whether opening the manager is part of it."""
+
+    begin: Callable[[], World]
+    flow: Flow
+    opens: bool = False
+    loses_disk: bool = False
+
+
+def _nothing(world: World, manager: LogManager) -> None:
+    pass
+
+
+def _create(world: World, manager: LogManager) -> None:
+    if not manager.topics():
+        manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+    write_on(world, manager)
+
+
+SCENES = {
+    "open fresh": Scene(World, _create, opens=True),
+    "open existing": Scene(_dropped, write_on, opens=True),
+    "open on another disk": Scene(_dropped, write_on, opens=True, loses_disk=True),
+    "copy": Scene(_written, copy_segments),
+    "read sequentially": Scene(_dropped, read_sequential),
+    "read at random": Scene(_dropped, read_random),
+    "read by time": Scene(_dropped, read_by_time),
+    "named offsets": Scene(_dropped, list_named_offsets, opens=True),
+    "the bucket alone": Scene(_dropped, read_bucket),
+    "local retention": Scene(_tiered, local_retention),
+    "remote retention": Scene(_dropped, remote_retention),
+    "deletion of the unlinked": Scene(_expired, delete_unlinked),
+    "delete-records": Scene(_dropped, delete_records),
+    "write, roll, copy": Scene(_dropped, write_on),
+}
+
+
+@contextmanager
+def small_chunks() -> Iterator[None]:
+    """Segments of this size have several chunks then, so ranges begin inside the object."""
+    real = apply.copy_segment
+    apply.copy_segment = partial(real, chunk_bytes=256)
+    try:
+        yield
+    finally:
+        apply.copy_segment = real
+
+
+def _begin(scene: Scene) -> World:
+    with small_chunks():
+        world = scene.begin().copied()
+    if scene.loses_disk:
+        fresh = ModelDisk()
+        fresh.make_directory("./data")
+        fresh.create("./data/topics.json").append(world.disk.read("./data/topics.json"))
+        end = max(offset for offset, _ in world.acked.items())
+        # What was never tiered goes with the disk; its offsets may be given again.
+        reached = RemoteLog(world.inner).reader().offsets(NAME)[1]
+        world.acked = {offset: record for offset, record in world.acked.items() if offset < reached}
+        assert max(world.acked) < end
+        world.disk = fresh
+    return world
+
+
+def calls_of(name: str) -> list[str]:
+    """The calls of a scene without any fault."""
+    world, scene = _begin(SCENES[name]), SCENES[name]
+    manager = None if scene.opens else world.open()
+    world.store.arm()
+    manager = manager or world.open()
+    scene.flow(world, manager)
+    calls = list(world.store.calls)
+    manager.abandon()
+    return calls
+
+
+def cases(name: str) -> list[tuple[int, Kind]]:
+    """(call, kind) for every kind that the call can meet."""
+    return [(at, kind) for at, verb in enumerate(calls_of(name)) for kind in Kind if verb in kind.verbs]
+
+
+def run_case(name: str, at: int, kind: Kind) -> bool:
+    """One case from its beginning to its end; whether the fault was met. Raises AssertionError for a broken promise."""
+    return _run(name, lambda number, verb: kind if number == at else None, kind)
+
+
+def run_drawn(name: str, seed: int) -> bool:
+    """As `run_case`; any call may meet any kind, as the seed has it, several of them in one flow."""
+    rng = random.Random(f"{name} {seed}")
+    rate = rng.choice((0.05, 0.15, 0.4))
+
+    def plan(number: int, verb: str) -> Kind | None:
+        return rng.choice([kind for kind in Kind if verb in kind.verbs]) if rng.random() < rate else None
+
+    return _run(name, plan, None)
+
+
+def _run(name: str, plan: Plan, kind: Kind | None) -> bool:
+    scene = SCENES[name]
+    world = _begin(scene)
+    manager = None if scene.opens else world.open()
+    world.store.follow(plan)
+    failed: LogError | None = None
+    try:
+        manager = manager or world.open()
+        scene.flow(world, manager)
+    except LogError as error:
+        failed = error
+    met = world.store.met is not None
+    assert failed is None or kind not in HARMLESS, f"a harmless fault ended the flow: {failed}"
+    world.store.heal()
+    if manager is not None:
+        _goes_on(world, manager)
+        manager.abandon()
+    world.disk.locks.clear()
+    manager = world.open()
+    _goes_on(world, manager)
+    _check_end(world, manager)
+    manager.close()
+    return met
+
+
+def _goes_on(world: World, manager: LogManager) -> None:
+    """The same manager, the fault being over, does its work to the end and answers right."""
+    if not manager.topics():
+        manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+    world.settle(manager)
+    assert not manager.problems, f"a passing fault left trouble behind: {manager.problems}"
+    world.append(manager, 2)
+    world.settle(manager)
+    assert not manager.problems
+    _check_records(world, manager)
+
+
+def _check_records(world: World, manager: LogManager) -> None:
+    start, _ = manager.reader().offsets(NAME)
+    found = world.true(manager.reader().records(NAME, start))
+    for offset, record in world.retained().items():
+        assert found.get(offset) == record, f"acknowledged offset {offset} is gone"
+
+
+def _check_end(world: World, manager: LogManager) -> None:
+    """Everything into the bucket, then all of it from there alone; nothing stays behind after the grace time."""
+    manager.roll("t", now_ms=world.clock.now_ms)
+    world.settle(manager)
+    for _ in range(2):
+        world.clock.now_ms += 2 * HOUR
+        world.settle(manager)
+    assert not manager.problems
+    bucket = RemoteLog(world.inner).reader()
+    found = world.true(bucket.records(NAME, bucket.offsets(NAME)[0]))
+    assert {offset: found.get(offset) for offset in world.retained()} == world.retained()
+    (report,) = assert_sound(world.inner)
+    assert report.head is not None
+    assert not report.head.unlinked, "deleted objects stay on the list"
+    assert ObjectKind.UNKNOWN not in report.counts()
+    end = manager.reader().offsets(NAME)[1]
+    assert end == max(world.acked) + 1

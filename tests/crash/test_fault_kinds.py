@@ -1,0 +1,92 @@
+"""The twenty kinds of fault at the calls of every flow. The suite takes a share; `fault_campaign.py` takes them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fault_flows import SCENES, calls_of, cases, run_case, run_drawn
+from fault_kinds import ALL, Kind
+
+from local.errors import AlreadyExists, Fenced, LogError
+from remote import range_reader, transfer
+from remote.head import Head, encode_head
+from remote.keys import head_key
+from remote.metadata_log import LogState, MetadataLog
+from tiered import apply
+
+SHARE = 3  # the suite runs one case of so many; the campaign all of them
+SEEDS = range(3)
+
+
+def test_the_twenty_kinds_are_all_there_and_every_verb_meets_some() -> None:
+    assert {kind.number for kind in Kind} == set(range(1, 21))
+    assert all(any(verb in kind.verbs for kind in Kind) for verb in ALL)
+
+
+def test_every_kind_is_met_by_some_flow() -> None:
+    met = {kind for name in SCENES for _, kind in cases(name)}
+    assert met == set(Kind)
+    assert all(len(calls_of(name)) > 1 for name in SCENES), "a flow that never asks the store shows nothing"
+
+
+@pytest.mark.parametrize("name", list(SCENES))
+def test_no_kind_of_fault_at_any_call_breaks_a_promise(name: str) -> None:
+    for at, kind in cases(name)[sum(name.encode()) % SHARE :: SHARE]:
+        assert run_case(name, at, kind), "the fault was never met"
+
+
+@pytest.mark.parametrize("name", list(SCENES))
+def test_several_faults_in_one_flow_break_no_promise(name: str) -> None:
+    for seed in SEEDS:
+        run_drawn(name, seed)
+
+
+# --- rules broken by hand: each must be seen --------------------------------------------------------------------------
+
+
+def _chunks_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(range_reader, "_is_right", lambda table, number, chunk: True)
+
+
+def _uploads_are_not_verified(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transfer, "_verify", lambda store, key, size_bytes: None)
+
+
+def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
+    def create(self: MetadataLog, head: Head) -> Head:
+        try:
+            self._store.put_if_absent(self._prefix + head_key(head.sequence), encode_head(head))
+        except AlreadyExists as error:
+            self._move(LogState.FENCED)
+            raise Fenced("committing a head, its name is taken") from error
+        return head
+
+    patch.setattr(MetadataLog, "_create", create)
+
+
+def _unlinked_objects_are_deleted_and_not_struck_off(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(apply, "forget_unlinked", lambda keys: lambda head: head)
+
+
+PLANTED = {
+    _chunks_are_not_checked: ("read sequentially", Kind.BIT_FLIP),
+    _uploads_are_not_verified: ("copy", Kind.LOST_PART),
+    _a_taken_name_is_a_lost_race: ("copy", Kind.FALSE_CONFLICT),
+    _unlinked_objects_are_deleted_and_not_struck_off: ("deletion of the unlinked", Kind.ERROR_AFTER),
+}
+
+
+@pytest.mark.parametrize("plant", list(PLANTED), ids=lambda plant: plant.__name__.strip("_"))
+def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    name, kind = PLANTED[plant]
+    calls_of(name)  # the state to begin in is made by sound code
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LogError)):
+        _run_all(name, kind)
+
+
+def _run_all(name: str, kind: Kind) -> None:
+    for at, each in cases(name):
+        if each is kind:
+            run_case(name, at, each)
