@@ -104,5 +104,5 @@ def objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[Unlink
 
 
 def _is_same_segment(one: RemoteSegment, other: RemoteSegment) -> bool:
-    names = ("base_offset", "next_offset", "size_bytes", "data_crc32c")
+    names = ("base_offset", "next_offset", "size_bytes", "content_crc32c")
     return all(getattr(one, name) == getattr(other, name) for name in names)

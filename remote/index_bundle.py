@@ -45,7 +45,7 @@ class IndexBundle:
 
     def __len__(self) -> int:
         """Its weight in a cache, in bytes."""
-        return sum(len(getattr(self, name)) for name in SECTIONS[:-1]) + 4 * len(self.chunks.crcs)
+        return sum(len(getattr(self, name)) for name in SECTIONS[:-1]) + 16 * len(self.chunks)
 
 
 def encode_bundle(bundle: IndexBundle) -> tuple[bytes, dict[str, IndexRange]]:

@@ -5,6 +5,8 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 | key | object |
 |---|---|
 | ``data/<base 20>-<last 20>-<epoch 10>-<ulid>.log`` | a segment, byte for byte Kafka's ``.log`` |
+| ``data/<the same stem>.log.zst`` | the same in zstd frames, see `remote.at_rest` |
+| ``data/<the same stem>.log.enc``, ``.log.zst.enc`` | either of them encrypted, see `remote.encryption` |
 | ``data/<the same stem>.indexes`` | its indexes, see `remote.index_bundle` |
 | ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.view` |
 | ``meta/head/<sequence 20>`` | a head, see `remote.head` |
@@ -33,11 +35,12 @@ DATA = "data/"
 VIEWS = "view/"
 PROBES = "meta/probe/"
 DATA_SUFFIX, INDEXES_SUFFIX = ".log", ".indexes"
+ZSTD_SUFFIX, ENCRYPTED_SUFFIX = ".zst", ".enc"  # after DATA_SUFFIX, in this order
 TOPIC_ID_LENGTH = 22
 VIEW_LENGTH_MAX = 64
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_STEM = r"([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})(\.log|\.indexes)"
+_STEM = r"([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})(\.log(?:\.zst)?(?:\.enc)?|\.indexes)"
 _DATA_KEY = re.compile(r"data/" + _STEM, re.ASCII)
 _VIEW = r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}"
 _VIEW_KEY = re.compile(rf"view/({_VIEW})/{_STEM}", re.ASCII)
@@ -96,9 +99,19 @@ def parse_partition(name: str) -> int | None:
     return int(name)
 
 
-def data_key(base_offset: int, last_offset: int, epoch: int, ulid: str, *, view: str | None = None) -> str:
-    """The object of a segment, or of a part of a compacted view of that name."""
-    return _stem(base_offset, last_offset, epoch, ulid, view) + DATA_SUFFIX
+def data_key(
+    base_offset: int,
+    last_offset: int,
+    epoch: int,
+    ulid: str,
+    *,
+    view: str | None = None,
+    is_zstd: bool = False,
+    is_encrypted: bool = False,
+) -> str:
+    """The object of a segment, or of a part of a compacted view of that name, and how it is kept."""
+    suffix = DATA_SUFFIX + (ZSTD_SUFFIX if is_zstd else "") + (ENCRYPTED_SUFFIX if is_encrypted else "")
+    return _stem(base_offset, last_offset, epoch, ulid, view) + suffix
 
 
 def indexes_key(base_offset: int, last_offset: int, epoch: int, ulid: str, *, view: str | None = None) -> str:
@@ -134,6 +147,11 @@ def parse_spill_key(key: str) -> SpillKey | None:
     """The inverse of `spill_key`, but for the times; None for anything else."""
     found = _SPILL_KEY.fullmatch(key)
     return SpillKey(base_offset=int(found[1]), next_offset=int(found[2]), ulid=found[3]) if found else None
+
+
+def stem_of(key: str) -> str:
+    """What a segment's two objects have in common: ``<base>-<last>-<epoch>-<ulid>``, without directory and suffix."""
+    return key.rpartition("/")[2].partition(".")[0]
 
 
 def head_key(sequence: int) -> str:

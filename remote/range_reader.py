@@ -1,11 +1,13 @@
 """Reading tiered segments: ranges of the data object, made of whole chunks, each checked before a byte is given out.
 
 No client checks a ranged GET. So a read is widened to chunk boundaries, and each chunk is compared with the length and
-CRC32C in the segment's ``.indexes`` object. A chunk that differs is fetched once more, for the wire may have done it;
-when it differs again it is Corrupt, and the error names the object, the range and the segment's offsets.
+CRC32C in the segment's ``.indexes`` object; where it is compressed or encrypted it is opened then, and what comes out
+is compared as well (`remote.at_rest`). A chunk that differs is fetched once more, for the wire may have done it; when
+it differs again it is Corrupt, and the error names the object, the range and the segment's offsets.
 
-Bytes are not copied on the way: the cache keeps what a GET brought, in one piece, and a read that lies within it is a
-view of it. A read that reaches over several is copied together once.
+Positions are those of the segment, whatever its object looks like, and the cache keeps the segment's bytes. Those of
+an object that is the segment itself are not copied on the way: the cache keeps what a GET brought, in one piece, and a
+read that lies within it is a view of it. A read that reaches over several is copied together once.
 
 Chunks next to each other come in one GET. A miss fetches READ_AHEAD_CHUNKS more than asked for, as far as the segment
 goes; a long read is cut into ranges of RANGE_BYTES that are fetched side by side.
@@ -19,10 +21,13 @@ from itertools import groupby
 from local import offset_index, time_index
 from local.crc32c import crc32c
 from local.errors import Corrupt
+from remote.at_rest import CODECS, open_chunk, open_ring
 from remote.chunk_cache import ChunkCache, Key, Slice
-from remote.chunks import ChunkTable
+from remote.chunks import PLAIN, ChunkTable
+from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.head import Head
 from remote.index_bundle import IndexBundle, decode_bundle
+from remote.keys import stem_of
 from remote.metadata_log import MetadataLog
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
@@ -35,8 +40,9 @@ _INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
 class RemotePartition:
     """One partition, read-only. Thread safe; the cache may be shared by any number of partitions of one store.
 
-    All verbs raise Unavailable when the store cannot be reached. Verbs on a segment raise NotFound when its objects
-    are gone: it has expired since the head was read, so refresh the head once and look again.
+    All verbs raise Unavailable when the store cannot be reached, and AccessDenied for a segment whose key `keys`
+    lacks. Verbs on a segment raise NotFound when its objects are gone: it has expired since the head was read, so
+    refresh the head once and look again.
     """
 
     def __init__(
@@ -47,12 +53,14 @@ class RemotePartition:
         *,
         metadata: MetadataLog | None = None,
         read_ahead_chunks: int = READ_AHEAD_CHUNKS,
+        keys: KeyRing = NO_KEYS,
     ) -> None:
         """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does)."""
         self._store = store
         self._prefix = prefix
         self._cache = ChunkCache() if cache is None else cache
         self._read_ahead_chunks = read_ahead_chunks
+        self._keys = keys
         self._log = MetadataLog(store, prefix) if metadata is None else metadata
 
     @property
@@ -94,14 +102,14 @@ class RemotePartition:
         numbers = table.chunks_of(position, length)
         if not numbers:
             return memoryview(b"")
-        skipped = position - numbers[0] * table.chunk_bytes
+        skipped = position - table.chunk_range(numbers[0])[0]
         return _cut_out(self._chunks(segment, table, numbers), skipped, length)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def _chunks(self, segment: RemoteSegment, table: ChunkTable, numbers: range) -> list[Slice]:
         name = self._prefix + segment.data_key
-        end = min(numbers.stop + self._read_ahead_chunks, len(table.crcs))
+        end = min(numbers.stop + self._read_ahead_chunks, len(table))
         return self._cache.fetch(
             [(name, number) for number in numbers],
             lambda keys: self._load(segment, table, keys, numbers),
@@ -111,36 +119,42 @@ class RemotePartition:
     def _load(
         self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range
     ) -> Mapping[Key, Slice]:
-        runs = list(_runs(sorted(number for _, number in keys), max(1, RANGE_BYTES // table.chunk_bytes)))
-        name = keys[0][0]
+        runs = list(_runs(table, sorted(number for _, number in keys)))
+        name, cipher = keys[0][0], self._cipher(segment)
         try:
             bodies = self._store.get_ranges(name, [_range_of(table, run) for run in runs])
         except Corrupt:
             bodies = [b""] * len(runs)  # the object is short: each chunk for itself, to say which
         loaded: dict[Key, Slice] = {}
         for run, body in zip(runs, bodies, strict=True):
+            first = table.stored_range(run.start)[0]
             for number in run:
-                chunk = Slice(body, (number - run.start) * table.chunk_bytes, table.chunk_range(number)[1])
-                if number in wanted:
-                    loaded[name, number] = self._checked_chunk(segment, table, number, chunk)
-                elif _is_right(table, number, chunk):
-                    loaded[name, number] = chunk
+                start, length = table.stored_range(number)
+                stored = Slice(body, start - first, length)
+                try:
+                    loaded[name, number] = _opened(table, number, stored, cipher)
+                except Corrupt:
+                    if number in wanted:
+                        loaded[name, number] = self._opened_again(segment, table, number, cipher)
         return loaded
 
-    def _checked_chunk(self, segment: RemoteSegment, table: ChunkTable, number: int, chunk: Slice) -> Slice:
-        if _is_right(table, number, chunk):
-            return chunk
-        name, (start, length) = self._prefix + segment.data_key, table.chunk_range(number)
+    def _opened_again(
+        self, segment: RemoteSegment, table: ChunkTable, number: int, cipher: ObjectCipher | None
+    ) -> Slice:
+        name, (start, length) = self._prefix + segment.data_key, table.stored_range(number)
         offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         facts = {"object": name, "start": start, "length": length, **offsets}
         try:
             again = Slice(self._store.get_range(name, start, length), 0, length)
         except Corrupt as error:
             raise Corrupt("reading a tiered segment, the object is short", **facts) from error
-        if not _is_right(table, number, again):
-            crcs = {"expected": f"{table.crcs[number]:08x}", "found": f"{crc32c(again.body):08x}"}
-            raise Corrupt("reading a tiered segment, a chunk's checksum differs", **facts, **crcs)
-        return again
+        try:
+            return _opened(table, number, again, cipher)
+        except Corrupt as error:
+            raise Corrupt(f"reading a tiered segment, {error.attempt}", **facts, **error.facts) from error
+
+    def _cipher(self, segment: RemoteSegment) -> ObjectCipher | None:
+        return open_ring(segment.key_id, segment.wrapped_key, stem_of(segment.data_key), self._keys)
 
     def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
         name = self._prefix + segment.indexes_key
@@ -155,18 +169,31 @@ class RemotePartition:
         if len(body) != segment.indexes_bytes:
             facts = {**offsets, "expected_bytes": segment.indexes_bytes, "found_bytes": len(body)}
             raise Corrupt("reading a tiered segment's indexes, their size differs", **facts)
+        cipher = self._cipher(segment)
         try:
-            bundle = decode_bundle(body)
+            bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
         except Corrupt as error:
             raise Corrupt(error.attempt, **offsets, **error.facts) from error
-        if (bundle.chunks.size_bytes, bundle.chunks.whole_crc) != (segment.size_bytes, segment.data_crc32c):
+        if not _is_of(bundle.chunks, segment):
             raise Corrupt("reading a tiered segment's indexes, they are another segment's", **offsets)
         return bundle
 
 
-def _is_right(table: ChunkTable, number: int, chunk: Slice) -> bool:
-    end = chunk.start + chunk.size_bytes
-    return end <= len(chunk.body) and crc32c(memoryview(chunk.body)[chunk.start : end]) == table.crcs[number]
+def _is_of(table: ChunkTable, segment: RemoteSegment) -> bool:
+    sizes = (table.size_bytes, table.stored_bytes) == (segment.size_bytes, segment.stored_bytes)
+    kinds = (CODECS[table.codec], table.cipher != PLAIN) == (segment.codec, segment.key_id is not None)
+    return sizes and kinds and (table.whole_crc, table.segment_crc) == (segment.data_crc32c, segment.content_crc32c)
+
+
+def _opened(table: ChunkTable, number: int, stored: Slice, cipher: ObjectCipher | None) -> Slice:
+    """A chunk of the segment from its stored form; that itself where it is the same. Raises Corrupt."""
+    view = memoryview(stored.body)[stored.start : stored.start + stored.size_bytes]
+    expected, found = table.stored_crc(number), crc32c(view)
+    if len(view) != stored.size_bytes or found != expected:
+        raise Corrupt("a chunk's checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
+    if table.is_as_it_is:
+        return stored
+    return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])
 
 
 def _cut_out(chunks: Sequence[Slice], skipped: int, length: int) -> memoryview:
@@ -179,17 +206,21 @@ def _cut_out(chunks: Sequence[Slice], skipped: int, length: int) -> memoryview:
     return views[0] if len(views) == 1 else memoryview(b"".join(views))
 
 
-def _runs(numbers: Sequence[int], longest: int) -> Iterator[range]:
-    """Ascending numbers as runs of neighbours, none longer than `longest`."""
+def _runs(table: ChunkTable, numbers: Sequence[int]) -> Iterator[range]:
+    """Ascending numbers as runs of neighbours, of RANGE_BYTES as they are stored at most, or of one chunk."""
     start = 0
     for at in range(1, len(numbers) + 1):
-        ends = at == len(numbers) or numbers[at] != numbers[at - 1] + 1 or at - start == longest
-        if ends:
+        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1 or _is_long(table, numbers[start], numbers[at]):
             yield range(numbers[start], numbers[at - 1] + 1)
             start = at
 
 
+def _is_long(table: ChunkTable, first: int, last: int) -> bool:
+    start, length = table.stored_range(last)
+    return start + length - table.stored_range(first)[0] > RANGE_BYTES
+
+
 def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
-    start = table.chunk_range(run.start)[0]
-    last, length = table.chunk_range(run.stop - 1)
+    start = table.stored_range(run.start)[0]
+    last, length = table.stored_range(run.stop - 1)
     return start, last + length - start

@@ -47,7 +47,10 @@ class RemoteSegment:
     `next_offset` is the following segment's base at upload time, never last record + 1. `epochs` are pairs
     (leader epoch, start offset), ascending, the first starting at `base_offset`. `cleaned_through` is the cleaner
     checkpoint at upload time: every record here was compared with all newer ones below it; None = never cleaned.
-    `data_crc32c` covers the stored data object. `data_key`/`indexes_key` are relative to the partition's prefix.
+    `data_crc32c` covers the stored data object, `segment_crc32c` the segment in it (None: the object is the segment
+    itself). `data_key`/`indexes_key` are relative to the partition's prefix. `codec` is how the object's chunks are
+    compressed; `key_id` names the key that wrapped `wrapped_key`, the data key under which they are encrypted, None
+    where they are not (`remote.encryption`).
     """
 
     ulid: str
@@ -68,7 +71,15 @@ class RemoteSegment:
     storage_class: str | None = None
     cleaned_through: int | None = None
     committed_ms: int = 0
+    segment_crc32c: int | None = None
+    key_id: str | None = None
+    wrapped_key: str | None = None
     state: SegmentState = SegmentState.COPY_FINISHED
+
+    @property
+    def content_crc32c(self) -> int:
+        """CRC32C of the segment's own bytes, however they are stored."""
+        return self.data_crc32c if self.segment_crc32c is None else self.segment_crc32c
 
     def holds(self, offset: int) -> bool:
         return self.base_offset <= offset < self.next_offset

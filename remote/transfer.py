@@ -1,11 +1,11 @@
 """Copying one closed segment into the store: data object, indexes object, verification. Not visible until committed.
 
-Order of effects: data up, its size asked for, indexes up, their size asked for. Only then is there a row, which the
-caller hands to `MetadataLog.commit`. A crash before that leaves objects which no head names; their names are never
-used again, for each attempt has a ulid of its own.
+Order of effects: data up, its size asked for, what its bytes said held against what the row is going to say, indexes
+up, their size asked for. Only then is there a row, which the caller hands to `MetadataLog.commit`. A crash before that
+leaves objects which no head names; their names are never used again, for each attempt has a ulid of its own.
 
-Every byte is read once, checksummed and sent: the chunk checksums are those of the very bytes that went into the
-requests. A part that is sent again is read and checksummed again, and must not have changed in between.
+Every byte is read once, looked at, checksummed, sealed as `remote.at_rest` says, and sent (`remote.outgoing`): the
+checksums and the facts of the row are those of the very bytes that went into the requests.
 
 What "verified" means here: the store says that the object is there and has the right size; nothing is read back. That
 its bits are right is seen to on the way in, as far as the store offers it:
@@ -24,17 +24,18 @@ found by the first read of them and never given out; the local copy may be gone 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
-from remote.chunks import CHUNK_BYTES, ChunkTable, chunk_count
+from remote.at_rest import AS_IT_IS, CODECS, AtRest, Seal
+from remote.chunks import CHUNK_BYTES, RAW, ZSTD, ChunkTable
+from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.index_bundle import IndexBundle, encode_bundle
-from remote.keys import data_key, indexes_key, new_ulid
+from remote.keys import data_key, indexes_key, new_ulid, stem_of
+from remote.outgoing import Inspector, Outgoing, SegmentFacts
 from remote.segment import IndexRange, RemoteSegment
-from remote.store import Body, ObjectStore, ranged_source
+from remote.store import Body, ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +46,26 @@ class SegmentToCopy:
 
     `next_offset` is the next segment's base. `epochs` are pairs (leader epoch, start offset), ascending, the first
     starting at `base_offset`. `leader_epochs` are the bytes kept in the indexes object. `read(start, length)` gives
-    exactly those bytes; it may be called from several threads and again for the same range.
+    exactly those bytes; it may be called again for the same range. `inspect` makes an inspector, which sees all of the
+    bytes in order and tells `record_count` and the timestamps; where they are given as well the bytes must agree. One
+    of both is needed.
     """
 
     base_offset: int
     next_offset: int
     size_bytes: int
-    record_count: int
-    max_timestamp_ms: int | None
-    min_timestamp_ms: int | None
     epochs: tuple[tuple[int, int], ...]
     offset_index: bytes
     time_index: bytes
+    record_count: int | None = None
+    max_timestamp_ms: int | None = None
+    min_timestamp_ms: int | None = None
     txn_index: bytes = b""
     producer_snapshot: bytes = b""
     leader_epochs: bytes = b""
     cleaned_through: int | None = None
     read: Callable[[int, int], Body]
+    inspect: Callable[[], Inspector] | None = None
 
 
 def copy_segment(
@@ -72,6 +76,8 @@ def copy_segment(
     epoch: int,
     now_ms: int,
     view: str | None = None,
+    at_rest: AtRest = AS_IT_IS,
+    keys: KeyRing = NO_KEYS,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> RemoteSegment:
@@ -80,118 +86,150 @@ def copy_segment(
     With `view` it is a part of the compacted view of that name, and its objects lie among that view's.
     `progress` is told the bytes read for the first time, one call at a time, in sum the segment's size. On an error
     the objects of this attempt are deleted as well as it can be done, and the error goes on. Raises Unavailable when
-    the store does not have what was sent, Corrupt when the segment changed while it was read.
+    the store does not have what was sent, Corrupt when the segment changed while it was read or its bytes contradict
+    its place in the log, AccessDenied when the key to encrypt with is not in `keys`.
     """
     if segment.size_bytes <= 0 or segment.base_offset >= segment.next_offset:
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         raise InvalidRequest("copying a segment, it is empty", **facts, size_bytes=segment.size_bytes)
-    ulid = new_ulid(now_ms)
-    names = segment.base_offset, segment.next_offset - 1, epoch, ulid
-    data, indexes = data_key(*names, view=view), indexes_key(*names, view=view)
+    names = segment.base_offset, segment.next_offset - 1, epoch, new_ulid(now_ms)
+    copy = _Copy(store, prefix, segment, names, view, at_rest, keys, chunk_bytes, progress)
     try:
-        chunks = _upload_data(store, prefix + data, segment, chunk_bytes, progress)
-        size_bytes, ranges = _upload_indexes(store, prefix + indexes, segment, chunks)
-    except LogError:
-        _remove(store, [prefix + data, prefix + indexes])
-        raise
-    return RemoteSegment(
-        ulid=ulid,
-        base_offset=segment.base_offset,
-        next_offset=segment.next_offset,
-        size_bytes=segment.size_bytes,
-        stored_bytes=segment.size_bytes,
-        record_count=segment.record_count,
-        max_timestamp_ms=segment.max_timestamp_ms,
-        min_timestamp_ms=segment.min_timestamp_ms,
-        epochs=segment.epochs,
-        data_crc32c=chunks.whole_crc,
-        data_key=data,
-        indexes_key=indexes,
-        indexes_bytes=size_bytes,
-        indexes=ranges,
-        cleaned_through=segment.cleaned_through,
-    )
-
-
-def _upload_data(
-    store: ObjectStore, key: str, segment: SegmentToCopy, chunk_bytes: int, progress: Callable[[int], None]
-) -> ChunkTable:
-    reading = ChecksummedReading(segment, chunk_bytes, progress)
-    store.upload(key, ranged_source(segment.size_bytes, reading.read))
-    _verify(store, key, segment.size_bytes)
-    return reading.table()
-
-
-def _upload_indexes(
-    store: ObjectStore, key: str, segment: SegmentToCopy, chunks: ChunkTable
-) -> tuple[int, dict[str, IndexRange]]:
-    body, ranges = encode_bundle(
-        IndexBundle(
-            offset=segment.offset_index,
-            time=segment.time_index,
-            txn=segment.txn_index,
-            producers=segment.producer_snapshot,
-            epochs=segment.leader_epochs,
-            chunks=chunks,
-        )
-    )
-    store.put(key, body)
-    _verify(store, key, len(body))
-    return len(body), ranges
-
-
-def _verify(store: ObjectStore, key: str, size_bytes: int) -> None:
-    """The store says it has all of it, by size; see the module text for its bits."""
-    try:
-        found = store.head(key).size_bytes
-    except NotFound as error:
-        raise Unavailable("verifying an upload, it is not there", store=store.url, key=key) from error
-    if found != size_bytes:
-        facts = {"expected_bytes": size_bytes, "found_bytes": found}
-        raise Unavailable("verifying an upload, its size differs", store=store.url, key=key, **facts)
-
-
-def _remove(store: ObjectStore, keys: list[str]) -> None:
-    try:
-        store.delete(keys)
+        return copy.row()
     except LogError as error:
-        log.warning("leaving objects of a failed upload behind: keys=%s cause=%s", ",".join(keys), error)
+        copy.remove()
+        if isinstance(error, Corrupt):
+            raise Corrupt(error.attempt, **{"base_offset": segment.base_offset, **error.facts}) from error
+        raise
 
 
-class ChecksummedReading:
-    """Reads a segment in parts that begin at chunk boundaries, from any thread, and keeps each chunk's CRC32C."""
+class _Copy:
+    """One attempt, under names of its own."""
 
-    def __init__(self, segment: SegmentToCopy, chunk_bytes: int, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        segment: SegmentToCopy,
+        names: tuple[int, int, int, str],
+        view: str | None,
+        at_rest: AtRest,
+        keys: KeyRing,
+        chunk_bytes: int,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
         self._segment = segment
-        self._chunk_bytes = chunk_bytes
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._crcs: list[int | None] = [None] * chunk_count(segment.size_bytes, chunk_bytes)
+        self._at_rest = at_rest
+        self._ulid = names[-1]
+        codec = self._codec(chunk_bytes)
+        self._indexes_key = indexes_key(*names, view=view)
+        self._data_key = data_key(*names, view=view, is_zstd=codec == ZSTD, is_encrypted=at_rest.key_id is not None)
+        self._cipher: ObjectCipher | None = None
+        self._wrapped_key: str | None = None
+        if at_rest.key_id is not None:
+            self._cipher, self._wrapped_key = keys.new_object(at_rest.key_id, stem_of(self._data_key))
+        self._outgoing = Outgoing(
+            segment.size_bytes,
+            segment.read,
+            seal=Seal(codec=codec, level=at_rest.level, cipher=self._cipher),
+            chunk_bytes=chunk_bytes,
+            inspect=segment.inspect,
+            progress=progress,
+        )
 
-    def read(self, start: int, length: int) -> Body:
-        """Exactly those bytes of the segment. Raises Corrupt when it gives other than before."""
-        assert start % self._chunk_bytes == 0, "stores read parts, and parts are made of whole chunks"
-        body = self._segment.read(start, length)
-        if len(body) != length:
-            facts = {"start": start, "length": length, "found": len(body)}
-            raise Corrupt("reading a segment to copy, it is short", base_offset=self._segment.base_offset, **facts)
-        view = memoryview(body)
-        crcs = [crc32c(view[at : at + self._chunk_bytes]) for at in range(0, length, self._chunk_bytes)]
-        with self._lock:
-            first = start // self._chunk_bytes
-            known = self._crcs[first : first + len(crcs)]
-            if known != crcs and any(crc is not None for crc in known):
-                facts = {"start": start, "length": length}
-                raise Corrupt("reading a segment to copy, it changed", base_offset=self._segment.base_offset, **facts)
-            self._crcs[first : first + len(crcs)] = crcs
-            if known != crcs:
-                self._progress(length)
-        return body
+    def row(self) -> RemoteSegment:
+        segment = self._segment
+        self._store.upload(self._prefix + self._data_key, self._outgoing.source())
+        chunks = self._outgoing.table()
+        self._verify(self._data_key, chunks.stored_bytes)
+        facts = self._facts()
+        indexes_bytes, ranges = self._upload_indexes(chunks)
+        return RemoteSegment(
+            ulid=self._ulid,
+            base_offset=segment.base_offset,
+            next_offset=segment.next_offset,
+            size_bytes=segment.size_bytes,
+            stored_bytes=chunks.stored_bytes,
+            record_count=facts.record_count,
+            max_timestamp_ms=facts.max_timestamp_ms,
+            min_timestamp_ms=facts.min_timestamp_ms,
+            epochs=segment.epochs,
+            data_crc32c=chunks.whole_crc,
+            segment_crc32c=None if chunks.is_as_it_is else chunks.segment_crc,
+            data_key=self._data_key,
+            indexes_key=self._indexes_key,
+            indexes_bytes=indexes_bytes,
+            indexes=ranges,
+            codec=CODECS[chunks.codec],
+            storage_class=self._at_rest.storage_class,
+            key_id=self._at_rest.key_id,
+            wrapped_key=self._wrapped_key,
+            cleaned_through=segment.cleaned_through,
+        )
 
-    def table(self) -> ChunkTable:
-        """The checksums of what was read, which must be all."""
-        crcs = tuple(crc for crc in self._crcs if crc is not None)
-        if len(crcs) != len(self._crcs):
-            facts = {"chunks": len(self._crcs), "read": len(crcs)}
-            raise Unavailable("copying a segment, the store did not take all of it", **facts)
-        return ChunkTable(chunk_bytes=self._chunk_bytes, size_bytes=self._segment.size_bytes, crcs=crcs)
+    def remove(self) -> None:
+        keys = [self._prefix + self._data_key, self._prefix + self._indexes_key]
+        try:
+            self._store.delete(keys)
+        except LogError as error:
+            log.warning("leaving objects of a failed upload behind: keys=%s cause=%s", ",".join(keys), error)
+
+    def _codec(self, chunk_bytes: int) -> int:
+        """Zstd where it is wanted and pays, by the segment's first chunk."""
+        if self._at_rest.codec == RAW:
+            return RAW
+        first = self._segment.read(0, min(chunk_bytes, self._segment.size_bytes))
+        return self._at_rest.codec if self._at_rest.pays(first) else RAW
+
+    def _facts(self) -> SegmentFacts:
+        """What the bytes said. Raises Corrupt when they contradict what is known of the segment."""
+        segment, facts = self._segment, self._outgoing.inspector.facts()
+        told = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
+        if facts is None:
+            assert segment.record_count is not None, "one of both is needed"
+            return SegmentFacts(
+                record_count=segment.record_count,
+                first_offset=None,
+                last_offset=None,
+                max_timestamp_ms=segment.max_timestamp_ms,
+                min_timestamp_ms=segment.min_timestamp_ms,
+            )
+        found = (facts.record_count, facts.max_timestamp_ms, facts.min_timestamp_ms)
+        if any(say is not None and say != see for say, see in zip(told, found, strict=True)):
+            raise Corrupt("copying a segment, its bytes say something else than its row", row=told, bytes=found)
+        first, last = facts.first_offset, facts.last_offset
+        if (first is not None and first < segment.base_offset) or (last is not None and last >= segment.next_offset):
+            where = {"first_offset": first, "last_offset": last, "next_offset": segment.next_offset}
+            raise Corrupt("copying a segment, it reaches beyond its place in the log", **where)
+        return facts
+
+    def _upload_indexes(self, chunks: ChunkTable) -> tuple[int, dict[str, IndexRange]]:
+        segment = self._segment
+        body, ranges = encode_bundle(
+            IndexBundle(
+                offset=segment.offset_index,
+                time=segment.time_index,
+                txn=segment.txn_index,
+                producers=segment.producer_snapshot,
+                epochs=segment.leader_epochs,
+                chunks=chunks,
+            )
+        )
+        if self._cipher is not None:
+            body = self._cipher.seal_indexes(body)
+        self._store.put(self._prefix + self._indexes_key, body)
+        self._verify(self._indexes_key, len(body))
+        return len(body), ranges
+
+    def _verify(self, key: str, size_bytes: int) -> None:
+        """The store says it has all of it, by size; see the module text for its bits."""
+        key = self._prefix + key
+        try:
+            found = self._store.head(key).size_bytes
+        except NotFound as error:
+            raise Unavailable("verifying an upload, it is not there", store=self._store.url, key=key) from error
+        if found != size_bytes:
+            facts = {"expected_bytes": size_bytes, "found_bytes": found}
+            raise Unavailable("verifying an upload, its size differs", store=self._store.url, key=key, **facts)

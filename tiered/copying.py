@@ -1,50 +1,36 @@
 """From a sealed local segment to what the remote tier needs to know of it.
 
-The facts of a row (record count, timestamps, offsets) are taken from the bytes while they are checked, never from
-memory or an index: a segment whose bytes do not decode, or disagree with its place in the log, is refused here, before
-anything is uploaded (KAFKA-15401 tiered such segments).
+The facts of a row (record count, timestamps, offsets) are taken from the bytes while they go up, never from memory or
+an index: a segment whose bytes do not decode, or contradict its place in the log, is refused before anything is
+committed (KAFKA-15401 tiered such segments), and what of it is in the store already is removed again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from local import kernels
 from local.batch_header import MAGIC
 from local.checkpoints import encode_epochs
+from local.columns import BatchTable
 from local.errors import Corrupt, InvalidRequest
 from local.log import Log
 from local.names import LOG
-from local.segment import Segment
 from local.segment_info import SegmentInfo
-from local.segment_reading import batch_slices
+from remote.outgoing import SegmentFacts
 from remote.transfer import SegmentToCopy
 
 
-@dataclass(slots=True)
-class _Facts:
-    records: int = 0
-    min_timestamp_ms: int | None = None
-    max_timestamp_ms: int | None = None
-    last_offset: int = -1
-
-
 def segment_to_copy(log: Log, info: SegmentInfo) -> SegmentToCopy:
-    """Read and check all of a sealed segment. Raises Corrupt naming the file and the byte where it stops making sense,
-    and InvalidRequest naming the first message of format 0 or 1: the remote tier holds batches of format 2 only.
-
-    Memory: one slice of the segment (`local.segment_reading.SLICE_BYTES`) and its columns.
-    """
+    """What it takes to copy a sealed segment. Its bytes are read, and looked at by `SegmentWatch`, when they go up."""
     segment = log.segment(info.base_offset)
-    facts = _check(segment, info)
     epochs = log.epochs.between(info.base_offset, info.next_offset) or ((0, info.base_offset),)
     return SegmentToCopy(
         base_offset=info.base_offset,
         next_offset=info.next_offset,
         size_bytes=segment.size_bytes,
-        record_count=facts.records,
-        max_timestamp_ms=facts.max_timestamp_ms,
-        min_timestamp_ms=facts.min_timestamp_ms,
         epochs=epochs,
         offset_index=bytes(segment.offset_index()),
         time_index=bytes(segment.time_index()),
@@ -53,43 +39,76 @@ def segment_to_copy(log: Log, info: SegmentInfo) -> SegmentToCopy:
         leader_epochs=encode_epochs(log.epochs.truncate_from_end(info.next_offset).entries),
         cleaned_through=log.cleaner_offset if log.settings.is_compacted else None,
         read=segment.read,
+        inspect=partial(SegmentWatch, segment.path(LOG), info.base_offset, info.next_offset, epochs),
     )
 
 
-def _check(segment: Segment, info: SegmentInfo) -> _Facts:
-    facts = _Facts()
-    for start, data in batch_slices(segment):
+class SegmentWatch:
+    """See `remote.outgoing.Inspector`: every batch whole, with its CRC, decodable, in its place, in its leader epoch.
+
+    Raises Corrupt where the bytes stop making sense, and InvalidRequest at the first message of format 0 or 1: the
+    remote tier holds batches of format 2 only. Memory: the columns of some batches.
+    """
+
+    def __init__(self, path: str, base_offset: int, next_offset: int, epochs: tuple[tuple[int, int], ...]) -> None:
+        self._path = path
+        self._base_offset = base_offset
+        self._next_offset = next_offset
+        self._epochs = np.array([epoch for epoch, _ in epochs], np.int64)
+        self._epoch_starts = np.array([start for _, start in epochs], np.int64)
+        self._records = 0
+        self._first_offset: int | None = None
+        self._last_offset: int | None = None
+        self._times: tuple[int, int] | None = None  # smallest, largest
+
+    def take(self, data: memoryview) -> int:
         try:
-            _check_slice(data, facts)
+            return self._take(data)
         except (Corrupt, InvalidRequest) as error:
-            at = error.facts.get("at")
-            at = start + at if isinstance(at, int) else start
-            raise type(error)(f"copying a segment, {error.attempt}", path=segment.path(LOG), at=at) from error
-    if facts.last_offset >= info.next_offset:
-        raise Corrupt(
-            "copying a segment, it reaches into the next one",
-            path=segment.path(LOG),
-            last_offset=facts.last_offset,
-            next_offset=info.next_offset,
+            raise type(error)(f"copying a segment, {error.attempt}", **{"path": self._path, **error.facts}) from error
+
+    def facts(self) -> SegmentFacts:
+        low, high = self._times if self._times is not None else (None, None)
+        return SegmentFacts(
+            record_count=self._records,
+            first_offset=self._first_offset,
+            last_offset=self._last_offset,
+            max_timestamp_ms=high,
+            min_timestamp_ms=low,
         )
-    return facts
 
+    def _take(self, data: memoryview) -> int:
+        table = kernels.scan_batches(data)
+        if table.is_corrupt:
+            raise Corrupt(f"checking a segment, {table.problem}", at=table.valid_bytes)
+        if len(table) == 0:
+            return 0
+        self._check_places(table)
+        for columns in kernels.decode_in_steps(data, verify=False, table=table):
+            self._records += len(columns)
+            told = columns.timestamps[columns.timestamps >= 0]  # -1 is Kafka's "no timestamp"
+            if len(told):
+                low, high = self._times or (int(told[0]), int(told[0]))
+                self._times = min(low, int(told.min())), max(high, int(told.max()))
+        return table.valid_bytes
 
-def _check_slice(data: memoryview, facts: _Facts) -> None:
-    """Add what whole batches hold to `facts`. Raises Corrupt and InvalidRequest, `at` a position in `data`."""
-    table = kernels.scan_batches(data)
-    if table.problem is not None:
-        raise Corrupt(f"checking a segment, {table.problem}", at=table.valid_bytes)
-    if table.has_legacy:
-        at = int(table.positions[(table.magics != MAGIC).argmax()])
-        raise InvalidRequest("checking a segment, messages of format 0 or 1 cannot be tiered", at=at)
-    if int(table.base_offsets[0]) <= facts.last_offset:
-        raise Corrupt("checking a segment, offsets go back", at=0)
-    facts.last_offset = int(table.last_offsets[-1])
-    for columns in kernels.decode_in_steps(data, verify=False, table=table):
-        facts.records += len(columns)
-        told = columns.timestamps[columns.timestamps >= 0]  # -1 is Kafka's "no timestamp"
-        if len(told):
-            low, high = int(told.min()), int(told.max())
-            facts.min_timestamp_ms = low if facts.min_timestamp_ms is None else min(low, facts.min_timestamp_ms)
-            facts.max_timestamp_ms = high if facts.max_timestamp_ms is None else max(high, facts.max_timestamp_ms)
+    def _check_places(self, table: BatchTable) -> None:
+        """Raises for batches of an old format, out of order, outside the segment or of another leader epoch."""
+        if table.has_legacy:
+            at = int(table.positions[(table.magics != MAGIC).argmax()])
+            raise InvalidRequest("checking a segment, messages of format 0 or 1 cannot be tiered", at=at)
+        ends = np.concatenate(([-1 if self._last_offset is None else self._last_offset], table.last_offsets))
+        self._refuse(table, table.base_offsets <= ends[:-1], "offsets go back")
+        outside = (table.base_offsets < self._base_offset) | (table.last_offsets >= self._next_offset)
+        self._refuse(table, outside, "it reaches beyond its place in the log", next_offset=self._next_offset)
+        governing = np.searchsorted(self._epoch_starts, table.base_offsets, "right") - 1
+        of_another = (table.leader_epochs >= 0) & (table.leader_epochs != self._epochs[governing])
+        self._refuse(table, of_another | (governing < 0), "a batch of another leader epoch")
+        self._first_offset = int(table.base_offsets[0]) if self._first_offset is None else self._first_offset
+        self._last_offset = int(table.last_offsets[-1])
+
+    def _refuse(self, table: BatchTable, wrong: np.ndarray, what: str, **facts: object) -> None:
+        if wrong.any():
+            row = int(wrong.argmax())
+            where = {"at": int(table.positions[row]), "offset": int(table.base_offsets[row])}
+            raise Corrupt(f"checking a segment, {what}", **where, **facts)

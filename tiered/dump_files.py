@@ -19,6 +19,7 @@ from local.columns import BatchTable
 from local.errors import Corrupt, InvalidRequest
 from local.findings import Finding
 from local.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of, without_zeros
+from remote.chunks import ChunkTable
 from remote.head import decode_head
 from remote.index_bundle import IndexBundle, decode_bundle
 from tiered.dump_sources import FileSource, Kind
@@ -192,10 +193,7 @@ def _producers(data: bytes, path: str) -> Sheet:
 
 def _bundle(bundle: IndexBundle, base: int, path: str) -> list[Sheet]:
     chunks = bundle.chunks
-    rows: list[Row] = [
-        {"chunk": at, "position": chunks.chunk_range(at)[0], "length": chunks.chunk_range(at)[1], "crc32c": crc}
-        for at, crc in enumerate(chunks.crcs)
-    ]
+    rows: list[Row] = [_chunk(chunks, at) for at in range(len(chunks))]
     producers = _producers(bytes(bundle.producers), path) if len(bundle.producers) else _NO_PRODUCERS
     return [
         _named("offset", _offsets(bytes(bundle.offset), base)),
@@ -203,8 +201,16 @@ def _bundle(bundle: IndexBundle, base: int, path: str) -> list[Sheet]:
         _named("txn", _transactions(bytes(bundle.txn), path)),
         _named("producers", producers),
         _named("epochs", _checkpoint(bytes(bundle.epochs), path, is_epochs=True)),
-        Sheet(name="chunks", fields=("chunk", "position", "length", "crc32c"), rows=rows),
+        Sheet(name="chunks", fields=_CHUNK_FIELDS, rows=rows),
     ]
+
+
+_CHUNK_FIELDS = ("chunk", "position", "length", "crc32c", "storedPosition", "storedLength", "storedCrc32c")
+
+
+def _chunk(chunks: ChunkTable, at: int) -> Row:
+    stored = (*chunks.stored_range(at), chunks.stored_crc(at))
+    return dict(zip(_CHUNK_FIELDS, (at, *chunks.chunk_range(at), chunks.crcs[at], *stored), strict=True))
 
 
 _NO_PRODUCERS = Sheet(name="producers", fields=("producerId",), rows=[])

@@ -90,7 +90,7 @@ def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
     change(body)
     store.put(prefix + row.data_key, bytes(body))
     bundle = decode_bundle(store.get(prefix + row.indexes_key))
-    table = table_of(bytes(body), bundle.chunks.chunk_bytes)
+    table = table_of(bytes(body), bundle.chunks.lengths[0])
     _put_bundle(store, replace(bundle, chunks=table), data_crc32c=table.whole_crc)
 
 

@@ -308,15 +308,19 @@ def test_a_chunk_table_has_an_inverse_and_the_whole_checksum(size):
 
 
 def test_a_chunk_table_has_golden_bytes():
-    table = ChunkTable(chunk_bytes=4, size_bytes=5, crcs=(1, 0xFFFFFFFE))
-    golden = bytes.fromhex("0001 0000 00000004 0000000000000005 00000002 00000001 fffffffe")
+    table = ChunkTable(lengths=(4, 1), crcs=(1, 0xFFFFFFFE))
+    golden = bytes.fromhex("0002 00 00 00000002 0000000000000005 0000000000000005 00000004 00000001 00000001 fffffffe")
     assert encode_chunks(table) == golden
     for wrong in (
         golden[:-1],
         golden + b"\0",
         golden[:19],
-        b"\0\2" + golden[2:],
-        golden[:4] + b"\0\0\0\0" + golden[8:],
+        b"\0\1" + golden[2:],
+        golden[:2] + b"\2" + golden[3:],
+        golden[:3] + b"\1" + golden[4:],
+        golden[:15] + b"\6" + golden[16:],
+        golden[:23] + b"\6" + golden[24:],
+        golden[:24] + b"\0\0\0\5\0\0\0\0" + golden[32:],
     ):
         with pytest.raises(Corrupt):
             decode_chunks(wrong)
@@ -325,14 +329,14 @@ def test_a_chunk_table_has_golden_bytes():
 def test_a_bundle_has_golden_ends():
     bundle = decode_bundle(encode_bundle(decode_bundle(_bundle()))[0])
     assert (bytes(bundle.offset), bytes(bundle.txn), bundle.chunks.size_bytes) == (b"oo", b"", 5)
-    assert _bundle().startswith(b"oottpe\0\1\0\0")
+    assert _bundle().startswith(b"oottpe\0\2\0\0")
     assert _bundle().endswith(b"TIERIDX\n")
 
 
 def _bundle():
     from remote.index_bundle import IndexBundle
 
-    table = ChunkTable(chunk_bytes=4, size_bytes=5, crcs=(1, 2))
+    table = ChunkTable(lengths=(4, 1), crcs=(1, 2))
     return encode_bundle(IndexBundle(offset=b"oo", time=b"tt", txn=b"", producers=b"p", epochs=b"e", chunks=table))[0]
 
 
@@ -340,8 +344,8 @@ def test_checksums_of_pieces_combine_in_any_sizes():
     rng = random.Random(3)
     for _ in range(20):
         size, step = rng.randrange(1, 20000), rng.randrange(1, 5000)
-        crcs = [crc32c(BODY[:size][at : at + step]) for at in range(0, size, step)]
-        assert combine(crcs, step, size) == crc32c(BODY[:size])
+        pieces = [BODY[:size][at : at + step] for at in range(0, size, step)]
+        assert combine([crc32c(each) for each in pieces], [len(each) for each in pieces]) == crc32c(BODY[:size])
 
 
 def test_the_cache_never_keeps_more_alive_than_its_bytes(store):
