@@ -39,13 +39,16 @@ cdef extern from * nogil:
      * effect, and leaves its calls out. */
     #define TIERED_PREFETCH(at) do { __builtin_prefetch((const void *)(at)); __asm__ volatile(""); } while (0)
     #define TIERED_BITS(number) (64 - __builtin_clzll((number) | 1))
+    #define TIERED_SET_BITS(number) __builtin_popcountll(number)
     #else
     #define TIERED_PREFETCH(at) ((void)0)
     static int TIERED_BITS(uint64_t number) { int bits = 1; while (number >>= 1) bits++; return bits; }
+    static int TIERED_SET_BITS(uint64_t number) { int bits = 0; for (; number; number &= number - 1) bits++; return bits; }
     #endif
     """
     void TIERED_PREFETCH(const void *at)
     int TIERED_BITS(uint64_t number)
+    int TIERED_SET_BITS(uint64_t number)
 
 cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject **object, Py_ssize_t size) except -1
@@ -101,6 +104,8 @@ cdef enum:
     WRONG_ORDER = 5
     LEFT_OVER = 6
     TOO_LARGE = 7
+    FEW_FLAGS = 8
+    NO_ROOM = 9
 REASONS = (
     "", "crc differs", "it leaves the data", "record count above its bytes", "a record leaves its bounds",
     "offsets do not ascend within the batch", "bytes left over",
@@ -129,3 +134,4 @@ include "_kernels_encode.pxi"
 include "_kernels_columns.pxi"
 include "_kernels_rebuild.pxi"
 include "_kernels_keymap.pxi"
+include "_kernels_newest.pxi"

@@ -7,6 +7,7 @@ cdef struct PlainRecord:
     Py_ssize_t end
     int64_t time_delta
     int32_t offset_delta
+    Py_ssize_t key_place
     Py_ssize_t key_start
     int32_t key_length
     Py_ssize_t value_start
@@ -209,6 +210,7 @@ cdef inline int read_record(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, 
     at = read_int(data, at, end, &out.offset_delta)
     if at < 0:
         return 1
+    out.key_place = at
     at = read_int(data, at, end, &out.key_length)
     if at < 0 or out.key_length < -1 or out.key_length > end - at:
         return 1

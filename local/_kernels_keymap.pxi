@@ -11,7 +11,7 @@
 # strangers apart; then the key itself is compared, in the buffer, so two keys are never taken for one. Rows go through
 # in blocks: hash and ask the memory for the slots, ask it for the keys they point to, only then look.
 
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp
 
 cdef extern from * nogil:
@@ -27,6 +27,35 @@ cdef extern from * nogil:
     #endif
     """
     uint64_t TIERED_HIGH(uint64_t a, uint64_t b)
+
+cdef extern from * nogil:
+    """
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    /* Zeros, in pages of 2 MiB where the system has them: a map is read at random, and most of what a small page costs
+     * is finding it. */
+    #define TIERED_PAGE ((size_t)2 << 20)
+    static void *TIERED_ZEROS(size_t size, void **whole, size_t *whole_size) {
+        size_t rounded = (size + TIERED_PAGE - 1) / TIERED_PAGE * TIERED_PAGE;
+        *whole_size = rounded + TIERED_PAGE;
+        *whole = mmap(NULL, *whole_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (*whole == MAP_FAILED) { *whole = NULL; return NULL; }
+        void *start = (void *)(((uintptr_t)*whole + TIERED_PAGE - 1) / TIERED_PAGE * TIERED_PAGE);
+        if (size >= TIERED_PAGE) (void)madvise(start, rounded, MADV_HUGEPAGE);
+        return start;
+    }
+    static void TIERED_FREE_ZEROS(void *whole, size_t size) { if (whole) munmap(whole, size); }
+    #else
+    #include <stdlib.h>
+    static void *TIERED_ZEROS(size_t size, void **whole, size_t *whole_size) {
+        *whole_size = size;
+        return *whole = calloc(size, 1);
+    }
+    static void TIERED_FREE_ZEROS(void *whole, size_t size) { (void)size; free(whole); }
+    #endif
+    """
+    void *TIERED_ZEROS(size_t size, void **whole, size_t *whole_size)
+    void TIERED_FREE_ZEROS(void *whole, size_t size)
 
 cdef enum:
     BLOCK = 64
@@ -47,24 +76,56 @@ cdef inline uint64_t mix(uint64_t a, uint64_t b) noexcept nogil:
     return TIERED_HIGH(a, b) ^ (a * b)
 
 
+cdef inline uint64_t load_any64(const uint8_t *at) noexcept nogil:
+    cdef uint64_t word
+    memcpy(&word, at, 8)
+    return word
+
+
+cdef inline uint64_t load_any32(const uint8_t *at) noexcept nogil:
+    cdef uint32_t word
+    memcpy(&word, at, 4)
+    return word
+
+
 cdef inline uint64_t hash_key(const uint8_t *key, Py_ssize_t length, uint64_t seed) noexcept nogil:
-    """Seeded anew for each map; quality matters for speed only, never for the answer."""
-    cdef uint64_t hashed = seed ^ (<uint64_t>length * 0x9E3779B97F4A7C15u), word
-    while length >= 8:
-        memcpy(&word, key, 8)
-        hashed = mix(hashed ^ word, 0xA0761D6478BD642Fu)
-        key += 8
+    """Seeded anew for each map; quality matters for speed only, never for the answer.
+
+    Sixteen bytes a step, the last ones overlapping those before them, as the length is hashed too.
+    """
+    cdef uint64_t hashed = seed ^ (<uint64_t>length * 0x9E3779B97F4A7C15u), first = 0, last = 0
+    cdef Py_ssize_t left = length
+    while left > 16:
+        hashed = mix(load_any64(key) ^ 0xA0761D6478BD642Fu, load_any64(key + 8) ^ hashed)
+        key += 16
+        left -= 16
+    if left >= 8:
+        first, last = load_any64(key), load_any64(key + left - 8)
+    elif left >= 4:
+        first, last = load_any32(key), load_any32(key + left - 4)
+    elif left > 0:
+        first = <uint64_t>key[0] << 16 | <uint64_t>key[left >> 1] << 8 | key[left - 1]
+    return mix(mix(first ^ 0xE7037ED1A0B428DBu, last ^ hashed), 0x8EBC6AF09C88C6E3u ^ <uint64_t>length)
+
+
+cdef inline bint is_equal(const uint8_t *one, const uint8_t *other, Py_ssize_t length) noexcept nogil:
+    if length > 64 or length < 8:
+        return memcmp(one, other, length) == 0
+    while length > 8:
+        if load_any64(one) != load_any64(other):
+            return False
+        one += 8
+        other += 8
         length -= 8
-    word = 0
-    if length:
-        memcpy(&word, key, length)
-    return mix(hashed ^ word ^ 0xE7037ED1A0B428DBu, 0x8EBC6AF09C88C6E3u)
+    return load_any64(one + length - 8) == load_any64(other + length - 8)
 
 
 cdef class KeyMap:
     """See `pure_key_map.KeyMap`."""
 
     cdef Slot *slots
+    cdef void *whole
+    cdef size_t whole_size
     cdef uint64_t slot_count, seed, hash_mask
     cdef readonly int64_t entries_max
     cdef int64_t used, ordinals_end
@@ -85,14 +146,14 @@ cdef class KeyMap:
         self.slot_count, self.entries_max, self.seed = slots, entries_max, seed
         self.arena_bytes_max, self.arena, self.hash_mask = arena_bytes_max, -1, hash_mask
         self.held = []
-        self.slots = <Slot *>calloc(slots, sizeof(Slot))
+        self.slots = <Slot *>TIERED_ZEROS(<size_t>slots * sizeof(Slot), &self.whole, &self.whole_size)
         self.starts = <const uint8_t **>malloc(BUFFERS_MAX * sizeof(void *))
         self.sizes = <Py_ssize_t *>malloc(BUFFERS_MAX * sizeof(Py_ssize_t))
         if self.slots == NULL or self.starts == NULL or self.sizes == NULL:
             raise MemoryError
 
     def __dealloc__(self):
-        free(self.slots)
+        TIERED_FREE_ZEROS(self.whole, self.whole_size)
         free(self.starts)
         free(self.sizes)
 
@@ -152,6 +213,36 @@ cdef class KeyMap:
             if not self._more_arena(lengths_[done] + varint_bytes(lengths_[done])):
                 return done
 
+    def add_batches(self, data, table, roles, int64_t first_ordinal, keep, tombstones, *, int buffer, int64_t position):
+        """See `pure_key_map.KeyMap`."""
+        cdef const uint8_t[::1] view = data
+        cdef const uint8_t[::1] roles_ = roles
+        cdef uint8_t[::1] keep_ = keep, tombstones_ = tombstones
+        cdef _Table rows = _Table(table)
+        cdef int64_t total = int(table.record_counts.sum(dtype=np.int64)), keyless = 0
+        cdef int64_t flags = min(min(keep_.shape[0], tombstones_.shape[0]) * 8, <int64_t>ORDINAL_MAX)
+        cdef Py_ssize_t bad_row = 0
+        cdef int reason
+        if rows.rows != roles_.shape[0] or not 0 <= buffer < self.buffers or (table.record_counts < 0).any():
+            raise InvalidRequest("adding batches, not a role for each or no such buffer", buffer=buffer)
+        if first_ordinal < 0 or first_ordinal > flags - total or self.ordinals_end > flags:
+            raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=total)
+        if position < 0 or position > self.sizes[buffer] - view.shape[0]:
+            raise InvalidRequest("adding keys, a key leaves the data", rows=total)
+        if rows.rows == 0:
+            return 0
+        self.ordinals_end = max(self.ordinals_end, first_ordinal + total)
+        # Keys are read from the held buffer and nowhere else: what is hashed is what will be compared.
+        cdef const uint8_t *bytes_ = self.starts[buffer] + position
+        with nogil:
+            reason = enter_batches(
+                self, bytes_, view.shape[0], rows, &roles_[0], <uint64_t>first_ordinal, &keep_[0], &tombstones_[0],
+                buffer, position, &bad_row, &keyless,
+            )
+        if reason > SOUND:
+            raise _wrong(table, bad_row, reason, data, True)
+        return None if reason == MAP_FULL else keyless
+
     def find(self, data, starts, lengths):
         """See `pure_key_map.KeyMap`."""
         cdef const uint8_t[::1] view = data
@@ -193,10 +284,10 @@ cdef class KeyMap:
             for here in range(row, end):
                 if lengths[here] >= 0 and not skip[here]:
                     hashes[here - row] = hash_key(data + starts[here], lengths[here], self.seed) & self.hash_mask
-                    TIERED_PREFETCH(&self.slots[TIERED_HIGH(hashes[here - row], self.slot_count)])
+                    self._prefetch_slot(hashes[here - row])
             for here in range(row, end):
                 if lengths[here] >= 0 and not skip[here]:
-                    self._prefetch_key(hashes[here - row])
+                    self._prefetch_key(hashes[here - row], lengths[here])
             for here in range(row, end):
                 if lengths[here] < 0 or skip[here]:
                     continue
@@ -222,6 +313,43 @@ cdef class KeyMap:
             row = end
         return rows
 
+    cdef inline bint _turn(self, Queue *queue, const uint8_t *start, int buffer, uint8_t *keep) noexcept nogil:
+        """The full block asks for its keys, and the one before it, whose keys have come, is entered; False when full."""
+        cdef int here, other = 1 - queue.filling
+        for here in range(queue.filled):
+            self._prefetch_key(queue.blocks[queue.filling][here].hashed, queue.blocks[queue.filling][here].length)
+        if not self._enter_block(queue.blocks[other], queue.asked, start, buffer, keep):
+            return False
+        queue.asked, queue.filled, queue.filling = queue.filled, 0, other
+        return True
+
+    cdef bint _drain(self, Queue *queue, const uint8_t *start, int buffer, uint8_t *keep) noexcept nogil:
+        return self._turn(queue, start, buffer, keep) and self._turn(queue, start, buffer, keep)
+
+    cdef bint _enter_block(
+        self, Waiting *block, int count, const uint8_t *start, int buffer, uint8_t *keep
+    ) noexcept nogil:
+        cdef Waiting *one
+        cdef Slot *slot
+        cdef uint64_t old
+        cdef uint32_t tag
+        cdef int here
+        for here in range(count):
+            one = &block[here]
+            slot = self._slot_of(start + one.key, one.length, one.hashed)
+            if slot.place & USED:
+                old = slot.ordinal | <uint64_t>(slot.rest & 15) << 32
+                keep[old >> 3] &= ~(<uint8_t>1 << (old & 7))
+            elif self.used >= self.entries_max:
+                return False
+            else:
+                self.used += 1
+            tag = <uint32_t>(one.hashed & ((1 << TAG_BITS) - 1))
+            slot.place = USED | <uint32_t>one.place
+            slot.ordinal = <uint32_t>one.ordinal
+            slot.rest = <uint32_t>(one.ordinal >> 32) | <uint32_t>buffer << 4 | tag << (32 - TAG_BITS)
+        return True
+
     cdef void _find(
         self, const uint8_t *data, const int64_t *starts, const int32_t *lengths, Py_ssize_t rows, uint8_t *found
     ) noexcept nogil:
@@ -232,10 +360,10 @@ cdef class KeyMap:
             for here in range(row, end):
                 if lengths[here] >= 0:
                     hashes[here - row] = hash_key(data + starts[here], lengths[here], self.seed) & self.hash_mask
-                    TIERED_PREFETCH(&self.slots[TIERED_HIGH(hashes[here - row], self.slot_count)])
+                    self._prefetch_slot(hashes[here - row])
             for here in range(row, end):
                 if lengths[here] >= 0:
-                    self._prefetch_key(hashes[here - row])
+                    self._prefetch_key(hashes[here - row], lengths[here])
             for here in range(row, end):
                 if lengths[here] >= 0:
                     found[here] = self._slot_of(data + starts[here], lengths[here], hashes[here - row]).place >> 31
@@ -249,10 +377,18 @@ cdef class KeyMap:
             return -1
         return place
 
-    cdef inline void _prefetch_key(self, uint64_t hashed) noexcept nogil:
+    cdef inline void _prefetch_slot(self, uint64_t hashed) noexcept nogil:
         cdef Slot *slot = &self.slots[TIERED_HIGH(hashed, self.slot_count)]
+        TIERED_PREFETCH(slot)
+        TIERED_PREFETCH(<const uint8_t *>slot + sizeof(Slot) - 1)
+
+    cdef inline void _prefetch_key(self, uint64_t hashed, int32_t length) noexcept nogil:
+        cdef Slot *slot = &self.slots[TIERED_HIGH(hashed, self.slot_count)]
+        cdef const uint8_t *at
         if slot.place & USED and slot.rest >> (32 - TAG_BITS) == (hashed & ((1 << TAG_BITS) - 1)):
-            TIERED_PREFETCH(self.starts[slot.rest >> 4 & (BUFFERS_MAX - 1)] + (slot.place & ~USED))
+            at = self.starts[slot.rest >> 4 & (BUFFERS_MAX - 1)] + (slot.place & ~USED)
+            TIERED_PREFETCH(at)
+            TIERED_PREFETCH(at + length)
 
     cdef inline Slot *_slot_of(self, const uint8_t *key, Py_ssize_t length, uint64_t hashed) noexcept nogil:
         """The key's slot, or the free one where it belongs. There always is one: entries < slots."""
@@ -276,7 +412,7 @@ cdef class KeyMap:
         # The bounds were checked when the key came in; again here, as the buffer may be a file's.
         if at < 0 or told != length or at > self.sizes[number] - length:
             return False
-        return memcmp(self.starts[number] + at, key, length) == 0
+        return is_equal(self.starts[number] + at, key, length)
 
     cdef bint _spool(self, const uint8_t *key, int32_t length, Slot *slot) noexcept nogil:
         """Keep a copy of a key whose own bytes will go (they were inflated); False when there is no room for it."""

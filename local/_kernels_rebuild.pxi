@@ -1,89 +1,106 @@
 # Batches without the records that the cleaner drops: the twin of `pure_kernels.rebuild_batches`.
 # Part of `_kernels.pyx`, which includes it.
 
-def rebuild_batches(data, table, actions, keep, keep_starts, int64_t horizon_ms=0):
+def rebuild_batches(
+    data, table, actions, keep, keep_starts, int64_t horizon_ms, out, Py_ssize_t first_row, Py_ssize_t stop_row
+):
     """See `pure_kernels.rebuild_batches`."""
     cdef const uint8_t[::1] view = data
-    cdef Py_ssize_t length = view.shape[0], row, bound = 0
+    cdef Py_ssize_t length = view.shape[0], row = first_row
     cdef const uint8_t *bytes_ = &view[0] if length else NULL
     cdef _Table rows = _Table(table)
-    cdef const uint8_t[::1] actions_ = actions, keep_ = np.asarray(keep).view(np.uint8)
+    cdef const uint8_t[::1] actions_ = actions, keep_ = keep
     cdef const int64_t[::1] starts_ = keep_starts
-    cdef const uint8_t *flags
+    cdef uint8_t[::1] out_ = out
     cdef int reason = SOUND
-    cdef uint8_t *at
-    cdef uint8_t *begin
-    cdef Batch batch
-    if actions_.shape[0] != rows.rows or starts_.shape[0] != rows.rows:
+    cdef uint8_t *begin = &out_[0] if out_.shape[0] else NULL
+    cdef uint8_t *at = begin
+    cdef int64_t room = out_.shape[0]
+    if actions_.shape[0] != rows.rows or starts_.shape[0] != rows.rows or not 0 <= first_row <= stop_row <= rows.rows:
         raise InvalidRequest("rebuilding batches, not one action per batch", actions=len(actions), rows=rows.rows)
-    for row in range(rows.rows):
-        batch = rows.row(row)
-        if starts_[row] < 0 or batch.count < 0 or starts_[row] > keep_.shape[0] - batch.count:
-            raise InvalidRequest("rebuilding batches, not one flag per record", row=row)
-        bound += 0 if actions_[row] == DROP else batch.size
-        bound += <Py_ssize_t>batch.count * REBUILT_GROWTH_MAX if actions_[row] in (REBUILD, REBASE) else 0
-    # A scratch and one copy: shrinking bytes of megabytes would fault in fresh pages call after call (twice as slow).
-    cdef uint8_t[::1] scratch = np.empty(bound, np.uint8)
-    begin = at = &scratch[0] if bound else NULL
     with nogil:
-        for row in range(rows.rows):
-            batch = rows.row(row)
-            reason = check_crc(bytes_, length, &batch)
+        while row < stop_row:
+            reason = rebuild_batch(
+                bytes_, length, rows.row(row), actions_[row], keep_, starts_[row], horizon_ms, &at, room - (at - begin)
+            )
             if reason:
                 break
-            if actions_[row] == DROP:
-                continue
-            if actions_[row] == VERBATIM:
-                memcpy(at, bytes_ + batch.position, batch.size)
-                at += batch.size
-            elif actions_[row] == REBUILD or actions_[row] == REBASE:
-                flags = &keep_[0] + starts_[row]
-                reason = rebuild_section(bytes_, length, &batch, flags, actions_[row] == REBASE, horizon_ms, &at)
-                if reason:
-                    break
-            else:
-                at = put_emptied(at, bytes_ + batch.position)
+            row += 1
     if reason == TOO_LARGE:
         raise InvalidRequest("sealing a batch, larger than 2^31 bytes", row=row)
-    if reason:
+    if reason == FEW_FLAGS:
+        raise InvalidRequest("rebuilding batches, not one flag per record", row=row)
+    if reason and reason != NO_ROOM:
         raise _wrong(table, row, reason, data, True)
-    return PyBytes_FromStringAndSize(<char *>begin, at - begin) if bound else b""
+    return row, at - begin
+
+
+cdef inline int rebuild_batch(
+    const uint8_t *data, Py_ssize_t length, Batch batch, uint8_t action, const uint8_t[::1] keep, int64_t keep_start,
+    int64_t horizon_ms, uint8_t **out, int64_t room,
+) noexcept nogil:
+    """One batch, at `out`, which moves behind it; NO_ROOM, and nothing done, where it might take more than `room`."""
+    cdef int reason
+    cdef bint is_rebuilt = action == REBUILD or action == REBASE
+    if keep_start < 0 or batch.count < 0 or keep_start > <int64_t>keep.shape[0] * 8 - batch.count:
+        return FEW_FLAGS
+    if action != DROP and batch.size + (<int64_t>batch.count * REBUILT_GROWTH_MAX if is_rebuilt else 0) > room:
+        return NO_ROOM
+    reason = check_crc(data, length, &batch)
+    if reason or action == DROP:
+        return reason
+    if action == VERBATIM:
+        memcpy(out[0], data + batch.position, batch.size)
+        out[0] += batch.size
+    elif is_rebuilt:
+        return rebuild_section(data, &batch, &keep[0], keep_start, action == REBASE, horizon_ms, out)
+    else:
+        out[0] = put_emptied(out[0], data + batch.position)
+    return SOUND
+
+
+cdef inline bint has_bit(const uint8_t *bits, int64_t at) noexcept nogil:
+    return bits[at >> 3] >> (at & 7) & 1
+
+
+cdef inline Py_ssize_t record_end(const uint8_t *data, Py_ssize_t at, Py_ssize_t end, Py_ssize_t *body) noexcept nogil:
+    """Behind the record at `at`, -1 when it leaves its batch; `body` is set behind its length."""
+    cdef int32_t length
+    at = read_int(data, at, end, &length)
+    if at < 0 or length <= 0 or length > end - at:
+        return -1
+    body[0] = at
+    return at + length
 
 
 cdef int rebuild_section(
-    const uint8_t *data, Py_ssize_t length, Batch *batch, const uint8_t *flags, bint is_rebased, int64_t horizon_ms,
+    const uint8_t *data, Batch *batch, const uint8_t *keep, int64_t flag, bint is_rebased, int64_t horizon_ms,
     uint8_t **out,
 ) noexcept nogil:
-    """The batch with its flagged records (one at least) at `out`, which moves behind it."""
-    cdef PlainRecord record
+    """The batch with its flagged records at `out`, which moves behind it; what goes is only stepped over."""
     cdef uint8_t *header = out[0]
     cdef uint8_t *to = header + HEADER_BYTES
-    cdef Py_ssize_t at = batch.position + HEADER_BYTES, end = batch.position + batch.size, run = -1, ahead = at, limit
-    cdef int64_t base_ms = batch.base_ms, largest_ms = 0, timestamp, delta, last_delta = -1
+    cdef Py_ssize_t at = batch.position + HEADER_BYTES, end = batch.position + batch.size, run = -1
+    cdef Py_ssize_t start, rest, body = 0
+    cdef int64_t base_ms = batch.base_ms, largest_ms = 0, timestamp, delta
     cdef bint is_append_time = batch.bits & LOG_APPEND_TIME, is_same = False
-    cdef bint prefetch = batch.size > <int64_t>batch.count * PREFETCH_RECORD_BYTES
     cdef int32_t index, kept = 0
     if <int64_t>batch.count * RECORD_BYTES_MIN > end - at:
         return WRONG_COUNT
     for index in range(batch.count):
-        if prefetch:
-            limit = min(at + PREFETCH_BYTES, length - 64)
-            while ahead < limit:
-                TIERED_PREFETCH(data + ahead)
-                ahead += 64
-        if read_record(data, at, end, &record):
+        start = at
+        at = record_end(data, at, end, &body)
+        if at < 0:
             return WRONG_RECORD
-        if record.offset_delta <= last_delta or record.offset_delta > batch.last_delta:
-            return WRONG_ORDER
-        last_delta = record.offset_delta
-        at = record.end
-        if not flags[index]:
+        if not has_bit(keep, flag + index):
             if run >= 0:
-                memcpy(to, data + run, record.start - run)
-                to += record.start - run
+                to = put_run(to, data + run, start - run)
                 run = -1
             continue
-        timestamp = batch.max_ms if is_append_time else wrapping_sum(batch.base_ms, record.time_delta)
+        rest = read_long(data, body + 1, at, &delta)
+        if rest < 0:
+            return WRONG_RECORD
+        timestamp = batch.max_ms if is_append_time else wrapping_sum(batch.base_ms, delta)
         if kept == 0:
             if is_rebased:
                 base_ms = horizon_ms
@@ -96,19 +113,16 @@ cdef int rebuild_section(
         kept += 1
         if is_same:  # neighbours that stay go over in one copy
             if run < 0:
-                run = record.start
+                run = start
             continue
         delta = wrapping_difference(timestamp, base_ms)
-        to = put_varint(to, 1 + varint_bytes(delta) + record.end - record.rest)
+        to = put_varint(to, 1 + varint_bytes(delta) + at - rest)
         to[0] = 0
-        to = put_varint(to + 1, delta)
-        memcpy(to, data + record.rest, record.end - record.rest)
-        to += record.end - record.rest
+        to = put_run(put_varint(to + 1, delta), data + rest, at - rest)
     if at != end:
         return LEFT_OVER
     if run >= 0:
-        memcpy(to, data + run, end - run)
-        to += end - run
+        to = put_run(to, data + run, end - run)
     if to - header > INT_MAX:
         return TOO_LARGE
     memcpy(header, data + batch.position, HEADER_BYTES)
@@ -123,12 +137,17 @@ cdef int rebuild_section(
     return SOUND
 
 
+cdef inline uint8_t *put_run(uint8_t *to, const uint8_t *data, Py_ssize_t length) noexcept nogil:
+    memcpy(to, data, length)
+    return to + length
+
+
 def kept_bytes(data, table, keep, keep_starts):
     """See `pure_kernels.kept_bytes`."""
     cdef const uint8_t[::1] view = data
     cdef const uint8_t *bytes_ = &view[0] if view.shape[0] else NULL
     cdef _Table rows = _Table(table)
-    cdef const uint8_t[::1] keep_ = np.asarray(keep).view(np.uint8)
+    cdef const uint8_t[::1] keep_ = keep
     cdef const int64_t[::1] starts_ = keep_starts
     cdef Py_ssize_t row
     cdef Batch batch
@@ -138,7 +157,7 @@ def kept_bytes(data, table, keep, keep_starts):
         batch = rows.row(row)
         if batch.position < 0 or batch.size < HEADER_BYTES or batch.position > view.shape[0] - batch.size:
             raise InvalidRequest("measuring records, the table is of other data", row=row)
-        if starts_[row] < 0 or batch.count < 0 or starts_[row] > keep_.shape[0] - batch.count:
+        if starts_[row] < 0 or batch.count < 0 or starts_[row] > <int64_t>keep_.shape[0] * 8 - batch.count:
             raise InvalidRequest("measuring records, not one flag per record", row=row)
     sizes = np.zeros(rows.rows, np.int64)
     cdef int64_t[::1] sizes_ = sizes
@@ -146,23 +165,56 @@ def kept_bytes(data, table, keep, keep_starts):
         for row in range(rows.rows):
             batch = rows.row(row)
             if batch.count:
-                sizes_[row] = kept_section_bytes(bytes_, &batch, &keep_[0] + starts_[row])
+                sizes_[row] = kept_section_bytes(bytes_, &batch, &keep_[0], starts_[row])
     return sizes
 
 
-cdef int64_t kept_section_bytes(const uint8_t *data, Batch *batch, const uint8_t *flags) noexcept nogil:
-    cdef Py_ssize_t start, at = batch.position + HEADER_BYTES, end = batch.position + batch.size
+cdef int64_t kept_section_bytes(const uint8_t *data, Batch *batch, const uint8_t *keep, int64_t flag) noexcept nogil:
+    cdef Py_ssize_t start, at = batch.position + HEADER_BYTES, end = batch.position + batch.size, body
     cdef int64_t kept = 0
-    cdef int32_t index, length
+    cdef int32_t index
     for index in range(batch.count):
         start = at
-        at = read_int(data, at, end, &length)
-        if at < 0 or length < 0 or length > end - at:
+        at = record_end(data, at, end, &body)
+        if at < 0:
             return batch.size - HEADER_BYTES
-        at += length
-        if flags[index]:
+        if has_bit(keep, flag + index):
             kept += at - start
     return kept
+
+
+def count_bits(bits, starts, counts):
+    """See `pure_kernels.count_bits`."""
+    cdef const uint8_t[::1] bits_ = bits
+    cdef const int64_t[::1] starts_ = starts
+    cdef const int32_t[::1] counts_ = counts
+    cdef Py_ssize_t row
+    if starts_.shape[0] != counts_.shape[0]:
+        raise InvalidRequest("counting bits, not one count per start", starts=len(starts), counts=len(counts))
+    for row in range(starts_.shape[0]):
+        if starts_[row] < 0 or counts_[row] < 0 or starts_[row] > <int64_t>bits_.shape[0] * 8 - counts_[row]:
+            raise InvalidRequest("counting bits, a range leaves them", row=row)
+    found = np.zeros(starts_.shape[0], np.int64)
+    cdef int64_t[::1] found_ = found
+    with nogil:
+        for row in range(starts_.shape[0]):
+            if counts_[row]:
+                found_[row] = set_bits(&bits_[0], starts_[row], starts_[row] + counts_[row])
+    return found
+
+
+cdef int64_t set_bits(const uint8_t *bits, int64_t at, int64_t stop) noexcept nogil:
+    cdef int64_t found = 0
+    while at < stop and at & 7:
+        found += has_bit(bits, at)
+        at += 1
+    while at + 8 <= stop:
+        found += TIERED_SET_BITS(bits[at >> 3])
+        at += 8
+    while at < stop:
+        found += has_bit(bits, at)
+        at += 1
+    return found
 
 
 cdef uint8_t *put_emptied(uint8_t *at, const uint8_t *header) noexcept nogil:

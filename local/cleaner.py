@@ -14,10 +14,10 @@ Kafka groups segments by their sizes before cleaning; here it is by those after 
 fewer and larger objects. A segment all of whose batches would go keeps its last one, empty, so that no file is empty.
 
 Memory: the dedupe buffer, two bits a dirty record, a bit a record and a byte a batch for the verdicts, and of the
-records what is left of one slice of a segment (`local.segment_reading.SLICE_BYTES`) or one step of it inflated
-(`local.kernels.STEP_BYTES`). Segments are mapped, the dirty ones until their keys are no longer needed: their pages are
-the page cache's. A sealed segment shrinks only behind the log's gate (`local.cleaning_states`), which sends the cleaner
-away first.
+records a part of those that stay (`kernels.REBUILT_PART_BYTES`, or one batch) or one step of them inflated
+(`local.kernels.STEP_BYTES`). Segments are mapped, the dirty ones until they are rewritten: their pages are the page
+cache's. A sealed segment shrinks only behind the log's gate (`local.cleaning_states`), which sends the cleaner away
+first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from local import kernels, offset_index, swap, time_index
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
 from local.errors import CleaningAborted
-from local.index_files import Indexes, build_indexes
+from local.index_files import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, segment_file
 from local.newest_records import Buffer, find_newest
@@ -100,6 +103,7 @@ class _Work:
     now_ms: int
     delay_ms: int
     horizon_ms: int
+    out: NDArray[np.uint8]
 
 
 def clean(
@@ -148,7 +152,8 @@ def clean(
     pace = Pace(log.partition, should_stop, throttle, clock)
     began = clock()
     found = _judge(log, storage, sealed, dirty, facts, buffer, pace)
-    work = _Work(log, storage, pace, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms)
+    out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
+    work = _Work(log, storage, pace, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms, out)
     _rewrite(work, found.segments, progress)
     log.cleaner_offset = found.upto_offset
     return _result(first_dirty, found, work, index_seconds=found.indexed - began, clean_seconds=clock() - found.indexed)
@@ -163,10 +168,10 @@ def _judge(
     buffer: Buffer,
     pace: Pace,
 ) -> _Found:
-    """Both passes over what is there. The keys and the mappings go with the return, before the files do."""
+    """Both passes over what is there. The keys go with the return; mappings stay until their segment is rewritten."""
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
-    newest, fitting = find_newest(storage, segments, aborted, buffer, pace)
+    newest, fitting = find_newest(storage, segments, dirty[-1].next_offset, aborted, buffer, pace)
     indexed, indexed_bytes = pace.clock(), pace.bytes_read
     if fitting < len(dirty):
         facts = replace(facts, upto_offset=dirty[fitting].base_offset)
@@ -188,10 +193,12 @@ def _judge(
 
 
 def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress) -> None:
-    groups = _groups(judged, work.log.settings)
+    groups = _groups(work, judged)
     for done, group in enumerate(groups):
         progress(done, len(groups))
         _clean_group(work, group)
+        for each in group:
+            each.mapped = None
     progress(len(groups), len(groups))
 
 
@@ -223,32 +230,40 @@ def _first_unstable_base(log: Log) -> int:
     return max((info.base_offset for info in infos if info.base_offset <= stable), default=infos[0].base_offset)
 
 
-def _groups(judged: Sequence[SegmentVerdict], settings: LogSettings) -> list[list[SegmentVerdict]]:
+def _groups(work: _Work, judged: Sequence[SegmentVerdict]) -> list[list[SegmentVerdict]]:
     """Neighbours whose survivors together fit one segment become one; every other segment stays by itself.
 
     Kafka groups by the sizes before cleaning; by those after it, what goes to the store is fewer and larger objects.
     """
     groups: list[list[SegmentVerdict]] = []
     for each in judged:
-        if groups and _fits([*groups[-1], each], settings):
+        if groups and _fits(work, [*groups[-1], each]):
             groups[-1].append(each)
         else:
             groups.append([each])
     return groups
 
 
-def _fits(group: Sequence[SegmentVerdict], settings: LogSettings) -> bool:
-    """Whether the survivors of `group` make a legal segment: its bytes, both its indexes, its range of offsets."""
-    size = sum(each.bytes_after for each in group)
+def _fits(work: _Work, group: Sequence[SegmentVerdict]) -> bool:
+    """Whether the survivors of `group` make a legal segment. Their records are measured only where that decides."""
+    settings = work.log.settings
+    if group[-1].next_offset - 1 - group[0].segment.base_offset > RELATIVE_OFFSET_MAX:
+        return False
+    if _is_legal(group, sum(each.bytes_most for each in group), settings):
+        return True
+    if not _is_legal(group, sum(each.bytes_least for each in group), settings):
+        return False
+    for each in group:
+        each.measure(work.storage, work.pace)
+    return _is_legal(group, sum(each.bytes_most for each in group), settings)
+
+
+def _is_legal(group: Sequence[SegmentVerdict], size: int, settings: LogSettings) -> bool:
+    """Whether `size` bytes and both their indexes may be a segment's."""
     # An entry is written once more than an interval's bytes have gone by, and the time index has a final one.
     entries = min(size // (settings.index_interval_bytes + 1), sum(each.batches_after for each in group))
     index_bytes = max(entries * offset_index.ENTRY_BYTES, (entries + 1) * time_index.ENTRY_BYTES)
-    span = group[-1].next_offset - 1 - group[0].segment.base_offset
-    return (
-        size <= min(settings.segment_bytes, POSITION_MAX)
-        and index_bytes <= settings.segment_index_bytes
-        and span <= RELATIVE_OFFSET_MAX
-    )
+    return size <= min(settings.segment_bytes, POSITION_MAX) and index_bytes <= settings.segment_index_bytes
 
 
 def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
@@ -282,9 +297,9 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
 def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     """Step 1 of the swap; the size of the new segment. None, and nothing left of it, when it is not a legal one."""
     log, storage = work.log, work.storage
-    base_offset, settings = group[0].segment.base_offset, log.settings
+    base_offset, settings, rows = group[0].segment.base_offset, log.settings, IndexRows()
     try:
-        parts = work.pace.written(_survivors(work, group))
+        parts = work.pace.written(_survivors(work, group, rows))
         path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
     except CleaningAborted:
         storage.unlink(join(log.directory, segment_file(base_offset, LOG) + CLEANED))
@@ -295,7 +310,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     if is_alone and group[0].gains_horizon:
         allowed = POSITION_MAX  # the times of its records take more bytes now; it shrinks when the horizon has passed
     if size <= min(allowed, POSITION_MAX):
-        indexes = _indexes_of(storage, path, base_offset, settings.index_interval_bytes)
+        indexes = rows.indexes(base_offset, settings.index_interval_bytes)
         if is_alone or max(len(indexes.offset), len(indexes.time)) <= settings.segment_index_bytes:
             aborted = sorted((each for one in group for each in one.aborted), key=lambda each: each.last_offset)
             swap.write_cleaned_indexes(storage, log.directory, base_offset, indexes, aborted)
@@ -304,20 +319,18 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     return None
 
 
-def _indexes_of(storage: Storage, path: str, base_offset: int, interval_bytes: int) -> Indexes:
-    data = storage.map(path)
-    try:
-        return build_indexes(kernels.scan_batches(data), base_offset, interval_bytes)
-    finally:
-        data.release()
-
-
-def _survivors(work: _Work, group: Sequence[SegmentVerdict]) -> Iterator[bytes]:
+def _survivors(work: _Work, group: Sequence[SegmentVerdict], rows: IndexRows) -> Iterator[memoryview]:
+    """The bytes of the new segment, each part valid until the next, and its batches into `rows`."""
     is_empty = all(each.is_empty for each in group)
     for each in group:
-        for (_, data), verdict in zip(work.pace.slices(work.storage, each.segment), each.slices, strict=True):
+        slices = work.pace.slices(work.storage, each.segment, each.mapped)
+        for (_, data), verdict in zip(slices, each.slices, strict=True):
             actions = verdict.actions
             if is_empty and each is group[-1] and verdict is each.slices[-1]:
                 actions = actions.copy()
                 actions[-1] = verdict.last_stays
-            yield kernels.filter_batches(data, verdict.keep(), actions=actions, horizon_ms=work.horizon_ms)
+            for part in kernels.rebuilt_batches(data, verdict.keep, actions, work.horizon_ms, work.out):
+                table = kernels.scan_batches(part, verify=False)
+                assert table.valid_bytes == len(part)
+                rows.add(table)
+                yield part

@@ -34,15 +34,20 @@ class Pace:
         if self.should_stop():
             raise CleaningAborted("cleaning a log, asked to let go of it", partition=self.partition)
 
-    def slices(self, storage: Storage, segment: Segment) -> Iterator[tuple[int, memoryview]]:
-        """All of a sealed segment as (position, whole batches), each a step; mapped, not copied.
-
-        Raises CleaningAborted, DiskFailed, and Corrupt when the file is shorter than the segment.
-        """
+    def mapped(self, storage: Storage, segment: Segment) -> memoryview:
+        """All of a sealed segment, not copied. Raises DiskFailed, and Corrupt when the file is shorter than it."""
         mapped = storage.map(segment.path(LOG))
         if len(mapped) < segment.size_bytes:
             attempt = "cleaning a segment, it ends inside a batch"
             raise Corrupt(attempt, path=segment.path(LOG), at=len(mapped))
+        return mapped[: segment.size_bytes]
+
+    def slices(
+        self, storage: Storage, segment: Segment, mapped: memoryview | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
+        """All of a sealed segment as (position, whole batches), each a step. Raises as `mapped`, CleaningAborted."""
+        if mapped is None:
+            mapped = self.mapped(storage, segment)
         for start, end in slice_bounds(segment):
             self.read(end - start)
             yield start, mapped[start:end]
@@ -53,7 +58,7 @@ class Pace:
         self.bytes_read += size_bytes
         self.throttle(size_bytes)
 
-    def written(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+    def written(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
         """`parts` on their way to the disk, each a step. Raises CleaningAborted."""
         for part in parts:
             self.check()

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.batch import read_marker
-from local.batch_header import CODEC_BITS, CONTROL, DELETE_HORIZON, HEADER_BYTES, TRANSACTIONAL
+from local.batch_header import CODEC_BITS, CONTROL, DELETE_HORIZON, HEADER_BYTES, RECORD_BYTES_MIN, TRANSACTIONAL
 from local.cleaned_transactions import CleanedTransactions
 from local.cleaning_pace import Pace
 from local.columns import BatchTable, Columns
@@ -41,6 +41,7 @@ from local.isolation import aborted_batches
 from local.newest_records import Flags, NewestRecords, check_format, check_whole
 from local.producer_snapshot import ProducerEntry
 from local.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
+from local.record_bits import Bits, clear, packed
 from local.segment import Segment
 from local.storage import Storage
 from local.txn_index import AbortedTransaction
@@ -70,32 +71,45 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceVerdict:
-    """A bit for each record, packed, and an action for each batch (`kernels.filter_batches`).
+    """A bit for each record and an action for each batch (`kernels.rebuilt_batches`).
 
     `last_stays` is what becomes of the last batch when it has nothing left and has to stay.
     """
 
-    record_count: int
-    flags: NDArray[np.uint8]
+    keep: NDArray[np.uint8]
     actions: NDArray[np.uint8]
     last_stays: int
-
-    def keep(self) -> Flags:
-        return np.unpackbits(self.flags, count=self.record_count).view(np.bool_)
 
 
 @dataclass(slots=True, kw_only=True)
 class SegmentVerdict:
-    """One segment: what becomes of it, slice by slice. `bytes_after` and `batches_after` are about exact."""
+    """One segment: what becomes of it, slice by slice.
+
+    `mapped` are its bytes where pass one has them anyway. Its size afterwards lies between `bytes_least` and
+    `bytes_most`, about: packed batches are taken for as large as they are. `measure` says it from record to record.
+    """
 
     segment: Segment
+    mapped: memoryview | None
     next_offset: int
     slices: list[SliceVerdict] = field(default_factory=list)
     record_count: int = 0
     kept_count: int = 0
-    bytes_after: int = 0
+    bytes_least: int = 0
+    bytes_most: int = 0
     batches_after: int = 0
     aborted: list[AbortedTransaction] = field(default_factory=list)
+
+    def measure(self, storage: Storage, pace: Pace) -> None:
+        """Make both bounds the same. Reads the lengths of all records. Raises CleaningAborted, Corrupt, DiskFailed."""
+        if self.bytes_least == self.bytes_most:
+            return
+        size = 0
+        for (_, data), verdict in zip(pace.slices(storage, self.segment, self.mapped), self.slices, strict=True):
+            table = kernels.scan_batches(data, verify=False)
+            kept = kernels.count_bits(verdict.keep, table.record_counts)
+            size += _sizes_after(table, kernels.kept_bytes(data, table, verdict.keep), kept, verdict.actions)
+        self.bytes_least = self.bytes_most = min(size, self.segment.size_bytes)
 
     @property
     def is_changed(self) -> bool:
@@ -132,27 +146,30 @@ class Judge:
 
     def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
         """Raises Corrupt, CleaningAborted, and InvalidRequest for messages of format 0 or 1."""
-        found = SegmentVerdict(segment=segment, next_offset=next_offset)
+        mapped = self._newest.mapped(segment.base_offset)
+        found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)
         known = len(self._transactions.kept)
-        for number, (start, data) in enumerate(pace.slices(storage, segment)):
+        for number, (start, data) in enumerate(pace.slices(storage, segment, mapped)):
             table = kernels.scan_batches(data, verify=False)
             check_whole(segment, start, table.valid_bytes, len(data))
             keep, tombstones = self._records(segment, number, data, table)
             self._batches(found, data, table, keep, tombstones)
         found.aborted = self._transactions.kept[known:]
-        found.bytes_after = min(found.bytes_after, segment.size_bytes)
+        found.bytes_most = min(found.bytes_most, segment.size_bytes)
         return found
 
-    def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Flags, Flags]:
+    def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Bits, Bits]:
         """(stays, is a tombstone) of each record, control records included; these all stay, so far."""
-        flags = self._newest.flags(segment.base_offset, number)
+        bits = self._newest.bits(segment.base_offset, number)
         has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
-        if flags is not None and not has_horizon.any():
-            return flags
-        steps = list(self._looked_up(segment, data, is_clean=flags is None))
-        known = steps if flags is None else [(*flags, np.concatenate([due for _, _, due in steps]))]
-        keep, tombstones, due = (np.concatenate(parts) for parts in zip(*known, strict=True))
-        return keep & ~(tombstones & due), tombstones
+        if bits is not None and not has_horizon.any():
+            return bits
+        steps = list(self._looked_up(segment, data, is_clean=bits is None))
+        if bits is not None:
+            due = packed(np.concatenate([due for _, _, due in steps]))
+            return bits[0] & ~(bits[1] & due), bits[1]
+        keep, tombstones, due = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+        return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
         """(stays, is a tombstone, would go if it is one) by steps; the first only of clean segments."""
@@ -181,27 +198,28 @@ class Judge:
         return due
 
     def _batches(
-        self, found: SegmentVerdict, data: memoryview, table: BatchTable, keep: Flags, tombstones: Flags
+        self, found: SegmentVerdict, data: memoryview, table: BatchTable, keep: Bits, tombstones: Bits
     ) -> None:
-        ends = np.cumsum(table.record_counts, dtype=np.int64)
-        starts = ends - table.record_counts
+        counts = table.record_counts
         useless = self._follow_transactions(data, table)
+        firsts = np.cumsum(counts, dtype=np.int64) - counts
         for row in self._due_markers(table, useless):
-            keep[starts[row] : ends[row]] = False
-        kept, dead = _counts(keep, starts, ends), _counts(keep & tombstones, starts, ends)
+            clear(keep, int(firsts[row]), int(counts[row]))
+        kept, dead = kernels.count_bits(keep, counts), kernels.count_bits(keep & tombstones, counts)
         needs_horizon = ((dead > 0) | useless) & ((table.attributes & DELETE_HORIZON) == 0)
         actions = np.full(len(table), REBUILD, np.uint8)
-        actions[kept == table.record_counts] = VERBATIM
+        actions[kept == counts] = VERBATIM
         actions[needs_horizon] = REBASE
-        is_emptied = (table.record_counts == 0) & ((table.attributes & (CODEC_BITS | DELETE_HORIZON)) == 0)
+        is_emptied = (counts == 0) & ((table.attributes & (CODEC_BITS | DELETE_HORIZON)) == 0)
         staying = np.where(is_emptied & (table.base_timestamps == -1), VERBATIM, EMPTY)
         actions[kept == 0] = np.where(self._must_stay(table), staying, DROP)[kept == 0]
-        found.slices.append(
-            SliceVerdict(record_count=len(keep), flags=np.packbits(keep), actions=actions, last_stays=int(staying[-1]))
-        )
-        found.record_count += len(keep)
+        found.slices.append(SliceVerdict(keep=keep, actions=actions, last_stays=int(staying[-1])))
+        found.record_count += int(counts.sum(dtype=np.int64))
         found.kept_count += int(kept.sum())
-        found.bytes_after += _size_after(data, table, keep, starts, kept, actions)
+        is_plain, lost = (table.attributes & CODEC_BITS) == 0, counts - kept
+        sections = table.sizes.astype(np.int64) - HEADER_BYTES
+        found.bytes_least += _sizes_after(table, kept * RECORD_BYTES_MIN * is_plain, kept, actions)
+        found.bytes_most += _sizes_after(table, sections - lost * RECORD_BYTES_MIN * is_plain, kept, actions)
         found.batches_after += int((actions != DROP).sum())
 
     def _follow_transactions(self, data: memoryview, table: BatchTable) -> Flags:
@@ -240,25 +258,13 @@ class Judge:
         return stays
 
 
-def _counts(flags: Flags, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many of each batch's flags are set."""
-    running = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)))
-    return running[ends] - running[starts]
-
-
-def _size_after(
-    data: memoryview,
-    table: BatchTable,
-    keep: Flags,
-    starts: NDArray[np.int64],
-    kept: NDArray[np.int64],
-    actions: NDArray[np.uint8],
+def _sizes_after(
+    table: BatchTable, sections: NDArray[np.int64], kept: NDArray[np.int64], actions: NDArray[np.uint8]
 ) -> int:
-    """About how many bytes the batches will take: compressed ones are taken for as large as they are."""
+    """How many bytes the batches will take where the records that stay take `sections`."""
     sizes = np.where(actions == VERBATIM, table.sizes, HEADER_BYTES).astype(np.int64)
     sizes[actions == DROP] = 0
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)
-    if is_rebuilt.any():
-        sizes[is_rebuilt] += kernels.kept_bytes(data, table.select(is_rebuilt), keep, starts[is_rebuilt])
-        sizes[actions == REBASE] += kept[actions == REBASE] * _REBASED_GROWTH
+    sizes[is_rebuilt] += sections[is_rebuilt]
+    sizes[actions == REBASE] += kept[actions == REBASE] * _REBASED_GROWTH
     return int(sizes.sum())

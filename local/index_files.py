@@ -48,28 +48,49 @@ class Judged(NamedTuple):
 def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
     """What both indexes of a segment hold after an uninterrupted write, final time entry included (KAFKA-806 form).
 
-    Raises Corrupt for a batch further from `base_offset` than a segment reaches.
+    `table` is of all its batches.     Raises Corrupt for a batch further from `base_offset` than a segment reaches.
     """
-    rows = _entry_rows(table.sizes, interval_bytes)
-    times = np.maximum.accumulate(np.maximum(table.max_timestamps, -1))
-    is_later = np.concatenate((times[:1] >= 0, times[1:] > times[:-1]))
-    found_at = np.maximum.accumulate(np.where(is_later, np.arange(len(table)), 0))
-    with_last = [*rows, len(table) - 1] if len(table) else []
-    entries = times[with_last]
-    is_entry = np.concatenate((entries[:1] >= 0, entries[1:] > entries[:-1]))
-    relative = table.last_offsets - base_offset
-    if len(table) and (relative[-1] > _RELATIVE_MAX or relative[0] < 0):
-        raise Corrupt("building indexes, an offset outside the segment", base_offset=base_offset)
-    offsets = offset_index.encode(relative[rows], table.positions[rows])
-    time_entries = time_index.encode(entries[is_entry], relative[found_at[with_last]][is_entry])
-    if not len(table) or times[-1] < 0:
-        return Indexes(offsets, time_entries, None, base_offset)
-    return Indexes(offsets, time_entries, int(times[-1]), base_offset + int(relative[found_at[-1]]))
+    rows = IndexRows()
+    rows.add(table)
+    return rows.indexes(base_offset, interval_bytes)
 
 
-def _entry_rows(sizes: NDArray[np.int32], interval_bytes: int) -> list[int]:
+class IndexRows:
+    """The batches of a segment as they are written, one table of neighbours after another."""
+
+    def __init__(self) -> None:
+        self._sizes: list[NDArray[np.int32]] = []
+        self._last_offsets: list[NDArray[np.int64]] = []
+        self._times: list[NDArray[np.int64]] = []
+
+    def add(self, table: BatchTable) -> None:
+        self._sizes.append(table.sizes)
+        self._last_offsets.append(table.last_offsets)
+        self._times.append(table.max_timestamps)
+
+    def indexes(self, base_offset: int, interval_bytes: int) -> Indexes:
+        """As `build_indexes`, of all that was added."""
+        sizes = np.concatenate((np.empty(0, np.int32), *self._sizes))
+        relative = np.concatenate((np.empty(0, np.int64), *self._last_offsets)) - base_offset
+        times = np.maximum.accumulate(np.maximum(np.concatenate((np.empty(0, np.int64), *self._times)), -1))
+        if len(sizes) and (relative[-1] > _RELATIVE_MAX or relative[0] < 0):
+            raise Corrupt("building indexes, an offset outside the segment", base_offset=base_offset)
+        positions = np.cumsum(sizes, dtype=np.int64) - sizes
+        rows = _entry_rows(positions, interval_bytes)
+        is_later = np.concatenate((times[:1] >= 0, times[1:] > times[:-1]))
+        found_at = np.maximum.accumulate(np.where(is_later, np.arange(len(sizes)), 0))
+        with_last = [*rows, len(sizes) - 1] if len(sizes) else []
+        entries = times[with_last]
+        is_entry = np.concatenate((entries[:1] >= 0, entries[1:] > entries[:-1]))
+        offsets = offset_index.encode(relative[rows], positions[rows])
+        time_entries = time_index.encode(entries[is_entry], relative[found_at[with_last]][is_entry])
+        if not len(sizes) or times[-1] < 0:
+            return Indexes(offsets, time_entries, None, base_offset)
+        return Indexes(offsets, time_entries, int(times[-1]), base_offset + int(relative[found_at[-1]]))
+
+
+def _entry_rows(before: NDArray[np.int64], interval_bytes: int) -> list[int]:
     """The batches that get an entry: before them lie more than `interval_bytes` since the last one that has one."""
-    before = np.cumsum(sizes, dtype=np.int64) - sizes
     following = np.searchsorted(before, before + interval_bytes, "right").tolist()
     rows: list[int] = []
     at = following[0] if following else 0

@@ -63,6 +63,7 @@ else:
 
 DECOMPRESSED_BYTES_MAX = INFLATED_BYTES_MAX  # of all batches of one `decode_columns`; never below that of one batch
 STEP_BYTES = 64 << 20
+REBUILT_PART_BYTES = 1 << 20  # small enough to be in the processor's cache still when it is written out
 PACKED_RECORDS_MAX = 1 << 24  # of one compressed batch, some 940 MB of columns; a batch of Kafka's size has thousands
 _ARENA_BYTES_MIN = 1 << 20
 _ARENA_RATIO = 4  # first guess of inflated over compressed
@@ -253,53 +254,51 @@ def filter_batches(
     Source: kafka `MemoryRecords.filterTo`.
     """
     view = _bytes_of(data)
-    table = _scanned(view, verify=True)
-    if table.has_legacy:
-        at = int(table.positions[(table.magics != MAGIC).argmax()])
-        raise InvalidRequest("filtering batches, messages of format 0 or 1 are not rewritten", at=at)
-    if table.problem is not None:
-        raise InvalidRequest("filtering batches, the data ends inside one", at=table.valid_bytes, bytes=len(view))
+    table = _filterable(view)
     flags = np.ascontiguousarray(keep)
-    if flags.dtype != np.bool_ or flags.shape != (int(table.record_counts.sum(dtype=np.int64)),):
-        counted = int(table.record_counts.sum(dtype=np.int64))
+    counted = int(table.record_counts.sum(dtype=np.int64))
+    if flags.dtype != np.bool_ or flags.shape != (counted,):
         raise InvalidRequest("filtering batches, not one flag per record", flags=flags.shape, records=counted)
-    ends = np.cumsum(table.record_counts, dtype=np.int64)
-    starts = ends - table.record_counts
-    kept = _kept_counts(flags, starts, ends)
+    bits = np.packbits(flags, bitorder="little")
     if actions is None:
-        actions = _actions(table, kept, keep_last_batch=keep_last_batch)
-    elif actions.shape != (len(table),) or (((actions == REBUILD) | (actions == REBASE)) & (kept == 0)).any():
-        raise InvalidRequest("filtering batches, not a sensible action per batch", batches=len(table))
-    is_rebuilt = (actions == REBUILD) | (actions == REBASE)
-    repack = np.flatnonzero(is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)).tolist()
-    if not repack:
-        return _chosen.rebuild_batches(view, table, actions, flags, starts, horizon_ms)
-    parts: list[bytes] = []
-    done = 0
-    for row in repack:
-        run = slice(done, row)
-        parts.append(_chosen.rebuild_batches(view, table.select(run), actions[run], flags, starts[run], horizon_ms))
-        how = (int(actions[row]), horizon_ms)
-        parts.append(_repacked(view, table.row(row), int(table.positions[row]), flags[starts[row] : ends[row]], how))
-        done = row + 1
-    rest = slice(done, None)
-    parts.append(_chosen.rebuild_batches(view, table.select(rest), actions[rest], flags, starts[rest], horizon_ms))
-    return b"".join(parts)
+        actions = _actions(table, _kept_counts(table, bits), keep_last_batch=keep_last_batch)
+    out = np.empty(min(REBUILT_PART_BYTES, 2 * len(view)), np.uint8)
+    return b"".join(map(bytes, _rebuilt(view, table, bits, actions, horizon_ms, out)))
 
 
-def kept_bytes(
-    data: Buffer, table: BatchTable, keep: NDArray[np.bool_], starts: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def rebuilt_batches(
+    data: Buffer, keep: NDArray[np.uint8], actions: NDArray[np.uint8], horizon_ms: int, out: NDArray[np.uint8]
+) -> Iterator[memoryview]:
+    """What `filter_batches` gives, in parts of whole batches, each valid until the next: they lie in `out`.
+
+    `keep` has a bit a record, record r is bit ``r & 7`` of byte ``r >> 3``. A part that does not fit in `out` gets
+    memory of its own. Raises as `filter_batches` does; some parts may have been given before.
+    """
+    view = _bytes_of(data)
+    table = _filterable(view)
+    if keep.dtype != np.uint8 or len(keep) * 8 < int(table.record_counts.sum(dtype=np.int64)):
+        raise InvalidRequest("filtering batches, not one flag per record", flags=len(keep) * 8)
+    return _rebuilt(view, table, keep, actions, horizon_ms, out)
+
+
+def count_bits(bits: NDArray[np.uint8], counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """How many of each batch's records have their bit set; batches of `counts` records, one after another.
+
+    Raises InvalidRequest when there are fewer bits than records.
+    """
+    return _chosen.count_bits(bits, _firsts(counts), counts)
+
+
+def kept_bytes(data: Buffer, table: BatchTable, keep: NDArray[np.uint8]) -> NDArray[np.int64]:
     """How many bytes the kept records of each batch of `table` take in `data`; of a compressed batch all that it has.
 
-    The flags of row i's records begin at `keep[starts[i]]`. Nothing is verified. Raises InvalidRequest where flags or
-    table do not fit.
+    `keep` has a bit for each record, as `rebuilt_batches` takes them. Nothing is verified. Raises InvalidRequest where
+    bits or table do not fit.
     """
     sizes: NDArray[np.int64] = table.sizes.astype(np.int64) - HEADER_BYTES
-    is_plain = (table.attributes & CODEC_BITS) == Codec.NONE
+    is_plain, firsts = (table.attributes & CODEC_BITS) == Codec.NONE, _firsts(table.record_counts)
     if is_plain.any():
-        flags = np.ascontiguousarray(keep)
-        sizes[is_plain] = _chosen.kept_bytes(_bytes_of(data), table.select(is_plain), flags, starts[is_plain])
+        sizes[is_plain] = _chosen.kept_bytes(_bytes_of(data), table.select(is_plain), keep, firsts[is_plain])
     return sizes
 
 
@@ -392,9 +391,9 @@ def _verify(view: memoryview, table: BatchTable) -> None:
     if table.has_legacy:
         table = _verify_legacy(view, table)
     drop = np.full(len(table), DROP, np.uint8)
-    none, starts = np.empty(0, np.bool_), np.zeros(len(table), np.int64)
+    none, starts = np.empty(0, np.uint8), np.zeros(len(table), np.int64)
     unread = replace(table, record_counts=np.zeros(len(table), np.int32))
-    _chosen.rebuild_batches(view, unread, drop, none, starts)
+    _chosen.rebuild_batches(view, unread, drop, none, starts, 0, none, 0, len(table))
 
 
 def _verify_legacy(view: memoryview, table: BatchTable) -> BatchTable:
@@ -483,9 +482,62 @@ def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object)
 # -- filtering
 
 
-def _kept_counts(flags: NDArray[np.bool_], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    running = np.concatenate((np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)))
-    return running[ends] - running[starts]
+def _filterable(view: memoryview) -> BatchTable:
+    """Whole batches of format 2 and nothing else. Raises InvalidRequest for other data, and Corrupt."""
+    table = _scanned(view, verify=True)
+    if table.has_legacy:
+        at = int(table.positions[(table.magics != MAGIC).argmax()])
+        raise InvalidRequest("filtering batches, messages of format 0 or 1 are not rewritten", at=at)
+    if table.problem is not None:
+        raise InvalidRequest("filtering batches, the data ends inside one", at=table.valid_bytes, bytes=len(view))
+    return table
+
+
+def _firsts(counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Which record is the first of each batch."""
+    firsts: NDArray[np.int64] = np.cumsum(counts, dtype=np.int64) - counts
+    return firsts
+
+
+def _kept_counts(table: BatchTable, bits: NDArray[np.uint8]) -> NDArray[np.int64]:
+    return _chosen.count_bits(bits, _firsts(table.record_counts), table.record_counts)
+
+
+def _rebuilt(
+    view: memoryview,
+    table: BatchTable,
+    bits: NDArray[np.uint8],
+    actions: NDArray[np.uint8],
+    horizon_ms: int,
+    out: NDArray[np.uint8],
+) -> Iterator[memoryview]:
+    is_rebuilt = (actions == REBUILD) | (actions == REBASE)
+    if actions.shape != (len(table),) or (is_rebuilt & (_kept_counts(table, bits) == 0)).any():
+        raise InvalidRequest("filtering batches, not a sensible action per batch", batches=len(table))
+    firsts = _firsts(table.record_counts)
+    repacked = np.flatnonzero(is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)).tolist()
+    row = 0
+    for stop in (*repacked, len(table)):
+        while row < stop:
+            following, size = _chosen.rebuild_batches(view, table, actions, bits, firsts, horizon_ms, out, row, stop)
+            if following == row:
+                out = np.empty(_room_for(table, row), np.uint8)
+            elif size:
+                yield out[:size].data
+            row = following
+        if stop < len(table):
+            flags = np.unpackbits(
+                bits[firsts[stop] >> 3 :][: (int(table.record_counts[stop]) + 14) >> 3], bitorder="little"
+            )
+            flags = flags[firsts[stop] & 7 :][: int(table.record_counts[stop])]
+            how = (int(actions[stop]), horizon_ms)
+            yield memoryview(_repacked(view, table.row(stop), int(table.positions[stop]), flags, how))
+            row = stop + 1
+
+
+def _room_for(table: BatchTable, row: int) -> int:
+    """What a rebuilt batch takes at most."""
+    return int(table.sizes[row]) + int(table.record_counts[row]) * pure_kernels.REBUILT_GROWTH_MAX
 
 
 def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
@@ -500,7 +552,7 @@ def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: boo
 
 
 def _repacked(
-    view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.bool_], how: tuple[int, int]
+    view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
 ) -> bytes:
     """One compressed batch with some of its records: inflated, rebuilt plain, compressed again."""
     pure_kernels.check_crc(view, header, position)
@@ -513,12 +565,14 @@ def _repacked(
     del inflated
     try:
         table = _scanned(plain, verify=False)
-        one = np.array(how[:1], np.uint8)
-        rebuilt = _chosen.rebuild_batches(plain, table, one, flags, np.zeros(1, np.int64), how[1])
+        out, one = np.empty(_room_for(table, 0), np.uint8), np.array(how[:1], np.uint8)
+        bits, first = np.packbits(flags, bitorder="little"), np.zeros(1, np.int64)
+        _, size = _chosen.rebuild_batches(plain, table, one, bits, first, how[1], out, 0, 1)
+        rebuilt = out[:size].data
     except Corrupt as error:
         raise _placed(error, header, position) from error
     del plain
     changed = read_header(rebuilt)
     assert changed is not None
-    packed = compress(header.codec, memoryview(rebuilt)[HEADER_BYTES:])
+    packed = compress(header.codec, rebuilt[HEADER_BYTES:])
     return seal(replace(changed, attributes=changed.attributes | (header.attributes & CODEC_BITS)), packed)

@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from local import kernels
 from local.batch_header import CODEC_BITS, CONTROL
 from local.cleaning_pace import Pace
-from local.columns import Columns
+from local.columns import BatchTable, Columns
 from local.errors import Corrupt, InvalidRequest
 from local.isolation import aborted_batches
 from local.names import LOG
-from local.pure_key_map import SLOT_BYTES
+from local.pure_key_map import LET_GO, PASS_BY, SLOT_BYTES, TAKE
+from local.record_bits import Bits, joined, packed
 from local.segment import Segment
 from local.segment_reading import slice_bounds
 from local.storage import Storage
@@ -67,6 +68,8 @@ class NewestRecords:
         self.invalid_records = 0
         self._buffer = buffer
         self._steps: dict[int, list[list[Step]]] = {}
+        self._mapped: dict[int, memoryview] = {}
+        self._held = -1
         self._keep = np.full(1024, 0xFF, np.uint8)
         self._tombstones = np.zeros(1024, np.uint8)
         self._next = 0
@@ -77,42 +80,73 @@ class NewestRecords:
         slots = len(self.keys) * SLOT_BYTES / self._buffer.load_factor
         return float(min(1.0, (slots + self.keys.arena_bytes) / self._buffer.size_bytes))
 
-    def flags(self, base_offset: int, slice_number: int) -> tuple[Flags, Flags] | None:
+    def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits] | None:
         """(stays, is a tombstone) of each record of a slice, control records included; None where it is clean."""
         slices = self._steps.get(base_offset)
         if slices is None:
             return None
         steps = slices[slice_number]
-        return self._unpacked(self._keep, steps), self._unpacked(self._tombstones, steps)
+        return joined(self._keep, steps), joined(self._tombstones, steps)
+
+    def mapped(self, base_offset: int) -> memoryview | None:
+        """The bytes of a segment whose keys were entered; None of any other."""
+        return self._mapped.get(base_offset)
 
     def add(self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: Pace) -> bool:
         """Enter all of a segment; False when its keys do not fit. Raises Corrupt, InvalidRequest, CleaningAborted."""
-        mapped = storage.map(segment.path(LOG))[: segment.size_bytes]
-        invalid, held, slices = 0, -1, []
+        mapped = pace.mapped(storage, segment)
+        self._held = self.keys.hold(mapped)
+        first_invalid, slices = self.invalid_records, []
         for start, end in slice_bounds(segment):
-            data, steps, whole = mapped[start:end], [], 0
             pace.read(end - start)
-            for columns in kernels.decode_in_steps(data, include_control=True):
-                check_format(columns, segment)
-                is_in_place = columns.data.obj is mapped.obj
-                if is_in_place and held < 0:
-                    held = self.keys.hold(mapped)
-                step, keyless = self._add(columns, aborted, held if is_in_place else -1, start)
-                if step is None:
-                    return False
-                invalid += keyless
-                steps.append(step)
-                whole = columns.table.valid_bytes
-                del columns  # before the next step is inflated
-            check_whole(segment, start, whole, end - start)
+            data = mapped[start:end]
+            table = kernels.scan_batches(data, verify=False)
+            is_plain = table.problem is None and not table.has_legacy and not (table.attributes & CODEC_BITS).any()
+            add = self._add_plain if is_plain else self._add_inflated
+            steps = add(segment, start, data, table, aborted)
+            if steps is None:
+                self.invalid_records = first_invalid
+                return False
             slices.append(steps)
         self._steps[segment.base_offset] = slices
-        self.invalid_records += invalid
+        self._mapped[segment.base_offset] = mapped
         return True
 
-    def _add(
-        self, columns: Columns, aborted: Sequence[AbortedTransaction], held: int, position: int
-    ) -> tuple[Step | None, int]:
+    def _add_plain(
+        self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
+    ) -> list[Step] | None:
+        """All batches of a slice, none compressed, in one go; None when their keys do not fit."""
+        rows, first = int(table.record_counts.sum(dtype=np.int64)), self._next
+        self._reserve(first + rows)
+        roles = np.where((table.attributes & CONTROL) != 0, PASS_BY, TAKE).astype(np.uint8)
+        roles[aborted_batches(table, aborted)] = LET_GO
+        where = {"buffer": self._held, "position": start}
+        keyless = self.keys.add_batches(data, table, roles, first, self._keep, self._tombstones, **where)
+        if keyless is None:
+            return None
+        self.invalid_records += keyless
+        self._next = (first + rows + 7) & ~7
+        return [Step(first, rows)]
+
+    def _add_inflated(
+        self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
+    ) -> list[Step] | None:
+        """The same of batches some of which are compressed, a step at a time."""
+        steps: list[Step] = []
+        whole = 0
+        for columns in kernels.decode_in_steps(data, include_control=True):
+            check_format(columns, segment)
+            held = self._held if columns.data.obj is data.obj else -1
+            step = self._add(columns, aborted, held, start)
+            if step is None:
+                return None
+            steps.append(step)
+            whole = columns.table.valid_bytes
+            del columns  # before the next step is inflated
+        check_whole(segment, start, whole, len(data))
+        return steps
+
+    def _add(self, columns: Columns, aborted: Sequence[AbortedTransaction], held: int, position: int) -> Step | None:
         rows, first = len(columns), self._next
         self._reserve(first + rows)
         gone, skip = _skipped(columns, aborted)
@@ -120,12 +154,13 @@ class NewestRecords:
         where = {"buffer": held, "position": position if held >= 0 else 0}
         starts, lengths = columns.key_starts, columns.key_lengths
         if self.keys.add(columns.data, starts, lengths, skip, first, self._keep, **where) < rows:
-            return None, 0
+            return None
         bits = slice(first >> 3, (first + rows + 7) >> 3)
-        self._keep[bits] &= ~np.packbits(gone | is_keyless, bitorder="little")
-        self._tombstones[bits] |= np.packbits((columns.value_lengths < 0) & ~skip & ~is_keyless, bitorder="little")
+        self._keep[bits] &= ~packed(gone | is_keyless)
+        self._tombstones[bits] |= packed((columns.value_lengths < 0) & ~skip & ~is_keyless)
         self._next = (first + rows + 7) & ~7
-        return Step(first, rows), int(is_keyless.sum())
+        self.invalid_records += int(is_keyless.sum())
+        return Step(first, rows)
 
     def _reserve(self, ordinals: int) -> None:
         need = (ordinals + 7) >> 3
@@ -134,31 +169,21 @@ class NewestRecords:
             self._keep = np.concatenate((self._keep, np.full(more, 0xFF, np.uint8)))
             self._tombstones = np.concatenate((self._tombstones, np.zeros(more, np.uint8)))
 
-    @staticmethod
-    def _unpacked(bits: NDArray[np.uint8], steps: Sequence[Step]) -> Flags:
-        parts = [
-            np.unpackbits(bits[step.first >> 3 : (step.first + step.rows + 7) >> 3], count=step.rows, bitorder="little")
-            for step in steps
-        ]
-        return np.concatenate(parts).view(np.bool_) if parts else np.empty(0, np.bool_)
-
 
 def find_newest(
     storage: Storage,
     segments: Sequence[Segment],
+    next_offset: int,
     aborted: Sequence[AbortedTransaction],
     buffer: Buffer,
     pace: Pace,
 ) -> tuple[NewestRecords, int]:
-    """Pass one over dirty `segments`, none of them empty; and how many of them fitted, one at least.
+    """Pass one over dirty `segments` up to `next_offset`, none of them empty; how many of them fitted, one at least.
 
     Raises Corrupt, CleaningAborted, and InvalidRequest for messages of format 0 or 1 and for a buffer that cannot take
     the first segment.
     """
-    slots_max = buffer.size_bytes // SLOT_BYTES
-    records, has_packed = _counted(storage, segments, int(slots_max * buffer.load_factor))
-    slots_max = slots_max // 2 if has_packed else slots_max - slots_max // _SPARE
-    slots = max(2, min(slots_max, int(records / buffer.load_factor) + 2))
+    slots = _slots(storage, segments, next_offset, buffer)
     spare = max(0, buffer.size_bytes - slots * SLOT_BYTES)
     newest = NewestRecords(slots, buffer, arena_bytes_max=spare)
     for done, segment in enumerate(segments[:SEGMENTS_MAX]):
@@ -172,6 +197,17 @@ def find_newest(
                 would_do_bytes=_bytes_for(storage, segment, aborted, buffer.load_factor),
             )
     return newest, min(len(segments), SEGMENTS_MAX)
+
+
+def _slots(storage: Storage, segments: Sequence[Segment], next_offset: int, buffer: Buffer) -> int:
+    """As many as there can be keys, and no more than leave room for copies of those that have to be inflated."""
+    slots_max = buffer.size_bytes // SLOT_BYTES
+    slots = int((next_offset - segments[0].base_offset) / buffer.load_factor) + 2
+    if slots > slots_max // 2:  # else half of the buffer is left for copies, whatever is in the segments
+        records, has_packed = _counted(storage, segments, int(slots_max * buffer.load_factor))
+        slots_max = slots_max // 2 if has_packed else slots_max - slots_max // _SPARE
+        slots = min(slots_max, int(records / buffer.load_factor) + 2)
+    return max(2, slots)
 
 
 def check_format(columns: Columns, segment: Segment) -> None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+REBUILT_GROWTH_MAX = 12  # bytes by which a re-based record can grow: time delta 1 to 10, its length by what follows
 
 DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # what `rebuild_batches` does with a batch
 
@@ -402,32 +403,47 @@ def rebuild_batches(
     data: memoryview,
     table: BatchTable,
     actions: NDArray[np.uint8],
-    keep: NDArray[np.bool_],
+    keep: NDArray[np.uint8],
     keep_starts: NDArray[np.int64],
-    horizon_ms: int = 0,
-) -> bytes:
-    """The batches of `table` after DROP, VERBATIM, REBUILD, EMPTY or REBASE each; CRCs of all are checked first.
+    horizon_ms: int,
+    out: NDArray[np.uint8],
+    first_row: int,
+    stop_row: int,
+) -> tuple[int, int]:
+    """Rows of `table` from `first_row` on after DROP, VERBATIM, REBUILD, EMPTY or REBASE each, put into `out`.
 
-    `keep[keep_starts[i]:]` are the flags of row i's records. Rows to REBUILD or REBASE are plain; the latter get
-    `horizon_ms` as their delete horizon. Raises Corrupt.
+    (The next row, bytes put): as many rows below `stop_row` as are sure to fit. `keep` has a bit a record, r is bit
+    ``r & 7`` of byte ``r >> 3``; those of row i's records begin with `keep_starts[i]`, and at least one of a row to
+    REBUILD or REBASE is set. These rows are plain; the latter get `horizon_ms` as their delete horizon. Checksums are
+    checked; of records that go only the lengths are looked at. Raises Corrupt.
     """
-    parts: list[bytes | memoryview] = []
-    for row, action in enumerate(actions.tolist()):
-        header, position = table.row(row), int(table.positions[row])
+    if len(actions) != len(table) or len(keep_starts) != len(table) or not 0 <= first_row <= stop_row <= len(table):
+        raise InvalidRequest("rebuilding batches, not one action per batch", actions=len(actions), rows=len(table))
+    at = 0
+    for row in range(first_row, stop_row):
+        header, position, action = table.row(row), int(table.positions[row]), int(actions[row])
+        first, is_rebuilt = int(keep_starts[row]), action in (REBUILD, REBASE)
+        if not 0 <= first <= len(keep) * 8 - header.record_count or header.record_count < 0:
+            raise InvalidRequest("rebuilding batches, not one flag per record", row=row)
+        growth = header.record_count * REBUILT_GROWTH_MAX if is_rebuilt else 0
+        if action != DROP and header.size_bytes + growth > len(out) - at:
+            return row, at
         check_crc(data, header, position)
+        made: bytes | memoryview = b""
         if action == VERBATIM:
-            parts.append(data[position : position + header.size_bytes])
+            made = data[position : position + header.size_bytes]
         elif action == EMPTY:
-            parts.append(emptied(header))
-        elif action in (REBUILD, REBASE):
-            first = int(keep_starts[row])
-            flags = keep[first : first + header.record_count].tolist()
-            parts.append(_rebuilt(data, header, position, flags, horizon_ms if action == REBASE else None))
-    return b"".join(parts)
+            made = emptied(header)
+        elif is_rebuilt:
+            flags = [bool(keep[at >> 3] >> (at & 7) & 1) for at in range(first, first + header.record_count)]
+            made = _rebuilt(data, header, position, flags, horizon_ms if action == REBASE else None)
+        out[at : at + len(made)] = np.frombuffer(made, np.uint8)
+        at += len(made)
+    return stop_row, at
 
 
 def kept_bytes(
-    data: memoryview, table: BatchTable, keep: NDArray[np.bool_], keep_starts: NDArray[np.int64]
+    data: memoryview, table: BatchTable, keep: NDArray[np.uint8], keep_starts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """How many bytes the flagged records of each batch take; all of a batch whose records do not make sense.
 
@@ -437,17 +453,69 @@ def kept_bytes(
     for row, first in enumerate(keep_starts.tolist()):
         header, position = table.row(row), int(table.positions[row])
         at, end, kept = position + HEADER_BYTES, position + header.size_bytes, 0
+        if position < 0 or end > len(data) or header.size_bytes < HEADER_BYTES:
+            raise InvalidRequest("measuring records, the table is of other data", row=row)
+        if not 0 <= first <= len(keep) * 8 - header.record_count or header.record_count < 0:
+            raise InvalidRequest("measuring records, not one flag per record", row=row)
         try:
-            for flag in keep[first : first + header.record_count].tolist():
+            for record in range(first, first + header.record_count):
                 length, body = read_varint(data, at, end)
-                if not 0 <= length <= end - body:
+                if not 0 < length <= end - body:
                     raise Corrupt("measuring records, one leaves its batch", at=at)
-                kept += (body + length - at) * flag
+                kept += (body + length - at) * int(keep[record >> 3] >> (record & 7) & 1)
                 at = body + length
         except Corrupt:
             kept = header.size_bytes - HEADER_BYTES
         sizes[row] = kept
     return sizes
+
+
+def count_bits(bits: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """How many of the `counts[i]` bits from `starts[i]` on are set; bit r is ``r & 7`` of byte ``r >> 3``."""
+    if len(starts) != len(counts):
+        raise InvalidRequest("counting bits, not one count per start", starts=len(starts), counts=len(counts))
+    flags = np.unpackbits(bits, bitorder="little")
+    found = np.zeros(len(starts), np.int64)
+    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        if count < 0 or not 0 <= start <= len(flags) - count:
+            raise InvalidRequest("counting bits, a range leaves them", row=row)
+        found[row] = int(flags[start : start + count].sum())
+    return found
+
+
+class _KeptRecord(NamedTuple):
+    """`rest` is where the offset delta begins: from there on nothing changes."""
+
+    start: int
+    rest: int
+    end: int
+    timestamp: int
+
+
+def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: list[bool]) -> list[_KeptRecord]:
+    """Raises Corrupt naming the batch when a record leaves it, or a kept one's time the record."""
+    at, end = position + HEADER_BYTES, position + header.size_bytes
+    if header.record_count * RECORD_BYTES_MIN > end - at:
+        raise wrong_batch("record count above its bytes", header, position)
+    kept: list[_KeptRecord] = []
+    for flag in flags:
+        start = at
+        try:
+            length, body = read_varint(data, at, end)
+            if not 0 < length <= end - body:
+                raise Corrupt("reading a record, length", at=at)
+            at = body + length
+            if flag:
+                delta, rest = read_varlong(data, body + 1, at)
+                timestamp = header.max_timestamp_ms
+                if not header.attributes & LOG_APPEND_TIME:
+                    timestamp = wrapped(header.base_timestamp_ms + delta)
+                kept.append(_KeptRecord(start, rest, at, timestamp))
+        except Corrupt as error:
+            raise wrong_batch("a record leaves its bounds", header, position) from error
+    if at != end:
+        raise wrong_batch("bytes left over", header, position)
+    return kept
 
 
 def emptied(header: BatchHeader) -> bytes:
@@ -464,8 +532,7 @@ def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[b
 
     A new `horizon_ms` sets the flag as well; what lies before it gets a negative delta.
     """
-    records = walk_records(data, header, position + HEADER_BYTES, position + header.size_bytes, position)
-    kept = [record for record, flag in zip(records, flags, strict=True) if flag]
+    kept = _kept_records(data, header, position, flags)
     bits = header.attributes
     if horizon_ms is not None:
         base_ms, bits = horizon_ms, bits | DELETE_HORIZON

@@ -10,12 +10,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from local import pure_kernels
+from local.batch_header import HEADER_BYTES
+from local.columns import BatchTable
 from local.errors import InvalidRequest
 from local.varint import varint_bytes
 
 SLOT_BYTES = 12
 BUFFERS_MAX = 1 << 14
 ORDINAL_MAX = (1 << 36) - 1
+TAKE, PASS_BY, LET_GO = range(3)  # what `add_batches` does with a batch
 
 
 class KeyMap:
@@ -99,6 +103,52 @@ class KeyMap:
             self._newest[key] = first_ordinal + row
         return len(starts)
 
+    def add_batches(
+        self,
+        data: memoryview,
+        table: BatchTable,
+        roles: NDArray[np.uint8],
+        first_ordinal: int,
+        keep: NDArray[np.uint8],
+        tombstones: NDArray[np.uint8],
+        *,
+        buffer: int,
+        position: int,
+    ) -> int | None:
+        """Enter the records of whole plain batches; how many have no key, None when the map was full before the end.
+
+        `roles` says of each batch of `table` whether its keys count: TAKE; PASS_BY, they do not; LET_GO, they do not
+        and its records lose their bits in `keep`, as do records without a key. Records with a key and no value get a
+        bit in `tombstones`. Ordinals count all records, and the rest is as in `add`, of a held buffer. Every checksum
+        is checked, and everything about each record. Raises Corrupt; bits of what lies before it may be set by then.
+        """
+        total = int(table.record_counts.sum(dtype=np.int64))
+        flags = min(len(keep) * 8, len(tombstones) * 8, ORDINAL_MAX)
+        if len(roles) != len(table) or not 0 <= buffer < len(self._held) or (table.record_counts < 0).any():
+            raise InvalidRequest("adding batches, not a role for each or no such buffer", buffer=buffer)
+        if not 0 <= first_ordinal <= flags - total or self._ordinals_end > flags:
+            raise InvalidRequest("adding keys, ordinals outside the flags", first=first_ordinal, rows=total)
+        if not 0 <= position <= len(self._held[buffer]) - len(data):
+            raise InvalidRequest("adding keys, a key leaves the data", rows=total)
+        keyless, ordinal = 0, first_ordinal
+        for row, role in enumerate(roles.tolist()):
+            one = table.select(slice(row, row + 1))
+            starts, ends = one.positions + HEADER_BYTES, one.positions + one.sizes
+            columns = pure_kernels.decode_batches(data, one, starts, ends, verify=True, include_control=True)
+            has_key = columns.key_lengths >= 0
+            skip = np.full(len(columns), role != TAKE)
+            where = {"buffer": buffer, "position": position}
+            done = self.add(data, columns.key_starts, columns.key_lengths, skip, ordinal, keep, **where)
+            if done < len(columns):
+                return None
+            goes = np.flatnonzero((role == LET_GO) | (~has_key & (role == TAKE)))
+            _flip(keep, ordinal + goes, False)
+            _flip(tombstones, ordinal + np.flatnonzero(has_key & (columns.value_lengths < 0) & (role == TAKE)), True)
+            keyless += int((~has_key).sum()) if role == TAKE else 0
+            ordinal += len(columns)
+        self._ordinals_end = max(self._ordinals_end, ordinal)
+        return keyless
+
     def find(self, data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of these keys are in the map; a null key never is."""
         if len(starts) != len(lengths) or not _are_inside(data, starts, lengths):
@@ -106,6 +156,14 @@ class KeyMap:
         sizes = lengths.tolist()
         keys = (bytes(data[at : at + max(size, 0)]) for at, size in zip(starts.tolist(), sizes, strict=True))
         return np.array([size >= 0 and key in self._newest for key, size in zip(keys, sizes, strict=True)], np.bool_)
+
+
+def _flip(bits: NDArray[np.uint8], ordinals: NDArray[np.int64], is_set: bool) -> None:
+    for ordinal in ordinals.tolist():
+        if is_set:
+            bits[ordinal >> 3] |= 1 << (ordinal & 7)
+        else:
+            bits[ordinal >> 3] &= 0xFF ^ (1 << (ordinal & 7))
 
 
 def _are_inside(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> bool:

@@ -246,6 +246,33 @@ def test_filtering_keeps_exactly_the_records_asked_for(data, random, share, keep
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
+@given(logs(), st.randoms(use_true_random=False), st.integers(0, 400))
+def test_the_parts_of_what_is_rebuilt_make_up_the_whole_however_small_their_room(data, random, room):
+    table = on(compiled, kernels.scan_batches, data)
+    keep = np.array([random.random() < 0.5 for _ in range(int(table.record_counts.sum()))], bool)
+    bits = np.packbits(keep, bitorder="little")
+    counts = both(kernels.count_bits, bits, table.record_counts)
+    actions = np.full(len(table), pure_kernels.REBUILD, np.uint8)
+    actions[counts == 0] = pure_kernels.EMPTY
+
+    def parts():
+        out = np.empty(room, np.uint8)
+        return [bytes(part) for part in kernels.rebuilt_batches(data, bits, actions, 7, out)]
+
+    whole = both(kernels.filter_batches, data, keep, actions=actions, horizon_ms=7)
+    assert b"".join(both(parts)) == whole
+    sizes = both(kernels.kept_bytes, data, table, bits)
+    kept = on(compiled, kernels.scan_batches, whole).sizes - HEADER_BYTES
+    is_plain = (table.attributes & 7) == 0
+    assert (kept[is_plain] <= sizes[is_plain] + 12 * counts[is_plain]).all()
+
+
+@given(st.binary(max_size=9), st.lists(st.integers(-1, 40), max_size=6))
+def test_bits_are_counted_alike(bits, counts):
+    both(kernels.count_bits, np.frombuffer(bits, np.uint8), np.array(counts, np.int32))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(hostile(), st.integers(1, 3))
 def test_twins_filter_hostile_bytes_the_same(data, every):
     table = on(compiled, kernels.scan_batches, data, verify=False)

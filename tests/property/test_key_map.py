@@ -1,12 +1,17 @@
 """The cleaner's map against its twin: the same bits cleared, whatever collides, wherever the keys lie, however full."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local import pure_key_map
-from local.errors import InvalidRequest
+from local import kernels, pure_key_map
+from local.batch import encode_batch
+from local.errors import Corrupt, InvalidRequest
+from local.pure_key_map import LET_GO, PASS_BY, TAKE
+from local.record import Record
 from local.varint import append_varint, varint_bytes
 
 compiled = pytest.importorskip("local._kernels", reason="the extension was not built")
@@ -86,6 +91,93 @@ def test_the_twins_stop_at_the_same_row_when_the_copies_of_keys_have_no_more_roo
 def test_a_key_whose_length_is_written_in_too_many_bytes_is_still_the_same_key(calls):
     ours, oracle = (played(twin, calls, 1000, 1 << 20, ALL) for twin in TWINS)
     assert ours == oracle
+
+
+# Batches as lists of (key, value), each with its role: taken, passed by, let go.
+BATCHES = st.lists(
+    st.tuples(
+        st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=3)), min_size=1, max_size=90),
+        st.sampled_from([TAKE, TAKE, TAKE, PASS_BY, LET_GO]),
+    ),
+    max_size=6,
+)
+
+
+def entered(twin, batches, entries_max, mask, *, damage_at=None):
+    """(records without a key or the error, bits, keys found, size) of one twin given whole batches."""
+    made = twin(entries_max * 10 // 9 + 2, entries_max, seed=77, hash_mask=mask)
+    plain = [
+        encode_batch([Record(k, v, 5) for k, v in rows], base_offset=100 * at) for at, (rows, _) in enumerate(batches)
+    ]
+    data = bytearray(b"ab" + b"".join(plain) + b"cd")
+    if damage_at is not None and plain:
+        data[2 + damage_at % (len(data) - 4)] ^= 1
+    around = memoryview(bytes(data))
+    table = compiled.scan_batches(around[2:-2], verify=False)
+    roles = np.array([role for _, role in batches], np.uint8)[: len(table)]
+    records = int(table.record_counts.sum())
+    keep, tombstones = np.full(records // 8 + 3, 0xFF, np.uint8), np.zeros(records // 8 + 3, np.uint8)
+    buffer = made.hold(around)
+    try:
+        told = made.add_batches(around[2:-2], table, roles, 11, keep, tombstones, buffer=buffer, position=2)
+    except Corrupt as error:
+        return error.attempt, error.facts
+    if damage_at is not None:
+        return told, len(made)
+    columns = kernels.decode_columns(around[2:-2], table=table)
+    found = made.find(columns.data, columns.key_starts, columns.key_lengths).tolist()
+    return told, found, len(made), *([keep.tolist(), tombstones.tolist()] if told is not None else [])
+
+
+@settings(max_examples=300, deadline=None)
+@given(BATCHES, st.integers(1, 300), st.sampled_from([ALL, 0, 0x3FFF, ALL << 50 & ALL]))
+def test_whole_batches_leave_the_same_bits_and_keys_in_both_twins_whatever_collides(batches, entries_max, mask):
+    ours, oracle = (entered(twin, batches, entries_max, mask) for twin in TWINS)
+    assert ours == oracle
+
+
+@settings(max_examples=150, deadline=None)
+@given(BATCHES, st.integers(0, 10**6), st.integers(1, 300))
+def test_a_damaged_batch_is_the_same_error_in_both_twins_unless_the_map_was_full_before_it(batches, at, entries_max):
+    ours, oracle = (entered(twin, batches, entries_max, ALL, damage_at=at) for twin in TWINS)
+    assert ours == oracle
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("mask", [0, 0x3FFF, ALL])
+def test_keys_of_one_hash_are_never_taken_for_one_another(twin, mask):
+    """Only the comparison of keys tells them apart where the mask leaves nothing of the hash."""
+    batches = [([(b"key %d" % (at % 70), b"v") for at in range(start, start + 50)], TAKE) for start in (0, 50, 100)]
+    told, _, size, keep, _ = entered(twin, batches, 200, mask)
+    stays = [bool(keep[(11 + at) >> 3] >> ((11 + at) & 7) & 1) for at in range(150)]
+    assert (told, size) == (0, 70)
+    assert stays == [at >= 80 for at in range(150)]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_batches_that_the_flags_or_the_buffer_do_not_hold_are_refused_before_a_byte_is_read(twin):
+    data = memoryview(encode_batch([(b"a", b"v", 5), (b"b", None, 5)]))
+    table = compiled.scan_batches(data)
+    role, bits = np.zeros(1, np.uint8), np.full(1, 0xFF, np.uint8)
+    below_zero = replace(table, record_counts=-table.record_counts)
+    wrong = [
+        lambda made: made.add_batches(data, table, role[:0], 0, bits, bits, buffer=0, position=0),
+        lambda made: made.add_batches(data, table, role, 0, bits, bits, buffer=1, position=0),
+        lambda made: made.add_batches(data, table, role, 0, bits, bits, buffer=-1, position=0),
+        lambda made: made.add_batches(data, table, role, 7, bits, bits, buffer=0, position=0),
+        lambda made: made.add_batches(data, table, role, -1, bits, bits, buffer=0, position=0),
+        lambda made: made.add_batches(data, table, role, 0, bits[:0], bits, buffer=0, position=0),
+        lambda made: made.add_batches(data, table, role, 0, bits, bits[:0], buffer=0, position=0),
+        lambda made: made.add_batches(data, table, role, 0, bits, bits, buffer=0, position=1),
+        lambda made: made.add_batches(data, table, role, 0, bits, bits, buffer=0, position=-1),
+        lambda made: made.add_batches(data, below_zero, role, 0, bits, bits, buffer=0, position=0),
+    ]
+    for call in wrong:
+        made = twin(10, 5)
+        made.hold(data)
+        with pytest.raises(InvalidRequest):
+            call(made)
+        assert len(made) == 0
 
 
 @pytest.mark.parametrize("twin", TWINS)
