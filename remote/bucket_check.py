@@ -30,7 +30,8 @@ from remote.chunk_cache import ChunkCache
 from remote.head import Head, decode_head
 from remote.head_changes import loses_objects
 from remote.index_bundle import IndexBundle
-from remote.keys import HEADS, PROBES, parse_data_key, parse_head_key
+from remote.keys import HEADS, PROBES, parse_data_key, parse_head_key, parse_spill_key
+from remote.metadata_index import MetadataIndex, Pages
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectInfo, ObjectStore
@@ -48,6 +49,8 @@ class ObjectKind(Enum):
     UNLINKED = "unlinked"
     ORPHAN = "orphan of an older epoch"
     IN_FLIGHT = "not named, of the present epoch"
+    PAGE = "page of rows"
+    UNNAMED_PAGE = "page of rows that no head names"
     PROBE = "probe"
     UNKNOWN = "unknown"
 
@@ -78,6 +81,7 @@ class _Check:
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
+        self._pages = Pages(store, prefix)
         self._report = BucketReport(prefix=prefix)
         self._remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0)
 
@@ -144,13 +148,35 @@ class _Check:
                     self._wrong(key, f"the epoch jumps: epoch={head.epoch} before={before.epoch}")
                 if head.epoch == before.epoch and head.writer_id != before.writer_id:
                     self._wrong(key, f"two writers in one epoch: writer={head.writer_id} before={before.writer_id}")
-                if (lost := loses_objects(before, head)) is not None:
+                if (lost := self._lost(before, head)) is not None:
                     self._wrong(key, lost)
-            again = given_up & {name for row in head.segments for name in (row.data_key, row.indexes_key)}
+            again = given_up & {name for row in self._rows(head) for name in (row.data_key, row.indexes_key)}
+            again |= given_up & {spill.key for spill in head.spills}
             for name in sorted(again):
                 self._wrong(name, f"named again after it was given up for deletion: sequence={head.sequence}")
             given_up |= {each.key for each in head.unlinked}
             before = head
+
+    def _lost(self, before: Head, head: Head) -> str | None:
+        """What `head` forgets; None also where a page that it gave up is gone already, so that it can't be known."""
+        try:
+            return loses_objects(before, head, self._pages.rows)
+        except (Corrupt, NotFound):
+            return None
+
+    def _rows(self, head: Head, *, tells: bool = False) -> list[RemoteSegment]:
+        """All rows of a head, ascending, those of its pages too; a page that cannot be read is told where `tells`."""
+        rows: list[RemoteSegment] = []
+        for spill in head.spills:
+            try:
+                rows += self._pages.rows(spill)
+            except NotFound:
+                if tells:
+                    self._wrong(spill.key, "a head names a page of rows that is not there")
+            except Corrupt as error:
+                if tells:
+                    self._report.findings.append(damaged(error, self._prefix + spill.key))
+        return [*rows, *head.segments]
 
     # --- what lies around --------------------------------------------------------------------------------------------
 
@@ -159,13 +185,14 @@ class _Check:
         kinds: dict[str, ObjectKind] = {}
         if head is not None:
             kinds |= {each.key: ObjectKind.UNLINKED for each in head.unlinked}
-            kinds |= {row.data_key: ObjectKind.SEGMENT for row in head.segments}
-            kinds |= {row.indexes_key: ObjectKind.INDEXES for row in head.segments}
+            kinds |= {row.data_key: ObjectKind.SEGMENT for row in self._rows(head)}
+            kinds |= {row.indexes_key: ObjectKind.INDEXES for row in self._rows(head)}
+            kinds |= {spill.key: ObjectKind.PAGE for spill in head.spills}
         unnamed: Counter[ObjectKind] = Counter()
         for key, info in listed.items():
             kind = kinds.get(key) or self._kind_by_name(key, head.epoch if head is not None else 0)
             report.objects[self._prefix + key] = kind
-            if kind in (ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
+            if kind in (ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT, ObjectKind.UNNAMED_PAGE):
                 unnamed[kind] += info.size_bytes
             elif kind is ObjectKind.UNKNOWN:
                 what = f"an object that is not ours: bytes={info.size_bytes}"
@@ -179,6 +206,8 @@ class _Check:
             return ObjectKind.HEAD
         if key.startswith(PROBES):
             return ObjectKind.PROBE
+        if parse_spill_key(key) is not None:
+            return ObjectKind.UNNAMED_PAGE
         parsed = parse_data_key(key)
         if parsed is None:
             return ObjectKind.UNKNOWN
@@ -189,14 +218,15 @@ class _Check:
     # --- the newest head's rows --------------------------------------------------------------------------------------
 
     def _check_unlinked(self, head: Head) -> None:
-        named = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        named = {key for row in self._rows(head) for key in (row.data_key, row.indexes_key)}
+        named |= {spill.key for spill in head.spills}
         for each in head.unlinked:
             if each.key in named:
                 self._wrong(each.key, "given up for deletion and still named by a row")
 
     def _check_rows(self, head: Head, listed: dict[str, ObjectInfo], look_inside: LookInside) -> None:
         reached = None
-        for row in head.segments:
+        for row in self._rows(head, tells=True):
             if reached is not None and row.base_offset > max(reached, head.log_start_offset):
                 what = f"no row holds these offsets: from_offset={reached} to_offset={row.base_offset}"
                 self._report.findings.append(told(Severity.WARNING, self._prefix, what))
@@ -254,7 +284,7 @@ class _Check:
             newest = self._remote.refresh()
         except (Corrupt, NotFound):
             return True
-        return any(each.ulid == row.ulid for each in newest.segments)
+        return MetadataIndex(newest, self._pages.rows).holds(row)
 
     def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
         offsets = (row.base_offset, row.next_offset) if row is not None else None

@@ -2,8 +2,8 @@
 
 | bytes | field |
 |---|---|
-| line | ``tiered-head 1 <CRC32C of the body, 8 lower-case hex digits> <length of the body in bytes>\\n`` |
-| body | JSON, the fields of `Head` in their order |
+| line | ``tiered-head 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
+| body | one zstd frame: JSON, the fields of `Head` in their order |
 
 Written to the bucket as ``meta/head/<20-digit sequence>``, created only if absent, never changed. Anything off (a bit,
 a missing or an extra byte, numbers that contradict each other) is Corrupt, never a smaller truth. A reader ignores
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from local.compression import Codec, compress, decompress
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
 from remote.segment import RemoteSegment, SegmentState
@@ -28,7 +29,8 @@ from remote.view import CompactedView, view_contradiction
 FORMAT_VERSION = 1
 HEAD_BYTES_MAX = 64 << 20  # a limit on everything; some 80 000 rows
 LINE_BYTES_MAX = 64
-_LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) (0|[1-9][0-9]{0,9})\n")
+ZSTD_LEVEL = 1  # a row takes 92 bytes; level 6 saves none and takes seven times as long (docs/reference/benchmarks.md)
+_LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) ([1-9][0-9]{0,9})\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,27 +154,43 @@ def encode_head(head: Head) -> bytes:
     wrong = contradiction(head)
     if wrong:
         raise InvalidRequest(f"writing a head, {wrong}", topic=head.topic, partition=head.partition)
-    body = msgspec.json.encode(head)
-    if len(body) > HEAD_BYTES_MAX:
-        raise InvalidRequest("writing a head, too large", size_bytes=len(body), size_bytes_max=HEAD_BYTES_MAX)
-    return b"tiered-head %d %08x %d\n" % (FORMAT_VERSION, crc32c(body), len(body)) + body
+    text = msgspec.json.encode(head)
+    if len(text) > HEAD_BYTES_MAX:
+        raise InvalidRequest("writing a head, too large", size_bytes=len(text), size_bytes_max=HEAD_BYTES_MAX)
+    return encode_line(text)
 
 
-def decode_head(data: Body) -> Head:
-    """The inverse. Raises Corrupt for anything off."""
+def encode_line(text: bytes) -> bytes:
+    """The object's bytes around a head's JSON."""
+    body = compress(Codec.ZSTD, text, ZSTD_LEVEL)
+    return b"tiered-head %d %08x %d %d\n" % (FORMAT_VERSION, crc32c(body), len(body), len(text)) + body
+
+
+def decode_line(data: Body) -> bytes:
+    """The inverse: a head's JSON. Raises Corrupt for anything off."""
     line = _LINE.match(bytes(data[:LINE_BYTES_MAX]))
     if not line:
         raise Corrupt("reading a head, no such line at its start", size_bytes=len(data))
-    version, expected, length = int(line[1]), int(line[2], 16), int(line[3])
-    if version != FORMAT_VERSION:
-        raise Corrupt("reading a head, damaged or of a newer format", version=version, known=FORMAT_VERSION)
+    version, expected, length, inflated = int(line[1]), int(line[2], 16), int(line[3]), int(line[4])
+    if version != FORMAT_VERSION or inflated > HEAD_BYTES_MAX:
+        facts = {"version": version, "known": FORMAT_VERSION, "size_bytes": inflated}
+        raise Corrupt("reading a head, damaged or of a newer format", **facts)
     body = memoryview(data)[line.end() :]
     if len(body) != length:
         raise Corrupt("reading a head, its length differs", expected_bytes=length, found_bytes=len(body))
     if (found := crc32c(body)) != expected:
         raise Corrupt("reading a head, its checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
+    text = bytes(decompress(Codec.ZSTD, body, inflated))
+    if len(text) != inflated:
+        raise Corrupt("reading a head, it inflates to another length", expected_bytes=inflated, found_bytes=len(text))
+    return text
+
+
+def decode_head(data: Body) -> Head:
+    """The inverse. Raises Corrupt for anything off."""
+    text = decode_line(data)
     try:
-        head = msgspec.json.decode(body, type=Head)
+        head = msgspec.json.decode(text, type=Head)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("reading a head, its body is no head", cause=str(error)) from error
     if wrong := contradiction(head):

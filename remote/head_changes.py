@@ -2,16 +2,20 @@
 
 A commit whose answer was lost may be tried again on top of a head that already has the change. So each change, applied
 to a head that has it, gives that very head back (the same object: there is nothing to commit).
+
+A change sees the rows that the head holds itself. Older ones lie in pages; whoever wants to change those says so to
+`commit` (`touches`), which opens the pages first (`remote.spilling`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from local.errors import InvalidRequest
 from remote.head import Head, UnlinkedObject
 from remote.segment import RemoteSegment
+from remote.spilling import RowsOf, lost_object
 
 Change = Callable[[Head], Head]
 
@@ -31,7 +35,7 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
             if any(_is_same_segment(row, each) for each in head.segments):
                 head = replace(head, unlinked=head.unlinked + objects_of(row, head.committed_ms, head.epoch))
                 continue
-            reached = head.segments[-1].next_offset if head.segments else 0
+            reached = head.rows_next_offset
             if row.base_offset < reached:
                 facts = {"base_offset": row.base_offset, "next_offset": row.next_offset, "reached": reached}
                 raise InvalidRequest("adding a remote segment, its offsets are taken", **facts)
@@ -76,24 +80,16 @@ def set_properties(properties: dict[str, str]) -> Change:
     return lambda head: head if head.properties == properties else replace(head, properties=dict(properties))
 
 
-def loses_objects(old: Head, new: Head) -> str | None:
-    """What `new` forgets that `old` still held responsible; None when nothing is left behind unnamed."""
-    named = {key for row in _rows(new) for key in (row.data_key, row.indexes_key)}
-    named |= {each.key for each in new.unlinked}
-    for row in _rows(old):
-        for key in (row.data_key, row.indexes_key):
-            if key not in named:
-                return f"an object is neither in a row nor on the list of those to delete, key={key}"
+def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
+    """What `new` forgets that `old` still held responsible; None when nothing is left behind unnamed.
+
+    `rows_of` gives the rows of a page; only pages that one of the two heads does not name are asked for.
+    """
+    if (key := lost_object(old, new, rows_of)) is not None:
+        return f"an object is neither in a row nor on the list of those to delete, key={key}"
     if new.log_start_offset < old.log_start_offset:
         return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
     return None
-
-
-def _rows(head: Head) -> Iterator[RemoteSegment]:
-    """Everything that has objects: the log's rows and the views'."""
-    yield from head.segments
-    for view in head.views:
-        yield from view.rows
 
 
 def objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[UnlinkedObject, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TypeVar
 
@@ -138,7 +138,7 @@ class MetadataIndex:
         return _touching(self._rows_of(spill), max(start, self.head.log_start_offset), end)
 
 
-def _touching(parts: Sequence[P], start: int, end: int | None) -> Sequence[P]:
+def _touching(parts: tuple[P, ...], start: int, end: int | None) -> tuple[P, ...]:
     """Those with offsets in ``[start, end)``. They ascend and never overlap, so their ends ascend too."""
     first = bisect_right(parts, start, key=_next_offset)
     last = len(parts) if end is None else bisect_right(parts, end - 1, key=_base_offset)

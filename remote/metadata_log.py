@@ -19,6 +19,8 @@ Order of effects
    writer before: whatever that one commits next must be created at a sequence which is taken.
 2. Objects go up under names that were never used (`remote.transfer`). Nobody sees them yet.
 3. `commit` creates head N+1, which names them. From then on they are read, and only then may the local tier let go.
+   Rows that are too many for it go into a page first (`remote.spilling`), in the same commit: a head never names a
+   page that is not there.
 4. Rows leave a head before their bytes leave the store. Before deleting, `check_still_writer` proves that the epoch is
    still ours, from the store and not from memory.
 
@@ -42,6 +44,7 @@ What a crash leaves
 | after | left behind | readers see | repair |
 |---|---|---|---|
 | objects up, no commit | objects that no head names | N | none needed: of an older epoch, never to be named |
+| page of rows up, no commit | a page that no head names | N | none needed: the next try writes another |
 | create sent, answer lost | head N+1 | N+1 | the next start reads it |
 | head N+1 created, nothing done locally | | N+1 | the row is there, so the segment is not copied again |
 | expiry committed, bytes not deleted | objects in `unlinked` | N+1 | deleted later, any number of times |
@@ -60,15 +63,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from typing import TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
-from remote.head import Head, decode_head, encode_head
+from remote.head import Head, SpillRow, decode_head, encode_head
 from remote.head_changes import Change, loses_objects
 from remote.keys import HEADS, head_key, new_ulid, parse_head_key
 from remote.metadata_index import MetadataIndex, Pages
+from remote.spill_page import Rows, encode_page
+from remote.spilling import NewPage, SpillRule, opened, spill_between, spill_oldest
 from remote.store import ObjectStore
 
 T = TypeVar("T")
@@ -76,6 +82,7 @@ T = TypeVar("T")
 PROBES_MAX = 4  # GETs of N+1 before a listing is cheaper
 RESENDS_MAX = 3  # sends of one commit whose answer stays away; each is a whole round of the store's own retries
 REBASES_MAX = 8  # our own earlier commits found in the way of one commit
+SPILL_RULE = SpillRule()
 TAKEOVERS_MAX = 16  # other writers found in the way of becoming one
 
 
@@ -99,10 +106,18 @@ class MetadataLog:
     reached, Corrupt when a head is damaged and Fenced once another writer has been seen.
     """
 
-    def __init__(self, store: ObjectStore, prefix: str, *, new_id: Callable[[int], str] = new_ulid) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        *,
+        new_id: Callable[[int], str] = new_ulid,
+        rule: SpillRule | None = None,
+    ) -> None:
         self._store = store
         self._prefix = prefix
         self._new_id = new_id
+        self._rule = rule or SPILL_RULE
         self._lock = threading.RLock()
         self._state = LogState.READER
         self._epoch = 0
@@ -184,7 +199,8 @@ class MetadataLog:
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else 1
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
-                winner = self._create(replace(draft, properties=settings))
+                draft = replace(draft, properties=settings)
+                winner = self._create(draft, encode_head(draft))
                 self._head = winner
                 if winner.commit_id == draft.commit_id:
                     self._move(LogState.WRITER)
@@ -192,8 +208,11 @@ class MetadataLog:
                     return winner
         raise Conflict("becoming a writer, others keep doing the same", prefix=self._prefix, tries=TAKEOVERS_MAX)
 
-    def commit(self, change: Change, now_ms: int) -> Head:
+    def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Head:
         """Apply `change` to the latest head and make the outcome the truth; the head that has it.
+
+        `touches` are the offsets ``[start, end)`` whose rows the change takes out or replaces: the pages with such rows
+        are opened for it. To add rows at the end nothing needs to be opened.
 
         `change` is a pure function and may be called several times, also on a head that already has it; one that gives
         back the very head it was given commits nothing. Its errors pass through, with nothing done. Raises Fenced when
@@ -202,15 +221,20 @@ class MetadataLog:
         """
         with self._lock:
             self._check_writer()
+            pages = _NewPages(self._write_page, now_ms)
             for _ in range(REBASES_MAX):
                 assert self._head is not None
                 base = self._head
                 draft = self._successor(base, base, epoch=self._epoch, writer_id=base.writer_id, now_ms=now_ms)
+                if touches is not None:
+                    draft = opened(draft, *touches, self._pages.rows)
                 changed = change(draft)
                 if changed is draft:
                     return base
                 self._check_change(base, draft, changed)
-                winner = self._create(changed)
+                changed, body = self._fitted(changed, pages)
+                self._check_change(base, draft, changed)
+                winner = self._create(changed, body)
                 self._adopt(winner)
                 if winner.commit_id == changed.commit_id:
                     return winner
@@ -225,11 +249,29 @@ class MetadataLog:
             self._check_writer()
             return self.refresh()
 
+    # --- pages -------------------------------------------------------------------------------------------------------
+
+    def _fitted(self, head: Head, new_page: NewPage) -> tuple[Head, bytes]:
+        """The head as it can be written, and its bytes: rows that are too many for it are in pages, written now."""
+        head = spill_between(head, self._rule, new_page)
+        while len(body := encode_head(head)) > self._rule.head_bytes_max:
+            smaller = spill_oldest(head, self._rule, new_page)
+            if smaller is head:
+                break
+            head = smaller
+        return head, body
+
+    def _write_page(self, rows: Rows, now_ms: int) -> SpillRow:
+        spill, body = encode_page(rows, self._new_id(now_ms))
+        with suppress(AlreadyExists):  # a lost answer: nobody else has this name
+            self._store.put_if_absent(self._prefix + spill.key, body)
+        self._pages.keep(spill, rows)
+        return spill
+
     # --- creating N+1 ------------------------------------------------------------------------------------------------
 
-    def _create(self, head: Head) -> Head:
+    def _create(self, head: Head, body: bytes) -> Head:
         """The head that is at this sequence in the end, ours or not. Raises Unavailable when that stays unknown."""
-        body = encode_head(head)
         key = self._prefix + head_key(head.sequence)
         for last in (False,) * (RESENDS_MAX - 1) + (True,):
             try:
@@ -265,7 +307,7 @@ class MetadataLog:
     def _check_change(self, base: Head, draft: Head, changed: Head) -> None:
         identity = ("sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition")
         wrong = next((f"it alters {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None)
-        wrong = wrong or loses_objects(base, changed)
+        wrong = wrong or loses_objects(base, changed, self._pages.rows)
         if wrong:
             raise InvalidRequest(f"committing a head, {wrong}", prefix=self._prefix)
 
@@ -345,6 +387,23 @@ class MetadataLog:
         self._check_not_fenced()
         if self._state is not LogState.WRITER:
             raise InvalidRequest("writing a partition, not opened for writing", prefix=self._prefix)
+
+
+class _NewPages:
+    """Pages written for one commit; rows that a second try spills again go into the page that is there already."""
+
+    def __init__(self, write: Callable[[Rows, int], SpillRow], now_ms: int) -> None:
+        self._write = write
+        self._now_ms = now_ms
+        self._made: list[tuple[Rows, SpillRow]] = []
+
+    def __call__(self, rows: Rows) -> SpillRow:
+        for known, spill in self._made:
+            if known == rows:
+                return spill
+        spill = self._write(rows, self._now_ms)
+        self._made.append((rows, spill))
+        return spill
 
 
 def _first_head(topic: str, topic_id: str, partition: int) -> Head:

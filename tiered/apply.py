@@ -219,7 +219,7 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
     due = [decision for decision in run if decision.ulid in named]
     if due:
         change = expire_segments([each.ulid for each in due], now_ms=state.now_ms)
-        metadata.commit(change, state.now_ms)
+        metadata.commit(change, state.now_ms, touches=(start, end))
     return list(due)
 
 

@@ -13,7 +13,7 @@ from local.errors import Corrupt
 from policies.coverage import Coverage
 from remote import keys
 from remote.chunks import ChunkTable, combine, decode_chunks, encode_chunks, table_of
-from remote.head import Head, UnlinkedObject, decode_head, encode_head
+from remote.head import Head, UnlinkedObject, decode_head, decode_line, encode_head, encode_line
 from remote.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
 from remote.metadata_index import MetadataIndex
 from remote.segment import IndexRange, RemoteSegment
@@ -127,7 +127,7 @@ def test_a_head_comes_back_as_it_went_in(head):
 def test_one_head_has_one_encoding_and_its_body_is_json(head):
     whole = encode_head(head)
     assert encode_head(decode_head(whole)) == whole
-    assert json.loads(whole.partition(b"\n")[2])["sequence"] == head.sequence
+    assert json.loads(decode_line(whole))["sequence"] == head.sequence
 
 
 @CALM
@@ -143,7 +143,7 @@ def test_a_damaged_head_is_corrupt(head, data):
 @CALM
 @given(st.binary(max_size=300))
 def test_bytes_of_any_kind_are_a_head_or_corrupt_and_nothing_else(body):
-    for data in (body, b"tiered-head 1 %08x %d\n" % (crc32c(body), len(body)) + body):
+    for data in (body, b"tiered-head 1 %08x %d 300\n" % (crc32c(body), len(body)) + body, encode_line(body)):
         with pytest.raises(Corrupt):
             decode_head(data)
 
@@ -158,11 +158,11 @@ JSON = st.recursive(
 @CALM
 @given(HEADS, st.sampled_from(sorted(Head.__slots__)), JSON)
 def test_a_field_of_another_shape_is_corrupt_or_a_head(head, field, value):
-    body = json.loads(encode_head(head).partition(b"\n")[2])
+    body = json.loads(decode_line(encode_head(head)))
     body[field] = value
     text = json.dumps(body).encode()
     try:
-        decoded = decode_head(b"tiered-head 1 %08x %d\n" % (crc32c(text), len(text)) + text)
+        decoded = decode_head(encode_line(text))
     except Corrupt:
         return
     assert decode_head(encode_head(decoded)) == decoded

@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
+from policies.compaction import tombstones_below
 from policies.coverage import Coverage
 from policies.decisions import AdvanceLogStart, CleanLog, CopySegment, Decision, DropLocal, ExpireRemote
 from policies.invariants import violations
 from policies.local_retention import local_drops, local_expirations
 from policies.plan import plan_partition
-from policies.remote_retention import deletions, expirations
+from policies.remote_retention import deletions, expirations, page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies
 from remote.head import UnlinkedObject
 from remote.segment import RemoteSegment, SegmentState
+from remote.spill_page import Rows, encode_page
 
 NOW = 10_000
 LIMITS = st.none() | st.integers(0, 3_000)
@@ -331,3 +333,31 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
         remote=tuple(sorted((*kept, *new_rows), key=lambda one: one.base_offset)),
         unlinked=(),
     )
+
+
+def _in_pages(taken: PartitionSnapshot, sizes: list[int]) -> tuple[PartitionSnapshot, dict[str, Rows]]:
+    """The same partition, its oldest finished rows unknown; and the rows by the key of their page."""
+    known, pages, rows_of = list(taken.remote), [], {}
+    for number, size in enumerate(sizes):
+        run = tuple(known[:size])
+        if len(run) < size or any(each.state is not _FINISHED for each in run):
+            break
+        spill = encode_page(run, f"{number:026d}")[0]
+        pages.append(spill)
+        rows_of[spill.key] = run
+        del known[:size]
+    return replace(taken, remote=tuple(known), spills=tuple(pages)), rows_of
+
+
+@given(snapshots(), st.lists(st.integers(1, 3), max_size=5))
+def test_what_lies_in_pages_is_judged_as_if_it_were_known(full: PartitionSnapshot, sizes: list[int]) -> None:
+    taken, rows_of = _in_pages(full, sizes)
+    assert violations(taken, plan_partition(taken)) == []
+    while (spill := page_to_know(taken)) is not None:
+        at = len(taken.known_oldest())
+        remote = (*taken.remote[:at], *rows_of[spill.key], *taken.remote[at:])
+        taken = replace(taken, remote=remote, spills=taken.spills[1:])
+    assert plan_partition(taken) == plan_partition(full)
+    assert (taken.committed_count, taken.committed_bytes) == (full.committed_count, full.committed_bytes)
+    assert taken.coverage == full.coverage
+    assert tombstones_below(taken, is_bucket_known=True) in (tombstones_below(full, is_bucket_known=True), 0)

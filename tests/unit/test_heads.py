@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from local.compression import Codec, decompress
+from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
-from remote.head import UnlinkedObject, decode_head, encode_head
+from remote.head import UnlinkedObject, decode_head, decode_line, encode_head, encode_line
 from remote.head_changes import add_segments, expire_segments, forget_unlinked, loses_objects, set_properties
 from remote.segment import SegmentState
 
@@ -17,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from remote_samples import head, row
 
 GOLDEN = (
-    b'tiered-head 1 CRC LEN\n{"format_version":1,"sequence":7,"epoch":3,"commit_id":"C7","parent_id":"C6",'
+    b'{"format_version":1,"sequence":7,"epoch":3,"commit_id":"C7","parent_id":"C6",'
     b'"writer_id":"host-1","topic":"orders","topic_id":"AAAAAAAAAAAAAAAAAAAAAA","partition":2,"log_start_offset":5,'
     b'"committed_ms":1700000000000,"segments":[{"ulid":"U1","base_offset":0,"next_offset":10,"size_bytes":100,'
     b'"stored_bytes":100,"record_count":9,"max_timestamp_ms":1600000000000,"min_timestamp_ms":null,'
@@ -37,17 +39,17 @@ SAMPLE = head(
 
 
 def test_the_bytes_of_a_head_never_change():
-    body = GOLDEN.partition(b"\n")[2]
-    golden = GOLDEN.replace(b"CRC", b"e0b98e36").replace(b"LEN", str(len(body)).encode())
-    assert encode_head(SAMPLE) == golden
-    assert decode_head(golden) == SAMPLE
+    whole = encode_head(SAMPLE)
+    line, _, body = whole.partition(b"\n")
+    assert decode_line(whole) == GOLDEN
+    assert line == b"tiered-head 1 %08x %d %d" % (crc32c(body), len(body), len(GOLDEN))
+    assert bytes(decompress(Codec.ZSTD, body, len(GOLDEN))) == GOLDEN
+    assert decode_head(encode_line(GOLDEN)) == SAMPLE
 
 
 def test_fields_that_are_not_known_are_passed_over():
-    from local.crc32c import crc32c
-
-    body = encode_head(SAMPLE).partition(b"\n")[2].replace(b'{"format_version"', b'{"later":[1,{}],"format_version"')
-    assert decode_head(b"tiered-head 1 %08x %d\n" % (crc32c(body), len(body)) + body) == SAMPLE
+    text = GOLDEN.replace(b'{"format_version"', b'{"later":[1,{}],"format_version"')
+    assert decode_head(encode_line(text)) == SAMPLE
 
 
 def test_any_flipped_bit_is_corrupt():
@@ -92,13 +94,10 @@ def test_a_newer_format_is_named():
 def test_a_head_that_contradicts_itself_is_neither_written_nor_read(wrong):
     import msgspec
 
-    from local.crc32c import crc32c
-
     with pytest.raises(InvalidRequest, match="writing a head"):
         encode_head(wrong)
-    body = msgspec.json.encode(wrong)
     with pytest.raises(Corrupt, match="reading a head"):
-        decode_head(b"tiered-head 1 %08x %d\n" % (crc32c(body), len(body)) + body)
+        decode_head(encode_line(msgspec.json.encode(wrong)))
 
 
 def test_gaps_between_rows_are_allowed():
@@ -165,8 +164,12 @@ def test_settings_are_recorded_once():
     assert set_properties({"a": "b"})(after) is after
 
 
+def no_pages(spill):
+    raise AssertionError("no page is named")
+
+
 def test_a_row_may_not_vanish_without_its_objects_being_listed():
     before = head(row("U1", 0, 10), row("U2", 10, 20))
-    assert loses_objects(before, expire_segments({"U1"}, now_ms=1)(before)) is None
-    assert "key=data/U1.log" in (loses_objects(before, replace(before, segments=before.segments[1:])) or "")
-    assert "go back" in (loses_objects(head(log_start_offset=5), head()) or "")
+    assert loses_objects(before, expire_segments({"U1"}, now_ms=1)(before), no_pages) is None
+    assert "key=data/U1.log" in (loses_objects(before, replace(before, segments=before.segments[1:]), no_pages) or "")
+    assert "go back" in (loses_objects(head(log_start_offset=5), head(), no_pages) or "")

@@ -1,0 +1,135 @@
+"""What goes from a head into pages beside it, and back into the head to be changed. No store is known here.
+
+A head keeps its newest rows itself. When its bytes pass `SpillRule.head_bytes_max`, the oldest of them go into a page
+(`remote.spill_page`), and one `SpillRow` stands for them. Pages never change. To change rows inside one, the page is
+opened: its rows come back into the head, the page is listed as unlinked, the change is made, and what must not stay is
+spilled anew. So a change (`remote.head_changes`) only ever sees rows, and stays a pure function of a head.
+
+The order of effects is the caller's (`remote.metadata_log`): a page is written before the head that names it, and it
+leaves the store like every object, by `unlinked` and the grace time. A page whose head never came is named by nobody.
+
+An opened head may hold rows below a spill; no encoded one does (`spill_between` sees to that).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from remote.head import Head, SpillRow, UnlinkedObject
+from remote.segment import RemoteSegment
+from remote.spill_page import Rows
+
+RowsOf = Callable[[SpillRow], Rows]
+NewPage = Callable[[Rows], SpillRow]
+
+_next_offset = attrgetter("next_offset")
+_base_offset = attrgetter("base_offset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpillRule:
+    """`head_bytes_max` is what a head may take as an object before rows leave it; `page_rows_max` go into one page.
+
+    `kept_rows_min` newest rows stay in any case: a commit that is tried again after its answer was lost finds its own
+    row among them. Fewer than `page_rows_min` rows beyond those are not worth a page: a head that is large for another
+    reason (objects that wait for deletion) is left so. `gaps_max` bounds what a `SpillRow` says about holes.
+
+    With these numbers a head has room for some 2,800 rows; a page takes 2,500 of them and 270 kB, a million segments
+    are 400 pages, and their lines in the head 30 kB.
+    """
+
+    head_bytes_max: int = 256 << 10
+    page_rows_max: int = 4096
+    page_rows_min: int = 256
+    kept_rows_min: int = 256
+    gaps_max: int = 64
+
+
+def opened(head: Head, start: int, end: int, rows_of: RowsOf) -> Head:
+    """`head` with the rows of every page that touches ``[start, end)`` in its own rows; `head` itself where none does.
+
+    The pages go on the list of unlinked objects, as of `head.committed_ms`.
+    """
+    pages = [spill for spill in head.spills if spill.base_offset < end and start < spill.next_offset]
+    if not pages:
+        return head
+    rows = sorted([*head.segments, *(row for page in pages for row in rows_of(page))], key=_base_offset)
+    unlinked = tuple(
+        UnlinkedObject(key=page.key, size_bytes=page.page_bytes, unlinked_ms=head.committed_ms, epoch=head.epoch)
+        for page in pages
+    )
+    kept = tuple(spill for spill in head.spills if spill not in pages)
+    return replace(head, segments=tuple(rows), spills=kept, unlinked=head.unlinked + unlinked)
+
+
+def spill_between(head: Head, rule: SpillRule, new_page: NewPage) -> Head:
+    """`head` with all rows below its last spill in pages again; `head` itself where none is there."""
+    if not head.spills or not head.segments or head.segments[0].base_offset >= head.spills[-1].next_offset:
+        return head
+    at = bisect_right(head.segments, head.spills[-1].base_offset, key=_base_offset)
+    below, above = head.segments[:at], head.segments[at:]
+    # What was opened is one range of offsets, so all of `below` lies between two neighbouring spills.
+    made = _pages(below, rule, new_page)
+    spills = sorted((*head.spills, *made), key=_base_offset)
+    return replace(head, spills=tuple(spills), segments=above)
+
+
+def spill_oldest(head: Head, rule: SpillRule, new_page: NewPage) -> Head:
+    """`head` with its oldest rows in one more page; `head` itself when it has none to spare."""
+    spare = len(head.segments) - rule.kept_rows_min
+    if spare < rule.page_rows_min:
+        return head
+    (page,) = _pages(head.segments[: _page_end(head.segments[:spare], rule)], rule, new_page)
+    return replace(head, spills=(*head.spills, page), segments=head.segments[page.segment_count :])
+
+
+def lost_object(old: Head, new: Head, rows_of: RowsOf) -> str | None:
+    """The key of an object that `old` answers for and `new` does not; None when there is none.
+
+    A head answers for what its rows, the rows of its pages, its pages and its list of unlinked objects name; of the
+    latter only pages and rows count here, for striking off is what the list is for. Pages that both name are the same
+    and are not read.
+    """
+    before, after = set(old.spills), set(new.spills)
+    named = {each.key for each in new.unlinked} | {spill.key for spill in after}
+    named.update(_keys_of(_own_rows(new)))
+    for spill in after - before:
+        named.update(_keys_of(rows_of(spill)))
+    gone = before - after
+    held = [*_keys_of(_own_rows(old)), *(spill.key for spill in gone)]
+    for spill in gone:
+        held += _keys_of(rows_of(spill))
+    return next((key for key in held if key not in named), None)
+
+
+def _own_rows(head: Head) -> Iterator[RemoteSegment]:
+    """Everything with objects that the head names itself: the newest rows and the views'."""
+    yield from head.segments
+    for view in head.views:
+        yield from view.rows
+
+
+def _keys_of(rows: Iterable[RemoteSegment]) -> list[str]:
+    return [key for row in rows for key in (row.data_key, row.indexes_key)]
+
+
+def _pages(rows: tuple[RemoteSegment, ...], rule: SpillRule, new_page: NewPage) -> list[SpillRow]:
+    made = []
+    while rows:
+        count = _page_end(rows, rule)
+        made.append(new_page(rows[:count]))
+        rows = rows[count:]
+    return made
+
+
+def _page_end(rows: tuple[RemoteSegment, ...], rule: SpillRule) -> int:
+    """How many of `rows` one page takes: up to the first gap too many."""
+    gaps = 0
+    for count in range(1, min(len(rows), rule.page_rows_max)):
+        gaps += rows[count - 1].next_offset < rows[count].base_offset
+        if gaps > rule.gaps_max:
+            return count
+    return min(len(rows), rule.page_rows_max)

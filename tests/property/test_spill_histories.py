@@ -1,0 +1,208 @@
+"""Random histories of one partition's index, with pages of a few rows, against a plain list of rows."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from local.errors import InvalidRequest, NotFound
+from policies.coverage import Coverage
+from remote.head import UnlinkedObject
+from remote.head_changes import add_segments, expire_segments, forget_unlinked
+from remote.keys import SPILLS
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.spilling import SpillRule
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
+from remote_samples import row
+
+PREFIX = f"orders-{'A' * 22}/0/"
+RULE = SpillRule(head_bytes_max=700, page_rows_max=5, page_rows_min=3, kept_rows_min=2, gaps_max=1)
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+END = 1 << 60
+
+
+@dataclass
+class World:
+    """The store and what a plain list says should be in it."""
+
+    store: MemoryStore = field(default_factory=MemoryStore)
+    rows: list = field(default_factory=list)
+    start: int = 0
+    struck: set = field(default_factory=set)  # keys that were unlinked, deleted and struck off
+    ever: set = field(default_factory=set)  # data objects that were ever named
+    writers: int = 0
+    next_id: int = 0
+
+    def __post_init__(self):
+        self.reopen()
+
+    def reopen(self):
+        self.writers += 1
+        self.log = MetadataLog(self.store, PREFIX, rule=RULE)
+        self.log.become_writer(f"w{self.writers}", 1, topic="orders", topic_id="A" * 22, partition=0, properties={})
+
+    def new_row(self, base, following, timestamp):
+        self.next_id += 1
+        epochs = ((self.writers, base),)
+        made = row(f"U{self.next_id}", base, following, max_timestamp_ms=timestamp, epochs=epochs)
+        self.ever |= {made.data_key, made.indexes_key}
+        return made
+
+    def add(self, gap, timestamp):
+        base = max(self.rows[-1].next_offset if self.rows else 0, self.log.cached.next_offset) + gap
+        self.rows.append(self.new_row(base, base + 10, timestamp))
+        head = self.log.commit(add_segments([self.rows[-1]]), now_ms=5)
+        self.rows[-1] = replace(self.rows[-1], committed_ms=head.committed_ms)
+
+    def expire(self, first, count):
+        gone = self.rows[first : first + count]
+        if gone:
+            change = expire_segments([each.ulid for each in gone], now_ms=7)
+            self.log.commit(change, now_ms=7, touches=(gone[0].base_offset, gone[-1].next_offset))
+            del self.rows[first : first + count]
+
+    def merge(self, first, count):
+        """Rows replaced by one that holds the same offsets, as a later pass of the cleaner does."""
+        old = self.rows[first : first + count]
+        if not old:
+            return
+        new = self.new_row(old[0].base_offset, old[-1].next_offset, old[0].max_timestamp_ms)
+        names = {each.ulid for each in old}
+
+        def change(head):
+            if not names & {each.ulid for each in head.segments}:
+                return head
+            kept = [each for each in head.segments if each.ulid not in names]
+            unlinked = [
+                UnlinkedObject(key=key, size_bytes=1, unlinked_ms=8, epoch=head.epoch)
+                for each in old
+                for key in (each.data_key, each.indexes_key)
+            ]
+            rows = sorted([*kept, new], key=lambda each: each.base_offset)
+            return replace(head, segments=tuple(rows), unlinked=(*head.unlinked, *unlinked))
+
+        self.log.commit(change, now_ms=8, touches=(old[0].base_offset, old[-1].next_offset))
+        self.rows[first : first + count] = [new]
+
+    def raise_start(self, offset):
+        self.start = max(self.start, offset)
+        self.log.commit(expire_segments([], now_ms=9, log_start_offset=offset), now_ms=9)
+
+    def strike_off(self):
+        keys = [each.key for each in self.log.cached.unlinked]
+        self.store.delete([PREFIX + key for key in keys])
+        self.struck |= set(keys)
+        self.log.commit(forget_unlinked(keys), now_ms=10)
+
+    def check(self):
+        log = MetadataLog(self.store, PREFIX)
+        head = log.refresh()
+        index = log.index(head)
+        assert list(index.rows_with_dead(0, END)) == self.rows
+        live = [each for each in self.rows if each.next_offset > self.start]
+        assert list(index.rows()) == live
+        for offset in {0, *(each.base_offset for each in self.rows), *(each.next_offset for each in self.rows)}:
+            assert index.find_by_offset(offset) == next((each for each in live if each.next_offset > offset), None)
+        for timestamp in range(5):
+            late = [each for each in live if each.max_timestamp_ms is not None and each.max_timestamp_ms >= timestamp]
+            assert index.find_by_timestamp(timestamp) == (late[0] if late else None)
+        assert (head.segment_count, head.size_bytes) == (len(self.rows), sum(each.size_bytes for each in self.rows))
+        ranges = [(each.base_offset, each.next_offset) for each in self.rows]
+        held = [each for spill in head.spills for each in spill.ranges()]
+        assert Coverage.of([*held, *((each.base_offset, each.next_offset) for each in head.segments)]) == Coverage.of(
+            ranges
+        )
+        assert {epoch for epoch, _ in head.lineage} == {epoch for each in self.rows for epoch, _ in each.epochs}
+        assert index.last_row() == (self.rows[-1] if self.rows else None)
+        self.check_objects(head)
+
+    def check_objects(self, head):
+        """Every object ever named is named, listed for deletion, or was deleted; every page too."""
+        named = {key for each in self.rows for key in (each.data_key, each.indexes_key)}
+        listed = {each.key for each in head.unlinked}
+        pages = {spill.key for spill in head.spills}
+        assert self.ever <= named | listed | self.struck
+        assert not named & (listed | self.struck)
+        there = {info.key.removeprefix(PREFIX) for info in self.store.list(PREFIX + SPILLS)}
+        assert there == pages | {key for key in listed if key.startswith(SPILLS)}
+        assert not pages & listed
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from([0, 0, 0, 3]), st.sampled_from([None, 1, 2, 3])),
+        st.tuples(st.just("add"), st.just(0), st.sampled_from([1, 2, 3])),
+        st.tuples(st.just("expire"), st.just(0), st.integers(1, 4)),
+        st.tuples(st.just("expire"), st.integers(0, 20), st.integers(1, 3)),
+        st.tuples(st.just("merge"), st.integers(0, 20), st.integers(1, 8)),
+        st.tuples(st.just("raise_start"), st.integers(0, 200)),
+        st.tuples(st.just("strike_off")),
+        st.tuples(st.just("reopen")),
+    ),
+    max_size=12,
+)
+
+
+@CALM
+@given(st.integers(0, 25), STEPS)
+def test_an_index_in_pages_is_the_plain_list_and_forgets_no_object(count, steps):
+    world = World()
+    for number in range(count):
+        world.add(0 if number % 7 else 3, number % 4)
+    world.check()
+    for name, *arguments in steps:
+        getattr(world, name)(*arguments)
+        world.check()
+
+
+def filled(count=30):
+    world = World()
+    for number in range(count):
+        world.add(0, number)
+    return world
+
+
+def test_a_change_that_loses_a_row_of_a_page_is_refused_and_nothing_is_written():
+    world = filled()
+    before = {info.key for info in world.store.list("")}
+
+    def forgetful(head):
+        return replace(head, segments=head.segments[1:])
+
+    with pytest.raises(InvalidRequest, match="neither in a row nor on the list"):
+        world.log.commit(forgetful, now_ms=1, touches=(0, 10))
+    with pytest.raises(InvalidRequest, match=r"neither in a row nor on the list.*meta/spill"):
+        world.log.commit(lambda head: replace(head, spills=head.spills[1:]), now_ms=1)
+    assert {info.key for info in world.store.list("")} == before
+    world.check()
+
+
+def test_a_reader_whose_page_was_replaced_and_deleted_asks_the_newest_head():
+    world = filled()
+    reader = MetadataLog(world.store, PREFIX)
+    old = reader.refresh()
+    world.expire(0, 2)
+    world.strike_off()
+    with pytest.raises(NotFound):
+        reader.index(old).find_by_offset(25)
+    assert reader.ask(old, lambda index: index.find_by_offset(25)) == world.rows[0]
+
+
+def test_pages_leave_the_head_small_and_the_newest_rows_in_it():
+    world = filled(100)
+    head = world.log.cached
+    assert RULE.kept_rows_min <= len(head.segments) < RULE.kept_rows_min + RULE.page_rows_min
+    assert {spill.segment_count for spill in head.spills} == {3, 5}
+    wide = MetadataLog(
+        world.store, PREFIX, rule=SpillRule(head_bytes_max=1800, page_rows_max=50, page_rows_min=1, kept_rows_min=2)
+    )
+    wide.become_writer("wide", 1, topic="orders", topic_id="A" * 22, partition=0)
+    head = wide.commit(lambda head: replace(head, properties={"x": "y"}), now_ms=3, touches=(0, END))
+    assert head.spills[0].segment_count == 50
