@@ -25,7 +25,9 @@ CODECS = {RAW: "none", ZSTD: "zstd"}  # a row's `codec`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRest:
-    """How new objects are kept. `key_id` None: not encrypted. `storage_class` is told to the row, the store knows it.
+    """How new objects are kept. `key_id` names a key of `keys`; None: not encrypted.
+
+    `storage_class` is told to the row; it is the store that puts objects there (`remote.s3_store.ObjectSettings`).
 
     `level` is zstd's. Objects that are there already stay as they are, and readable, whatever is chosen here.
     """
@@ -33,6 +35,7 @@ class AtRest:
     codec: int = RAW
     level: int | None = None
     key_id: str | None = None
+    keys: KeyRing = NO_KEYS
     storage_class: str | None = None
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 from local.errors import InvalidRequest
 from remote.file_store import FileStore
 from remote.memory_store import MemoryStore
+from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.retrying_store import RetryingStore, RetryPolicy
 from remote.store import ObjectStore
 
@@ -29,9 +30,15 @@ _memory_stores: dict[str, MemoryStore] = {}
 
 
 def open_store(
-    url: str, options: Mapping[str, object] | None = None, *, policy: RetryPolicy | None = None
+    url: str,
+    options: Mapping[str, object] | None = None,
+    *,
+    policy: RetryPolicy | None = None,
+    objects: ObjectSettings = BUCKETS_OWN,
 ) -> ObjectStore:
     """The store at `url`, with the one retry layer around it. Nothing is asked of it yet.
+
+    `objects` are for an S3 store, and refused for another.
 
     Raises InvalidRequest for a URL or an option that is none, or when the scheme's library is not installed.
     """
@@ -43,7 +50,10 @@ def open_store(
         raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
     retries = policy or RetryPolicy()
     if parts.scheme == "s3":
-        return RetryingStore(_open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries), retries)
+        s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects)
+        return RetryingStore(s3, retries)
+    if objects != BUCKETS_OWN:
+        raise InvalidRequest("opening a store, storage class and encryption are S3's", url=shown)
     if options:
         raise InvalidRequest("opening a store, it takes no options", url=shown, options=",".join(sorted(options)))
     if parts.scheme == "memory":
@@ -82,7 +92,9 @@ def _unescaped(path: str) -> str:
     return os.fsdecode(unquote_to_bytes(path))
 
 
-def _open_s3(bucket: str, prefix: str, options: dict[str, object], policy: RetryPolicy) -> ObjectStore:
+def _open_s3(
+    bucket: str, prefix: str, options: dict[str, object], policy: RetryPolicy, objects: ObjectSettings
+) -> ObjectStore:
     if not bucket:
         raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=f"s3:///{prefix}")
     try:
@@ -91,4 +103,4 @@ def _open_s3(bucket: str, prefix: str, options: dict[str, object], policy: Retry
         missing = error.name or "s3fs"
         hint = "pip install 'tiered[s3]'"
         raise InvalidRequest("opening a store, a library is missing", library=missing, install=hint) from error
-    return S3Store(bucket, prefix, options, policy=policy)
+    return S3Store(bucket, prefix, options, policy=policy, objects=objects)

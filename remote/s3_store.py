@@ -26,6 +26,7 @@ from typing import Any
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.fsspec_store import make_filesystem
+from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.part_sending import PartSender, SentPart
 from remote.retrying_store import RetryPolicy
 from remote.s3_errors import refusal, translated
@@ -42,13 +43,20 @@ class S3Store:
     """See `remote.store.ObjectStore`. `options` are s3fs's; `policy` is for the parts of large uploads."""
 
     def __init__(
-        self, bucket: str, prefix: str = "", options: Mapping[str, object] | None = None, *, policy: RetryPolicy
+        self,
+        bucket: str,
+        prefix: str = "",
+        options: Mapping[str, object] | None = None,
+        *,
+        policy: RetryPolicy,
+        objects: ObjectSettings = BUCKETS_OWN,
     ) -> None:
         self._bucket = bucket
         self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._options = _client_options(options or {})
         self._given = tuple(options or ())
         self._policy = policy
+        self._small, self._large = objects.of_small(), objects.of_upload()
         self._sender = PartSender()
         self._lock = threading.Lock()
         self._filesystem: Any = None
@@ -65,19 +73,19 @@ class S3Store:
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._call("storing an object", "put_object", key, Body=bytes(body))
+        self._call("storing an object", "put_object", key, Body=bytes(body), **self._small)
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._call("creating an object", "put_object", key, Body=bytes(body), IfNoneMatch="*")
+        self._call("creating an object", "put_object", key, Body=bytes(body), IfNoneMatch="*", **self._small)
 
     def upload(self, key: str, source: UploadSource) -> None:
         parts = begun_parts(key, source)
         first, second = next(parts), next(parts, None)
         if second is None:
-            self.put(key, first)
+            self._call("storing an object", "put_object", key, Body=bytes(first), **self._large)
             return
-        begun = self._patient("uploading an object", "create_multipart_upload", key)
+        begun = self._patient("uploading an object", "create_multipart_upload", key, **self._large)
         upload_id = str(begun["UploadId"])
         try:
             sent = self._sender.send(chain([first, second], parts), partial(self._send_part, key, upload_id))

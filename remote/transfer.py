@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.at_rest import AS_IT_IS, CODECS, AtRest, Seal
 from remote.chunks import CHUNK_BYTES, RAW, ZSTD, ChunkTable
-from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
+from remote.encryption import ObjectCipher
 from remote.index_bundle import IndexBundle, encode_bundle
 from remote.keys import data_key, indexes_key, new_ulid, stem_of
 from remote.outgoing import Inspector, Outgoing, SegmentFacts
@@ -77,7 +77,6 @@ def copy_segment(
     now_ms: int,
     view: str | None = None,
     at_rest: AtRest = AS_IT_IS,
-    keys: KeyRing = NO_KEYS,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> RemoteSegment:
@@ -87,13 +86,13 @@ def copy_segment(
     `progress` is told the bytes read for the first time, one call at a time, in sum the segment's size. On an error
     the objects of this attempt are deleted as well as it can be done, and the error goes on. Raises Unavailable when
     the store does not have what was sent, Corrupt when the segment changed while it was read or its bytes contradict
-    its place in the log, AccessDenied when the key to encrypt with is not in `keys`.
+    its place in the log, AccessDenied when the key to encrypt with is not in its ring.
     """
     if segment.size_bytes <= 0 or segment.base_offset >= segment.next_offset:
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         raise InvalidRequest("copying a segment, it is empty", **facts, size_bytes=segment.size_bytes)
     names = segment.base_offset, segment.next_offset - 1, epoch, new_ulid(now_ms)
-    copy = _Copy(store, prefix, segment, names, view, at_rest, keys, chunk_bytes, progress)
+    copy = _Copy(store, prefix, segment, names, view, at_rest, chunk_bytes, progress)
     try:
         return copy.row()
     except LogError as error:
@@ -114,7 +113,6 @@ class _Copy:
         names: tuple[int, int, int, str],
         view: str | None,
         at_rest: AtRest,
-        keys: KeyRing,
         chunk_bytes: int,
         progress: Callable[[int], None],
     ) -> None:
@@ -129,7 +127,7 @@ class _Copy:
         self._cipher: ObjectCipher | None = None
         self._wrapped_key: str | None = None
         if at_rest.key_id is not None:
-            self._cipher, self._wrapped_key = keys.new_object(at_rest.key_id, stem_of(self._data_key))
+            self._cipher, self._wrapped_key = at_rest.keys.new_object(at_rest.key_id, stem_of(self._data_key))
         self._outgoing = Outgoing(
             segment.size_bytes,
             segment.read,

@@ -159,7 +159,9 @@ def _copy(state: _Round, decision: CopySegment) -> bool:
     if head is None or info.base_offset < head.next_offset or _leaves_hole(partition, info, head.next_offset):
         return False
     segment = segment_to_copy(partition.log, info)
-    row = copy_segment(state.store, partition.prefix, segment, epoch=head.epoch, now_ms=state.now_ms)
+    row = copy_segment(
+        state.store, partition.prefix, segment, epoch=head.epoch, now_ms=state.now_ms, at_rest=partition.at_rest
+    )
     metadata.commit(add_segments([row]), state.now_ms)
     return True
 

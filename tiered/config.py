@@ -6,6 +6,7 @@ dir = "data"                              # relative to this file; or several, a
 [remote]
 url = "s3://bucket/prefix"
 options = { profile = "prod" }            # a name, never a secret
+key_ring = "/etc/tiered/keys"             # a file of keys to encrypt with (`tiered.key_rings`)
 [defaults]
 "retention.ms" = "30d"
 [topics."orders*"]
@@ -28,6 +29,7 @@ from itertools import pairwise
 from urllib.parse import quote
 
 from local.errors import InvalidRequest, NotFound
+from tiered.key_rings import FILE_VARIABLE, KEYS_VARIABLE
 from tiered.properties import DEFAULTS, ENVIRONMENT, canonical, find_property, nearest, parse
 from tiered.secrets import check_no_secret
 from tiered.topic_settings import check_combination, log_settings, resolve_rules
@@ -36,9 +38,10 @@ __all__ = ["FILE", "Config", "Setting", "file_url", "log_settings", "resolve_rul
 
 FILE = "tiered.toml"
 DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"
+_OTHER_VARIABLES = (DIRECTORY_VARIABLE, URL_VARIABLE, FILE_VARIABLE, KEYS_VARIABLE)
 _KEYS = {
     "local": ("dir", "dirs", "cordoned"),
-    "remote": ("url", "options"),
+    "remote": ("url", "options", "key_ring"),
 }  # the keys of the other sections are in the property table
 _SECTIONS = (*_KEYS, "defaults", "topics")
 
@@ -58,7 +61,7 @@ class Config:
 
     `data_dir` is absolute, and the first of `data_dirs`; `more_data_dirs` are the others, `cordoned_dirs` those of all
     that take no new partition. `remote_options` go to the store as they are and hold no secret unless the endpoint is
-    loopback.
+    loopback. `key_ring` is an absolute path.
     """
 
     data_dir: str
@@ -71,6 +74,7 @@ class Config:
     path: str | None = None
     more_data_dirs: tuple[str, ...] = ()
     cordoned_dirs: frozenset[str] = frozenset()
+    key_ring: str | None = None
 
     @classmethod
     def load(
@@ -97,6 +101,7 @@ class Config:
         instead = environ.get(DIRECTORY_VARIABLE) or local_dir
         dirs = [instead] if instead else _directories(local, path)
         data_dirs = _absolute(dirs, root, path)
+        ring = _string(remote, "key_ring", "remote", path)
         cordoned = _absolute([] if instead else _strings(local, "cordoned", "local", path), root, path)
         _check_cordoned(cordoned, data_dirs, path)
         topics = _table(body, "topics", path)
@@ -105,6 +110,7 @@ class Config:
             more_data_dirs=tuple(data_dirs[1:]),
             cordoned_dirs=frozenset(cordoned),
             remote_url=url,
+            key_ring=os.path.abspath(os.path.join(root, ring)) if ring else None,
             remote_options=options,
             defaults=_settings(_table(body, "defaults", path), {"section": "defaults", "file": path}),
             topics={
@@ -283,7 +289,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if row is not None:
             parse(row.name, text, {"variable": variable})
             settings[row.name] = canonical(row.name, text)
-        elif variable.startswith("TIERED_") and variable not in (DIRECTORY_VARIABLE, URL_VARIABLE):
+        elif variable.startswith("TIERED_") and variable not in _OTHER_VARIABLES:
             _refuse_misspelt(variable)
     return settings
 

@@ -40,13 +40,13 @@ from local.watched_storage import offline
 from policies.decisions import Decision, Plan
 from policies.plan import plan as plan_snapshots
 from policies.snapshot import PartitionSnapshot
-from remote.fsspec_store import open_store
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all
 from tiered.apply import Applied, apply_partition
 from tiered.cleaning import CleanerSettings, Cleaning, reset_misplaced
 from tiered.config import Config
+from tiered.configured_store import configured_store
 from tiered.deleting import DeletedRecords, delete_records, plan_deletion
 from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.offset_listing import find_offset
@@ -110,8 +110,7 @@ class LogManager:
         disk = storage or DiskStorage()
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
-            if store is None and config.remote_url is not None:
-                store = open_store(config.remote_url, config.remote_options)
+            store = store if store is not None else configured_store(config)
             manager = cls(config, directory, MeteredStore(store) if store is not None else None)
             manager._open_all(now_ms, progress)
         except BaseException:

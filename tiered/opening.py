@@ -12,6 +12,7 @@ until then `Partition.check_appendable` refuses what could contradict the bucket
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import uuid
 from collections.abc import Mapping
@@ -33,9 +34,11 @@ from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
+from tiered.key_rings import load_key_ring
 from tiered.partition import Partition, check_agreement, check_bucket, reconcile
 from tiered.partition_source import PartitionSource
 from tiered.store_check import StoreCheck
+from tiered.topic_settings import at_rest
 from tiered.topics import Topic
 
 _log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class Opener:
         self._directory = directory
         self._store = store
         self._cache = ChunkCache(CACHE_BYTES)
+        self._keys = load_key_ring(config.key_ring, os.environ)
         self._check = StoreCheck(directory.first_online, is_single_writer=config.is_single_writer)
         self._choose = partial(
             choose_log_dir,
@@ -70,7 +74,7 @@ class Opener:
     def check_settings(self, topic: Topic) -> None:
         """Raises InvalidRequest for settings that contradict each other, or that this manager cannot serve."""
         values = self._values(topic)
-        resolve_rules(values), log_settings(values)
+        resolve_rules(values), log_settings(values), at_rest(values, self._keys)
         if wants_tier(values) and self._store is None:
             raise InvalidRequest(f"setting up a tiered topic, {_NO_STORE}", topic=topic.name)
 
@@ -100,6 +104,7 @@ class Opener:
         is_other_policy = rules.cleanup_compact != held.rules.cleanup_compact
         with held.log.cleaning.paused() if is_other_policy else nullcontext(), held.lock:
             held.topic, held.rules, held.log.settings = topic, rules, settings
+            held.at_rest = at_rest(values, self._keys)
             held.is_tiered = topic.was_tiered or wants_tier(values)
 
     def _values(self, topic: Topic) -> dict[str, str]:
@@ -123,7 +128,8 @@ class Opener:
             raise InvalidRequest("opening a partition, its topic id differs", partition=name, topic_id=known)
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
-        return Partition(name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered)
+        kept = at_rest(values, self._keys)
+        return Partition(name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept)
 
     # -- the bucket ----------------------------------------------------------------------------------------------
 
@@ -152,7 +158,9 @@ class Opener:
             raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
             held.metadata = MetadataLog(self._store, held.prefix)
-            held.remote = RemotePartition(self._store, held.prefix, self._cache, metadata=held.metadata)
+            held.remote = RemotePartition(
+                self._store, held.prefix, self._cache, metadata=held.metadata, keys=self._keys
+            )
         known = held.metadata.load()
         if self._directory.read_only:
             return

@@ -25,6 +25,7 @@ from policies.coverage import Coverage
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
+from remote.at_rest import AS_IT_IS, AtRest
 from remote.head import Head
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
@@ -44,6 +45,7 @@ class Partition:
     `is_tiered`: something of it may be in the bucket. `is_owned`: this manager is the partition's writer there and the
     two tiers agree; `has_agreed`: they once did. `stopped` is why it may not write any more (another writer took over,
     or the histories contradict each other); nothing is changed then, and nothing read where the tiers never agreed.
+    `at_rest` is how its segments are kept in the store.
     """
 
     name: TopicPartition
@@ -56,6 +58,7 @@ class Partition:
     is_owned: bool = False
     has_agreed: bool = False
     stopped: LogError | None = None
+    at_rest: AtRest = AS_IT_IS
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property

@@ -26,6 +26,7 @@ class Kind(Enum):
     BOOL = "true or false"
     ENUM = "one of"
     SET = "a comma-separated list of"
+    TEXT = "a name, or nothing"
 
 
 class Source(Enum):
@@ -343,6 +344,82 @@ _TABLE = (
         doc="How long an expired segment's objects stay in the store for readers that hold an older head.",
     ),
     Property(
+        name="remote.compression",
+        kind=Kind.ENUM,
+        default="none",
+        choices=("none", "zstd"),
+        source=Source.TIERED,
+        doc="How new segments are compressed in the store; those that do not shrink are left as they are.",
+    ),
+    Property(
+        name="remote.compression.zstd.level",
+        kind=Kind.INT,
+        default="3",
+        minimum=-131072,
+        maximum=22,
+        source=Source.TIERED,
+        doc="Higher is smaller and slower.",
+    ),
+    Property(
+        name="remote.encryption.key.id",
+        kind=Kind.TEXT,
+        default="",
+        source=Source.TIERED,
+        doc="The key of the key ring under which new objects are encrypted; empty: they are not. The ring is "
+        "key_ring of [remote], or what TIERED_KEY_RING or TIERED_KEYS say.",
+    ),
+    Property(
+        name="remote.storage.class",
+        kind=Kind.ENUM,
+        default="default",
+        choices=(
+            "default",
+            "STANDARD",
+            "STANDARD_IA",
+            "ONEZONE_IA",
+            "INTELLIGENT_TIERING",
+            "GLACIER_IR",
+            "EXPRESS_ONEZONE",
+            "REDUCED_REDUNDANCY",
+        ),
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="S3's storage class for new segments; indexes and heads are small and stay where the bucket puts them.",
+    ),
+    Property(
+        name="remote.sse",
+        kind=Kind.ENUM,
+        default="default",
+        choices=("default", "AES256", "aws:kms"),
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="S3's own encryption of everything written; default leaves it to the bucket.",
+    ),
+    Property(
+        name="remote.sse.kms.key.id",
+        kind=Kind.TEXT,
+        default="",
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="The KMS key of remote.sse=aws:kms; empty: the account's default key.",
+    ),
+    Property(
+        name="remote.log.manager.copy.max.bytes.per.second",
+        kind=Kind.BYTES,
+        default=str(_INT64_MAX),
+        minimum=1,
+        is_per_topic=False,
+        doc="How much is written to the store in a second, over all copies.",
+    ),
+    Property(
+        name="remote.log.manager.fetch.max.bytes.per.second",
+        kind=Kind.BYTES,
+        default=str(_INT64_MAX),
+        minimum=1,
+        is_per_topic=False,
+        doc="How much is read from the store in a second, over all readers.",
+    ),
+    Property(
         name="append.batch.bytes",
         kind=Kind.BYTES,
         default="256KiB",
@@ -456,6 +533,8 @@ def _parse(row: Property, text: str) -> Value | None:
         case Kind.SET:
             chosen = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
             return chosen if chosen <= set(row.choices) else None
+        case Kind.TEXT:
+            return text.strip()
 
 
 def _number(kind: type[int] | type[float], text: str) -> int | float | None:

@@ -7,6 +7,7 @@ knows the heads as they were when a partition was first asked for; `refresh` loo
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,12 +17,14 @@ from local.isolation import Isolation
 from local.names import TopicPartition, check_topic
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
+from remote.encryption import NO_KEYS, KeyRing
 from remote.fsspec_store import open_store
 from remote.head import Head
 from remote.keys import parse_topic_directory
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
+from tiered.key_rings import load_key_ring
 from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 from tiered.secrets import split_url
@@ -36,11 +39,17 @@ class RemoteLog:
     """
 
     def __init__(
-        self, store: ObjectStore, *, cache_bytes: int = CACHE_BYTES, topic_ids: Mapping[str, str] | None = None
+        self,
+        store: ObjectStore,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        topic_ids: Mapping[str, str] | None = None,
+        keys: KeyRing = NO_KEYS,
     ) -> None:
         self.store = store
         self._chosen = dict(topic_ids or {})
         self._cache = ChunkCache(cache_bytes)
+        self._keys = keys
         self._lock = threading.RLock()
         self._names: list[RemotePartitionName] | None = None
         self._sources: dict[TopicPartition, PartitionSource] = {}
@@ -123,21 +132,27 @@ class RemoteLog:
                     raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
                 metadata = MetadataLog(self.store, name.prefix)
                 metadata.load()
-                remote = RemotePartition(self.store, name.prefix, self._cache, metadata=metadata)
+                remote = RemotePartition(self.store, name.prefix, self._cache, metadata=metadata, keys=self._keys)
                 self._sources[partition] = PartitionSource(partition, None, remote, metadata)
             return self._sources[partition]
 
 
 def open_remote(
-    url: str, options: Mapping[str, object] | None = None, *, topic_ids: Mapping[str, str] | None = None
+    url: str,
+    options: Mapping[str, object] | None = None,
+    *,
+    topic_ids: Mapping[str, str] | None = None,
+    key_ring: str | None = None,
 ) -> RemoteLog:
     """The bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
 
-    `topic_ids` as `RemoteLog` takes them. No request is sent before something is asked for. Raises InvalidRequest for
-    a url or an option that is none.
+    `topic_ids` as `RemoteLog` takes them; `key_ring` is a file of keys, which the environment may name as well
+    (`tiered.key_rings`). No request is sent before something is asked for. Raises InvalidRequest for a url or an option
+    that is none, and what keeps us from the key ring.
     """
     split_url(url)
-    return RemoteLog(open_store(url, dict(options or {})), topic_ids=topic_ids)
+    keys = load_key_ring(key_ring, os.environ)
+    return RemoteLog(open_store(url, dict(options or {})), topic_ids=topic_ids, keys=keys)
 
 
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:

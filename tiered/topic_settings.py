@@ -15,6 +15,8 @@ from tiered.properties import DEFAULTS, parse
 
 if TYPE_CHECKING:
     from local.settings import LogSettings
+    from remote.at_rest import AtRest
+    from remote.encryption import KeyRing
 
 UNLIMITED, FOLLOW = -1, -2
 _INT64_MAX = 2**63 - 1
@@ -85,8 +87,29 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
     )
 
 
+def at_rest(settings: Mapping[str, str], keys: KeyRing) -> AtRest:
+    """How new objects of a topic are kept in the store. Raises InvalidRequest for a key that `keys` lacks."""
+    from remote.at_rest import AtRest
+    from remote.chunks import RAW, ZSTD
+
+    key_id = cast(str, _value(settings, "remote.encryption.key.id")) or None
+    if key_id is not None and key_id not in keys:
+        wrong = "choosing how objects are kept, the key is not in the key ring"
+        raise InvalidRequest(wrong, **{"remote.encryption.key.id": key_id, "key_ring": keys})
+    storage_class = cast(str, _value(settings, "remote.storage.class"))
+    return AtRest(
+        codec=ZSTD if _value(settings, "remote.compression") == "zstd" else RAW,
+        level=_int(settings, "remote.compression.zstd.level"),
+        key_id=key_id,
+        keys=keys,
+        storage_class=None if storage_class == "default" else storage_class,
+    )
+
+
 def check_combination(settings: Mapping[str, str]) -> None:
     """Raises InvalidRequest, naming both keys, where two settings contradict each other."""
+    if _value(settings, "remote.sse.kms.key.id") and _value(settings, "remote.sse") != "aws:kms":
+        _refuse("remote.sse.kms.key.id", "given", "remote.sse", _value(settings, "remote.sse"), "only KMS has keys")
     least, most = _int(settings, "min.compaction.lag.ms"), _int(settings, "max.compaction.lag.ms")
     if least > most:
         _refuse("min.compaction.lag.ms", least, "max.compaction.lag.ms", most, "the least would exceed the most")

@@ -8,12 +8,16 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from local.errors import InvalidRequest, NotFound
 from remote.fsspec_store import open_store
+from remote.object_settings import ObjectSettings
+from remote.segment import PART_BYTES
+from remote.store import ranged_source
 from tiered.demo.s3_endpoint import S3Endpoint
 
 ROOT = Path(__file__).parents[2]
@@ -76,3 +80,20 @@ def test_without_moto_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidRequest, match=r"library=moto install=pip install 'tiered\[demo\]'$"):
         S3Endpoint()
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 2 * PART_BYTES + 1])
+def test_storage_class_and_encryption_are_those_of_the_settings(s3_endpoint, s3_bucket, size_bytes):
+    objects = ObjectSettings(storage_class="STANDARD_IA", encryption="aws:kms", kms_key_id="the-key")
+    with closing(open_store(f"s3://{s3_bucket}", s3_endpoint.options(), objects=objects)) as store:
+        store.upload("segment", ranged_source(size_bytes, lambda start, length: bytes(length)))
+        store.put("indexes", b"x")
+        store.put_if_absent("head", b"x")
+        seen = {key: store._inner._call("looking", "head_object", key) for key in ("segment", "indexes", "head")}
+    assert {key: each.get("StorageClass", "STANDARD") for key, each in seen.items()} == {
+        "segment": "STANDARD_IA",
+        "indexes": "STANDARD",
+        "head": "STANDARD",
+    }
+    for each in seen.values():
+        assert (each["ServerSideEncryption"], each["SSEKMSKeyId"]) == ("aws:kms", "the-key")

@@ -37,8 +37,8 @@ KEYS = KeyRing({"2026-a": bytes(range(32)), "2026-b": bytes(range(32, 64))})
 MODES = {
     "none": AtRest(),
     "zstd": AtRest(codec=ZSTD),
-    "encrypted": AtRest(key_id="2026-a"),
-    "zstd, encrypted": AtRest(codec=ZSTD, level=1, key_id="2026-b"),
+    "encrypted": AtRest(key_id="2026-a", keys=KEYS),
+    "zstd, encrypted": AtRest(codec=ZSTD, level=1, key_id="2026-b", keys=KEYS),
 }
 SEALED = {name: mode for name, mode in MODES.items() if name != "none"}
 
@@ -93,9 +93,7 @@ def segment_of(body, **changes):
 
 def copied(store, mode, body, **changes):
     segment = segment_of(body, **changes)
-    return copy_segment(
-        store, PREFIX, segment, epoch=1, now_ms=1_700_000_000_000, at_rest=mode, keys=KEYS, chunk_bytes=CHUNK
-    )
+    return copy_segment(store, PREFIX, segment, epoch=1, now_ms=1_700_000_000_000, at_rest=mode, chunk_bytes=CHUNK)
 
 
 def reader(store, keys=KEYS, **more):
@@ -172,7 +170,7 @@ def test_a_large_segment_goes_up_in_parts(mode):
     store = Watching()
     body = random.Random(1).randbytes(2 * PART_BYTES + 12345)
     segment = segment_of(body, inspect=None, record_count=1)
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=mode, keys=KEYS)
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=mode)
     assert [len(part) for part in parts[:-1]] == [PART_BYTES] * 2
     assert bytes(reader(store).read(row, 7 * 10**6, 10**7)) == body[7 * 10**6 : 17 * 10**6]
 
@@ -205,7 +203,7 @@ def test_other_decoders_open_the_whole_object(store, tmp_path):
 @pytest.mark.parametrize("keyed", [False, True])
 def test_what_does_not_shrink_is_stored_as_it_is(store, keyed):
     body = struct.pack(">i", 50_000) + random.Random(2).randbytes(50_000)
-    row = copied(store, AtRest(codec=ZSTD, key_id="2026-a" if keyed else None), body)
+    row = copied(store, AtRest(codec=ZSTD, key_id="2026-a" if keyed else None, keys=KEYS), body)
     assert row.codec == "none"
     assert row.data_key.endswith(".log.enc" if keyed else ".log")
     assert bytes(reader(store).read(row, 0, len(body))) == body
@@ -305,7 +303,7 @@ def test_without_the_right_key_an_error_names_it_and_the_object(store, ring, wor
 
 def test_encrypting_with_a_key_that_is_not_there_sends_nothing(store):
     with pytest.raises(AccessDenied, match="key_id=2027"):
-        copied(store, AtRest(key_id="2027"), BODY)
+        copied(store, AtRest(key_id="2027", keys=KEYS), BODY)
     assert list(store.list("")) == []
 
 
@@ -414,7 +412,7 @@ def test_batches_that_lie_across_parts_are_seen_whole(mode, batch):
     store = MemoryStore()
     body = b"".join(batches(PART_BYTES * 5 // 2 // batch + 2, size=batch))
     count = len(batches(PART_BYTES * 5 // 2 // batch + 2, size=batch))
-    row = copy_segment(store, PREFIX, segment_of(body), epoch=1, now_ms=0, at_rest=mode, keys=KEYS)
+    row = copy_segment(store, PREFIX, segment_of(body), epoch=1, now_ms=0, at_rest=mode)
     assert row.record_count == count
     assert bytes(reader(store).read(row, 0, len(body))) == body
 

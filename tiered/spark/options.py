@@ -5,6 +5,7 @@
 | ``path`` or ``url`` | ``s3://bucket/prefix``, ``file:///directory``; required |
 | ``storeOptions`` | JSON object for the store's client. Secrets are better left to the workers' environment |
 | ``subscribe``, ``subscribePattern``, ``assign`` | one of: ``a,b``; a pattern for whole names; ``{"a":[0,1]}`` |
+| ``keyRing`` | a file of keys on every worker, where segments are encrypted; or its environment names one |
 | ``topicId`` | which topic, where the bucket holds two of one name |
 | ``startingOffsets`` / ``endingOffsets`` | ``earliest`` / ``latest`` or ``{"a":{"0":23}}``: -2 earliest, -1 latest |
 | ``startingTimestamp`` / ``endingTimestamp`` | ms: from the first record at or after it / up to that record |
@@ -40,6 +41,7 @@ NAMES = (
     "path",
     "url",
     "storeOptions",
+    "keyRing",
     "topicId",
     "subscribe",
     "subscribePattern",
@@ -89,6 +91,7 @@ class ReadOptions:
     pattern: str | None = None
     partitions: tuple[TopicPartition, ...] | None = None
     topic_id: str | None = None
+    key_ring: str | None = None
     start: Bound
     end: Bound
     latest_without_match: bool = False
@@ -112,6 +115,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         pattern=pattern,
         partitions=partitions,
         topic_id=check_topic_id(options["topicid"]) if "topicid" in options else None,
+        key_ring=options.get("keyring"),
         start=_bound(options, "starting", EARLIEST),
         end=_bound(options, "ending", LATEST),
         latest_without_match=_word(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",

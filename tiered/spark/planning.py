@@ -9,6 +9,7 @@ asked side by side; what comes out, and which error, is as if they were asked on
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,13 @@ from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
+from remote.encryption import KeyRing
 from remote.head import Head
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
+from tiered.key_rings import load_key_ring
 from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
@@ -45,9 +48,8 @@ def plan_read(store: ObjectStore, options: ReadOptions) -> list[Split]:
     those chosen, OffsetOutOfRange for offsets outside the log (unless `fail_on_data_loss` is off).
     """
     cache = ChunkCache(_CACHE_BYTES)
-    planned = _each(
-        lambda name: _Partition.open(store, cache, name), chosen_partitions(list_partitions(store), options)
-    )
+    open_one = partial(_Partition.open, store, cache, load_key_ring(options.key_ring, os.environ))
+    planned = _each(open_one, chosen_partitions(list_partitions(store), options))
     known = {each.name.topic_partition for each in planned}
     for side, bound in (("starting", options.start), ("ending", options.end)):
         _check_complete(side, bound, known)
@@ -114,9 +116,9 @@ class _Partition:
     metadata: MetadataLog
 
     @staticmethod
-    def open(store: ObjectStore, cache: ChunkCache, name: RemotePartitionName) -> _Partition:
+    def open(store: ObjectStore, cache: ChunkCache, keys: KeyRing, name: RemotePartitionName) -> _Partition:
         metadata = MetadataLog(store, name.prefix)
-        remote = RemotePartition(store, name.prefix, cache, metadata=metadata, read_ahead_chunks=0)
+        remote = RemotePartition(store, name.prefix, cache, metadata=metadata, read_ahead_chunks=0, keys=keys)
         return _Partition(name, metadata.load(), remote, metadata)
 
     def range(self, options: ReadOptions) -> PartitionRange:

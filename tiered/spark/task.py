@@ -7,6 +7,7 @@ client made before a fork hangs or fails after it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -15,9 +16,11 @@ from local import kernels, offset_index
 from local.columns import Columns
 from local.errors import Corrupt, NotFound
 from remote.chunk_cache import ChunkCache
+from remote.encryption import NO_KEYS, KeyRing
 from remote.fsspec_store import open_store
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
+from tiered.key_rings import load_key_ring
 from tiered.spark.options import ReadOptions
 from tiered.spark.rows import record_batches
 from tiered.spark.splits import Piece, Split, is_partial, trimmed
@@ -36,15 +39,15 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
     """
     store = open_store(options.url, options.store_options)
     try:
-        for columns in split_columns(store, split):
+        for columns in split_columns(store, split, load_key_ring(options.key_ring, os.environ)):
             yield from record_batches(columns, names, split.topic, split.partition)
     finally:
         store.close()
 
 
-def split_columns(store: ObjectStore, split: Split) -> Iterator[Columns]:
+def split_columns(store: ObjectStore, split: Split, keys: KeyRing = NO_KEYS) -> Iterator[Columns]:
     """The split's records in offset order, none of them outside its offsets."""
-    remote = RemotePartition(store, split.prefix, ChunkCache(_CACHE_BYTES), read_ahead_chunks=0)
+    remote = RemotePartition(store, split.prefix, ChunkCache(_CACHE_BYTES), read_ahead_chunks=0, keys=keys)
     with ThreadPoolExecutor(1, "tiered-ahead") as threads:
         fetch = _Fetch(remote, threads)
         try:

@@ -1,0 +1,160 @@
+"""From settings to objects: a manager that compresses and encrypts what it copies, and what its readers need for it."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from local.errors import AccessDenied, InvalidRequest, NotFound
+from local.names import TopicPartition
+from local.record import Record
+from remote.chunks import RAW, ZSTD
+from remote.encryption import KeyRing
+from remote.fsspec_store import open_store
+from remote.object_settings import ObjectSettings
+from tiered.config import Config
+from tiered.configured_store import configured_store, object_settings
+from tiered.key_rings import load_key_ring
+from tiered.manager import LogManager
+from tiered.properties import DEFAULTS
+from tiered.remote_view import RemoteLog, open_remote
+from tiered.topic_settings import at_rest
+
+NOW = 1_700_000_000_000
+KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
+RING = KeyRing(KEYS)
+P0 = TopicPartition("orders", 0)
+
+
+def ring_text(*ids):
+    return "".join(f"{each} {base64.b64encode(KEYS[each]).decode()}\n" for each in ids)
+
+
+@pytest.fixture
+def ring_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# the ring\n" + ring_text("one", "two"))
+    return str(path)
+
+
+@pytest.fixture
+def world(tmp_path, ring_file):
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    toml = tmp_path / "tiered.toml"
+    toml.write_text(
+        f'[local]\ndir = "data"\n[remote]\nurl = "file://{bucket}"\nkey_ring = "keys"\n'
+        '[defaults]\n"remote.storage.enable" = true\n"segment.bytes" = "20000"\n"remote.compression" = "zstd"\n'
+        '"remote.encryption.key.id" = "one"\n'
+    )
+    return Config.load(str(toml)), f"file://{bucket}"
+
+
+def write(manager, first, count):
+    records = [Record(None, b"value %06d " % number * 10, NOW) for number in range(first, first + count)]
+    manager.append("orders", records, now_ms=NOW)
+    manager.roll("orders", now_ms=NOW)
+
+
+def test_a_manager_compresses_and_encrypts_and_everybody_with_the_ring_reads_it(world, ring_file, monkeypatch):
+    config, url = world
+    with LogManager.open(config, now_ms=NOW) as manager:
+        manager.create_topic("orders", now_ms=NOW)
+        write(manager, 0, 500)
+        while manager.tick(NOW):
+            pass
+        manager.alter_topic("orders", {"remote.encryption.key.id": "two", "remote.compression": "none"}, now_ms=NOW)
+        write(manager, 500, 500)
+        while manager.tick(NOW):
+            pass
+        rows = manager.partitions()[0].head().segments
+    kinds = {(row.codec, row.key_id) for row in rows}
+    assert kinds == {("zstd", "one"), ("none", "two")}
+    assert all(row.data_key.endswith(".enc") for row in rows)
+    store = open_store(url)
+    assert not any(b"value 000" in store.get(info.key) for info in store.list("") if "/data/" in info.key)
+    for bucket in (open_remote(url, key_ring=ring_file), RemoteLog(store, keys=RING)):
+        with bucket:
+            found = [record.value for record in bucket.reader().records(P0, 0)]
+            assert found == [b"value %06d " % number * 10 for number in range(1000)]
+    with open_remote(url) as bucket, pytest.raises(AccessDenied, match=r"not in the key ring: key_id=one object=\d"):
+        list(bucket.reader().records(P0, 0))
+    monkeypatch.setenv("TIERED_KEY_RING", ring_file)
+    with open_remote(url) as bucket:
+        assert sum(1 for _ in bucket.reader().records(P0, 0)) == 1000
+
+
+def test_a_topic_whose_key_is_missing_is_refused_before_anything_is_written(world):
+    config, _ = world
+    with LogManager.open(config, now_ms=NOW) as manager:
+        with pytest.raises(
+            InvalidRequest, match=r"not in the key ring: remote.encryption.key.id=three key_ring=KeyRing"
+        ):
+            manager.create_topic("orders", properties={"remote.encryption.key.id": "three"}, now_ms=NOW)
+        assert manager.topics() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (RAW, None, None)),
+        ({"remote.compression": "zstd"}, (ZSTD, None, None)),
+        ({"remote.encryption.key.id": "two", "remote.storage.class": "GLACIER_IR"}, (RAW, "two", "GLACIER_IR")),
+    ],
+)
+def test_settings_say_how_objects_are_kept(given, expected):
+    kept = at_rest(given, RING)
+    assert (kept.codec, kept.key_id, kept.storage_class) == expected
+
+
+def test_the_store_is_told_what_the_settings_say():
+    settings = {
+        **DEFAULTS,
+        "remote.storage.class": "STANDARD_IA",
+        "remote.sse": "aws:kms",
+        "remote.sse.kms.key.id": "k",
+    }
+    told = object_settings(settings)
+    assert told == ObjectSettings(storage_class="STANDARD_IA", encryption="aws:kms", kms_key_id="k")
+    assert told.of_small() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"}
+    assert told.of_upload() == told.of_small() | {"StorageClass": "STANDARD_IA"}
+    assert object_settings(dict(DEFAULTS)) == ObjectSettings()
+
+
+def test_a_key_for_kms_without_kms_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match="only KMS has keys"):
+        Config.load(None, {"remote.sse.kms.key.id": "k"})
+
+
+def test_storage_classes_are_s3s(tmp_path):
+    config = Config(
+        data_dir=str(tmp_path), remote_url=f"file://{tmp_path}", defaults={"remote.storage.class": "STANDARD"}
+    )
+    with pytest.raises(InvalidRequest, match="S3's"):
+        configured_store(config)
+
+
+def test_rates_put_a_limit_around_the_store_and_their_absence_none(tmp_path):
+    for given, limited in (({}, False), ({"remote.log.manager.fetch.max.bytes.per.second": "5MiB"}, True)):
+        store = configured_store(Config(data_dir=str(tmp_path), remote_url=f"file://{tmp_path}", defaults=given))
+        assert repr(store).startswith("ThrottledStore(") is limited
+
+
+def test_a_key_ring_comes_from_the_environment_before_the_file(ring_file):
+    assert load_key_ring(None, {}) is not None
+    assert "one" not in load_key_ring(None, {})
+    assert "one" in load_key_ring(ring_file, {})
+    assert "one" in load_key_ring(None, {"TIERED_KEY_RING": ring_file})
+    assert "two" not in load_key_ring(ring_file, {"TIERED_KEYS": ring_text("one").replace("\n", ";")})
+    with pytest.raises(NotFound, match="no such file: file=/nowhere"):
+        load_key_ring("/nowhere", {})
+    with pytest.raises(InvalidRequest, match="TIERED_KEYS"):
+        load_key_ring(None, {"TIERED_KEYS": "secret-text"})
+
+
+def test_a_configuration_may_name_the_ring_and_not_hold_it(tmp_path):
+    toml = tmp_path / "tiered.toml"
+    toml.write_text('[remote]\nkey_ring = "keys"\n')
+    assert Config.load(str(toml)).key_ring == str(tmp_path / "keys")
+    assert Config.load(str(toml), environ={"TIERED_KEYS": "x", "TIERED_KEY_RING": "y"}).key_ring is not None

@@ -1,0 +1,38 @@
+"""The store that the configuration names, with what it says of objects and of rates; one for a manager."""
+
+from __future__ import annotations
+
+from remote.fsspec_store import open_store
+from remote.object_settings import ObjectSettings
+from remote.store import ObjectStore
+from remote.throttled_store import ThrottledStore
+from tiered.config import Config
+from tiered.properties import DEFAULTS, parse
+
+COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))
+
+
+def configured_store(config: Config) -> ObjectStore | None:
+    """None where no store is configured. Raises InvalidRequest for a url, an option or a setting that does not fit."""
+    if config.remote_url is None:
+        return None
+    values = config.topic_properties("")
+    store = open_store(config.remote_url, config.remote_options, objects=object_settings(values))
+    copy_rate, fetch_rate = (_rate(values, name) for name in (COPY_RATE, FETCH_RATE))
+    return store if copy_rate is fetch_rate is None else ThrottledStore(store, copy_rate, fetch_rate)
+
+
+def object_settings(values: dict[str, str]) -> ObjectSettings:
+    """What S3 is told with every object; "default" says nothing."""
+    storage_class, encryption = values["remote.storage.class"], values["remote.sse"]
+    return ObjectSettings(
+        storage_class=None if storage_class == "default" else storage_class,
+        encryption=None if encryption == "default" else encryption,
+        kms_key_id=values["remote.sse.kms.key.id"] or None,
+    )
+
+
+def _rate(values: dict[str, str], name: str) -> int | None:
+    rate = parse(name, values[name])
+    assert isinstance(rate, int), "a size parses to a whole number"
+    return None if values[name] == DEFAULTS[name] else rate
