@@ -97,7 +97,8 @@ def load(
     recovered_count = len(found.known_ends)
     kept = _settled(place, found)
     kept_bases = [segment.base_offset for segment in kept]
-    snapshots.keep(kept_bases, found.next_offset)
+    if kept:
+        snapshots.keep(kept_bases, found.next_offset)
     producers = found.producers
     if producers is None:
         producers = _trusted_producers(snapshots, kept_bases, found.next_offset, had_snapshots=had_snapshots)
@@ -108,6 +109,19 @@ def load(
         producers=producers,
         recovered_count=recovered_count,
     )
+
+
+def settle_producers(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offset: int) -> ProducerState:
+    """The producers of a log that begins anew at its start: no segment is there, or all of them end below it.
+
+    Records that were deleted were promised, and so was that their retries are known. So what the segments tell is
+    written down, durably, before they go; a crash after that leaves no segment, and this snapshot to begin with.
+    """
+    if loaded.segments:
+        if len(loaded.producers):
+            snapshots.write(log_start_offset, loaded.producers, is_durable=True)
+        return loaded.producers
+    return snapshots.at(log_start_offset)
 
 
 def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found:

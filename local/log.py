@@ -101,10 +101,11 @@ class Log(ShrinkableLog):
         if segments and not is_tiered:
             start = max(start, segments[0].base_offset)
         if not segments or next_offset < start:
+            log._producers = loading.settle_producers(log._snapshots, loaded, start)
             loading.discard(storage, directory, segments)
-            log._snapshots.remove_all()
             next_offset = start
             segments = [Segment.create(storage, directory, next_offset, created_ms=now_ms)]
+            log._snapshots.keep([next_offset], next_offset)
         else:
             segments[-1].activate()
             log._producers = loaded.producers

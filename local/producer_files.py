@@ -120,6 +120,11 @@ class ProducerFiles:
                         raise
         return producers
 
+    def at(self, offset: int) -> ProducerState:
+        """What the snapshot of just this offset says; nothing where there is none, or a damaged one, which goes."""
+        known_to, producers = self._newest(offset) if offset in self.offsets() else (-1, ProducerState())
+        return producers if known_to == offset else ProducerState()
+
     def encoded(self, offset: int, bases: Sequence[int]) -> bytes:
         """A snapshot file's bytes for `offset`: those on the disk where they are sound, else made from the log."""
         return producer_snapshot.encode(self.state_at(offset, bases).entries())

@@ -5,7 +5,8 @@
 Work is cut into numbered seeds: seed n explores every fixed program with other ways of forgetting, and a few drawn
 programs that no other seed has. A seed's result depends on nothing but its number. Each finished seed is one line and
 one file of digests below ``--resume DIR``, so a run that was ended goes on where it was; equal states of different
-seeds are counted once. Exit code 1 and the note of the state when a promise is broken.
+seeds are counted once. A broken promise is told at once with the note of the state, the other seeds go on, and the
+exit code is 1; its seed is run again by the next ``--resume``.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Ledger:
             folder.mkdir(parents=True, exist_ok=True)
             for file in sorted(folder.glob("*.json")):
                 row = json.loads(file.read_text())
+                if row["failures"]:
+                    continue
                 self.rows[row["seed"]] = row
                 self._merge(np.load(file.with_suffix(".npy")))
 
@@ -100,8 +103,11 @@ def run(states: int, jobs: int, first_seed: int, folder: Path | None) -> int:
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for each in done:
-                ledger.add(each.result())
-            if len(ledger.digests) < states and not ledger.failures():
+                row = each.result()
+                ledger.add(row)
+                if row["failures"]:
+                    print(f"\nseed {row['seed']}: {row['failures']}", flush=True)
+            if len(ledger.digests) < states:
                 running |= {pool.submit(run_seed, next(left)) for _ in done}
             _progress(ledger, states, time.monotonic() - began)
     _summary(ledger, time.monotonic() - began)
@@ -120,8 +126,6 @@ def _progress(ledger: Ledger, states: int, seconds: float) -> None:
 
 def _summary(ledger: Ledger, seconds: float) -> None:
     print(file=sys.stderr)
-    for text in ledger.failures():
-        print(text)
     print(f"distinct states   {len(ledger.digests):,}")
     print(f"states drawn      {ledger.total('drawn'):,}")
     print(f"inside recoveries {ledger.total('nested'):,}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 
 import pytest
-from disk_model import ModelDisk
+from disk_model import ModelDisk, PowerCut
 from log_world import open_log, read_all
 
 from local import cleaner, producer_snapshot, txn_index
@@ -14,6 +15,7 @@ from local.epochs import LeaderEpochs
 from local.isolation import Isolation
 from local.log import Log
 from local.names import PRODUCER_SNAPSHOT, TXN_INDEX, segment_file
+from local.producer_snapshot import ProducerEntry
 from local.producer_state import Producer, ProducerState
 from local.record import Record
 from local.settings import LogSettings
@@ -233,6 +235,34 @@ def test_a_restart_elsewhere_knows_the_producers_it_is_told_after_a_power_cut_to
     assert log.producers() == known
     log.release()
     assert open_log(disk.crash(random.Random(1))).producers() == known
+
+
+def _ends_below_its_start() -> tuple[ModelDisk, list[ProducerEntry]]:
+    """One batch that was promised; the checkpointed log start, 5, lies above what the power left."""
+    disk = ModelDisk()
+    log = open_log(disk)
+    put(log, 1)
+    log.flush()
+    known = log.producers()
+    log.release()
+    return disk, known
+
+
+def test_a_log_that_begins_anew_at_its_start_knows_the_producers_it_promised_wherever_it_is_cut() -> None:
+    disk, known = _ends_below_its_start()
+    before = disk.effects
+    again = open_log(disk, log_start_offset=5)
+    assert (again.log_start_offset, again.next_offset, again.producers()) == (5, 5, known)
+    again.release()
+    assert names_of(disk, PRODUCER_SNAPSHOT) == [5]
+    for cut in range(before + 1, disk.effects + 1):
+        for is_before, seed in product((True, False), range(8)):
+            lost, _ = _ends_below_its_start()
+            lost.cut_at, lost.cut_before = cut, is_before
+            with pytest.raises(PowerCut):
+                open_log(lost, log_start_offset=5)
+            found = open_log(lost.crash(random.Random(seed)), log_start_offset=5)
+            assert (found.next_offset, found.producers()) == (5, known), (cut, is_before, seed)
 
 
 def test_a_failed_write_leaves_the_state_that_the_bytes_say() -> None:
