@@ -7,8 +7,8 @@ that lose nothing are copied byte for byte, and segments that lose nothing and g
 
 `clean_from` is the first offset that is not in the remote tier yet: uploaded segments are frozen. Tombstones and
 transaction markers at or above `tombstones_below` never leave: an older record of their key, or data of their
-transaction, may sit in the remote tier (invariant I5). Nothing at or above the last stable offset is looked at. A
-segment with messages of format 0 or 1 is refused before anything is changed.
+transaction, may sit in the remote tier (invariant I5). Nothing at or above the last stable offset is looked at.
+What stays of messages of formats 0 and 1 is written in format 2.
 
 Kafka groups segments by their sizes before cleaning; here it is by those after it, so that what goes to the store is
 fewer and larger objects. A segment all of whose batches would go keeps its last one, empty, so that no file is empty.
@@ -145,6 +145,7 @@ def clean(
         now_ms=now_ms,
         delete_retention_ms=delete_retention_ms,
         tombstones_below=tombstones_below,
+        legacy_horizon_ms=_legacy_horizon(log, first_dirty, delete_retention_ms),
         first_offset=sealed[0].base_offset,
         upto_offset=upto,
         producers={each.producer_id: each for each in log.producers()},
@@ -193,6 +194,9 @@ def _judge(
 
 
 def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress) -> None:
+    """Every group, oldest first. What is made of old formats has no leader epoch of its own: the log knows it."""
+    if any(each.has_legacy for each in judged):
+        work.log.cover_epochs()
     groups = _groups(work, judged)
     for done, group in enumerate(groups):
         progress(done, len(groups))
@@ -228,6 +232,15 @@ def _first_unstable_base(log: Log) -> int:
     """Where cleaning has to stop: the base of the segment with the last stable offset, or of the active one."""
     stable, infos = log.last_stable_offset, log.segments()
     return max((info.base_offset for info in infos if info.base_offset <= stable), default=infos[0].base_offset)
+
+
+def _legacy_horizon(log: Log, first_dirty: int, delete_retention_ms: int) -> int | None:
+    """Tombstones of formats 0 and 1 go from segments last written to by this time (ms).
+
+    Source: kafka `Cleaner.doClean`, legacyDeleteHorizonMs.
+    """
+    clean = [info.base_offset for info in log.segments() if info.base_offset < first_dirty]
+    return log.segment(clean[-1]).modified_ms - delete_retention_ms if clean else None
 
 
 def _groups(work: _Work, judged: Sequence[SegmentVerdict]) -> list[list[SegmentVerdict]]:
@@ -307,8 +320,8 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     size = storage.size(path)
     is_alone = len(group) == 1
     allowed = max(settings.segment_bytes, group[0].segment.size_bytes) if is_alone else settings.segment_bytes
-    if is_alone and group[0].gains_horizon:
-        allowed = POSITION_MAX  # the times of its records take more bytes now; it shrinks when the horizon has passed
+    if is_alone and group[0].may_grow:
+        allowed = POSITION_MAX
     if size <= min(allowed, POSITION_MAX):
         indexes = rows.indexes(base_offset, settings.index_interval_bytes)
         if is_alone or max(len(indexes.offset), len(indexes.time)) <= settings.segment_index_bytes:

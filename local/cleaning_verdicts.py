@@ -17,6 +17,10 @@ A marker stays while data of its transaction was met in this pass, and after tha
 tombstone (`local.cleaned_transactions`). The horizon is the base timestamp of the batch, told by attribute bit 6; a
 later pass never moves it.
 
+What stays of a message of format 0 or 1 becomes a batch of format 2, as in Kafka since 4.0, its tombstones with a
+horizon. One that comes too late for that, in a segment last written to by `legacy_horizon_ms`, goes at once: that is
+``delete.retention.ms`` before the last segment that begins in the clean section was written to.
+
 A batch that has nothing left goes, unless it must stay, empty: the last data of a producer that the log still knows
 (its last sequence), the control batch of such a producer's epoch when its latest write was a marker (fencing), and the
 last batch of the round (the log's offsets do not go back).
@@ -33,12 +37,12 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.batch import read_marker
-from local.batch_header import CODEC_BITS, CONTROL, DELETE_HORIZON, HEADER_BYTES, RECORD_BYTES_MIN, TRANSACTIONAL
+from local.batch_header import CODEC_BITS, CONTROL, DELETE_HORIZON, HEADER_BYTES, MAGIC, RECORD_BYTES_MIN, TRANSACTIONAL
 from local.cleaned_transactions import CleanedTransactions
 from local.cleaning_pace import Pace
 from local.columns import BatchTable, Columns
 from local.isolation import aborted_batches
-from local.newest_records import Flags, NewestRecords, check_format, check_whole
+from local.newest_records import Flags, NewestRecords, check_whole
 from local.producer_snapshot import ProducerEntry
 from local.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 from local.record_bits import Bits, clear, packed
@@ -53,12 +57,14 @@ _REBASED_GROWTH = 6  # bytes by which a record about grows when its time is coun
 class Circumstances:
     """What does not change in one pass. Times in ms; `upto_offset` is where the round ends, not included.
 
-    `producers` are those that the log knows, by id. `tombstones_below`: see the module text, None for no bound.
+    `producers` are those that the log knows, by id. `tombstones_below` and `legacy_horizon_ms`: see the module text,
+    None for no bound and for no such horizon.
     """
 
     now_ms: int
     delete_retention_ms: int
     tombstones_below: int | None
+    legacy_horizon_ms: int | None
     first_offset: int
     upto_offset: int
     producers: Mapping[int, ProducerEntry]
@@ -67,6 +73,10 @@ class Circumstances:
     def horizon_ms(self) -> int:
         """What a batch gets that has no delete horizon yet."""
         return self.now_ms + self.delete_retention_ms
+
+    def lets_legacy_go(self, segment: Segment) -> bool:
+        """Whether tombstones of formats 0 and 1 in it were there for long enough."""
+        return self.legacy_horizon_ms is not None and segment.modified_ms <= self.legacy_horizon_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,7 @@ class SegmentVerdict:
     bytes_least: int = 0
     bytes_most: int = 0
     batches_after: int = 0
+    has_legacy: bool = False
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def measure(self, storage: Storage, pace: Pace) -> None:
@@ -109,15 +120,16 @@ class SegmentVerdict:
             table = kernels.scan_batches(data, verify=False)
             kept = kernels.count_bits(verdict.keep, table.record_counts)
             size += _sizes_after(table, kernels.kept_bytes(data, table, verdict.keep), kept, verdict.actions)
-        self.bytes_least = self.bytes_most = min(size, self.segment.size_bytes)
+        self.bytes_least = self.bytes_most = size if self.has_legacy else min(size, self.segment.size_bytes)
 
     @property
     def is_changed(self) -> bool:
         return any((each.actions != VERBATIM).any() for each in self.slices)
 
     @property
-    def gains_horizon(self) -> bool:
-        return any((each.actions == REBASE).any() for each in self.slices)
+    def may_grow(self) -> bool:
+        """It gains a horizon, from which times take more bytes, or batches of format 2."""
+        return self.has_legacy or any((each.actions == REBASE).any() for each in self.slices)
 
     @property
     def is_empty(self) -> bool:
@@ -145,7 +157,7 @@ class Judge:
         )
 
     def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
-        """Raises Corrupt, CleaningAborted, and InvalidRequest for messages of format 0 or 1."""
+        """Raises Corrupt and CleaningAborted."""
         mapped = self._newest.mapped(segment.base_offset)
         found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)
         known = len(self._transactions.kept)
@@ -155,14 +167,16 @@ class Judge:
             keep, tombstones = self._records(segment, number, data, table)
             self._batches(found, data, table, keep, tombstones)
         found.aborted = self._transactions.kept[known:]
-        found.bytes_most = min(found.bytes_most, segment.size_bytes)
+        if not found.has_legacy:
+            found.bytes_most = min(found.bytes_most, segment.size_bytes)
         return found
 
     def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Bits, Bits]:
         """(stays, is a tombstone) of each record, control records included; these all stay, so far."""
         bits = self._newest.bits(segment.base_offset, number)
         has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
-        if bits is not None and not has_horizon.any():
+        is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
+        if bits is not None and not has_horizon.any() and not is_legacy_due:
             return bits
         steps = list(self._looked_up(segment, data, is_clean=bits is None))
         if bits is not None:
@@ -174,9 +188,8 @@ class Judge:
     def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
         """(stays, is a tombstone, would go if it is one) by steps; the first only of clean segments."""
         for columns in kernels.decode_in_steps(data, include_control=True):
-            check_format(columns, segment)
             table, ordinals = columns.table, columns.batch_ordinals
-            due = self._due(columns)
+            due = self._due(segment, columns)
             if not is_clean:
                 yield due, due, due
                 continue
@@ -188,10 +201,12 @@ class Judge:
             yield keep, (columns.value_lengths < 0) & ~control[ordinals], due
             del columns  # before the next step is inflated
 
-    def _due(self, columns: Columns) -> Flags:
+    def _due(self, segment: Segment, columns: Columns) -> Flags:
         """Whether a tombstone in this place may go."""
         table = columns.table
         is_past = ((table.attributes & DELETE_HORIZON) != 0) & (table.base_timestamps <= self._facts.now_ms)
+        if table.has_legacy and self._facts.lets_legacy_go(segment):
+            is_past |= table.magics != MAGIC
         due: Flags = is_past[columns.batch_ordinals]
         if self._facts.tombstones_below is not None:
             due = due & (columns.offsets < self._facts.tombstones_below)
@@ -208,16 +223,18 @@ class Judge:
         kept, dead = kernels.count_bits(keep, counts), kernels.count_bits(keep & tombstones, counts)
         needs_horizon = ((dead > 0) | useless) & ((table.attributes & DELETE_HORIZON) == 0)
         actions = np.full(len(table), REBUILD, np.uint8)
-        actions[kept == counts] = VERBATIM
+        actions[(kept == counts) & (table.magics == MAGIC)] = VERBATIM
         actions[needs_horizon] = REBASE
         is_emptied = (counts == 0) & ((table.attributes & (CODEC_BITS | DELETE_HORIZON)) == 0)
         staying = np.where(is_emptied & (table.base_timestamps == -1), VERBATIM, EMPTY)
         actions[kept == 0] = np.where(self._must_stay(table), staying, DROP)[kept == 0]
         found.slices.append(SliceVerdict(keep=keep, actions=actions, last_stays=int(staying[-1])))
+        found.has_legacy |= table.has_legacy
         found.record_count += int(counts.sum(dtype=np.int64))
         found.kept_count += int(kept.sum())
         is_plain, lost = (table.attributes & CODEC_BITS) == 0, counts - kept
-        sections = table.sizes.astype(np.int64) - HEADER_BYTES
+        # A message of format 0 or 1 is no smaller than its records will be without the header of their batch.
+        sections = table.sizes.astype(np.int64) - np.where(table.magics == MAGIC, HEADER_BYTES, 0)
         found.bytes_least += _sizes_after(table, kept * RECORD_BYTES_MIN * is_plain, kept, actions)
         found.bytes_most += _sizes_after(table, sections - lost * RECORD_BYTES_MIN * is_plain, kept, actions)
         found.batches_after += int((actions != DROP).sum())

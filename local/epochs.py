@@ -26,6 +26,12 @@ class LeaderEpochs:
         kept = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
         return LeaderEpochs((*kept, (epoch, start_offset)))
 
+    def covering(self, offset: int) -> LeaderEpochs:
+        """With every record from `offset` on in some epoch: those before the first known one are of epoch 0."""
+        if self.entries and self.entries[0][1] <= offset:
+            return self
+        return LeaderEpochs(((0, offset), *(entry for entry in self.entries if entry[0] > 0)))
+
     def epoch_at(self, offset: int) -> int | None:
         """The epoch that the record at `offset` was, or would be, written in; None when that is not known."""
         return next((epoch for epoch, start in reversed(self.entries) if start <= offset), None)

@@ -249,6 +249,7 @@ def filter_batches(
     record's or else the delete horizon; the largest timestamp is that of the kept records (under log append time it
     stays). One of which none is kept is left out, but with `keep_last_batch` the last batch of `data` stays as an empty
     one, so that the log's next offset survives.
+    A message of format 0 or 1 that is rebuilt, or stays empty, becomes a batch of format 2.
     Every CRC is checked first. Memory: the result, and one inflated batch at a time. Raises Corrupt, and InvalidRequest
     when there is not one flag per record and one action per batch, or `data` does not end with a batch.
     Source: kafka `MemoryRecords.filterTo`.
@@ -292,11 +293,12 @@ def count_bits(bits: NDArray[np.uint8], counts: NDArray[np.int32]) -> NDArray[np
 def kept_bytes(data: Buffer, table: BatchTable, keep: NDArray[np.uint8]) -> NDArray[np.int64]:
     """How many bytes the kept records of each batch of `table` take in `data`; of a compressed batch all that it has.
 
-    `keep` has a bit for each record, as `rebuilt_batches` takes them. Nothing is verified. Raises InvalidRequest where
-    bits or table do not fit.
+    A message of format 0 or 1 counts whole: as records it is no larger. `keep` has a bit for each record, as
+    `rebuilt_batches` takes them. Nothing is verified. Raises InvalidRequest where bits or table do not fit.
     """
-    sizes: NDArray[np.int64] = table.sizes.astype(np.int64) - HEADER_BYTES
-    is_plain, firsts = (table.attributes & CODEC_BITS) == Codec.NONE, _firsts(table.record_counts)
+    is_legacy, firsts = table.magics != MAGIC, _firsts(table.record_counts)
+    sizes: NDArray[np.int64] = table.sizes.astype(np.int64) - np.where(is_legacy, 0, HEADER_BYTES)
+    is_plain = ((table.attributes & CODEC_BITS) == Codec.NONE) & ~is_legacy
     if is_plain.any():
         sizes[is_plain] = _chosen.kept_bytes(_bytes_of(data), table.select(is_plain), keep, firsts[is_plain])
     return sizes
@@ -389,23 +391,11 @@ def _plain_columns(view: memoryview, table: BatchTable, *, verify: bool, include
 def _verify(view: memoryview, table: BatchTable) -> None:
     """Every CRC of the table's batches in one go, before a decompressor sees a byte. Raises Corrupt."""
     if table.has_legacy:
-        table = _verify_legacy(view, table)
+        table = legacy_scan.verified(view, table)
     drop = np.full(len(table), DROP, np.uint8)
     none, starts = np.empty(0, np.uint8), np.zeros(len(table), np.int64)
     unread = replace(table, record_counts=np.zeros(len(table), np.int32))
     _chosen.rebuild_batches(view, unread, drop, none, starts, 0, none, 0, len(table))
-
-
-def _verify_legacy(view: memoryview, table: BatchTable) -> BatchTable:
-    """The checksums of the rows of formats 0 and 1; the table without those rows."""
-    is_legacy = table.magics != MAGIC
-    for row in np.flatnonzero(is_legacy).tolist():
-        at, size, crc = int(table.positions[row]), int(table.sizes[row]), int(table.crcs[row])
-        found = legacy.crc_of(view[at : at + size])
-        if found != crc:
-            facts = {"expected": f"{crc:08x}", "found": f"{found:08x}"}
-            raise Corrupt("decoding a batch, crc differs", at=at, base_offset=int(table.base_offsets[row]), **facts)
-    return table.select(~is_legacy)
 
 
 # -- inflating
@@ -483,11 +473,8 @@ def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object)
 
 
 def _filterable(view: memoryview) -> BatchTable:
-    """Whole batches of format 2 and nothing else. Raises InvalidRequest for other data, and Corrupt."""
+    """Whole batches and nothing else. Raises InvalidRequest for other data, and Corrupt."""
     table = _scanned(view, verify=True)
-    if table.has_legacy:
-        at = int(table.positions[(table.magics != MAGIC).argmax()])
-        raise InvalidRequest("filtering batches, messages of format 0 or 1 are not rewritten", at=at)
     if table.problem is not None:
         raise InvalidRequest("filtering batches, the data ends inside one", at=table.valid_bytes, bytes=len(view))
     return table
@@ -515,9 +502,10 @@ def _rebuilt(
     if actions.shape != (len(table),) or (is_rebuilt & (_kept_counts(table, bits) == 0)).any():
         raise InvalidRequest("filtering batches, not a sensible action per batch", batches=len(table))
     firsts = _firsts(table.record_counts)
-    repacked = np.flatnonzero(is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)).tolist()
+    is_packed = is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)
+    apart = np.flatnonzero(is_packed | (table.magics != MAGIC)).tolist()
     row = 0
-    for stop in (*repacked, len(table)):
+    for stop in (*apart, len(table)):
         while row < stop:
             following, size = _chosen.rebuild_batches(view, table, actions, bits, firsts, horizon_ms, out, row, stop)
             if following == row:
@@ -531,7 +519,7 @@ def _rebuilt(
             )
             flags = flags[firsts[stop] & 7 :][: int(table.record_counts[stop])]
             how = (int(actions[stop]), horizon_ms)
-            yield memoryview(_repacked(view, table.row(stop), int(table.positions[stop]), flags, how))
+            yield memoryview(_apart(view, table.row(stop), int(table.positions[stop]), flags, how))
             row = stop + 1
 
 
@@ -551,18 +539,29 @@ def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: boo
     return actions
 
 
+def _apart(
+    view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
+) -> bytes:
+    """What becomes of a batch that the twins do not know: compressed, or a message of format 0 or 1."""
+    match how[0]:
+        case pure_kernels.DROP:
+            return b""
+        case pure_kernels.EMPTY:
+            return pure_kernels.emptied(header)
+        case pure_kernels.VERBATIM:
+            return bytes(view[position : position + header.size_bytes])
+        case _:
+            return _repacked(view, header, position, flags, how)
+
+
 def _repacked(
     view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
 ) -> bytes:
-    """One compressed batch with some of its records: inflated, rebuilt plain, compressed again."""
-    pure_kernels.check_crc(view, header, position)
-    section = view[position + HEADER_BYTES : position + header.size_bytes]
+    """A batch with some or all of its records: made plain, rebuilt, compressed again if it was; of format 2."""
     try:
-        inflated = decompress(header.codec, section, INFLATED_BYTES_MAX)
+        plain = _plain(view, header, position)
     except Corrupt as error:
         raise _placed(error, header, position, limit=INFLATED_BYTES_MAX) from error
-    plain = memoryview(seal(replace(header, attributes=header.attributes & ~CODEC_BITS), inflated))
-    del inflated
     try:
         table = _scanned(plain, verify=False)
         out, one = np.empty(_room_for(table, 0), np.uint8), np.array(how[:1], np.uint8)
@@ -573,6 +572,18 @@ def _repacked(
         raise _placed(error, header, position) from error
     del plain
     changed = read_header(rebuilt)
-    assert changed is not None
+    if header.codec is Codec.NONE or changed is None:
+        return bytes(rebuilt)
     packed = compress(header.codec, rebuilt[HEADER_BYTES:])
     return seal(replace(changed, attributes=changed.attributes | (header.attributes & CODEC_BITS)), packed)
+
+
+def _plain(view: memoryview, header: BatchHeader, position: int) -> memoryview:
+    """A batch inflated, in format 2."""
+    plain = replace(header, magic=MAGIC, attributes=header.attributes & ~CODEC_BITS)
+    entry = view[position : position + header.size_bytes]
+    if header.is_legacy:
+        records = legacy.records_of(entry, header.base_timestamp_ms, INFLATED_BYTES_MAX, verify=False)
+        return memoryview(seal(plain, records))
+    pure_kernels.check_crc(view, header, position)
+    return memoryview(seal(plain, decompress(header.codec, entry[HEADER_BYTES:], INFLATED_BYTES_MAX)))

@@ -17,6 +17,7 @@ the last one's. Their times are their own, or the wrapper's where that says log 
 carries a checksum of its header that was computed over the wrong bytes; it is not looked at.
 
 All of it becomes what the rest of the house speaks: a `BatchHeader`'s fields, and a section of format 2 records.
+Nothing is written in these formats: what the cleaner leaves of a message is a batch of format 2 (`kernels`).
 Sources: kafka `LegacyRecord`, `AbstractLegacyRecordBatch`, `Lz4BlockInputStream`; KIP-31, KIP-32.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from local import legacy
-from local.batch_header import CODEC_BITS, LENGTH_OVERHEAD, MAGIC_END
+from local.batch_header import CODEC_BITS, LENGTH_OVERHEAD, MAGIC, MAGIC_END
 from local.columns import TABLE_DTYPES, TORN, BatchTable
 from local.compression import Codec
 from local.errors import Corrupt
@@ -42,6 +42,18 @@ def scan(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: in
     columns = list(zip(*rows, strict=True)) or [()] * len(TABLE_DTYPES)
     arrays = {name: np.array(column, TABLE_DTYPES[name]) for name, column in zip(TABLE_DTYPES, columns, strict=True)}
     return BatchTable(**arrays, valid_bytes=at, problem=problem), is_other
+
+
+def verified(view: memoryview, table: BatchTable) -> BatchTable:
+    """The table without its rows of formats 0 and 1. Raises Corrupt when the checksum of any of these is wrong."""
+    is_legacy = table.magics != MAGIC
+    for row in np.flatnonzero(is_legacy).tolist():
+        at, size, crc = int(table.positions[row]), int(table.sizes[row]), int(table.crcs[row])
+        found = legacy.crc_of(view[at : at + size])
+        if found != crc:
+            facts = {"expected": f"{crc:08x}", "found": f"{found:08x}"}
+            raise Corrupt("decoding a batch, crc differs", at=at, base_offset=int(table.base_offsets[row]), **facts)
+    return table.select(~is_legacy)
 
 
 def _row(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: int) -> tuple[int, ...] | str:

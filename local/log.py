@@ -276,6 +276,11 @@ class Log(ShrinkableLog):
         with self._lock:
             self.leader_epoch = max(epoch, self.leader_epoch)
 
+    def cover_epochs(self) -> None:
+        """Write down that records before the first known leader epoch are of epoch 0; such are those of old formats."""
+        with self._lock:
+            self._save_epochs(self.epochs.covering(self.local_log_start_offset))
+
     def close(self) -> bool:
         """Make everything durable and let go of the files; False when that could not be done (recover at the start)."""
         with self._lock:

@@ -135,7 +135,6 @@ class NewestRecords:
         steps: list[Step] = []
         whole = 0
         for columns in kernels.decode_in_steps(data, include_control=True):
-            check_format(columns, segment)
             held = self._held if columns.data.obj is data.obj else -1
             step = self._add(columns, aborted, held, start)
             if step is None:
@@ -180,8 +179,7 @@ def find_newest(
 ) -> tuple[NewestRecords, int]:
     """Pass one over dirty `segments` up to `next_offset`, none of them empty; how many of them fitted, one at least.
 
-    Raises Corrupt, CleaningAborted, and InvalidRequest for messages of format 0 or 1 and for a buffer that cannot take
-    the first segment.
+    Raises Corrupt, CleaningAborted, and InvalidRequest for a buffer that cannot take the first segment.
     """
     slots = _slots(storage, segments, next_offset, buffer)
     spare = max(0, buffer.size_bytes - slots * SLOT_BYTES)
@@ -210,13 +208,6 @@ def _slots(storage: Storage, segments: Sequence[Segment], next_offset: int, buff
     return max(2, slots)
 
 
-def check_format(columns: Columns, segment: Segment) -> None:
-    """Raises InvalidRequest for messages of format 0 or 1: they have tombstone rules of their own."""
-    if columns.table.has_legacy:
-        attempt = "cleaning a segment, messages of format 0 or 1 are not rewritten"
-        raise InvalidRequest(attempt, path=segment.path(LOG))
-
-
 def check_whole(segment: Segment, start: int, whole: int, expected: int) -> None:
     """Raises Corrupt unless a slice was whole batches to its end."""
     if whole < expected:
@@ -235,14 +226,14 @@ def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[F
 
 
 def _counted(storage: Storage, segments: Sequence[Segment], enough: int) -> tuple[int, bool]:
-    """(records that the headers tell of, `enough` ends the count; whether any batch is compressed)."""
+    """(records that the headers tell of, `enough` ends the count; whether keys of any have to be copied)."""
     records, has_packed = 0, False
     for segment in segments:
         mapped = storage.map(segment.path(LOG))
         for start, end in slice_bounds(segment):
             table = kernels.scan_batches(mapped[start:end], verify=False)
             records += int(table.record_counts.sum(dtype=np.int64))
-            has_packed |= bool((table.attributes & CODEC_BITS).any())
+            has_packed |= table.has_legacy or bool((table.attributes & CODEC_BITS).any())
             if records >= enough:
                 return enough, has_packed
     return records, has_packed

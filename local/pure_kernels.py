@@ -521,10 +521,11 @@ def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: l
 def emptied(header: BatchHeader) -> bytes:
     """The batch without records, which keeps its offsets and its producer's state alive.
 
-    Codec and delete horizon go, the largest timestamp stays (kafka `DefaultRecordBatch.writeEmptyHeader`).
+    Codec and delete horizon go, the largest timestamp stays (kafka `DefaultRecordBatch.writeEmptyHeader`). It is of
+    format 2 whatever the batch was.
     """
     bits = header.attributes & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL)
-    return seal(replace(header, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
+    return seal(replace(header, magic=MAGIC, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
 
 
 def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[bool], horizon_ms: int | None) -> bytes:

@@ -35,11 +35,12 @@ class PowerCut(BaseException):
 class Inode:
     """One file's bytes: `synced` for certain, `unsynced` what was done since, `live` what a reader sees now."""
 
-    __slots__ = ("live", "synced", "unsynced")
+    __slots__ = ("live", "modified_ms", "synced", "unsynced")
 
     def __init__(self, found: bytes = b"") -> None:
         self.synced = found
         self.live: bytes | bytearray = found
+        self.modified_ms = 0  # what it was set to; no write changes it
         self.unsynced: list[tuple[int, bytes | None]] = []  # (position, bytes written) or (size cut or grown to, None)
 
     @property
@@ -168,11 +169,10 @@ class ModelDisk:
         return len(self._inode(path).live)
 
     def modified_ms(self, path: str) -> int:
-        self._inode(path)
-        return 0
+        return self._inode(path).modified_ms
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        self._inode(path)
+        self._inode(path).modified_ms = modified_ms
 
     def space(self, path: str) -> Space | None:
         return None
@@ -346,6 +346,7 @@ def _rebuild(
         survivor = known.get(id(node))
         if survivor is None:
             survivor = known[id(node)] = Inode(_survivor(node, rng))
+            survivor.modified_ms = node.modified_ms
         made.durable[name] = found.names[inside] = survivor
 
 

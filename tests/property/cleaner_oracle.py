@@ -6,6 +6,7 @@ that must be found after it. Deliberately naive: no bits, no columns, no kernels
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ class Batch:
     max_timestamp_ms: int
     records: tuple[StoredRecord, ...]
     is_commit: bool | None
+    magic: int = 2
 
     @property
     def is_control(self) -> bool:
@@ -44,7 +46,10 @@ class Batch:
 
 
 class Round(NamedTuple):
-    """`aborted` are (producer, first offset, marker's offset); `producers` maps an id to (epoch, last data or None)."""
+    """`aborted` are (producer, first offset, marker's offset); `producers` maps an id to (epoch, last data or None).
+
+    `legacy_due` are the offsets of messages of old formats in segments that are old enough for their tombstones to go.
+    """
 
     dirty_from: int
     upto: int
@@ -53,6 +58,7 @@ class Round(NamedTuple):
     tombstones_below: int | None
     aborted: list[tuple[int, int, int]]
     producers: dict[int, tuple[int, int | None]]
+    legacy_due: frozenset[int] = frozenset()
 
 
 def batches_of(log: Log) -> list[list[Batch]]:
@@ -64,6 +70,10 @@ def parsed(data: memoryview) -> list[Batch]:
     found, at = [], 0
     while (header := read_header(data, at)) is not None:
         body = data[at : at + header.size_bytes]
+        if header.is_legacy:
+            found.append(_parsed_legacy(body))
+            at += header.size_bytes
+            continue
         marker = read_marker(body) if header.is_control else None
         found.append(
             Batch(
@@ -80,6 +90,25 @@ def parsed(data: memoryview) -> list[Batch]:
         )
         at += header.size_bytes
     return found
+
+
+def _parsed_legacy(body: memoryview) -> Batch:
+    """A message of an old format, or a set of them: its records are what the reader makes of them."""
+    last_offset, _, _, magic, bits = struct.unpack_from(">qiIbB", body)
+    time_ms = struct.unpack_from(">q", body, 18)[0] if magic else -1
+    records = tuple(kernels.decode_columns(body).records())
+    return Batch(
+        base_offset=records[0].offset,
+        last_offset=last_offset,
+        leader_epoch=-1,
+        producer=(-1, -1, -1),
+        attributes=bits,
+        base_timestamp_ms=time_ms,
+        max_timestamp_ms=time_ms,
+        records=records,
+        is_commit=None,
+        magic=magic,
+    )
 
 
 def expected(batches: list[Batch], facts: Round) -> list[Batch]:
@@ -113,7 +142,7 @@ def _judged(batch: Batch, facts: Round, newest: dict[bytes, int], met: set[tuple
     if wants_horizon and batch.horizon_ms is None:
         horizon = facts.now_ms + facts.retention_ms
         return _rebuilt(replace(batch, attributes=batch.attributes | HORIZON, base_timestamp_ms=horizon), records)
-    if len(records) == len(batch.records):
+    if len(records) == len(batch.records) and batch.magic == 2:
         return batch
     if batch.horizon_ms is None:
         batch = replace(batch, base_timestamp_ms=records[0].timestamp_ms)
@@ -123,17 +152,25 @@ def _judged(batch: Batch, facts: Round, newest: dict[bytes, int], met: set[tuple
 def _rebuilt(batch: Batch, records: tuple[StoredRecord, ...]) -> Batch:
     largest = max(record.timestamp_ms for record in records)
     is_append_time = records[0].timestamp_type is TimestampType.LOG_APPEND_TIME
-    return replace(batch, records=records, max_timestamp_ms=batch.max_timestamp_ms if is_append_time else largest)
+    return replace(
+        batch, magic=2, records=records, max_timestamp_ms=batch.max_timestamp_ms if is_append_time else largest
+    )
 
 
 def _emptied(batch: Batch) -> Batch:
     bits = batch.attributes & ~(CODECS | HORIZON)
-    return replace(batch, attributes=bits, base_timestamp_ms=-1, records=(), is_commit=None)
+    return replace(batch, attributes=bits, base_timestamp_ms=-1, records=(), is_commit=None, magic=2)
 
 
 def _stays(record: StoredRecord, batch: Batch, facts: Round, newest: dict[bytes, int]) -> bool:
     if record.key is None or _is_aborted(batch, facts) or record.offset < newest.get(record.key, -1):
         return False
+    if batch.magic < 2:
+        return (
+            record.value is not None
+            or batch.last_offset not in facts.legacy_due
+            or not _may_leave(record.offset, facts)
+        )
     return record.value is not None or not _is_due(batch, facts) or not _may_leave(record.offset, facts)
 
 

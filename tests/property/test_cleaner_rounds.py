@@ -10,6 +10,7 @@ from cleaner_oracle import Batch, Round, batches_of, expected
 from disk_model import ModelDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from old_formats import OldLog, lay_down, old_log
 
 from local import cleaner
 from local.batch import encode_batch
@@ -51,10 +52,12 @@ class World:
     directory: str = "./t-0"
     now_ms: int = 100_000
     sequences: dict[int, int] = field(default_factory=dict)
+    old: OldLog = field(default_factory=OldLog)  # segments of formats 0 and 1, older than the story
 
     def __post_init__(self) -> None:
+        lay_down(self.disk, self.directory, self.old.segments, modified_ms=self.now_ms - 5000)
         self.log = Log.open(self.disk, self.directory, NAME, LIMITS, now_ms=0)
-        self.log.cleaner_offset = 0
+        self.log.cleaner_offset = self.old.clean_to
 
     def put(self, records: list[Record], codec: Codec, is_append_time: bool) -> None:
         times = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": self.now_ms}
@@ -99,6 +102,7 @@ class World:
         aborted = [(a.producer_id, a.first_offset, a.last_offset) for a in log.aborted_transactions(0, log.next_offset)]
         producers = {p.producer_id: (p.producer_epoch, _known(p.last_offset)) for p in log.producers()}
         visible = committed_values(log)
+        legacy_due = self._legacy_due(dirty_from)
         try:
             done = cleaner.clean(
                 log,
@@ -119,13 +123,25 @@ class World:
             assert batches_of(log) == before
             return None
         upto = done.cleaner_offset
-        facts = Round(dirty_base, upto, self.now_ms, RETENTION_MS, tombstones_below, aborted, producers)
+        facts = Round(dirty_base, upto, self.now_ms, RETENTION_MS, tombstones_below, aborted, producers, legacy_due)
         flat = [batch for segment in before for batch in segment]
         wanted = expected([batch for batch in flat if batch.base_offset < upto], facts)
         rest = [batch for batch in flat if batch.base_offset >= upto]
         self._compare(wanted, rest, upto)
         assert committed_values(log) == visible
         return None
+
+    def _legacy_due(self, dirty_from: int) -> frozenset[int]:
+        """Kafka's rule: as old as the last segment that begins in the clean section, and the retention older."""
+        segments = [(segment.base_offset, segment.modified_ms) for segment in self.log.sources()]
+        clean = [modified_ms for base, modified_ms in segments if base < dirty_from]
+        horizon_ms = clean[-1] - RETENTION_MS if clean else 0
+        return frozenset(
+            batch.last_offset
+            for (_, modified_ms), batches in zip(segments, batches_of(self.log), strict=True)
+            for batch in batches
+            if modified_ms <= horizon_ms
+        )
 
     def _compare(self, wanted: list[Batch], rest: list[Batch], upto: int) -> None:
         """Equal, but for a segment's only batch, which may stay empty, and for what the next segment supersedes."""
@@ -141,7 +157,9 @@ class World:
         for batch in wanted:
             for record in batch.records:
                 assert record.offset in ours or record.key in later
-        if ours == {record.offset for batch in wanted for record in batch.records}:
+        left = {record.offset for batch in wanted for record in batch.records}
+        assert ours <= left, "something stayed that had to go"
+        if ours == left:
             assert found == wanted
 
     def reopen(self) -> None:
@@ -206,6 +224,14 @@ def drawn(seed: int) -> list[tuple]:
         )[0]
 
     return [step() for _ in range(80)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_messages_of_old_formats_take_part_in_every_round_and_become_batches(seed: int) -> None:
+    story = World(old=old_log(random.Random(seed)))
+    assert {batch.magic for segment in batches_of(story.log) for batch in segment} <= {0, 1}
+    story.play(drawn(seed))
+    assert {batch.magic for segment in batches_of(story.log) for batch in segment} == {2}
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -1,10 +1,11 @@
-"""Messages of formats 0 and 1: read like everything else, written never, refused where they cannot go."""
+"""Messages of formats 0 and 1: read like everything else, cleaned into batches, refused where they cannot go."""
 
 from __future__ import annotations
 
 import struct
 import tracemalloc
 
+import numpy as np
 import pytest
 from disk_model import ModelDisk
 from legacy_samples import APPEND, many, message, wrapper
@@ -13,9 +14,11 @@ from log_world import SMALL, fill, open_log, read_all
 from local import cleaner, kernels
 from local.batch import assign_offset, check_batch, encode_batch, read_header
 from local.columns import TORN
-from local.compression import mended_lz4
+from local.compression import Codec, compress, mended_lz4
+from local.epochs import LeaderEpochs
 from local.errors import Corrupt, InvalidRequest
 from local.log import Log
+from local.pure_kernels import DROP, REBUILD
 from local.record import StoredRecord, TimestampType
 from local.settings import LogSettings
 from tiered.copying import segment_to_copy
@@ -244,12 +247,10 @@ def test_what_follows_an_old_message_and_is_neither_ends_the_scan() -> None:
 # -- not to be written
 
 
-def test_old_messages_are_not_given_offsets_nor_filtered_nor_appended() -> None:
+def test_old_messages_are_not_given_offsets_nor_appended() -> None:
     data = many(1, 2)
     with pytest.raises(InvalidRequest, match="not a batch of format 2"):
         assign_offset(bytearray(data), 5, 0)
-    with pytest.raises(InvalidRequest, match="not rewritten"):
-        kernels.filter_batches(data, [True, True], keep_last_batch=True)  # type: ignore[arg-type]
     log = open_log(ModelDisk())
     with pytest.raises(InvalidRequest, match="not of format 2"):
         log.append_batch(many(1, 1), now_ms=1)
@@ -312,21 +313,139 @@ def sealed(data: bytes, settings: LogSettings = SMALL) -> tuple[ModelDisk, Log]:
 
 
 def test_a_segment_with_old_messages_is_not_copied_and_the_error_names_it() -> None:
-    _, log = sealed(encode_batch([(b"a", b"b", 1)]) + many(1, 2, start=1))
+    disk, log = sealed(encode_batch([(b"a", b"b", 1)]) + many(1, 2, start=1))
     with pytest.raises(
         InvalidRequest, match=r"format 0 or 1 cannot be tiered: path=\./t-0/0{20}\.log at=\d+"
     ) as caught:
-        segment_to_copy(log, log.segments()[0])
+        segment_to_copy(log, log.segments()[0]).inspect().take(memoryview(disk.read(LOG)))
     assert caught.value.facts["at"] == len(encode_batch([(b"a", b"b", 1)]))
     assert [record.offset for record in read_all(log)] == list(range(13))
 
 
-def test_a_segment_with_old_messages_is_not_cleaned_and_the_error_names_it() -> None:
-    disk, log = sealed(many(1, 20), LogSettings(segment_bytes=2000, is_compacted=True))
+# -- cleaned
+
+
+def filtered(data: bytes, keep: list[bool], **options: object) -> bytes:
+    return kernels.filter_batches(data, np.array(keep, np.bool_), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_what_is_kept_of_plain_messages_becomes_a_batch_each(magic: int) -> None:
+    data = many(magic, 3)
+    left = filtered(data, [True, False, True], actions=np.array([REBUILD, DROP, REBUILD], np.uint8))
+    table = kernels.scan_batches(left)
+    assert (table.problem, table.magics.tolist(), table.base_offsets.tolist()) == (None, [2, 2], [0, 2])
+    assert [short(record) for record in read(left)] == [short(record) for record in read(data)][::2]
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("keep", ["1110", "0111", "0100", "1111", "1001"])
+def test_what_is_kept_of_a_set_becomes_one_batch_of_its_range_and_codec(magic: int, codec: Codec, keep: str) -> None:
+    times = (70, 90, 80, 60)
+    inner = [
+        message(magic, at if magic else 40 + 2 * at, b"k%d" % at, b"v" * at or None, timestamp_ms=time)
+        for at, time in enumerate(times)
+    ]
+    packed = compress(codec, b"".join(inner))
+    data = message(magic, 43 if magic else 46, None, packed, timestamp_ms=90, attributes=codec)
+    flags = [each == "1" for each in keep]
+    left = filtered(data, flags, actions=np.array([REBUILD], np.uint8))
+    assert [short(r) for r in read(left)] == [short(r) for r, kept in zip(read(data), flags, strict=True) if kept]
+    (header,) = map(read_header, [left])
+    assert header is not None
+    assert (header.magic, header.codec, header.base_offset, header.last_offset) == (2, codec, 40, 43 if magic else 46)
+    assert (header.producer_id, header.leader_epoch, header.size_bytes) == (-1, -1, len(left))
+    assert header.max_timestamp_ms == (max(t for t, kept in zip(times, flags, strict=True) if kept) if magic else -1)
+
+
+def test_a_set_under_log_append_time_keeps_its_time_and_offsets_with_gaps_keep_theirs() -> None:
+    inner = [message(1, at, b"k", b"v", timestamp_ms=5) for at in (3, 5, 9)]
+    data = wrapper(1, inner, 109, timestamp_ms=77, attributes=APPEND)
+    left = filtered(data, [True, True, False])
+    assert [(record.offset, record.timestamp_ms, record.timestamp_type) for record in read(left)] == [
+        (103, 77, TimestampType.LOG_APPEND_TIME),
+        (105, 77, TimestampType.LOG_APPEND_TIME),
+    ]
+
+
+def test_what_stays_empty_of_a_set_is_a_batch_with_its_range() -> None:
+    data = many(1, 3) + wrapped(1, 3)
+    left = filtered(data, [False] * 6, keep_last_batch=True)
+    table = kernels.scan_batches(left)
+    assert (table.problem, table.magics.tolist(), table.record_counts.tolist()) == (None, [2], [0])
+    assert (table.base_offsets[0], table.last_offsets[0], table.leader_epochs[0]) == (3, 5, -1)
+    assert kernels.scan_batches(many(0, 3) + left + many(1, 2, start=6)).problem is None
+
+
+def test_a_set_that_is_damaged_inside_stops_a_cleaning_and_stays() -> None:
+    bad = wrapper(1, [b"not a message at all"], 20, timestamp_ms=1)
+    disk, log = sealed(many(1, 20) + bad, LogSettings(segment_bytes=2000, is_compacted=True))
     before = {name: bytes(file.data) for name, file in disk.names.items()}
-    with pytest.raises(InvalidRequest, match=r"not rewritten: path=\./t-0/0{20}\.log"):
+    with pytest.raises(Corrupt, match="old format"):
         cleaner.clean(log, disk, clean_from=0, now_ms=1)
     assert {name: bytes(file.data) for name, file in disk.names.items()} == before
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_segment_of_tiny_messages_may_outgrow_its_limit_but_takes_no_neighbour_along(magic: int) -> None:
+    body = b"".join(message(magic, at, b"%d" % at, b"", timestamp_ms=at) for at in range(60))
+    disk, log = sealed(body, LogSettings(segment_bytes=len(body), index_interval_bytes=100, is_compacted=True))
+    log.roll(now_ms=1)
+    done = cleaner.clean(log, disk, clean_from=0, now_ms=1)
+    assert done is not None
+    assert done.bytes_after > done.bytes_before
+    assert [info.base_offset for info in log.segments()] == [0, 60, 70]
+    assert not kernels.scan_batches(disk.read(LOG)).has_legacy
+    for offset in range(60):
+        assert read_all(log, offset)[0].offset == offset
+
+
+@pytest.mark.parametrize(
+    ("modified_ms", "clean_to", "tombstones_below", "stays"),
+    [
+        (5000, 12, None, False),
+        (5001, 12, None, True),
+        (5000, 2, None, True),  # it is the last clean segment itself
+        (5000, 0, None, True),  # nothing is clean yet
+        (5000, 12, 0, True),  # an older one may be in the bucket
+        (5000, 12, 1, False),
+    ],
+)
+def test_a_tombstone_of_an_old_format_leaves_by_the_age_of_its_segment_or_gets_a_horizon(
+    modified_ms: int, clean_to: int, tombstones_below: int | None, stays: bool
+) -> None:
+    """`delete.retention.ms`, here 4 s, before the last clean segment was written to, as Kafka has it."""
+    disk, log = sealed(message(1, 0, b"dead", None, timestamp_ms=1) + message(0, 1, b"alive", b"v"))
+    log.roll(now_ms=1)
+    fill(log, 1, start=12)
+    log.roll(now_ms=1)
+    log.segment(0).modified_ms, log.segment(2).modified_ms = modified_ms, 9000
+    log.cleaner_offset = clean_to
+    rules = {"delete_retention_ms": 4000, "tombstones_below": tombstones_below}
+    cleaner.clean(log, disk, clean_from=0, now_ms=1 << 50, **rules)  # type: ignore[arg-type]
+    found = read_all(log, bytes_max=1 << 20)
+    assert [record.key for record in found if record.offset < 2] == ([b"dead"] if stays else []) + [b"alive"]
+    table = kernels.scan_batches(log.read(0))
+    assert not table.has_legacy
+    assert table.attributes[0] == (0x40 if stays else 0)
+
+
+@pytest.mark.parametrize(
+    ("known", "covering"),
+    [
+        ((), ((0, 5),)),
+        (((0, 9),), ((0, 5),)),
+        (((0, 9), (2, 12)), ((0, 5), (2, 12))),
+        (((3, 9),), ((0, 5), (3, 9))),
+        (((3, 5),), ((3, 5),)),
+        (((1, 2), (3, 9)), ((1, 2), (3, 9))),
+    ],
+)
+def test_records_before_the_first_known_leader_epoch_are_of_epoch_0(
+    known: tuple[tuple[int, int], ...], covering: tuple[tuple[int, int], ...]
+) -> None:
+    assert LeaderEpochs(known).covering(5).entries == covering
 
 
 # -- the lz4 frame of format 0

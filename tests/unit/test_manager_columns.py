@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from legacy_samples import many
-from manager_world import NAME, NOW, TIERED, World, values
+from manager_world import COMPACTED, NAME, NOW, TIERED, World, values
 
 from local import kernels
 from local.errors import InvalidRequest
@@ -98,3 +98,24 @@ def test_an_old_brokers_segment_is_not_tiered_and_the_partition_says_so_and_goes
         ]
         assert kernels.scan_batches(world.disk.read("./data/t-0/00000000000000000000.log")).has_legacy
         assert manager.reader().offsets(TopicPartition("u", 0))[1] == 500
+
+
+def test_an_old_brokers_compacted_log_is_tiered_once_it_was_cleaned(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+    del world.disk.names["./data/.kafka_cleanshutdown"]
+    world.disk.names["./data/t-0/00000000000000000000.log"].data[:] = many(1, 60)
+    keyed = [record for record in RECORDS if record.key is not None]
+    for turn in range(3):
+        with world.open() as manager:
+            assert manager.problems == {}
+            manager.append("t", keyed, now_ms=NOW)
+            manager.roll("t", now_ms=NOW)
+            while manager.tick(NOW + turn):
+                pass
+            assert manager.problems == {}
+            records = [record for columns in manager.reader().columns(NAME, 0) for record in columns.records()]
+    assert manager.reader().offsets(NAME)[0] == 0
+    newest = {b"k%d" % (at % 9): b"value %d" % at for at in range(60)} | {each.key: each.value for each in keyed}
+    assert {record.key: record.value for record in records} == newest
+    assert any(each.key.endswith(".log") for each in world.store.list(""))
