@@ -195,8 +195,7 @@ def check_agreement(log: Log, head: Head) -> None:
 
 def uncovered(log: Log, head: Head) -> list[tuple[int, int]]:
     """The offset ranges of local segments with records, at or above the log start, of which a part is in no row."""
-    rows = [(row.base_offset, row.next_offset) for row in head.segments]
-    held = Coverage.of([*rows, *(each for spill in head.spills for each in spill.ranges())])
+    held = _coverage(head)
     found = []
     for segment in log.segments():
         start = max(segment.base_offset, head.log_start_offset)
@@ -206,12 +205,23 @@ def uncovered(log: Log, head: Head) -> list[tuple[int, int]]:
 
 
 def first_foreign_offset(log: Log, head: Head) -> int | None:
-    """Where the bucket's rows enter a leader epoch that this log never had, or had later; None when they never do."""
-    known = dict(log.epochs.entries)
-    for epoch, start in head.lineage:
-        if epoch not in known or known[epoch] > start:
+    """The first offset of a row at which the bucket and this log are in different leader epochs; None without one.
+
+    Looked at from both sides: a writer that came back may have committed records of an **older** epoch than the one in
+    which this disk got its records for the same offsets.
+    """
+    theirs = LeaderEpochs(tuple(head.lineage))  # each row's own pairs, so a row's base is among the starts
+    held = _coverage(head)
+    starts = {start for _, start in (*theirs.entries, *log.epochs.entries)}
+    for start in sorted(starts):
+        if held.holds(start, start + 1) and theirs.epoch_at(start) != log.epochs.epoch_at(start):
             return start
     return None
+
+
+def _coverage(head: Head) -> Coverage:
+    rows = [(row.base_offset, row.next_offset) for row in head.segments]
+    return Coverage.of([*rows, *(each for spill in head.spills for each in spill.ranges())])
 
 
 def lineage(head: Head) -> LeaderEpochs:

@@ -10,7 +10,9 @@ from fault_kinds import ALL, Kind
 
 from local.errors import AlreadyExists, Fenced, LogError
 from remote import range_reader, transfer
-from remote.head import Head, encode_head
+from remote.chunk_cache import Slice
+from remote.chunks import ChunkTable
+from remote.head import Head
 from remote.keys import head_key
 from remote.metadata_log import LogState, MetadataLog
 from tiered import apply
@@ -46,17 +48,20 @@ def test_several_faults_in_one_flow_break_no_promise(name: str) -> None:
 
 
 def _chunks_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(range_reader, "_is_right", lambda table, number, chunk: True)
+    def opened(table: ChunkTable, number: int, stored: Slice, cipher: None) -> Slice:
+        return Slice(stored.body, stored.start, table.lengths[number])
+
+    patch.setattr(range_reader, "_opened", opened)
 
 
 def _uploads_are_not_verified(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transfer, "_verify", lambda store, key, size_bytes: None)
+    patch.setattr(transfer._Copy, "_verify", lambda self, key, size_bytes: None)
 
 
 def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
-    def create(self: MetadataLog, head: Head) -> Head:
+    def create(self: MetadataLog, head: Head, body: bytes) -> Head:
         try:
-            self._store.put_if_absent(self._prefix + head_key(head.sequence), encode_head(head))
+            self._store.put_if_absent(self._prefix + head_key(head.sequence), body)
         except AlreadyExists as error:
             self._move(LogState.FENCED)
             raise Fenced("committing a head, its name is taken") from error

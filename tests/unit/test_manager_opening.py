@@ -58,6 +58,28 @@ def test_a_returning_machine_whose_records_contradict_the_bucket_is_refused_and_
     assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == mine
 
 
+def test_records_of_an_older_epoch_in_the_bucket_contradict_ours_of_a_newer_one(world: World) -> None:
+    """The first writer comes back with what it had not copied, after a second one got records for the same offsets."""
+    first = world.open()
+    first.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(first, 100)
+    settle(first)
+    send(first, 200, start=100)
+    first.close()
+    other = world.other_disk()
+    with world.open(disk=other) as second:
+        end = second.reader().offsets(NAME)[1]
+        send(second, 20, start=5000)
+        own = values(second.reader(), end)
+    with world.open() as manager:
+        settle(manager)
+    with world.open(disk=other) as second:
+        assert isinstance(second.problems[NAME], Conflict)
+        second.tick(NOW)
+        held = second.partitions()[0].log
+        assert [(at, record.value) for at, record in enumerate(held.records(end), start=end)] == own
+
+
 def test_everything_is_there_after_a_clean_restart(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
