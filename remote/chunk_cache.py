@@ -54,6 +54,10 @@ class ChunkCache:
     def size_bytes(self) -> int:
         return self._bytes
 
+    @property
+    def bytes_max(self) -> int:
+        return self._bytes_max
+
     def fetch(self, wanted: Sequence[Key], load: Loader[V], *, ahead: Sequence[Key] = ()) -> list[V]:
         """What every key in `wanted` names, in order.
 

@@ -9,8 +9,9 @@ Positions are those of the segment, whatever its object looks like, and the cach
 an object that is the segment itself are not copied on the way: the cache keeps what a GET brought, in one piece, and a
 read that lies within it is a view of it. A read that reaches over several is copied together once.
 
-Chunks next to each other come in one GET. A miss fetches READ_AHEAD_CHUNKS more than asked for, as far as the segment
-goes; a long read is cut into ranges of RANGE_BYTES that are fetched side by side.
+Chunks next to each other come in one GET; a long read is cut into ranges of RANGE_BYTES that are fetched side by side.
+A miss fetches `read_ahead_chunks` more than asked for, as far as the segment goes: none, unless the caller wants it;
+who reads on and on takes `remote.read_ahead`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from remote.metadata_log import MetadataLog
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 
-READ_AHEAD_CHUNKS = 4
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
 _INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
 
@@ -52,7 +52,7 @@ class RemotePartition:
         cache: ChunkCache | None = None,
         *,
         metadata: MetadataLog | None = None,
-        read_ahead_chunks: int = READ_AHEAD_CHUNKS,
+        read_ahead_chunks: int = 0,
         keys: KeyRing = NO_KEYS,
     ) -> None:
         """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does)."""
@@ -66,6 +66,11 @@ class RemotePartition:
     @property
     def prefix(self) -> str:
         return self._prefix
+
+    @property
+    def cache_bytes_max(self) -> int:
+        """What its cache keeps at most."""
+        return self._cache.bytes_max
 
     def head(self) -> Head:
         """The head as last read; read now if it never was. Raises NotFound when there is none."""
@@ -104,6 +109,13 @@ class RemotePartition:
             return memoryview(b"")
         skipped = position - table.chunk_range(numbers[0])[0]
         return _cut_out(self._chunks(segment, table, numbers), skipped, length)
+
+    def warm(self, segment: RemoteSegment, position: int, length: int) -> None:
+        """Have the cache hold what `read` will be asked for. Raises as `read` does."""
+        table = self.indexes(segment).chunks
+        numbers = table.chunks_of(position, length)
+        if numbers:
+            self._chunks(segment, table, numbers)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 

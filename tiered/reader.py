@@ -14,6 +14,7 @@ A stream ends at the log end as it was when the stream began.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 
 from local import kernels
@@ -26,13 +27,12 @@ from local.names import TopicPartition
 from local.record import StoredRecord
 from local.txn_index import AbortedTransaction
 from remote.metadata_index import MetadataIndex
-from remote.range_reader import RemotePartition
+from remote.read_ahead import SequentialReader
 from remote.segment import RemoteSegment
 from tiered.committed import aborted_transactions, row_with_aborted, stable_end
 from tiered.partition_source import PartitionSource, out_of_range
 
 FETCH_BYTES = 1 << 20
-REMOTE_FETCH_BYTES = 8 << 20
 
 
 class TieredReader:
@@ -67,15 +67,16 @@ class TieredReader:
         decided = self._end_of(source)
         stop = decided if end is None else min(end, decided)
         offset = start
-        while offset < stop:
-            before = offset
-            for data, offset in _read_on(source, offset, self._isolation):  # noqa: B020 - the position moves on
-                if data:
-                    yield data if offset <= decided else _batches_below(data, decided)
-                if offset >= stop:
+        with closing(_Stream(source, stop)) as stream:
+            while offset < stop:
+                before = offset
+                for data, offset in _read_on(stream, offset, self._isolation):  # noqa: B020 - it moves on
+                    if data:
+                        yield data if offset <= decided else _batches_below(data, decided)
+                    if offset >= stop:
+                        return
+                if offset == before:
                     return
-            if offset == before:
-                return
 
     def columns(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[Columns]:
         """As `batches`, decoded and checked; records outside ``[start, end)`` are left out."""
@@ -83,7 +84,9 @@ class TieredReader:
         stop = self._end_of(source) if end is None else end
         if self._isolation is Isolation.READ_COMMITTED:
             _check_start(source, start)
-            yield from _committed_columns(source, start, min(stop, self._end_of(source)))
+            stop = min(stop, self._end_of(source))
+            with closing(_Stream(source, stop)) as stream:
+                yield from _committed_columns(stream, start, stop)
             return
         for data in self.batches(partition, start, end):
             for columns in _decode(data, partition):
@@ -153,11 +156,12 @@ class TieredReader:
         assert source.remote is not None
         start = source.start_offset()
         position = source.remote.position_of_timestamp(row, timestamp_ms)
-        for data, _ in _remote_run(source.remote, row, position, row.base_offset):
-            for columns in _decode(data, source.partition):
-                hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
-                if hits.any():
-                    return int(columns.offsets[hits.argmax()])
+        with closing(_Stream(source, row.next_offset)) as stream:
+            for data, _ in _remote_run(stream, row, position, row.base_offset):
+                for columns in _decode(data, source.partition):
+                    hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
+                    if hits.any():
+                        return int(columns.offsets[hits.argmax()])
         return None
 
 
@@ -172,13 +176,40 @@ def _check_start(source: PartitionSource, start: int) -> None:
             raise out_of_range(source.partition, start, first, source.next_offset())
 
 
-def _committed_columns(source: PartitionSource, start: int, stop: int) -> Iterator[Columns]:
+class _Stream:
+    """One reader's way through a partition up to `stop`, an offset; its remote reads know each other. Close it."""
+
+    def __init__(self, source: PartitionSource, stop: int) -> None:
+        self.source = source
+        self._stop = stop
+        self._remote: SequentialReader | None = None
+
+    @property
+    def remote(self) -> SequentialReader:
+        if self._remote is None:
+            assert self.source.remote is not None, "a head comes with its objects"
+            self._remote = SequentialReader(self.source.remote, self._following)
+        return self._remote
+
+    def _following(self, row: RemoteSegment) -> RemoteSegment | None:
+        """The segment that is read from the bucket after `row`; None where the stream ends or the disk takes over."""
+        log = self.source.log
+        stop = self._stop if log is None else min(self._stop, log.local_log_start_offset)
+        found = self.source.ask(lambda index: index.find_by_offset(row.next_offset))
+        return found if found is not None and found.base_offset < stop else None
+
+    def close(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+
+
+def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Columns]:
     """The local log filters what is its own: the records and what tells of them are of one view there."""
-    offset = start
+    offset, source = start, stream.source
     while offset < stop:
         log = source.log
         if log is None or offset < log.local_log_start_offset:
-            for found, offset in _committed_row(source, offset, stop):  # noqa: B007, B020 - the position moves on
+            for found, offset in _committed_row(stream, offset, stop):  # noqa: B007, B020 - the position moves on
                 if found is not None:
                     yield found
             continue
@@ -196,22 +227,22 @@ def _committed_columns(source: PartitionSource, start: int, stop: int) -> Iterat
                 raise
 
 
-def _committed_row(source: PartitionSource, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
+def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
     """The committed records of one remote row from `offset` on, and where to go on after each step."""
-    row, at, aborted = row_with_aborted(source, offset, stop)
+    row, at, aborted = row_with_aborted(stream.source, offset, stop)
     if row is None:
         yield None, at
         return
-    for data, reached in _read_row(source, row, at):
-        for columns in _decode(data, source.partition):
+    for data, reached in _read_row(stream, row, at):
+        for columns in _decode(data, stream.source.partition):
             kept = without_aborted(columns, aborted)
             yield kept.select((kept.offsets >= at) & (kept.offsets < stop)), columns.next_offset
         yield None, reached
 
 
-def _read_on(source: PartitionSource, offset: int, isolation: Isolation) -> Iterator[tuple[memoryview, int]]:
+def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tuple[memoryview, int]]:
     """(batches, where to go on) from `offset`: one local read, or one remote row to its end."""
-    log = source.log
+    source, log = stream.source, stream.source.log
     if log is not None and offset >= log.local_log_start_offset:
         data = _read_local(source, log, offset, isolation)
         if data is not None:
@@ -222,16 +253,17 @@ def _read_on(source: PartitionSource, offset: int, isolation: Isolation) -> Iter
         # The head says that no record lies between here and what is still local.
         yield memoryview(b""), at
         return
-    yield from _read_row(source, row, at)
+    yield from _read_row(stream, row, at)
 
 
-def _read_row(source: PartitionSource, row: RemoteSegment, offset: int) -> Iterator[tuple[memoryview, int]]:
+def _read_row(stream: _Stream, row: RemoteSegment, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The row from the batch that holds `offset` to its end. After a 404 the newest head tells why."""
-    assert source.remote is not None, "a head comes with its objects"
+    remote = stream.source.remote
+    assert remote is not None, "a head comes with its objects"
     try:
-        yield from _remote_run(source.remote, row, source.remote.position_of_offset(row, offset), offset)
+        yield from _remote_run(stream, row, remote.position_of_offset(row, offset), offset)
     except NotFound as error:
-        raise _why_missing(source, row, offset) from error
+        raise _why_missing(stream.source, row, offset) from error
 
 
 def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isolation) -> memoryview | None:
@@ -252,20 +284,18 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
     return log.read(offset, FETCH_BYTES, isolation=isolation) if offset >= log.local_log_start_offset else None
 
 
-def _remote_run(
-    remote: RemotePartition, row: RemoteSegment, position: int, offset: int
-) -> Iterator[tuple[memoryview, int]]:
+def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The rest of one remote segment from byte `position`, without the batches below `offset`."""
-    want = REMOTE_FETCH_BYTES
+    factor = 1
     while position < row.size_bytes:
-        data = remote.read(row, position, min(want, row.size_bytes - position))
+        data = stream.remote.read(row, position, min(factor * stream.remote.step_bytes, row.size_bytes - position))
         whole, skipped, reached = _whole_batches(data, offset)
         if whole == 0:
             if position + len(data) >= row.size_bytes:
                 raise Corrupt("reading a remote segment, it ends inside a batch", object=row.data_key, at=position)
-            want *= 2
+            factor *= 2  # a batch larger than the step
             continue
-        position += whole
+        position, factor = position + whole, 1
         yield data[skipped:whole], max(reached, offset)
     yield memoryview(b""), row.next_offset
 

@@ -1,0 +1,152 @@
+"""Reading remote segments one after another: bytes that are likely next are on their way before they are asked for.
+
+A stream proves itself: its first read fetches what it asked for and nothing else, so a look at one record costs one
+small GET. Each read that goes on where the last one ended doubles what is fetched ahead, up to `window_bytes_max`, and
+doubles the step that the stream should ask for next (`step_bytes`). A jump begins anew. The window goes on in the
+following segment: near the end of one, the next one's indexes and first chunks are fetched.
+
+Fetching ahead happens in a few threads that all streams share, into the cache where the real read finds it, or waits
+for it (one flight). What goes wrong there is not reported: the real read meets the same and tells.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from local.errors import LogError
+from remote.range_reader import RANGE_BYTES, RemotePartition
+from remote.segment import RemoteSegment
+
+WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream
+STEP_BYTES_MIN, STEP_BYTES_MAX = 128 << 10, 8 << 20
+WINDOW_BYTES_MIN = 1 << 20
+THREADS = 4  # of all streams together
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_threads: ThreadPoolExecutor | None = None
+
+
+class SequentialReader:
+    """One stream's reads of one partition. Not thread safe: a stream belongs to one thread. Close it at the end.
+
+    `following` gives the segment that the stream will read after one, None where it ends; it is called in another
+    thread and may read the index.
+    """
+
+    def __init__(
+        self,
+        remote: RemotePartition,
+        following: Callable[[RemoteSegment], RemoteSegment | None],
+        *,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
+    ) -> None:
+        self._remote = remote
+        self._following = following
+        # What a small cache would let go of before it is read is not worth a request.
+        self._window_max = min(window_bytes_max, remote.cache_bytes_max // 2)
+        self._window = 0
+        self._last: tuple[str, int, int] | None = None  # segment, first and one past the last byte of the last read
+        # Bytes below `_covered` of the last of these rows are here or on their way, and all of those before it.
+        self._path: list[RemoteSegment] = []
+        self._covered = 0
+        self._crossing: tuple[str, Future[RemoteSegment | None]] | None = None
+        self._flights: deque[Future[None]] = deque()
+        self.step_bytes = STEP_BYTES_MIN
+
+    def read(self, row: RemoteSegment, position: int, length: int) -> memoryview:
+        """As `RemotePartition.read`. A read that begins inside the last one (a batch was cut) goes on from it."""
+        goes_on = self._goes_on(row, position)
+        if not goes_on:
+            self._begin_anew(row)
+        data = self._remote.read(row, position, length)
+        reached = position + len(data)
+        if goes_on:
+            self._window = min(max(2 * self._window, WINDOW_BYTES_MIN), self._window_max)
+            self.step_bytes = min(2 * self.step_bytes, STEP_BYTES_MAX)
+        self._last = row.ulid, position, reached
+        if self._window:
+            self._fetch_ahead(row, reached)
+        return data
+
+    def _goes_on(self, row: RemoteSegment, position: int) -> bool:
+        if self._last is None:
+            return False
+        ulid, start, reached = self._last
+        if ulid == row.ulid:
+            return start <= position <= reached
+        # The stream left a segment at its end, and this is the one behind it.
+        return bool(self._path) and self._path[0].ulid == ulid and reached >= self._path[0].size_bytes and position == 0
+
+    def close(self) -> None:
+        """Forget what is not under way yet. Idempotent."""
+        for flight in self._flights:
+            flight.cancel()
+        self._flights.clear()
+
+    def _begin_anew(self, row: RemoteSegment) -> None:
+        self.close()
+        self._window, self.step_bytes = 0, STEP_BYTES_MIN
+        self._path, self._covered, self._crossing = [row], 0, None
+
+    def _fetch_ahead(self, row: RemoteSegment, reached: int) -> None:
+        """Cover `_window` bytes behind `reached`, as far as it is known where they lie."""
+        while self._flights and self._flights[0].done():
+            self._flights.popleft()
+        self._come_to(row, reached)
+        while (ahead := sum(each.size_bytes for each in self._path[:-1]) + self._covered - reached) < self._window:
+            last = self._path[-1]
+            if self._covered >= last.size_bytes:
+                following = self._crossed(last)
+                if following is None:
+                    return
+                self._path.append(following)
+                self._covered = 0
+                continue
+            length = min(RANGE_BYTES, self._window - ahead, last.size_bytes - self._covered)
+            self._flights.append(_pool().submit(self._warm, last, self._covered, length))
+            self._covered += length
+
+    def _come_to(self, row: RemoteSegment, reached: int) -> None:
+        """Forget the path behind the stream."""
+        while self._path and self._path[0].ulid != row.ulid:
+            self._path.pop(0)
+        if not self._path:
+            self._path, self._covered = [row], reached
+        if len(self._path) == 1:
+            self._covered = max(self._covered, reached)
+
+    def _crossed(self, row: RemoteSegment) -> RemoteSegment | None:
+        """The segment after `row`, once another thread has found it; None until then, and where the stream ends."""
+        if self._crossing is None or self._crossing[0] != row.ulid:
+            self._crossing = row.ulid, _pool().submit(self._cross, row)
+        _, found = self._crossing
+        return found.result() if found.done() else None
+
+    def _cross(self, row: RemoteSegment) -> RemoteSegment | None:
+        try:
+            following = self._following(row)
+            if following is not None:
+                self._remote.indexes(following)
+        except LogError as error:
+            _log.debug("reading ahead stops: object=%s cause=%s", row.data_key, error)
+            return None
+        return following
+
+    def _warm(self, row: RemoteSegment, position: int, length: int) -> None:
+        try:
+            self._remote.warm(row, position, length)
+        except LogError as error:
+            _log.debug("reading ahead failed: object=%s cause=%s", row.data_key, error)
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _threads
+    with _lock:
+        if _threads is None:
+            _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tiered-read-ahead")
+        return _threads
