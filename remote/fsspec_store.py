@@ -23,6 +23,8 @@ from remote.memory_store import MemoryStore
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.retrying_store import RetryingStore, RetryPolicy
 from remote.store import ObjectStore
+from remote.watchdog import Watchdog
+from remote.watched_store import WatchedStore
 
 SCHEMES = ("s3", "file", "memory")
 _memory_lock = threading.Lock()
@@ -36,7 +38,7 @@ def open_store(
     policy: RetryPolicy | None = None,
     objects: ObjectSettings = BUCKETS_OWN,
 ) -> ObjectStore:
-    """The store at `url`, with the one retry layer around it. Nothing is asked of it yet.
+    """The store at `url`, with deadlines and the one retry layer around it. Nothing is asked of it yet.
 
     `objects` are for an S3 store, and refused for another.
 
@@ -48,10 +50,10 @@ def open_store(
         raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
     if parts.scheme not in SCHEMES or parts.query or parts.fragment:
         raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
-    retries = policy or RetryPolicy()
+    retries, watchdog = policy or RetryPolicy(), Watchdog()
     if parts.scheme == "s3":
-        s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects)
-        return RetryingStore(s3, retries)
+        s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects, watchdog)
+        return RetryingStore(WatchedStore(s3, watchdog), retries)
     if objects != BUCKETS_OWN:
         raise InvalidRequest("opening a store, storage class and encryption are S3's", url=shown)
     if options:
@@ -61,7 +63,7 @@ def open_store(
             return _memory_stores.setdefault(shown, MemoryStore(shown))
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidRequest("opening a store, a file url needs an absolute path: file:///directory", url=shown)
-    return RetryingStore(FileStore(_unescaped(parts.path)), retries)
+    return RetryingStore(WatchedStore(FileStore(_unescaped(parts.path)), watchdog), retries)
 
 
 def make_filesystem(protocol: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
@@ -93,7 +95,12 @@ def _unescaped(path: str) -> str:
 
 
 def _open_s3(
-    bucket: str, prefix: str, options: dict[str, object], policy: RetryPolicy, objects: ObjectSettings
+    bucket: str,
+    prefix: str,
+    options: dict[str, object],
+    policy: RetryPolicy,
+    objects: ObjectSettings,
+    watchdog: Watchdog,
 ) -> ObjectStore:
     if not bucket:
         raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=f"s3:///{prefix}")
@@ -103,4 +110,4 @@ def _open_s3(
         missing = error.name or "s3fs"
         hint = "pip install 'tiered[s3]'"
         raise InvalidRequest("opening a store, a library is missing", library=missing, install=hint) from error
-    return S3Store(bucket, prefix, options, policy=policy, objects=objects)
+    return S3Store(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)

@@ -4,6 +4,9 @@ The clients' own retries are turned down (`remote.s3_store`); two layers would m
 again, with exponential backoff and full jitter, so that many clients do not come back at once. What finally fails
 says how often it was tried; such an error is never tried again by an outer layer, so nesting is harmless.
 
+All calls share a **budget** of tries beyond the first: successes earn them, failures spend them. A store that is down
+is soon asked once for each call and no more, so an outage does not multiply the load that may have caused it.
+
 A create that is tried again may find its own first attempt and say AlreadyExists: see `ObjectStore.put_if_absent`.
 """
 
@@ -11,9 +14,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import tenacity
@@ -26,13 +30,38 @@ LIST_PAGE = 1000  # keys that S3 gives for one LIST: a page of ours is one reque
 log = logging.getLogger(__name__)
 
 
+class RetryBudget:
+    """Tries beyond the first: `capacity` of them at once, and `earned` more for every call that succeeds. Thread safe.
+
+    Source: the retry quotas of gRPC (A6) and of the AWS SDKs.
+    """
+
+    def __init__(self, capacity: float = 64.0, earned: float = 0.5) -> None:
+        self._capacity = capacity
+        self._earned = earned
+        self._left = capacity
+        self._lock = threading.Lock()
+
+    def earn(self) -> None:
+        with self._lock:
+            self._left = min(self._capacity, self._left + self._earned)
+
+    def spend(self) -> bool:
+        """One try more, if there is one left."""
+        with self._lock:
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """When to stop trying and how long to wait in between. Seconds.
 
-    No try begins later than `deadline_s` after the first; one that is under way is not cut short (the clients' own
-    timeouts do that). A call that took `tell_after_s` so far, the next wait included, says once in the log what it
-    waits for. `sleep` is a seam for tests.
+    No try begins later than `deadline_s` after the first; one that is under way is cut short by its own deadline
+    (`remote.watched_store`). A call that took `tell_after_s` so far, the next wait included, says once in the log what
+    it waits for. `sleep` is a seam for tests.
     """
 
     attempts_max: int = 8
@@ -41,6 +70,7 @@ class RetryPolicy:
     wait_max_s: float = 5.0
     tell_after_s: float = 2.0  # about as long as a person watches nothing happen
     sleep: Callable[[float], None] = time.sleep
+    budget: RetryBudget = field(default_factory=RetryBudget, repr=False, compare=False)
 
     def call(self, attempt: Callable[[], T], *, verb: str | None = None, key: str | None = None) -> T:
         """What `attempt` gives, the first time it does. Raises its last Unavailable, with the number of tries.
@@ -48,7 +78,7 @@ class RetryPolicy:
         `verb` and `key` tell in the log what is being tried.
         """
         retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.attempts_max) | tenacity.stop_before_delay(self.deadline_s),
+            stop=self._must_stop,
             wait=tenacity.wait_random_exponential(multiplier=self.wait_first_s, max=self.wait_max_s),
             retry=tenacity.retry_if_exception(_may_try_again),
             sleep=self.sleep,
@@ -56,12 +86,19 @@ class RetryPolicy:
             reraise=True,
         )
         try:
-            return retrying(attempt)
+            found = retrying(attempt)
+            self.budget.earn()
+            return found
         except Unavailable as error:
             if "attempts" in error.facts:
                 raise
             tries = retrying.statistics.get("attempt_number", 1)
             raise Unavailable(error.attempt, **error.facts, attempts=tries) from error
+
+    def _must_stop(self, state: tenacity.RetryCallState) -> bool:
+        """After a try that failed. The budget is asked last: what it gives is used."""
+        is_over = tenacity.stop_after_attempt(self.attempts_max) | tenacity.stop_before_delay(self.deadline_s)
+        return is_over(state) or not self.budget.spend()
 
 
 class RetryingStore:

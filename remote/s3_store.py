@@ -30,10 +30,14 @@ from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.part_sending import PartSender, SentPart
 from remote.retrying_store import RetryPolicy
 from remote.s3_errors import refusal, translated
+from remote.segment import PART_BYTES
 from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
+from remote.watchdog import Watchdog
+from remote.watched_store import Deadlines
 
 log = logging.getLogger(__name__)
 
+DEADLINES = Deadlines()  # of one request of a large upload
 READ_CONCURRENCY = 8  # ranges in flight for one get_ranges
 DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
@@ -50,12 +54,14 @@ class S3Store:
         *,
         policy: RetryPolicy,
         objects: ObjectSettings = BUCKETS_OWN,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._bucket = bucket
         self._root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._options = _client_options(options or {})
         self._given = tuple(options or ())
         self._policy = policy
+        self._watchdog = watchdog or Watchdog()
         self._small, self._large = objects.of_small(), objects.of_upload()
         self._sender = PartSender()
         self._lock = threading.Lock()
@@ -207,8 +213,14 @@ class S3Store:
     # --- the client --------------------------------------------------------------------------------------------------
 
     def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
-        """As `_call`, tried again by itself: the parts of an upload are too much to begin anew."""
-        return self._policy.call(lambda: self._call(attempt, method, key, **names), verb=method, key=key)
+        """As `_call`, with a deadline, tried again by itself: the parts of an upload are too much to begin anew."""
+        limit_s = DEADLINES.of(PART_BYTES)
+        facts = {"store": self.url, "key": key}
+
+        def watched() -> dict[str, Any]:
+            return self._watchdog.run(lambda: self._call(attempt, method, key, **names), limit_s, attempt, **facts)
+
+        return self._policy.call(watched, verb=method, key=key)
 
     def _call(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
         path = self._root + check_key(key)

@@ -234,7 +234,7 @@ class S3Contract(ObjectStoreContract):
     def test_each_verb_is_one_request(self, store):
         # Counted by moto's own log would be another process; the client's call is what costs.
         calls = []
-        inner = store._inner
+        inner = store._inner._inner
         inner.put("warm", b"x")
         original = inner._fs._call_s3
 
@@ -260,13 +260,13 @@ class S3Contract(ObjectStoreContract):
 
         with pytest.raises(Corrupt):
             store.upload("big", ranged_source(len(LARGE), read))
-        filesystem = store._inner._fs
-        answer = filesystem.call_s3("list_multipart_uploads", Bucket=store._inner._bucket)
+        filesystem = store._inner._inner._fs
+        answer = filesystem.call_s3("list_multipart_uploads", Bucket=store._inner._inner._bucket)
         assert not answer.get("Uploads")
 
     @pytest.mark.parametrize("happened", [True, False])
     def test_a_completion_without_an_answer_is_settled_by_what_is_there(self, store, monkeypatch, happened):
-        inner = store._inner
+        inner = store._inner._inner
         call = inner._call
 
         def losing(attempt, method, key, **names):
@@ -287,7 +287,7 @@ class S3Contract(ObjectStoreContract):
             assert list(store.list("")) == []
 
     def test_a_part_that_fails_is_sent_again_by_itself(self, store, monkeypatch):
-        inner, sent = store._inner, []
+        inner, sent = store._inner._inner, []
         call = inner._call
 
         def failing_once(attempt, method, key, **names):
@@ -304,8 +304,8 @@ class S3Contract(ObjectStoreContract):
         assert store.get("big") == LARGE
 
     def test_an_upload_holds_no_more_than_its_parts_in_flight(self, store, monkeypatch):
-        monkeypatch.setattr(store._inner, "_sender", PartSender(2))
-        inner, lock, held, most = store._inner, threading.Lock(), set(), []
+        monkeypatch.setattr(store._inner._inner, "_sender", PartSender(2))
+        inner, lock, held, most = store._inner._inner, threading.Lock(), set(), []
         call = inner._call
 
         def watching(attempt, method, key, **names):

@@ -7,7 +7,7 @@ import pytest
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
 from remote.memory_store import MemoryStore
 from remote.metered_store import LIST_PAGE, MeteredStore, RequestCounts
-from remote.retrying_store import RetryingStore, RetryPolicy
+from remote.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 from remote.segment import PART_BYTES
 from remote.store import ObjectInfo, ranged_source
 
@@ -132,3 +132,44 @@ class TestMeteredCounts:
         list(store.list(""))
         store.delete(["a", "b"])
         assert store.counts() - before == RequestCounts(gets=4, lists=1, deletes=1, bytes_out=8)
+
+
+class TestRetryBudget:
+    def failing(self, calls):
+        def fail():
+            calls.append(1)
+            raise Unavailable("doing a thing")
+
+        return fail
+
+    def test_an_outage_is_asked_once_for_each_call_when_the_budget_is_spent(self):
+        policy = RetryPolicy(attempts_max=4, sleep=lambda _: None, budget=RetryBudget(5))
+        tries = []
+        for _ in range(10):
+            calls = []
+            with pytest.raises(Unavailable):
+                policy.call(self.failing(calls))
+            tries.append(len(calls))
+        assert tries == [4, 3, 1, 1, 1, 1, 1, 1, 1, 1]
+
+    def test_successes_earn_tries_up_to_the_capacity(self):
+        policy = RetryPolicy(attempts_max=9, sleep=lambda _: None, budget=RetryBudget(2, earned=0.5))
+        for successes, tries in ((0, 3), (0, 1), (1, 1), (1, 2), (100, 3)):
+            for _ in range(successes):
+                policy.call(lambda: None)
+            calls = []
+            with pytest.raises(Unavailable):
+                policy.call(self.failing(calls))
+            assert len(calls) == tries
+
+    def test_a_call_that_stops_for_another_reason_spends_nothing(self):
+        budget = RetryBudget(1)
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                RetryPolicy(attempts_max=1, budget=budget).call(self.failing([]))
+            with pytest.raises(NotFound):
+                RetryPolicy(budget=budget, sleep=lambda _: None).call(self.missing)
+        assert budget.spend()
+
+    def missing(self):
+        raise NotFound("x")

@@ -89,7 +89,7 @@ def test_storage_class_and_encryption_are_those_of_the_settings(s3_endpoint, s3_
         store.upload("segment", ranged_source(size_bytes, lambda start, length: bytes(length)))
         store.put("indexes", b"x")
         store.put_if_absent("head", b"x")
-        seen = {key: store._inner._call("looking", "head_object", key) for key in ("segment", "indexes", "head")}
+        seen = {key: store._inner._inner._call("looking", "head_object", key) for key in ("segment", "indexes", "head")}
     assert {key: each.get("StorageClass", "STANDARD") for key, each in seen.items()} == {
         "segment": "STANDARD_IA",
         "indexes": "STANDARD",

@@ -203,7 +203,7 @@ def test_a_missing_key_that_a_delete_names_is_no_error():
 def test_every_body_goes_up_with_a_checksum_that_the_server_can_check(s3_endpoint, s3_bucket):
     store = open_store(f"s3://{s3_bucket}/root", s3_endpoint.options())
     store.put("warm", b"x")
-    sent, inner = [], store._inner
+    sent, inner = [], store._inner._inner
 
     def note(request, operation_name, **_):
         names = [name.lower() for name in request.headers]
@@ -231,7 +231,7 @@ def _refusing_deletes(codes):
             return {"Errors": [{"Key": key, "Code": code} for key, code in zip(keys, codes, strict=False)]}
 
     store = open_store("s3://bucket/root", policy=RetryPolicy(attempts_max=2, sleep=lambda _: None))
-    store._inner._filesystem, store._inner._pid = Client(), os.getpid()
+    store._inner._inner._filesystem, store._inner._inner._pid = Client(), os.getpid()
     return store, sent
 
 

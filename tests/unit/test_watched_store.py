@@ -1,0 +1,181 @@
+"""A store that hangs: every verb ends by its deadline, threads are bounded, and what was abandoned does no harm."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from local.errors import NotFound, Unavailable
+from remote.memory_store import MemoryStore
+from remote.retrying_store import RetryingStore, RetryPolicy
+from remote.store import UploadSource, ranged_source
+from remote.watchdog import Pulse, Watchdog
+from remote.watched_store import Deadlines, WatchedStore, _Parts
+
+SHORT = Deadlines(call_s=0.1, upload_stall_s=0.1, close_s=0.1)
+VERBS = {
+    "put": lambda store: store.put("a", b"x"),
+    "put_if_absent": lambda store: store.put_if_absent("b", b"x"),
+    "upload": lambda store: store.upload("a", ranged_source(1, lambda start, length: b"x")),
+    "get": lambda store: store.get("a"),
+    "get_range": lambda store: store.get_range("a", 0, 1),
+    "get_ranges": lambda store: store.get_ranges("a", [(0, 1)]),
+    "head": lambda store: store.head("a"),
+    "list_prefixes": lambda store: store.list_prefixes(""),
+    "list": lambda store: list(store.list("")),
+    "delete": lambda store: store.delete(["a"]),
+}
+
+
+class Hanging(MemoryStore):
+    """Every verb waits until `release`, then does what it should."""
+
+    def __init__(self):
+        super().__init__()
+        super().put("a", b"x")
+        self.release = threading.Event()
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name not in (*VERBS, "close"):
+            return found
+
+        def hang(*args, **kwargs):
+            self.release.wait(30)
+            return found(*args, **kwargs)
+
+        return hang
+
+
+@pytest.fixture
+def hanging():
+    store = Hanging()
+    yield store
+    store.release.set()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_of_a_store_that_hangs_for_ever_ends_by_its_deadline(hanging, verb):
+    store, begun = WatchedStore(hanging, deadlines=SHORT), time.monotonic()
+    with pytest.raises(Unavailable, match="no answer by the deadline"):
+        VERBS[verb](store)
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_that_hangs_once_is_tried_again(verb):
+    class HangsOnce(MemoryStore):
+        hung = False
+
+        def __getattribute__(self, name):
+            if name in VERBS and not HangsOnce.hung:
+                HangsOnce.hung = True
+                return lambda *args, **kwargs: gate.wait(30)
+            return super().__getattribute__(name)
+
+    gate, store = threading.Event(), HangsOnce()
+    MemoryStore.put(store, "a", b"x")
+    patient = RetryingStore(WatchedStore(store, deadlines=SHORT), RetryPolicy(sleep=lambda _: None))
+    try:
+        VERBS[verb](patient)
+        assert HangsOnce.hung
+    finally:
+        gate.set()
+
+
+def test_closing_a_store_that_hangs_goes_on(hanging):
+    watchdog = Watchdog()
+    WatchedStore(hanging, watchdog, SHORT).close()
+    assert watchdog.abandoned == 1
+
+
+def test_the_threads_of_abandoned_calls_are_bounded_and_come_back(hanging):
+    watchdog = Watchdog(abandoned_max=3)
+    store, patient = WatchedStore(hanging, watchdog, SHORT), WatchedStore(hanging, watchdog)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="no answer"):
+            store.get("a")
+    with pytest.raises(Unavailable, match=r"too many calls to the store hang.*hanging=3"):
+        store.get("a")
+    assert watchdog.abandoned == 3
+    hanging.release.set()
+    for _ in range(500):
+        if watchdog.abandoned == 0:
+            break
+        time.sleep(0.002)
+    assert watchdog.abandoned == 0
+    assert patient.get("a") == b"x"
+
+
+def test_threads_are_used_again_and_errors_pass_through():
+    store, before = WatchedStore(MemoryStore()), threading.active_count()
+    for _ in range(200):
+        with pytest.raises(NotFound):
+            store.get("none")
+    assert threading.active_count() <= before + 1
+
+
+def test_an_upload_may_take_as_long_as_it_gets_on():
+    now = [0.0]
+    pulse = Pulse(10.0, clock=lambda: now[0])
+    for _ in _Parts(UploadSource(parts=lambda: iter([b"x"] * 30)), pulse).begin():
+        now[0] += 9.0
+        assert pulse.left_s() == 1.0
+    assert now[0] == 270.0
+
+
+def test_the_making_of_parts_is_no_hanging_of_the_store():
+    now = [0.0]
+    pulse = Pulse(10.0, clock=lambda: now[0])
+
+    def parts():
+        for _ in range(3):
+            now[0] += 100.0  # a throttle, a slow disk
+            assert pulse.left_s() == 10.0
+            yield b"x"
+
+    for _ in _Parts(UploadSource(parts=parts), pulse).begin():
+        assert pulse.left_s() == 10.0
+
+
+def test_an_abandoned_upload_is_given_no_further_part():
+    asked, resumed, ended = [], threading.Event(), threading.Event()
+
+    class HangsBetweenParts(MemoryStore):
+        def upload(self, key, source):
+            try:
+                for number, _ in enumerate(source.parts()):
+                    asked.append(number)
+                    resumed.wait(30)
+                self.put(key, b"late")
+            finally:
+                ended.set()
+
+    inner = HangsBetweenParts()
+    store = WatchedStore(inner, deadlines=SHORT)
+    with pytest.raises(Unavailable, match="no answer"):
+        store.upload("a", UploadSource(parts=lambda: iter([b"x"] * 9)))
+    resumed.set()
+    assert ended.wait(10)
+    assert asked == [0]
+    assert list(inner.list("")) == []
+
+
+def test_a_pulse_counts_from_the_last_beat_and_not_while_it_is_paused():
+    now = [0.0]
+    pulse = Pulse(10.0, clock=lambda: now[0])
+    now[0] = 9.0
+    assert pulse.left_s() == 1.0
+    pulse.pause()
+    now[0] = 100.0
+    assert pulse.left_s() == 10.0
+    pulse.beat()
+    now[0] = 110.0
+    assert pulse.left_s() == 0.0
+
+
+def test_more_bytes_have_more_time():
+    assert Deadlines(call_s=60.0).of(0) == 60.0
+    assert Deadlines(call_s=60.0).of(64 << 20) == 60.0 + 512
