@@ -85,7 +85,18 @@ class DeleteUnlinked:
     reason: str
 
 
-Decision = RollActive | CleanLog | CopySegment | DropLocal | AdvanceLogStart | ExpireRemote | DeleteUnlinked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectHeads:
+    """Delete old heads of the index, those up to this sequence; the newest ones and pinned ones stay."""
+
+    upto_sequence: int
+    reason: str
+    size_bytes: int = 0
+
+
+Decision = (
+    RollActive | CleanLog | CopySegment | DropLocal | AdvanceLogStart | ExpireRemote | DeleteUnlinked | CollectHeads
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

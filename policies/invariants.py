@@ -16,6 +16,7 @@ from local.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
     CleanLog,
+    CollectHeads,
     CopySegment,
     Decision,
     DeleteUnlinked,
@@ -27,6 +28,7 @@ from policies.snapshot import PartitionSnapshot
 from remote.segment import RemoteSegment, SegmentState
 
 _Gap = tuple[int, int]  # half open; the last one of all has no end
+HEADS_KEPT_MIN = 100  # heads below the newest, for readers that are about to look at one
 _NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
 
 
@@ -134,6 +136,8 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_expire(world, decision)
         case DeleteUnlinked():
             return _check_delete(world, decision)
+        case CollectHeads():
+            return _check_collect(world.snapshot, decision)
 
 
 def _check_roll(snapshot: PartitionSnapshot, decision: RollActive) -> list[str]:
@@ -232,6 +236,12 @@ def _check_delete(world: _World, decision: DeleteUnlinked) -> list[str]:
     return broken
 
 
+def _check_collect(snapshot: PartitionSnapshot, decision: CollectHeads) -> list[str]:
+    if snapshot.head_sequence - decision.upto_sequence < HEADS_KEPT_MIN:
+        return [f"leaves fewer than {HEADS_KEPT_MIN} heads below the newest"]
+    return []
+
+
 def _where(decision: Decision) -> str:
     match decision:
         case RollActive():
@@ -244,3 +254,5 @@ def _where(decision: Decision) -> str:
             return f"to {decision.offset}"
         case DeleteUnlinked():
             return decision.key
+        case CollectHeads():
+            return f"up to {decision.upto_sequence}"

@@ -3,8 +3,8 @@
 Roll, clean and copy only add. A plan that cleans copies nothing: the cleaning merges and replaces the segments that the
 copies would name, and a copy left undone before one that is done is a hole in the bucket for good. Local drops follow,
 judged by what was committed **before** this plan. Then the log start moves, and only below it do segments and rows go
-that have no other copy. Last come bytes that left the index a grace time ago. A crash after any of them leaves a log
-that the next plan continues.
+that have no other copy. Last come bytes that left the index a grace time ago, and old heads of the index. A crash after
+any of them leaves a log that the next plan continues.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from policies.compaction import cleanings
 from policies.decisions import AdvanceLogStart, Decision, DropLocal, ExpireRemote, Plan
+from policies.head_collection import head_collections
 from policies.local_retention import local_drops, local_expirations
 from policies.remote_retention import deletions, expirations
 from policies.snapshot import PartitionSnapshot
@@ -37,6 +38,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
         *ended,
         *expired,
         *deletions(snapshot),
+        *head_collections(snapshot),
     ]
 
 

@@ -33,7 +33,8 @@ class PartitionSnapshot:
 
     `remote` holds the rows of the store that are known one by one, ascending: the newest always, older ones as far as
     they were asked for. `spills` stand for all others, a page of rows each, ascending, none of them in `remote`; they
-    may lie between its rows.
+    may lie between its rows. `head_sequence` is the newest head's, 0 without one; heads up to `heads_void_upto` were
+    collected.
     """
 
     partition: TopicPartition
@@ -51,6 +52,8 @@ class PartitionSnapshot:
     cleaner_offset: int | None = None
     copying: frozenset[int] = field(default_factory=frozenset)
     may_clean: bool = True
+    head_sequence: int = 0
+    heads_void_upto: int = 0
 
     @property
     def is_copying_on(self) -> bool:

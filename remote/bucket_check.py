@@ -28,9 +28,18 @@ from local.errors import Corrupt, NotFound
 from local.findings import Finding, Severity, damaged, told
 from remote.chunk_cache import ChunkCache
 from remote.head import Head, decode_head
+from remote.head_chain import decode_boundary
 from remote.head_changes import loses_objects
 from remote.index_bundle import IndexBundle
-from remote.keys import HEADS, PROBES, parse_data_key, parse_head_key, parse_spill_key
+from remote.keys import (
+    HEADS,
+    PROBES,
+    parse_boundary_key,
+    parse_data_key,
+    parse_head_key,
+    parse_pin_key,
+    parse_spill_key,
+)
 from remote.metadata_index import MetadataIndex, Pages
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
@@ -51,6 +60,8 @@ class ObjectKind(Enum):
     IN_FLIGHT = "not named, of the present epoch"
     PAGE = "page of rows"
     UNNAMED_PAGE = "page of rows that no head names"
+    BOUNDARY = "boundary of collected heads"
+    PIN = "pin of a reader"
     PROBE = "probe"
     UNKNOWN = "unknown"
 
@@ -104,12 +115,14 @@ class _Check:
 
     def _heads(self, listed: dict[str, ObjectInfo]) -> Iterator[Head]:
         """Those that decode, ascending: the listed ones and what was committed since."""
+        void_upto = self._void_upto(listed)
         names = sorted(sequence for key in listed if (sequence := parse_head_key(key)) is not None)
+        names = [sequence for sequence in names if sequence > void_upto]
         for before, after in pairwise(names):
             if after != before + 1:
                 self._wrong(HEADS, f"heads are missing: from_sequence={before + 1} to_sequence={after}")
-        if names and names[0] != 1:
-            self._wrong(HEADS, f"heads are missing: from_sequence=1 to_sequence={names[0]}")
+        if names and names[0] != void_upto + 1:
+            self._wrong(HEADS, f"heads are missing: from_sequence={void_upto + 1} to_sequence={names[0]}")
         for sequence in names:
             head = self._head(sequence)
             if head is not None:
@@ -118,6 +131,20 @@ class _Check:
         while (head := self._head(following, is_listed=False)) is not None:
             yield head
             following += 1
+
+    def _void_upto(self, listed: dict[str, ObjectInfo]) -> int:
+        """The newest boundary: heads up to it count for nothing, whether they are still there or not."""
+        reached = 0
+        for key in sorted(key for key in listed if parse_boundary_key(key) is not None):
+            try:
+                upto = decode_boundary(self._store.get(self._prefix + key))
+            except Corrupt as error:
+                self._report.findings.append(damaged(error, self._prefix + key))
+                continue
+            if upto < reached:
+                self._wrong(key, f"a boundary goes back: upto={upto} before={reached}")
+            reached = max(reached, upto)
+        return reached
 
     def _head(self, sequence: int, *, is_listed: bool = True) -> Head | None:
         key = f"{HEADS}{sequence:020d}"
@@ -206,6 +233,10 @@ class _Check:
             return ObjectKind.HEAD
         if key.startswith(PROBES):
             return ObjectKind.PROBE
+        if parse_boundary_key(key) is not None:
+            return ObjectKind.BOUNDARY
+        if parse_pin_key(key) is not None:
+            return ObjectKind.PIN
         if parse_spill_key(key) is not None:
             return ObjectKind.UNNAMED_PAGE
         parsed = parse_data_key(key)

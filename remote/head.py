@@ -35,12 +35,17 @@ _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnlinkedObject:
-    """An object that no row names any more and that waits for its deletion. `key` is relative to the prefix."""
+    """An object that no row names any more and that waits for its deletion. `key` is relative to the prefix.
+
+    `unlinked_sequence` is that of the first head that lists it; the commit fills it in. Who reads by an older head may
+    still need the object (`remote.pins`).
+    """
 
     key: str
     size_bytes: int
     unlinked_ms: int
     epoch: int
+    unlinked_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,8 @@ class Head:
     `epoch` is the writer's, raised by one with every change of writer. `commit_id` is fresh for every attempt at a
     commit and tells one's own head from another's; `parent_id` is the commit id of the head before. `properties` are
     the topic's settings when the writer last said so. `views` are the compacted views beside the log, by name.
+    `boundary_number` and `void_upto` are the newest boundary of collected heads that the writer knew
+    (`remote.head_chain`), 0 for none.
     """
 
     format_version: int = FORMAT_VERSION
@@ -109,6 +116,8 @@ class Head:
     spills: tuple[SpillRow, ...] = ()
     cleaned_through: int | None = None
     views: tuple[CompactedView, ...] = ()
+    boundary_number: int = 0
+    void_upto: int = 0
     properties: dict[str, str]
 
     @property

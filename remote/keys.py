@@ -11,6 +11,8 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 | ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.view` |
 | ``meta/head/<sequence 20>`` | a head, see `remote.head` |
 | ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<ulid>.parquet`` | older rows, see `remote.spill_page` |
+| ``meta/gc/boundary/<number 20>`` | up to which head names are void, see `remote.head_chain` |
+| ``meta/pin/<ulid>.json`` | a head that somebody reads by, see `remote.pins` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.probe` |
 
 Numbers are padded with zeros so that a listing comes in order. `last` is the last offset, inclusive, as Kafka's own
@@ -33,6 +35,8 @@ HEADS = "meta/head/"
 SPILLS = "meta/spill/"
 DATA = "data/"
 VIEWS = "view/"
+BOUNDARIES = "meta/gc/boundary/"
+PINS = "meta/pin/"
 PROBES = "meta/probe/"
 DATA_SUFFIX, INDEXES_SUFFIX = ".log", ".indexes"
 ZSTD_SUFFIX, ENCRYPTED_SUFFIX = ".zst", ".enc"  # after DATA_SUFFIX, in this order
@@ -47,6 +51,8 @@ _VIEW_KEY = re.compile(rf"view/({_VIEW})/{_STEM}", re.ASCII)
 _SPILL_KEY = re.compile(
     r"meta/spill/([0-9]{20})-([0-9]{20})(?:-[0-9]{20}){2}-([0-9A-HJKMNP-TV-Z]{26})\.parquet", re.ASCII
 )
+_BOUNDARY_KEY = re.compile(r"meta/gc/boundary/([0-9]{20})", re.ASCII)
+_PIN_KEY = re.compile(r"meta/pin/([0-9A-HJKMNP-TV-Z]{26})\.json", re.ASCII)
 _HEAD_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
 
 
@@ -162,6 +168,26 @@ def parse_head_key(key: str) -> int | None:
     """The sequence of a head's key; None for anything else."""
     found = _HEAD_KEY.fullmatch(key)
     return int(found[1]) if found else None
+
+
+def boundary_key(number: int) -> str:
+    return f"{BOUNDARIES}{number:020d}"
+
+
+def parse_boundary_key(key: str) -> int | None:
+    """The number of a boundary's key; None for anything else."""
+    found = _BOUNDARY_KEY.fullmatch(key)
+    return int(found[1]) if found else None
+
+
+def pin_key(ulid: str) -> str:
+    return f"{PINS}{ulid}.json"
+
+
+def parse_pin_key(key: str) -> str | None:
+    """The ulid of a pin's key; None for anything else."""
+    found = _PIN_KEY.fullmatch(key)
+    return found[1] if found else None
 
 
 def new_ulid(now_ms: int) -> str:

@@ -38,6 +38,9 @@ again by themselves and find their own object. So each of these is followed by r
 | has our epoch | an earlier commit of ours whose answer was lost | rebase: apply the change on top of it |
 | has a lower epoch, or another parent | nobody who keeps the protocol wrote this | Corrupt |
 
+And "created" is believed only when the boundary of collected heads has not passed N+1: otherwise the name was free
+because a head of that name was collected, and the writer slept through other writers' commits (`remote.head_chain`).
+
 What a crash leaves
 ===================
 
@@ -49,14 +52,17 @@ What a crash leaves
 | head N+1 created, nothing done locally | | N+1 | the row is there, so the segment is not copied again |
 | expiry committed, bytes not deleted | objects in `unlinked` | N+1 | deleted later, any number of times |
 | bytes deleted, not yet struck off | `unlinked` names what is gone | N+1 | deleting again is no error |
+| boundary advanced, heads not deleted | void heads | N+1 | none needed: they count for nothing, and go later |
+| head created under a void name | one more of them | N+1 | its writer finds the boundary and is fenced |
+| pin written, not confirmed | a pin | N+1 | expires; until then its head's objects stay |
 
 Reading the latest
 ==================
 
-From a known N, N+1 is asked for (a 404 is the cheap answer "nothing new"); after PROBES_MAX steps, and without a known
-N, the heads are listed. A listing only says where to begin: the head found is read, and N+1 after it. Nothing ever
-goes back behind the cached head. Heads are never deleted yet, so a 404 on N+1 proves that N is the latest; collecting
-old heads (and the boundary it needs) is a later step.
+`remote.head_chain` finds the newest head: from a known N by asking for N+1, otherwise by a listing. Nothing ever goes
+back behind the cached head. Old heads are collected (`remote.head_collection`): a boundary is created first, then they
+are deleted. Before deleting anything else, and after every create, the boundary is looked at; a reader that only wants
+to know whether there is news asks for one name.
 """
 
 from __future__ import annotations
@@ -69,9 +75,10 @@ from enum import Enum
 from typing import TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
-from remote.head import Head, SpillRow, decode_head, encode_head
+from remote.head import Head, SpillRow, encode_head
+from remote.head_chain import HeadChain
 from remote.head_changes import Change, loses_objects
-from remote.keys import HEADS, head_key, new_ulid, parse_head_key
+from remote.keys import head_key, new_ulid
 from remote.metadata_index import MetadataIndex, Pages
 from remote.spill_page import Rows, encode_page
 from remote.spilling import NewPage, SpillRule, opened, spill_between, spill_oldest
@@ -79,7 +86,6 @@ from remote.store import ObjectStore
 
 T = TypeVar("T")
 
-PROBES_MAX = 4  # GETs of N+1 before a listing is cheaper
 RESENDS_MAX = 3  # sends of one commit whose answer stays away; each is a whole round of the store's own retries
 REBASES_MAX = 8  # our own earlier commits found in the way of one commit
 SPILL_RULE = SpillRule()
@@ -123,6 +129,7 @@ class MetadataLog:
         self._epoch = 0
         self._head: Head | None = None
         self._pages = Pages(store, prefix)
+        self._chain = HeadChain(store, prefix)
 
     def __repr__(self) -> str:
         return f"MetadataLog({self._store.url!r}, {self._prefix!r}, {self._state.value}, epoch={self._epoch})"
@@ -156,18 +163,26 @@ class MetadataLog:
         except NotFound:
             return question(self.index(self.refresh()))
 
-    def load(self) -> Head | None:
-        """The latest head, from the store; None when nobody has ever opened the partition for writing."""
+    def page_rows(self, spill: SpillRow) -> Rows:
+        """The rows of a page, read on first use and kept. Raises NotFound when it is gone."""
+        return self._pages.rows(spill)
+
+    def load(self, *, exact: bool = False) -> Head | None:
+        """The latest head, from the store; None when nobody has ever opened the partition for writing.
+
+        Without `exact` a reader that slept while its head was collected may be told "nothing new" a few times
+        (`remote.head_chain`).
+        """
         with self._lock:
             self._check_not_fenced()
-            found = self._newer_than(self._head)
+            found = self._chain.newest(self._head, exact=exact)
             if found is not None:
                 self._adopt(found)
             return self._head
 
-    def refresh(self) -> Head:
+    def refresh(self, *, exact: bool = False) -> Head:
         """As `load`. Raises NotFound where there is no head."""
-        head = self.load()
+        head = self.load(exact=exact)
         if head is None:
             raise NotFound("reading a partition's head, there is none", store=self._store.url, prefix=self._prefix)
         return head
@@ -191,7 +206,7 @@ class MetadataLog:
             if self._state is not LogState.READER:
                 raise InvalidRequest("becoming a writer, not a reader", prefix=self._prefix, state=self._state.value)
             for _ in range(TAKEOVERS_MAX):
-                latest = self.load()
+                latest = self.load(exact=True)
                 if latest is None:
                     draft = _first_head(topic, topic_id, partition)
                 else:
@@ -201,6 +216,8 @@ class MetadataLog:
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
                 draft = replace(draft, properties=settings)
                 winner = self._create(draft, encode_head(draft))
+                if self._chain.is_void(winner.sequence):
+                    continue  # heads were collected while we slept, this name among them
                 self._head = winner
                 if winner.commit_id == draft.commit_id:
                     self._move(LogState.WRITER)
@@ -231,10 +248,14 @@ class MetadataLog:
                 changed = change(draft)
                 if changed is draft:
                     return base
+                changed = _stamped(base, changed)
                 self._check_change(base, draft, changed)
                 changed, body = self._fitted(changed, pages)
                 self._check_change(base, draft, changed)
                 winner = self._create(changed, body)
+                if self._chain.is_void(winner.sequence):
+                    self._adopt(self.refresh(exact=True))
+                    continue
                 self._adopt(winner)
                 if winner.commit_id == changed.commit_id:
                     return winner
@@ -247,7 +268,25 @@ class MetadataLog:
         """
         with self._lock:
             self._check_writer()
-            return self.refresh()
+            return self.refresh(exact=True)
+
+    # --- collected heads ---------------------------------------------------------------------------------------------
+
+    @property
+    def void_upto(self) -> int:
+        """Up to which sequence heads are void, as far as is known without asking."""
+        return self._chain.void_upto
+
+    def is_void(self, sequence: int) -> bool:
+        """Whether heads up to this one were collected; asks the store."""
+        with self._lock:
+            return self._chain.is_void(sequence)
+
+    def make_void(self, upto: int) -> None:
+        """Declare all heads up to `upto` void, before they are deleted. They must lie well below the newest."""
+        with self._lock:
+            self._check_writer()
+            self._chain.advance(upto)
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -278,7 +317,7 @@ class MetadataLog:
                 self._store.put_if_absent(key, body)
                 return head
             except (AlreadyExists, Unavailable) as error:
-                found = self._read(head.sequence)
+                found = self._chain.read(head.sequence)
                 if found is not None:
                     return self._check_successor(head, found)
                 if last:
@@ -288,7 +327,8 @@ class MetadataLog:
 
     def _check_successor(self, ours: Head, found: Head) -> Head:
         """What was found where ours should be: ours, or another child of the same parent."""
-        if found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1:
+        is_foreign = found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1
+        if is_foreign and not self._chain.is_void(found.sequence):
             facts = {"sequence": found.sequence, "parent": found.parent_id, "expected": ours.parent_id}
             raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
         return found
@@ -302,63 +342,17 @@ class MetadataLog:
             parent_id=base.commit_id if base else None,
             writer_id=writer_id,
             committed_ms=now_ms,
+            boundary_number=self._chain.boundary_number,
+            void_upto=self._chain.void_upto,
         )
 
     def _check_change(self, base: Head, draft: Head, changed: Head) -> None:
-        identity = ("sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition")
+        identity = ["sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition"]
+        identity += ["boundary_number", "void_upto"]
         wrong = next((f"it alters {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None)
         wrong = wrong or loses_objects(base, changed, self._pages.rows)
         if wrong:
             raise InvalidRequest(f"committing a head, {wrong}", prefix=self._prefix)
-
-    # --- reading the latest ------------------------------------------------------------------------------------------
-
-    def _newer_than(self, known: Head | None) -> Head | None:
-        """The latest head of the store, never one behind `known`."""
-        latest, steps = known, 0
-        while True:
-            if latest is None or steps == PROBES_MAX:
-                listed = self._last_listed(latest.sequence if latest else 0)
-                if listed is not None:
-                    latest = self._read_listed(listed)
-                elif latest is None:
-                    return None
-                steps = 0
-            following = self._read(latest.sequence + 1)
-            if following is None:
-                return latest
-            if following.parent_id != latest.commit_id or following.epoch < latest.epoch:
-                facts = {"sequence": following.sequence, "parent": following.parent_id, "expected": latest.commit_id}
-                raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
-            latest, steps = following, steps + 1
-
-    def _last_listed(self, after: int) -> int | None:
-        last = None
-        for info in self._store.list(self._prefix + HEADS, start_after=self._prefix + head_key(after)):
-            sequence = parse_head_key(info.key.removeprefix(self._prefix))
-            last = sequence if sequence is not None else last
-        return last
-
-    def _read_listed(self, sequence: int) -> Head:
-        head = self._read(sequence)
-        if head is None:
-            facts = {"store": self._store.url, "key": self._prefix + head_key(sequence)}
-            raise Unavailable("reading a head, listed but not there", **facts)
-        return head
-
-    def _read(self, sequence: int) -> Head | None:
-        key = self._prefix + head_key(sequence)
-        try:
-            body = self._store.get(key)
-        except NotFound:
-            return None
-        try:
-            head = decode_head(body)
-        except Corrupt as error:
-            raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
-        if head.sequence != sequence:
-            raise Corrupt("reading a head, it has another's name", store=self._store.url, key=key, says=head.sequence)
-        return head
 
     # --- states ------------------------------------------------------------------------------------------------------
 
@@ -387,6 +381,15 @@ class MetadataLog:
         self._check_not_fenced()
         if self._state is not LogState.WRITER:
             raise InvalidRequest("writing a partition, not opened for writing", prefix=self._prefix)
+
+
+def _stamped(base: Head, changed: Head) -> Head:
+    """With the sequence in every object that was unlinked by this change."""
+    known = {each.key for each in base.unlinked}
+    unlinked = tuple(
+        each if each.key in known else replace(each, unlinked_sequence=changed.sequence) for each in changed.unlinked
+    )
+    return changed if unlinked == changed.unlinked else replace(changed, unlinked=unlinked)
 
 
 class _NewPages:

@@ -7,7 +7,8 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 * local drop: look at the newest committed head → list for readers → rename → unlink after the delay.
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
-* delete: prove that this writer is still the one → delete the listed objects → commit that they are gone.
+* delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone.
+* collect: prove it → declare old heads void → delete them (`remote.head_collection`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from local.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
     CleanLog,
+    CollectHeads,
     CopySegment,
     Decision,
     DeleteUnlinked,
@@ -33,6 +35,8 @@ from policies.decisions import (
 )
 from policies.invariants import violations
 from remote.head_changes import add_segments, expire_segments, forget_unlinked
+from remote.head_collection import collect_heads
+from remote.pins import list_pins, lowest_pinned
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
 from tiered.copying import segment_to_copy
@@ -127,6 +131,8 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return _drop(state, decision)
         case AdvanceLogStart():
             return _advance(state, decision)
+        case CollectHeads():
+            return _collect(state, decision)
         case ExpireRemote() | DeleteUnlinked():
             raise AssertionError("applied in runs")
 
@@ -227,15 +233,31 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
 
 def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
     metadata, head, store = state.partition.metadata, state.partition.head(), state.store
-    listed = {each.key for each in head.unlinked} if head is not None else set()
-    due = [decision for decision in run if decision.key in listed]
-    if metadata is None or store is None or not due:
+    if metadata is None or store is None or head is None:
         return []
+    listed = {each.key for each in head.unlinked}
+    due = [decision for decision in run if decision.key in listed]
+    if not due:
+        return []
+    held = lowest_pinned(list_pins(store, state.partition.prefix), state.now_ms)
+    if held is not None:
+        since = {each.key: each.unlinked_sequence for each in head.unlinked}
+        due = [decision for decision in due if since[decision.key] <= held]
+        if not due:
+            return []
     # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
     metadata.check_still_writer()
     store.delete([state.partition.prefix + decision.key for decision in due])
     metadata.commit(forget_unlinked([decision.key for decision in due]), state.now_ms)
     return list(due)
+
+
+def _collect(state: _Round, decision: CollectHeads) -> bool:
+    metadata, store = state.partition.metadata, state.store
+    if metadata is None or store is None or not state.partition.is_owned:
+        return False
+    collect_heads(store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
+    return True
 
 
 def _local_segment(partition: Partition, base_offset: int, next_offset: int) -> SegmentInfo | None:

@@ -116,6 +116,8 @@ class Partition:
             views=head.views if head else (),
             cleaner_offset=self.log.cleaner_offset,
             may_clean=may_clean,
+            head_sequence=head.sequence if head else 0,
+            heads_void_upto=self.metadata.void_upto if self.metadata else 0,
         )
         return self._with_oldest_rows(snapshot, head) if head is not None and head.spills else snapshot
 

@@ -23,6 +23,7 @@ _VERBS = {
     "AdvanceLogStart": ("~", "log start"),
     "ExpireRemote": ("-", "expire"),
     "DeleteUnlinked": ("-", "delete"),
+    "CollectHeads": ("-", "collect"),
 }
 
 
@@ -70,7 +71,7 @@ def _row(name: TopicPartition, decision: Decision) -> dict[str, object]:
 
 def _what(decision: Decision) -> str:
     """The half-open offsets, or whatever else the decision is about."""
-    from policies.decisions import AdvanceLogStart, CleanLog, DeleteUnlinked, RollActive
+    from policies.decisions import AdvanceLogStart, CleanLog, CollectHeads, DeleteUnlinked, RollActive
 
     match decision:
         case RollActive():
@@ -81,6 +82,8 @@ def _what(decision: Decision) -> str:
             return f"to {decision.offset}"
         case DeleteUnlinked():
             return decision.key
+        case CollectHeads():
+            return f"heads up to {decision.upto_sequence}"
         case _:
             return f"[{decision.base_offset}, {decision.next_offset})"
 

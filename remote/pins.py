@@ -1,0 +1,110 @@
+"""Readers' pins: a head that somebody still reads by, so that what it names stays.
+
+A long read (a backfill, a Spark job) takes hours by one head. Its pin keeps two things until it expires or is let go
+of: the head itself, past its collection, and every object that the head names, past the grace time. Nothing else is
+asked of a reader, and nothing is promised to one without a pin but the grace time.
+
+| ``meta/pin/<ulid>.json`` | |
+|---|---|
+| `sequence`, `commit_id` | the pinned head |
+| `expires_ms` | from then on the pin counts for nothing; whoever collects heads removes it |
+| `holder` | for people |
+
+Order of effects of `pin_newest`: the newest head N is read → the pin is written → the newest head is read once more.
+Is N void by then, or has an object that N names left the index for good, the pin came too late: it is taken back
+and the next head is tried. Otherwise nothing that N names is gone, and what left the index since N did so less than a
+grace time ago, so whoever deletes it will look for pins after ours was written. A crash after the second step leaves a
+pin that keeps objects until it expires.
+
+Deleting looks in this order: listed as unlinked, grace time over, **then** the pins, then the epoch, then the deed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from local.errors import Conflict, Corrupt, NotFound
+from remote.head import Head
+from remote.keys import PINS, new_ulid, parse_pin_key, pin_key
+from remote.metadata_log import MetadataLog
+from remote.spilling import lost_object
+from remote.store import ObjectStore
+
+TRIES_MAX = 4  # heads that were collected between being read and being pinned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """`key` is relative to the partition's prefix."""
+
+    key: str
+    sequence: int
+    commit_id: str
+    expires_ms: int
+    holder: str
+
+
+class _Body(msgspec.Struct):
+    sequence: int
+    commit_id: str
+    expires_ms: int
+    holder: str
+
+
+def pin_newest(
+    store: ObjectStore, prefix: str, log: MetadataLog, *, now_ms: int, expires_ms: int, holder: str
+) -> tuple[Pin, Head]:
+    """Pin the newest head of a partition, and that head. Raises NotFound when there is none, Conflict when heads are
+    collected faster than they can be pinned."""
+    for _ in range(TRIES_MAX):
+        head = log.refresh()
+        body = _Body(head.sequence, head.commit_id, expires_ms, holder)
+        key = pin_key(new_ulid(now_ms))
+        store.put(prefix + key, msgspec.json.encode(body))
+        pin = Pin(key=key, **msgspec.structs.asdict(body))
+        if _came_in_time(log, head):
+            return pin, head
+        release(store, prefix, [pin])
+    raise Conflict("pinning a head, they are collected faster than pinned", prefix=prefix, tries=TRIES_MAX)
+
+
+def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:
+    """Let go of pins. One that is gone already is no error."""
+    store.delete([prefix + pin.key for pin in pins])
+
+
+def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
+    """All pins, expired ones too. One listing, and a GET for each. Raises Corrupt for one that cannot be read."""
+    pins = []
+    for info in store.list(prefix + PINS):
+        key = info.key.removeprefix(prefix)
+        if parse_pin_key(key) is None:
+            continue
+        try:
+            body = msgspec.json.decode(store.get(info.key), type=_Body)
+        except NotFound:
+            continue  # let go of meanwhile
+        except msgspec.DecodeError as error:
+            raise Corrupt("reading a pin, its bytes are none", key=info.key, cause=str(error)) from error
+        pins.append(Pin(key=key, **msgspec.structs.asdict(body)))
+    return pins
+
+
+def lowest_pinned(pins: Iterable[Pin], now_ms: int) -> int | None:
+    """The oldest head that somebody holds; an object that left the index after it must stay. None without a pin."""
+    return min((pin.sequence for pin in pins if pin.expires_ms > now_ms), default=None)
+
+
+def _came_in_time(log: MetadataLog, head: Head) -> bool:
+    newest = log.refresh(exact=True)
+    if newest is head:
+        return True
+    if log.is_void(head.sequence):
+        return False
+    try:
+        return lost_object(head, newest, log.page_rows) is None
+    except NotFound:
+        return False  # a page that it names is gone

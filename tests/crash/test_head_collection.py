@@ -1,0 +1,311 @@
+"""Old heads are collected: whoever slept meanwhile, writer or reader, finds the newest head and no other.
+
+Every call of a collection is failed in every way, and stale writers and readers are let in between any two calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
+from remote.bucket_check import check_partition
+from remote.head_chain import QUIET_MAX, decode_boundary, encode_boundary
+from remote.head_changes import expire_segments, forget_unlinked, set_properties
+from remote.head_collection import collect_heads
+from remote.keys import HEADS, boundary_key, head_key, parse_head_key, parse_pin_key, pin_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.pins import list_pins, lowest_pinned, pin_newest, release
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fault_store import KILLS, Fault, FaultStore, Killed
+from protocol_world import PREFIX, Writer
+
+KEPT = 3
+
+
+def commit_some(writer, count):
+    for step in range(count):
+        writer.log.commit(set_properties({"step": f"{writer.name}.{writer.log.cached.sequence}.{step}"}), now_ms=5)
+
+
+def opened(store, name="a", commits=0):
+    writer = Writer(store, name)
+    writer.open()
+    commit_some(writer, commits)
+    return writer
+
+
+def collect(writer, *, now_ms=5, store=None):
+    upto = writer.log.cached.sequence - KEPT
+    return collect_heads(store or writer.store, PREFIX, writer.log, upto, now_ms=now_ms)
+
+
+def sequences(store):
+    return [parse_head_key(info.key.removeprefix(PREFIX)) for info in store.list(PREFIX + HEADS)]
+
+
+def sound(store):
+    assert [each for each in check_partition(store, PREFIX).findings if each.severity.name == "CORRUPT"] == []
+
+
+def test_the_newest_heads_stay_and_a_fresh_reader_finds_the_newest():
+    store = MemoryStore()
+    writer = opened(store, commits=9)
+    assert collect(writer).heads == 7
+    assert sequences(store) == [8, 9, 10]
+    assert MetadataLog(store, PREFIX).load() == writer.log.cached
+    assert collect(writer).heads == 0
+    commit_some(writer, 5)
+    assert writer.log.cached.void_upto == 7
+    assert collect(writer).heads == 5
+    assert MetadataLog(store, PREFIX).load() == writer.log.cached
+    sound(store)
+
+
+def test_a_writer_that_slept_through_a_collection_is_fenced_though_its_name_was_free():
+    store = MemoryStore()
+    stale = opened(store, "stale")
+    writer = opened(store, "b", commits=8)
+    collect(writer)
+    newest = writer.log.cached
+    with pytest.raises(Fenced):
+        stale.log.commit(set_properties({"stale": "1"}), now_ms=5)
+    assert 2 in sequences(store), "it was created, under a name that counts for nothing"
+    assert MetadataLog(store, PREFIX).load() == newest
+    commit_some(writer, 1)
+    sound(store)
+    assert collect(writer).heads == 2
+    assert 2 not in sequences(store)
+
+
+def test_a_reader_that_slept_finds_the_newest_head_and_not_one_that_a_stale_writer_left():
+    store = MemoryStore()
+    stale = opened(store, "stale")
+    asleep, exact, onlooker = (MetadataLog(store, PREFIX) for _ in range(3))
+    for each in (asleep, exact, onlooker):
+        each.load()
+    writer = opened(store, "b", commits=8)
+    collect(writer)
+    assert [asleep.load().sequence for _ in range(QUIET_MAX)][-1] == writer.log.cached.sequence
+    assert exact.load(exact=True) == writer.log.cached
+    with suppress(Fenced):
+        stale.log.commit(set_properties({"stale": "1"}), now_ms=5)
+    assert onlooker.load() == writer.log.cached
+    assert MetadataLog(store, PREFIX).load() == writer.log.cached
+
+
+def test_becoming_a_writer_after_a_long_sleep_goes_on_top_of_the_newest_head():
+    store = MemoryStore()
+    opened(store, "a")
+    sleeper = MetadataLog(store, PREFIX)
+    sleeper.load()
+    writer = opened(store, "b", commits=8)
+    collect(writer)
+    head = sleeper.become_writer("c", 9, topic="orders", topic_id="A" * 22, partition=0)
+    assert (head.sequence, head.epoch) == (writer.log.cached.sequence + 1, 3)
+    with pytest.raises(Fenced):
+        collect(writer)
+    sound(store)
+
+
+def test_a_stale_writers_boundary_stays_below_every_newer_one():
+    store = MemoryStore()
+    stale = opened(store, "stale", commits=6)
+    writer = opened(store, "b", commits=12)
+    stale.log._chain.advance(stale.log._head.sequence - KEPT)
+    collect(writer)
+    uptos = [decode_boundary(store.get(PREFIX + boundary_key(number))) for number in (1, 2)]
+    assert uptos == sorted(uptos)
+    assert MetadataLog(store, PREFIX).load() == writer.log.cached
+    stale.log._chain.boundary_number = stale.log._chain.void_upto = 0
+    stale.log._chain.advance(2)
+    assert stale.log._chain.void_upto == uptos[-1]
+    sound(store)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_any_call_of_a_collection_may_fail_in_any_way(fault):
+    def prepared():
+        store = MemoryStore()
+        writer = opened(store, commits=9)
+        log = MetadataLog(store, PREFIX)
+        log.load()
+        pin_newest(store, PREFIX, log, now_ms=1, expires_ms=4, holder="gone")
+        return store, writer
+
+    store, writer = prepared()
+    counting = FaultStore(store)
+    writer.log._store = writer.log._chain._store = counting
+    collect(writer, store=counting)
+    for at in range(len(counting.calls)):
+        inner, writer = prepared()
+        asleep = MetadataLog(inner, PREFIX)
+        asleep.load()
+        newest = writer.log.cached
+        faulty = FaultStore(inner, at, fault)
+        writer.log._store = writer.log._chain._store = faulty
+        with suppress(Killed if fault in KILLS else Unavailable):
+            collect(writer, store=faulty)
+        faulty.deliver(10**9)
+        assert MetadataLog(inner, PREFIX).load() == newest
+        assert asleep.load(exact=True) == newest
+        sound(inner)
+        writer.log._store = writer.log._chain._store = inner
+        commit_some(writer, 1)
+        collect(writer)
+        assert sequences(inner) == [9, 10, 11]
+        assert list_pins(inner, PREFIX) == []
+        sound(inner)
+
+
+def test_a_stale_writer_and_a_reader_may_come_between_any_two_calls_of_a_collection():
+    def attempt(at):
+        store = MemoryStore()
+        stale = opened(store, "stale")
+        asleep = MetadataLog(store, PREFIX)
+        asleep.load()
+        writer = opened(store, "b", commits=8)
+        newest = writer.log.cached
+
+        def others(number):
+            if number == at:
+                with pytest.raises(Fenced):
+                    stale.log.commit(set_properties({"stale": "1"}), now_ms=5)
+                assert asleep.load(exact=True) == newest
+                assert MetadataLog(store, PREFIX).load() == newest
+
+        between = FaultStore(store, before_call=others)
+        writer.log._store = writer.log._chain._store = between
+        collect(writer, store=between)
+        assert asleep.load(exact=True) == newest
+        assert MetadataLog(store, PREFIX).load() == newest
+        return len(between.calls)
+
+    count = attempt(-1)
+    for at in range(count):
+        attempt(at)
+
+
+# --- pins ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pinned_head_stays_and_what_it_names_is_told_from_what_left_before():
+    store = MemoryStore()
+    writer = opened(store)
+    for base in (100, 110, 120):
+        writer.copy(base)
+    writer.expire(100)
+    reader = MetadataLog(store, PREFIX)
+    pin, head = pin_newest(store, PREFIX, reader, now_ms=5, expires_ms=100, holder="a job")
+    writer.expire(110)
+    commit_some(writer, 9)
+    collect(writer, now_ms=99)
+    assert head.sequence in sequences(store)
+    held = lowest_pinned(list_pins(store, PREFIX), 99)
+    free = [each for each in writer.log.cached.unlinked if each.unlinked_sequence <= held]
+    assert sorted(each.key[5:25] for each in free) == [f"{100:020d}"] * 2
+    assert lowest_pinned(list_pins(store, PREFIX), 100) is None
+    release(store, PREFIX, [pin])
+    release(store, PREFIX, [pin])
+    commit_some(writer, 1)
+    collect(writer, now_ms=99)
+    assert head.sequence not in sequences(store)
+    sound(store)
+
+
+@pytest.mark.parametrize("deed", ["collected", "deleted"])
+def test_a_pin_that_came_too_late_is_taken_back_and_the_next_head_is_pinned(deed):
+    store = MemoryStore()
+    writer = opened(store)
+    for base in (100, 110, 120):
+        writer.copy(base)
+    slow = {"left": 1}
+
+    class Slow(MemoryStore):
+        def __getattribute__(self, name):
+            return (
+                getattr(store, name)
+                if name in ("get", "list", "delete", "put_if_absent")
+                else super().__getattribute__(name)
+            )
+
+        def put(self, key, body):
+            if slow["left"]:
+                slow["left"] -= 1
+                if deed == "collected":
+                    commit_some(writer, 9)
+                    collect(writer)
+                else:
+                    writer.expire(100)
+                    writer.delete_unlinked()
+            store.put(key, body)
+
+    pin, head = pin_newest(Slow(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="late")
+    assert head == writer.log.cached
+    assert [each.sequence for each in list_pins(store, PREFIX)] == [head.sequence]
+    assert pin.commit_id == head.commit_id
+
+
+def test_heads_that_are_collected_faster_than_pinned_are_a_conflict():
+    store = MemoryStore()
+    writer = opened(store, commits=4)
+
+    class Racing(MemoryStore):
+        def __getattribute__(self, name):
+            return getattr(store, name) if name in ("get", "list", "delete") else super().__getattribute__(name)
+
+        def put(self, key, body):
+            store.put(key, body)
+            commit_some(writer, 4)
+            collect(writer)
+
+    with pytest.raises(Conflict):
+        pin_newest(Racing(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="x")
+    assert list_pins(store, PREFIX) == []
+
+
+def test_no_head_is_nothing_to_pin():
+    with pytest.raises(NotFound):
+        pin_newest(MemoryStore(), PREFIX, MetadataLog(MemoryStore(), PREFIX), now_ms=1, expires_ms=2, holder="x")
+
+
+def test_boundaries_and_pins_that_are_damaged_are_corrupt():
+    whole = encode_boundary(7)
+    assert decode_boundary(whole) == 7
+    for at in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(Corrupt):
+                decode_boundary(damaged)
+    with pytest.raises(InvalidRequest):
+        encode_boundary(0)
+    store = MemoryStore()
+    name = pin_key("0" * 26)
+    assert parse_pin_key(name) == "0" * 26
+    store.put(PREFIX + name, b"{}")
+    with pytest.raises(Corrupt):
+        list_pins(store, PREFIX)
+    store.put(PREFIX + head_key(1), b"x")
+    store.put(PREFIX + boundary_key(1), b"x")
+    with pytest.raises(Corrupt):
+        MetadataLog(store, PREFIX).is_void(1)
+
+
+def test_objects_remember_which_head_listed_them_first():
+    store = MemoryStore()
+    writer = opened(store)
+    for base in (100, 110):
+        writer.copy(base)
+    writer.expire(100)
+    first = writer.log.cached.sequence
+    writer.expire(110)
+    assert [each.unlinked_sequence for each in writer.log.cached.unlinked] == [first] * 2 + [first + 1] * 2
+    writer.log.commit(forget_unlinked([each.key for each in writer.log.cached.unlinked[:2]]), now_ms=5)
+    assert {each.unlinked_sequence for each in writer.log.cached.unlinked} == {first + 1}
+    assert expire_segments([], now_ms=1)(writer.log.cached) is writer.log.cached

@@ -1,0 +1,81 @@
+"""A manager's rounds collect old heads of the index, and leave what a reader pinned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settle, values
+
+from policies import head_collection, invariants
+from policies.decisions import CollectHeads
+from policies.invariants import violations
+from remote.keys import HEADS
+from remote.metadata_log import MetadataLog
+from remote.pins import pin_newest, release
+from tiered.remote_view import RemoteLog
+
+DAY = 24 * HOUR
+
+
+@pytest.fixture(autouse=True)
+def few_heads(monkeypatch):
+    monkeypatch.setattr(head_collection, "HEADS_KEPT", 3)
+    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", 2)
+    monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 3)
+
+
+def heads(world):
+    return [info.key[-20:] for info in world.store.list("") if HEADS in info.key]
+
+
+@pytest.mark.parametrize("settings", [TIERED, COMPACTED])
+def test_rounds_leave_few_heads_and_all_the_records(settings):
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, settings, now_ms=NOW)
+        for turn in range(5):
+            send(manager, 300, start=turn * 300)
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+        newest = manager._partition(NAME).head()
+        assert newest.sequence > 3 + 2
+        assert len(heads(world)) <= 3 + 2
+        expected = values(manager.reader())
+    with world.open() as again, RemoteLog(world.store) as bucket:
+        assert values(again.reader()) == expected
+        assert values(bucket.reader()) == expected[: len(values(bucket.reader()))]
+
+
+def test_a_collection_is_planned_with_its_reason_and_one_that_leaves_too_few_heads_is_refused():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 1500)
+        settle(manager)
+        snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, heads_void_upto=3)
+        (decision,) = head_collection.head_collections(snapshot)
+        assert decision == CollectHeads(upto_sequence=6, reason="3 old heads, the newest 3 are kept")
+        assert violations(snapshot, [decision]) == []
+        assert head_collection.head_collections(replace(snapshot, heads_void_upto=5)) == []
+        assert "fewer than 3" in violations(snapshot, [replace(decision, upto_sequence=7)])[0]
+
+
+def test_what_a_pinned_head_names_outlives_the_grace_time():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        prefix = manager._partition(NAME).prefix
+        log = MetadataLog(world.store, prefix)
+        pin, head = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
+        named = {prefix + key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        settle(manager, NOW + 2 * DAY)
+        settle(manager, NOW + 2 * DAY + HOUR)
+        assert manager.reader().offsets(NAME) == (300, 300)
+        assert named <= {info.key for info in world.store.list("")}
+        release(world.store, prefix, [pin])
+        settle(manager, NOW + 2 * DAY + HOUR)
+        assert not named & {info.key for info in world.store.list("")}
