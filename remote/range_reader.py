@@ -9,6 +9,8 @@ Positions are those of the segment, whatever its object looks like, and the cach
 an object that is the segment itself are not copied on the way: the cache keeps what a GET brought, in one piece, and a
 read that lies within it is a view of it. A read that reaches over several is copied together once.
 
+What a GET brought may stay on a disk too (`remote.disk_cache`); from there it is checked in the same way.
+
 Chunks next to each other come in one GET; a long read is cut into ranges of RANGE_BYTES that are fetched side by side.
 A miss fetches `read_ahead_chunks` more than asked for, as far as the segment goes: none, unless the caller wants it;
 who reads on and on takes `remote.read_ahead`.
@@ -25,13 +27,14 @@ from local.errors import Corrupt
 from remote.at_rest import CODECS, open_chunk, open_ring
 from remote.chunk_cache import ChunkCache, Key, Slice
 from remote.chunks import PLAIN, ChunkTable
+from remote.disk_cache import WHOLE, DiskCache
 from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.head import Head
 from remote.index_bundle import IndexBundle, decode_bundle
 from remote.keys import stem_of
 from remote.metadata_log import MetadataLog
 from remote.segment import RemoteSegment
-from remote.store import ObjectStore
+from remote.store import Body, ObjectStore
 
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
 _INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
@@ -54,13 +57,18 @@ class RemotePartition:
         metadata: MetadataLog | None = None,
         read_ahead_chunks: int = 0,
         keys: KeyRing = NO_KEYS,
+        disk: DiskCache | None = None,
     ) -> None:
-        """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does)."""
+        """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does).
+
+        `cache` and `disk` may be shared by any number of partitions.
+        """
         self._store = store
         self._prefix = prefix
         self._cache = ChunkCache() if cache is None else cache
         self._read_ahead_chunks = read_ahead_chunks
         self._keys = keys
+        self._disk = disk
         self._log = MetadataLog(store, prefix) if metadata is None else metadata
 
     @property
@@ -131,13 +139,15 @@ class RemotePartition:
     def _load(
         self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range
     ) -> Mapping[Key, Slice]:
-        runs = list(_runs(table, sorted(number for _, number in keys)))
         name, cipher = keys[0][0], self._cipher(segment)
+        loaded = self._from_disk(table, keys, cipher)
+        runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
+        if not runs:
+            return loaded
         try:
             bodies = self._store.get_ranges(name, [_range_of(table, run) for run in runs])
         except Corrupt:
             bodies = [b""] * len(runs)  # the object is short: each chunk for itself, to say which
-        loaded: dict[Key, Slice] = {}
         for run, body in zip(runs, bodies, strict=True):
             first = table.stored_range(run.start)[0]
             for number in run:
@@ -145,10 +155,31 @@ class RemotePartition:
                 stored = Slice(body, start - first, length)
                 try:
                     loaded[name, number] = _opened(table, number, stored, cipher)
+                    self._to_disk(name, number, memoryview(body)[stored.start : stored.start + length])
                 except Corrupt:
                     if number in wanted:
                         loaded[name, number] = self._opened_again(segment, table, number, cipher)
         return loaded
+
+    def _from_disk(self, table: ChunkTable, keys: Sequence[Key], cipher: ObjectCipher | None) -> dict[Key, Slice]:
+        """The chunks that an earlier read, perhaps of an earlier process, left on the disk."""
+        found: dict[Key, Slice] = {}
+        for name, number in keys if self._disk is not None else ():
+            assert self._disk is not None
+            body = self._disk.get(name, number)
+            if body is None:
+                continue
+            try:
+                if len(body) != table.stored_range(number)[1]:
+                    raise Corrupt("a cached chunk has another length")
+                found[name, number] = _opened(table, number, Slice(body, 0, len(body)), cipher)
+            except Corrupt:
+                self._disk.forget(name, number)
+        return found
+
+    def _to_disk(self, name: str, number: int, body: Body) -> None:
+        if self._disk is not None:
+            self._disk.keep(name, number, body)
 
     def _opened_again(
         self, segment: RemoteSegment, table: ChunkTable, number: int, cipher: ObjectCipher | None
@@ -170,13 +201,22 @@ class RemotePartition:
 
     def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
         name = self._prefix + segment.indexes_key
+        known = self._disk.get(name, WHOLE) if self._disk is not None else None
+        if known is not None and self._disk is not None:
+            try:
+                return self._opened_indexes(name, segment, known)
+            except Corrupt:
+                self._disk.forget(name, WHOLE)
         try:
-            return self._indexes_once(name, segment)
+            body = self._store.get(name)
+            bundle = self._opened_indexes(name, segment, body)
         except Corrupt:
-            return self._indexes_once(name, segment)
+            body = self._store.get(name)
+            bundle = self._opened_indexes(name, segment, body)
+        self._to_disk(name, WHOLE, body)
+        return bundle
 
-    def _indexes_once(self, name: str, segment: RemoteSegment) -> IndexBundle:
-        body = self._store.get(name)
+    def _opened_indexes(self, name: str, segment: RemoteSegment, body: bytes) -> IndexBundle:
         offsets = {"object": name, "base_offset": segment.base_offset, "next_offset": segment.next_offset}
         if len(body) != segment.indexes_bytes:
             facts = {**offsets, "expected_bytes": segment.indexes_bytes, "found_bytes": len(body)}

@@ -137,9 +137,7 @@ class Config:
     @property
     def dir_free_bytes_min(self) -> int:
         """Below this many free bytes a directory takes no new partition."""
-        value = parse("log.dir.free.bytes.min", self.topic_properties("")["log.dir.free.bytes.min"])
-        assert isinstance(value, int), "a size parses to a whole number"
-        return value
+        return self._manager_bytes("log.dir.free.bytes.min")
 
     @property
     def dir_free_share_min(self) -> float:
@@ -150,6 +148,33 @@ class Config:
     def task_interval_ms(self) -> int:
         """How long the loop rests when there was nothing to do."""
         return self._manager_ms("remote.log.manager.task.interval.ms")
+
+    @property
+    def fetch_cache_bytes(self) -> int:
+        """Memory for what was fetched from the store."""
+        return self._manager_bytes("remote.fetch.cache.bytes")
+
+    @property
+    def fetch_cache_dir(self) -> str:
+        """Where it stays over restarts, absolute; empty for nowhere. Relative paths begin where tiered.toml lies.
+
+        Raises InvalidRequest for a place among the logs: a Kafka broker refuses a folder there that it can't name.
+        """
+        path = self.topic_properties("")["remote.fetch.cache.dir"]
+        if not path:
+            return ""
+        path = os.path.abspath(os.path.join(os.path.dirname(self.path or ""), path))
+        for root in self.data_dirs:
+            if os.path.commonpath([os.path.abspath(root), path]) == os.path.abspath(root):
+                raise InvalidRequest(
+                    "reading a setting, inside a log directory", key="remote.fetch.cache.dir", value=path, log_dir=root
+                )
+        return path
+
+    @property
+    def fetch_cache_dir_bytes(self) -> int:
+        """How much stays there at most."""
+        return self._manager_bytes("remote.fetch.cache.dir.max.bytes")
 
     @property
     def is_single_writer(self) -> bool:
@@ -169,6 +194,11 @@ class Config:
         for origin, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
             effective |= {name: Setting(name=name, value=value, origin=origin) for name, value in layer.items()}
         return list(effective.values())
+
+    def _manager_bytes(self, name: str) -> int:
+        value = parse(name, self.topic_properties("")[name])
+        assert isinstance(value, int), "a size parses to a whole number"
+        return value
 
     def _manager_ms(self, name: str) -> int:
         value = parse(name, self.topic_properties("")[name])

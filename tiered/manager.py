@@ -70,13 +70,13 @@ ShouldStop = Callable[[], bool]
 class LogManager:
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
-    def __init__(self, config: Config, directory: LogDirectories, store: MeteredStore | None) -> None:
+    def __init__(self, config: Config, directory: LogDirectories, store: MeteredStore | None, storage: Storage) -> None:
         self.config = config
         # Replaced whole on every change, so whoever goes through it sees one moment.
         self.problems: dict[TopicPartition, LogError] = {}
         self._directory = directory
         self._store = store
-        self._opener = Opener(config, directory, store)
+        self._opener = Opener(config, directory, store, storage)
         self._registry = TopicRegistry(directory.places())
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, LogError] = {}
@@ -111,10 +111,14 @@ class LogManager:
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
             store = store if store is not None else configured_store(config)
-            manager = cls(config, directory, MeteredStore(store) if store is not None else None)
-            manager._open_all(now_ms, progress)
+            manager = cls(config, directory, MeteredStore(store) if store is not None else None, disk)
         except BaseException:
             _let_go(directory, store)
+            raise
+        try:
+            manager._open_all(now_ms, progress)
+        except BaseException:
+            manager.abandon()
             raise
         return manager
 
@@ -398,11 +402,13 @@ class LogManager:
         try:
             self._directory.close(unrecovered=list(self._unopened))
         finally:
+            self._opener.close()
             if self._store is not None:
                 self._store.close()
 
     def abandon(self) -> None:
         """Let go of everything without writing, as after a crash."""
+        self._opener.close()
         _let_go(self._directory, self._store)
 
     def __enter__(self) -> LogManager:

@@ -23,9 +23,11 @@ from functools import partial
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
+from local.storage import Storage
 from policies.placement import choose_log_dir
 from policies.rules import PartitionRules
 from remote.chunk_cache import ChunkCache
+from remote.disk_cache import DiskCache
 from remote.head import Head
 from remote.head_changes import expire_segments
 from remote.keys import partition_prefix
@@ -43,7 +45,6 @@ from tiered.topics import Topic
 
 _log = logging.getLogger(__name__)
 
-CACHE_BYTES = 256 << 20
 ENABLE = "remote.storage.enable"
 _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
 
@@ -51,11 +52,14 @@ _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
 class Opener:
     """What it takes to open the partitions of a node. Thread safe for different partitions."""
 
-    def __init__(self, config: Config, directory: LogDirectories, store: ObjectStore | None) -> None:
+    def __init__(self, config: Config, directory: LogDirectories, store: ObjectStore | None, storage: Storage) -> None:
         self._config = config
         self._directory = directory
         self._store = store
-        self._cache = ChunkCache(CACHE_BYTES)
+        self._cache = ChunkCache(config.fetch_cache_bytes)
+        self._disk_cache: DiskCache | None = None
+        if store is not None and config.fetch_cache_dir:
+            self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, config.fetch_cache_dir_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
         self._check = StoreCheck(directory.first_online, is_single_writer=config.is_single_writer)
         self._choose = partial(
@@ -64,6 +68,11 @@ class Opener:
             free_share_min=config.dir_free_share_min,
         )
         self._writer_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+    def close(self) -> None:
+        """Let another process have the cache on the disk. Idempotent."""
+        if self._disk_cache is not None:
+            self._disk_cache.close()
 
     # -- settings ------------------------------------------------------------------------------------------------
 
@@ -159,7 +168,12 @@ class Opener:
         if held.metadata is None:
             held.metadata = MetadataLog(self._store, held.prefix)
             held.remote = RemotePartition(
-                self._store, held.prefix, self._cache, metadata=held.metadata, keys=self._keys
+                self._store,
+                held.prefix,
+                self._cache,
+                metadata=held.metadata,
+                keys=self._keys,
+                disk=self._disk_cache,
             )
         known = held.metadata.load()
         if self._directory.read_only:

@@ -404,6 +404,33 @@ _TABLE = (
         doc="The KMS key of remote.sse=aws:kms; empty: the account's default key.",
     ),
     Property(
+        name="remote.fetch.cache.bytes",
+        kind=Kind.BYTES,
+        default="256MiB",
+        minimum=0,
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="Memory for chunks and indexes of remote segments.",
+    ),
+    Property(
+        name="remote.fetch.cache.dir",
+        kind=Kind.TEXT,
+        default="",
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="A directory, outside the log directories, in which chunks and indexes of remote segments stay over "
+        "restarts, as the bucket has them; empty: none.",
+    ),
+    Property(
+        name="remote.fetch.cache.dir.max.bytes",
+        kind=Kind.BYTES,
+        default="10GiB",
+        minimum=0,
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="How much of it is kept there at most.",
+    ),
+    Property(
         name="remote.log.manager.copy.max.bytes.per.second",
         kind=Kind.BYTES,
         default=str(_INT64_MAX),

@@ -15,8 +15,10 @@ from types import TracebackType
 from local.errors import InvalidRequest, NotFound
 from local.isolation import Isolation
 from local.names import TopicPartition, check_topic
+from local.storage import DiskStorage
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
+from remote.disk_cache import DiskCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.fsspec_store import open_store
 from remote.head import Head
@@ -29,7 +31,7 @@ from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 from tiered.secrets import split_url
 
-CACHE_BYTES = 256 << 20
+CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
 
 
 class RemoteLog:
@@ -45,8 +47,10 @@ class RemoteLog:
         cache_bytes: int = CACHE_BYTES,
         topic_ids: Mapping[str, str] | None = None,
         keys: KeyRing = NO_KEYS,
+        disk: DiskCache | None = None,
     ) -> None:
         self.store = store
+        self._disk = disk
         self._chosen = dict(topic_ids or {})
         self._cache = ChunkCache(cache_bytes)
         self._keys = keys
@@ -91,6 +95,8 @@ class RemoteLog:
                     source.metadata.load()
 
     def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
         self.store.close()
 
     def __enter__(self) -> RemoteLog:
@@ -132,7 +138,9 @@ class RemoteLog:
                     raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
                 metadata = MetadataLog(self.store, name.prefix)
                 metadata.load()
-                remote = RemotePartition(self.store, name.prefix, self._cache, metadata=metadata, keys=self._keys)
+                remote = RemotePartition(
+                    self.store, name.prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk
+                )
                 self._sources[partition] = PartitionSource(partition, None, remote, metadata)
             return self._sources[partition]
 
@@ -143,16 +151,23 @@ def open_remote(
     *,
     topic_ids: Mapping[str, str] | None = None,
     key_ring: str | None = None,
+    cache_bytes: int = CACHE_BYTES,
+    cache_dir: str | None = None,
+    cache_dir_bytes: int = CACHE_DIR_BYTES,
 ) -> RemoteLog:
     """The bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
 
     `topic_ids` as `RemoteLog` takes them; `key_ring` is a file of keys, which the environment may name as well
-    (`tiered.key_rings`). No request is sent before something is asked for. Raises InvalidRequest for a url or an option
-    that is none, and what keeps us from the key ring.
+    (`tiered.key_rings`). `cache_bytes` of memory hold what was fetched, and with `cache_dir` up to `cache_dir_bytes` of
+    it stay there for the next time. No request is sent before something is asked for. Raises InvalidRequest for a url
+    or an option that is none, and what keeps us from the key ring.
     """
     split_url(url)
     keys = load_key_ring(key_ring, os.environ)
-    return RemoteLog(open_store(url, dict(options or {})), topic_ids=topic_ids, keys=keys)
+    disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), cache_dir_bytes) if cache_dir else None
+    return RemoteLog(
+        open_store(url, dict(options or {})), cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk
+    )
 
 
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:

@@ -1,0 +1,169 @@
+"""Pieces of remote objects on a disk, kept over restarts: a chunk or a segment's indexes is fetched once.
+
+A piece is a file, ``<root>/<2 hex digits>/<32 hex digits of the object's name>-<number>``, and holds the bytes as the
+store has them: what is encrypted there is encrypted here. Names of objects are never used twice, so a piece never goes
+stale. Nothing is synced and nothing checksummed here, for the reader checks each piece against the index that told of
+it, as it checks what a GET brought, and says `forget` when it is wrong. A cache may lose anything at any time; a disk
+that fails turns it off, and reading goes on without.
+
+The pieces used last stay. Over a restart their order is that of their files' times. One process at a time has the
+directory (`LOCK`); another one reads without a cache on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from itertools import count
+
+from local.errors import Conflict, DiskFailed, LogError, NotFound
+from local.storage import Storage, StorageFile, join
+from remote.store import Body
+
+LOCK = ".lock"
+WHOLE = -1  # in the place of a piece's number: the object as a whole
+_PART = ".part"  # a piece that is being written
+
+_log = logging.getLogger(__name__)
+
+
+class DiskCache:
+    """See the module text. Thread safe."""
+
+    def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
+        """`root` exists. Raises DiskFailed when it cannot be listed. `lock` is let go of by `close`."""
+        self._storage = storage
+        self._root = root
+        self._bytes_max = bytes_max
+        self._held = lock
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # used last is last
+        self._bytes = 0
+        self._numbers = count()
+        self._is_off = False
+        self._know()
+
+    @classmethod
+    def open(cls, storage: Storage, root: str, bytes_max: int) -> DiskCache | None:
+        """The cache in `root`, made where there is none; None, and a line in the log, where it cannot be used."""
+        try:
+            storage.make_directory(root)
+            lock = storage.lock(join(root, LOCK))
+        except Conflict:
+            _log.info("reading without a cache on the disk, another process has it: directory=%s", root)
+            return None
+        except DiskFailed as error:
+            _log.warning("reading without a cache on the disk: directory=%s cause=%s", root, error)
+            return None
+        try:
+            return cls(storage, root, bytes_max, lock)
+        except LogError as error:
+            lock.close()
+            _log.warning("reading without a cache on the disk: directory=%s cause=%s", root, error)
+            return None
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def get(self, name: str, number: int) -> bytes | None:
+        """The piece; None when it is not here."""
+        piece = _file_of(name, number)
+        with self._lock:
+            if self._is_off or piece not in self._sizes:
+                return None
+            self._sizes.move_to_end(piece)
+        try:
+            return self._storage.read(join(self._root, piece))
+        except NotFound:
+            self._strike(piece)
+        except DiskFailed as error:
+            self._turn_off(error)
+        return None
+
+    def keep(self, name: str, number: int, body: Body) -> None:
+        """Remember a piece, and let go of what was used longest ago where there is no room."""
+        piece, size = _file_of(name, number), len(body)
+        with self._lock:
+            if self._is_off or piece in self._sizes or size > self._bytes_max:
+                return
+            aside = f"{join(self._root, piece)}.{next(self._numbers)}{_PART}"
+        try:
+            self._storage.make_directory(join(self._root, piece[:2]))
+            file = self._storage.create(aside)
+            try:
+                file.append(body)
+            finally:
+                file.close()
+            self._storage.rename(aside, join(self._root, piece))
+        except DiskFailed as error:
+            self._turn_off(error)
+            return
+        with self._lock:
+            self._bytes += size - self._sizes.pop(piece, 0)
+            self._sizes[piece] = size
+        self._make_room()
+
+    def forget(self, name: str, number: int) -> None:
+        """The piece was not what its index says."""
+        piece = _file_of(name, number)
+        _log.warning("a cached piece was damaged: file=%s object=%s", join(self._root, piece), name)
+        self._strike(piece)
+        self._remove(piece)
+
+    def close(self) -> None:
+        """Let another process have it. Idempotent."""
+        with self._lock:
+            self._is_off = True
+            held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+    def _know(self) -> None:
+        """Take what an earlier process left, oldest first; what it did not finish goes."""
+        found: list[tuple[int, str, int]] = []
+        for directory in self._storage.list(self._root):
+            if len(directory) != 2 or not self._storage.is_directory(join(self._root, directory)):
+                continue
+            for name, facts in self._storage.list_files(join(self._root, directory)).items():
+                if name.endswith(_PART):
+                    self._remove(f"{directory}/{name}")
+                else:
+                    found.append((facts.modified_ms, f"{directory}/{name}", facts.size_bytes))
+        for _, piece, size in sorted(found):
+            self._sizes[piece] = size
+            self._bytes += size
+        self._make_room()
+
+    def _make_room(self) -> None:
+        gone = []
+        with self._lock:
+            while self._bytes > self._bytes_max:
+                piece, size = self._sizes.popitem(last=False)
+                self._bytes -= size
+                gone.append(piece)
+        for piece in gone:
+            self._remove(piece)
+
+    def _strike(self, piece: str) -> None:
+        with self._lock:
+            self._bytes -= self._sizes.pop(piece, 0)
+
+    def _remove(self, piece: str) -> None:
+        try:
+            self._storage.unlink(join(self._root, piece))
+        except DiskFailed as error:
+            self._turn_off(error)
+
+    def _turn_off(self, error: DiskFailed) -> None:
+        with self._lock:
+            was_off, self._is_off = self._is_off, True
+        if not was_off:
+            _log.warning("reading goes on without the cache on the disk: directory=%s cause=%s", self._root, error)
+
+
+def _file_of(name: str, number: int) -> str:
+    digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return f"{digest[:2]}/{digest}-{number}"

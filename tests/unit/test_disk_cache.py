@@ -1,0 +1,149 @@
+"""Pieces of remote objects on a disk: there after a restart, in bounds, never wrong, never in the way."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import NAME, NOW, TIERED, World, send, settle, values
+from test_range_reader import BODY, CHUNK, PREFIX, copied
+
+from local.errors import InvalidRequest
+from local.log_dir_set import LogDirectories
+from local.storage import DiskStorage
+from remote.chunk_cache import ChunkCache
+from remote.disk_cache import LOCK, WHOLE, DiskCache
+from remote.memory_store import MemoryStore
+from remote.metered_store import MeteredStore
+from remote.range_reader import RemotePartition
+from tiered.config import Config
+from tiered.opening import Opener
+from tiered.remote_view import RemoteLog
+
+ROOT = "./cache"
+
+
+def opened(disk: ModelDisk, bytes_max: int = 1 << 20) -> DiskCache:
+    cache = DiskCache.open(disk, ROOT, bytes_max)
+    assert cache is not None
+    return cache
+
+
+def pieces(disk: ModelDisk) -> list[str]:
+    return sorted(name for name in disk.names if name.startswith(ROOT) and not name.endswith(LOCK))
+
+
+def test_a_piece_is_there_after_a_restart_and_another_is_not() -> None:
+    disk = ModelDisk()
+    cache = opened(disk)
+    cache.keep("data/a", 3, b"bytes")
+    cache.keep("data/a", WHOLE, b"all")
+    cache.close()
+    again = opened(disk)
+    assert (again.get("data/a", 3), again.get("data/a", WHOLE)) == (b"bytes", b"all")
+    assert again.get("data/a", 4) is None
+    assert again.get("data/b", 3) is None
+    assert again.size_bytes == 8
+
+
+def test_it_stays_in_its_bounds_and_lets_go_of_what_was_used_longest_ago(tmp_path: Path) -> None:
+    cache = DiskCache.open(DiskStorage(), str(tmp_path / "cache"), 30)
+    assert cache is not None
+    for number in range(3):
+        cache.keep("a", number, b"%010d" % number)
+    assert cache.get("a", 0) is not None
+    cache.keep("a", 3, b"x" * 10)
+    assert [cache.get("a", number) is not None for number in range(4)] == [True, False, True, True]
+    cache.keep("a", 4, b"too large to be kept at all, by one byte" * 3)
+    assert cache.size_bytes == 30
+    cache.close()
+    files = [each for each in (tmp_path / "cache").rglob("*") if each.is_file() and each.name != LOCK]
+    assert sum(each.stat().st_size for each in files) == 30
+    smaller = DiskCache.open(DiskStorage(), str(tmp_path / "cache"), 15)
+    assert smaller is not None
+    assert smaller.size_bytes == 10
+    smaller.close()
+
+
+def test_a_second_process_goes_without_and_has_it_when_the_first_is_done() -> None:
+    disk = ModelDisk()
+    first = opened(disk)
+    assert DiskCache.open(disk, ROOT, 100) is None
+    first.close()
+    first.close()
+    assert DiskCache.open(disk, ROOT, 100) is not None
+
+
+def test_a_failing_disk_turns_it_off_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    disk = ModelDisk()
+    cache = opened(disk)
+    cache.keep("a", 0, b"kept")
+    disk.fail_at = disk.effects + 1
+    cache.keep("a", 1, b"lost")
+    assert (cache.get("a", 0), cache.get("a", 1)) == (None, None)
+    cache.keep("a", 2, b"")
+    assert caplog.text.count("reading goes on without the cache") == 1
+
+
+def test_whatever_a_power_cut_leaves_a_reader_gets_the_right_bytes_and_the_cache_heals() -> None:
+    store = MemoryStore()
+    row = copied(store)
+    for seed in range(60):
+        rng = random.Random(seed)
+        disk = ModelDisk()
+        reader = RemotePartition(store, PREFIX, ChunkCache(0), disk=opened(disk))
+        for _ in range(6):
+            reader.read(row, rng.randrange(len(BODY)), CHUNK)
+        found = disk.crash(rng)
+        again = RemotePartition(store, PREFIX, ChunkCache(), disk=opened(found))
+        assert bytes(again.read(row, 0, len(BODY))) == BODY, seed
+        meter = MeteredStore(store)
+        third = RemotePartition(meter, PREFIX, ChunkCache(), disk=again._disk)
+        assert bytes(third.read(row, 0, len(BODY))) == BODY
+        assert meter.counts().gets == 0, "everything is whole on the disk again"
+
+
+@pytest.mark.parametrize("number", [WHOLE, 2])
+def test_a_damaged_piece_is_fetched_again(number: int) -> None:
+    store, disk = MemoryStore(), ModelDisk()
+    row = copied(store)
+    cache = opened(disk)
+    RemotePartition(store, PREFIX, ChunkCache(0), disk=cache).read(row, 0, len(BODY))
+    name = PREFIX + (row.indexes_key if number == WHOLE else row.data_key)
+    damaged = bytearray(cache.get(name, number) or b"")
+    assert damaged
+    for change in (bytes(damaged[:-1]), bytes([damaged[0] ^ 1]) + bytes(damaged[1:]), b""):
+        cache._strike(next(piece for piece in cache._sizes if cache.get(name, number) and piece.endswith(f"-{number}")))
+        cache.keep(name, number, change)
+        meter = MeteredStore(store)
+        assert bytes(RemotePartition(meter, PREFIX, ChunkCache(0), disk=cache).read(row, 0, len(BODY))) == BODY
+        assert meter.counts().gets == 1
+        assert cache.get(name, number) == bytes(damaged)
+
+
+def test_a_manager_and_a_bucket_reader_find_over_a_restart_what_was_fetched(tmp_path: Path) -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        everything = values(manager.reader())
+    for is_second in (False, True):
+        store = MeteredStore(world.store)
+        config = replace(world.config, overrides={**world.config.overrides, "remote.fetch.cache.dir": str(tmp_path)})
+        opener = Opener(config, LogDirectories(ModelDisk(), ["./x"]), store, DiskStorage())
+        assert opener._disk_cache is not None
+        with RemoteLog(store, disk=opener._disk_cache) as bucket:
+            end = bucket.head(NAME).next_offset
+            before = store.counts()
+            assert values(bucket.reader()) == [each for each in everything if each[0] < end]
+            assert ((store.counts() - before).gets == 0) == is_second
+
+
+def test_a_cache_among_the_logs_is_refused() -> None:
+    config = Config.load(None, {"remote.fetch.cache.dir": "data/cache"}, {}, local_dir="data")
+    with pytest.raises(InvalidRequest, match=r"inside a log directory: key=remote\.fetch\.cache\.dir"):
+        _ = config.fetch_cache_dir
