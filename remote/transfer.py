@@ -31,6 +31,7 @@ from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailabl
 from remote.at_rest import AS_IT_IS, CODECS, AtRest, Seal
 from remote.chunks import CHUNK_BYTES, RAW, ZSTD, ChunkTable
 from remote.encryption import ObjectCipher
+from remote.file_ahead import FileAhead
 from remote.index_bundle import IndexBundle, encode_bundle
 from remote.keys import data_key, indexes_key, new_ulid, stem_of
 from remote.outgoing import Inspector, Outgoing, SegmentFacts
@@ -46,9 +47,10 @@ class SegmentToCopy:
 
     `next_offset` is the next segment's base. `epochs` are pairs (leader epoch, start offset), ascending, the first
     starting at `base_offset`. `leader_epochs` are the bytes kept in the indexes object. `read(start, length)` gives
-    exactly those bytes; it may be called again for the same range. `inspect` makes an inspector, which sees all of the
-    bytes in order and tells `record_count` and the timestamps; where they are given as well the bytes must agree. One
-    of both is needed.
+    exactly those bytes; it may be called again for the same range. `path` is where the ``.log`` lies, if that is on
+    this machine's disk, to be read ahead from (`remote.file_ahead`). `inspect` makes an inspector, which sees all of
+    the bytes in order and tells `record_count` and the timestamps; where they are given as well the bytes must agree.
+    One of both is needed.
     """
 
     base_offset: int
@@ -65,6 +67,7 @@ class SegmentToCopy:
     leader_epochs: bytes = b""
     cleaned_through: int | None = None
     read: Callable[[int, int], Body]
+    path: str | None = None
     inspect: Callable[[], Inspector] | None = None
 
 
@@ -128,9 +131,10 @@ class _Copy:
         self._wrapped_key: str | None = None
         if at_rest.key_id is not None:
             self._cipher, self._wrapped_key = at_rest.keys.new_object(at_rest.key_id, stem_of(self._data_key))
+        self._ahead = FileAhead(segment.path, segment.size_bytes, segment.read) if segment.path is not None else None
         self._outgoing = Outgoing(
             segment.size_bytes,
-            segment.read,
+            segment.read if self._ahead is None else self._ahead.read,
             seal=Seal(codec=codec, level=at_rest.level, cipher=self._cipher),
             chunk_bytes=chunk_bytes,
             inspect=segment.inspect,
@@ -139,7 +143,11 @@ class _Copy:
 
     def row(self) -> RemoteSegment:
         segment = self._segment
-        self._store.upload(self._prefix + self._data_key, self._outgoing.source())
+        try:
+            self._store.upload(self._prefix + self._data_key, self._outgoing.source())
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
         chunks = self._outgoing.table()
         self._verify(self._data_key, chunks.stored_bytes)
         facts = self._facts()

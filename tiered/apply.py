@@ -166,10 +166,28 @@ def _copy(state: _Round, decision: CopySegment) -> bool:
         return False
     segment = segment_to_copy(partition.log, info)
     row = copy_segment(
-        state.store, partition.prefix, segment, epoch=head.epoch, now_ms=state.now_ms, at_rest=partition.at_rest
+        state.store,
+        partition.prefix,
+        segment,
+        epoch=head.epoch,
+        now_ms=state.now_ms,
+        at_rest=partition.at_rest,
+        progress=_told(partition, info),
     )
     metadata.commit(add_segments([row]), state.now_ms)
     return True
+
+
+def _told(partition: Partition, info: SegmentInfo) -> Callable[[int], None]:
+    """From the bytes read since the last time to those read so far."""
+    done = 0
+
+    def tell(read_bytes: int) -> None:
+        nonlocal done
+        done += read_bytes
+        partition.on_copied(info.base_offset, done, info.size_bytes)
+
+    return tell
 
 
 def _leaves_hole(partition: Partition, info: SegmentInfo, committed_upto: int) -> bool:

@@ -26,6 +26,7 @@ from remote.transfer import SegmentToCopy
 def segment_to_copy(log: Log, info: SegmentInfo) -> SegmentToCopy:
     """What it takes to copy a sealed segment. Its bytes are read, and looked at by `SegmentWatch`, when they go up."""
     segment = log.segment(info.base_offset)
+    path = segment.path(LOG)
     epochs = log.epochs.between(info.base_offset, info.next_offset) or ((0, info.base_offset),)
     return SegmentToCopy(
         base_offset=info.base_offset,
@@ -39,7 +40,8 @@ def segment_to_copy(log: Log, info: SegmentInfo) -> SegmentToCopy:
         leader_epochs=encode_epochs(log.epochs.truncate_from_end(info.next_offset).entries),
         cleaned_through=log.cleaner_offset if log.settings.is_compacted else None,
         read=segment.read,
-        inspect=partial(SegmentWatch, segment.path(LOG), info.base_offset, info.next_offset, epochs),
+        path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
+        inspect=partial(SegmentWatch, path, info.base_offset, info.next_offset, epochs),
     )
 
 

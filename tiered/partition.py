@@ -38,6 +38,10 @@ _log = logging.getLogger(__name__)
 OLDEST_PAGES_MAX = 2  # pages of old rows that one round looks into for what expires
 
 
+def _tell_nobody(base_offset: int, done_bytes: int, size_bytes: int) -> None:
+    """Hears of copies where nobody else wants to."""
+
+
 @dataclass(slots=True, eq=False)
 class Partition:
     """What the manager keeps of one partition. `metadata` and `remote` are None for a topic that is not tiered.
@@ -45,7 +49,8 @@ class Partition:
     `is_tiered`: something of it may be in the bucket. `is_owned`: this manager is the partition's writer there and the
     two tiers agree; `has_agreed`: they once did. `stopped` is why it may not write any more (another writer took over,
     or the histories contradict each other); nothing is changed then, and nothing read where the tiers never agreed.
-    `at_rest` is how its segments are kept in the store.
+    `at_rest` is how its segments are kept in the store; `on_copied` hears the base offset of a segment that is being
+    copied, the bytes done and those in all, from whichever thread reads them.
     """
 
     name: TopicPartition
@@ -59,6 +64,7 @@ class Partition:
     has_agreed: bool = False
     stopped: LogError | None = None
     at_rest: AtRest = AS_IT_IS
+    on_copied: Callable[[int, int, int], None] = _tell_nobody
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property

@@ -19,6 +19,8 @@ from remote.probe import probe_store
 from remote.retrying_store import RetryingStore, RetryPolicy
 from remote.segment import PART_BYTES
 from remote.store import ranged_source
+from remote.throttled_store import ThrottledStore
+from remote.watched_store import WatchedStore
 
 ONCE = RetryPolicy(attempts_max=1)
 NUMBERS = itertools.count()  # of buckets: each test has its own
@@ -212,6 +214,18 @@ class TestRetrying(ObjectStoreContract):
     @pytest.fixture
     def store(self):
         return RetryingStore(MemoryStore(), ONCE)
+
+
+class TestWatched(ObjectStoreContract):
+    @pytest.fixture
+    def store(self):
+        return WatchedStore(MemoryStore())
+
+
+class TestThrottled(ObjectStoreContract):
+    @pytest.fixture
+    def store(self):
+        return ThrottledStore(MemoryStore(), 1e12, 1e12)
 
 
 class TestMetered(ObjectStoreContract):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
+from dataclasses import replace
 
 import pytest
+from remote_samples import row
 
 from local.errors import AccessDenied, InvalidRequest, NotFound
 from local.names import TopicPartition
@@ -12,7 +15,15 @@ from local.record import Record
 from remote.chunks import RAW, ZSTD
 from remote.encryption import KeyRing
 from remote.fsspec_store import open_store
+from remote.head_changes import add_segments
+from remote.keys import stem_of
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
 from remote.object_settings import ObjectSettings
+from remote.rewrapping import rewrap, rewrap_keys
+from remote.spilling import SpillRule
+from remote.view import CompactedView
+from tiered.cli.main import invoke
 from tiered.config import Config
 from tiered.configured_store import configured_store, object_settings
 from tiered.key_rings import load_key_ring
@@ -158,3 +169,99 @@ def test_a_configuration_may_name_the_ring_and_not_hold_it(tmp_path):
     toml.write_text('[remote]\nkey_ring = "keys"\n')
     assert Config.load(str(toml)).key_ring == str(tmp_path / "keys")
     assert Config.load(str(toml), environ={"TIERED_KEYS": "x", "TIERED_KEY_RING": "y"}).key_ring is not None
+
+
+# --- rotation ---------------------------------------------------------------------------------------------------------
+
+
+def written(config, topic_settings=None, batches=2):
+    manager = LogManager.open(config, now_ms=NOW)
+    manager.create_topic("orders", properties=topic_settings or {}, now_ms=NOW)
+    for number in range(batches):
+        write(manager, 500 * number, 500)
+        while manager.tick(NOW):
+            pass
+    return manager
+
+
+def test_keys_are_rotated_without_touching_an_object(world):
+    config, url = world
+    store = open_store(url)
+    with written(config) as manager:
+        held = manager.partitions()[0]
+        before = {info.key: store.get(info.key) for info in store.list("") if "/data/" in info.key}
+        rows = held.head().segments
+        assert rewrap_keys(held.metadata, RING, "two", NOW) == len(rows) > 1
+        assert {row.key_id for row in held.head().segments} == {"two"}
+        sequence = held.head().sequence
+        assert rewrap_keys(held.metadata, RING, "two", NOW) == 0
+        assert held.head().sequence == sequence, "nothing to do, nothing committed"
+    assert {info.key: store.get(info.key) for info in store.list("") if "/data/" in info.key} == before
+    with RemoteLog(store, keys=KeyRing({"two": KEYS["two"]})) as bucket:
+        assert sum(1 for _ in bucket.reader().records(P0, 0)) == 1000
+
+
+def test_rotation_reaches_rows_in_pages_and_views():
+    rows = tuple(row(f"U{at}", 10 * at, 10 * at + 10, **keyed(f"U{at}", "one")) for at in range(40))
+    plain = row("P", 400, 410)
+    store = MemoryStore()
+    rule = SpillRule(head_bytes_max=1500, page_rows_max=10, page_rows_min=5, kept_rows_min=5)
+    log = MetadataLog(store, "t-x/0/", rule=rule)
+    log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
+    for each in (*rows, plain):
+        log.commit(add_segments([each]), 0)
+    assert log.cached.spills, "some of the rows are in pages"
+    view = CompactedView(name="latest", horizon_offset=10, rows=(row("V", 0, 10, **keyed("V", "one")),))
+    changed = rewrap(RING, "two")(replace(log.cached, views=(view,)))
+    assert [each.key_id for each in changed.views[0].rows] == ["two"]
+    assert rewrap_keys(log, RING, "two", 0) == 40
+    found = log.ask(log.refresh(), lambda index: tuple(index.rows()))
+    assert [each.key_id for each in found] == ["two"] * 40 + [None]
+    for each in found[:-1]:
+        RING.open_object("two", each.wrapped_key, stem_of(each.data_key))
+
+
+def keyed(ulid, key_id):
+    _, wrapped = RING.new_object(key_id, ulid)
+    return {"key_id": key_id, "wrapped_key": wrapped}
+
+
+def test_without_the_old_key_nothing_is_rotated(world):
+    config, _ = world
+    with written(config, batches=1) as manager:
+        held = manager.partitions()[0]
+        before = held.head()
+        with pytest.raises(AccessDenied, match="key_id=one"):
+            rewrap_keys(held.metadata, KeyRing({"two": KEYS["two"]}), "two", NOW)
+        assert held.head() == before
+
+
+def test_the_command_tells_which_keys_are_used_and_changes_them(world, tmp_path, capsys):
+    config, _ = world
+    written(config).close()
+    command = ["-C", str(tmp_path), "-X", "remote.encryption.key.id=two", "rotate-keys", "-o", "json"]
+
+    def ran(*more):
+        assert invoke([*command, *more]) == 0
+        return json.loads(capsys.readouterr().out)["keys"][0]
+
+    expected = ran("--dry-run")["rewrapped"]
+    assert expected > 0
+    assert ran("--dry-run")["keys"] == f"one:{expected}", "the dry run changed nothing"
+    assert ran()["rewrapped"] == expected
+    assert (ran()["keys"], ran()["rewrapped"]) == (f"two:{expected}", 0)
+
+
+def test_copies_tell_how_far_they_are(world):
+    config, _ = world
+    told = []
+    with LogManager.open(config, now_ms=NOW) as manager:
+        manager.create_topic("orders", now_ms=NOW)
+        manager.partitions()[0].on_copied = lambda *facts: told.append(facts)
+        write(manager, 0, 500)
+        while manager.tick(NOW):
+            pass
+        rows = manager.partitions()[0].head().segments
+    finals = {base: done for base, done, _ in told}
+    assert finals == {each.base_offset: each.size_bytes for each in rows}
+    assert all(done <= size for _, done, size in told)

@@ -42,6 +42,7 @@ COMMANDS = {
         "Which brokers of a fleet would hold a topic's replicas, as Kafka assigns them.",
     ),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
+    "rotate-keys": ("tiered.cli.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
 }
 
 _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import Fenced, InvalidRequest
+from tiered.cli.copy_progress import copy_progress
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def run(session: Session, once: bool, interval: str | None) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
-    with stop_signals() as stop, session.manager(is_daemon=True) as manager:
+    with stop_signals() as stop, session.manager(is_daemon=True) as manager, copy_progress(session, manager):
         rest_ms = _interval_ms(interval, manager)
         if not once:
             session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")

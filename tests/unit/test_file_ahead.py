@@ -1,0 +1,95 @@
+"""Reading ahead of an upload: the same bytes as through the storage, whatever becomes of the file meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from local.errors import DiskFailed
+from remote.file_ahead import FileAhead
+
+BLOCK = 1000
+BODY = random.Random(4).randbytes(10 * BLOCK + 77)
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "segment.log"
+    file.write_bytes(BODY)
+    return str(file)
+
+
+class Through:
+    """The way through the storage: counted."""
+
+    def __init__(self, body=BODY):
+        self.body = body
+        self.asked = []
+
+    def read(self, start, length):
+        self.asked.append((start, length))
+        return self.body[start : start + length]
+
+
+@pytest.fixture
+def through():
+    return Through()
+
+
+def blocks():
+    return [(at, min(BLOCK, len(BODY) - at)) for at in range(0, len(BODY), BLOCK)]
+
+
+def test_blocks_in_order_come_ahead_and_whole(path, through):
+    ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+    found = [ahead.read(start, length) for start, length in blocks()]
+    ahead.close()
+    assert b"".join(found) == BODY
+    assert all(isinstance(each, bytes) for each in found), "whole blocks are handed on as they are"
+    assert through.asked == [(0, BLOCK)], "only the first one comes through the storage"
+
+
+def test_any_range_in_any_order_is_right(path, through):
+    rng = random.Random(1)
+    ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+    for _ in range(300):
+        start = rng.randrange(len(BODY))
+        length = rng.randrange(1, 3 * BLOCK)
+        assert bytes(ahead.read(start, length)) == BODY[start : start + length]
+    ahead.close()
+
+
+@pytest.mark.parametrize("spoil", ["gone", "cut", "closed"])
+def test_what_the_file_does_not_give_comes_through_the_storage(path, through, spoil):
+    ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+    match spoil:
+        case "gone":
+            os.unlink(path)
+        case "cut":
+            os.truncate(path, 3 * BLOCK + 5)
+        case _:
+            ahead.close()
+    assert b"".join(ahead.read(start, length) for start, length in blocks()) == BODY
+    assert len(through.asked) > 5
+    ahead.close()
+
+
+def test_a_disk_that_fails_is_told_by_the_storage(tmp_path):
+    def failing(start, length):
+        raise DiskFailed("reading a file", cause="eio")
+
+    ahead = FileAhead(str(tmp_path / "none"), 100, failing, block_bytes=10)
+    with pytest.raises(DiskFailed):
+        ahead.read(0, 10)
+    ahead.close()
+
+
+def test_closing_twice_and_without_a_read_is_nothing(path, through):
+    for reads in (0, 1, 3):
+        ahead = FileAhead(path, len(BODY), through.read, block_bytes=BLOCK)
+        for start, length in blocks()[:reads]:
+            ahead.read(start, length)
+        ahead.close()
+        ahead.close()

@@ -1,0 +1,98 @@
+"""How far the copies of segments are, on stderr; nothing at all for a segment that is quickly up."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from tiered.cli.session import Session
+from tiered.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from local.names import TopicPartition
+    from tiered.manager import LogManager
+
+PATIENCE_S = 1.0
+LINE_EVERY_S = 10.0
+Tell = Callable[["TopicPartition", int, int, int], None]  # partition, base offset, bytes done, bytes in all
+
+
+@contextmanager
+def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
+    """A bar for each copy under way on a terminal, elsewhere a line every ten seconds; quick ones show nothing."""
+    with ExitStack() as stack:
+        if session.is_quiet:
+            yield
+            return
+        tell = stack.enter_context(_Bars()).tell if sys.stderr.isatty() else _Lines(session).tell
+        for held in manager.partitions():
+            held.on_copied = _of(tell, held.name)
+        yield
+
+
+def _of(tell: Tell, name: TopicPartition) -> Callable[[int, int, int], None]:
+    return lambda base_offset, done, size_bytes: tell(name, base_offset, done, size_bytes)
+
+
+class _Lines:
+    def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
+        self._session = session
+        self._clock = clock
+        self._due_s = clock() + LINE_EVERY_S
+
+    def tell(self, name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> None:
+        if self._clock() >= self._due_s:
+            self._due_s = self._clock() + LINE_EVERY_S
+            self._session.say(in_words(name, base_offset, done, size_bytes))
+
+
+class _Bars:
+    """A bar appears when a copy has taken a while, and goes when it is done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun_s: dict[tuple[str, int], float] = {}
+        self._tasks: dict[tuple[str, int], TaskID] = {}
+        self._bars: Progress | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self._open.close()
+
+    def tell(self, name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> None:
+        copy, now = (str(name), base_offset), time.monotonic()
+        with self._lock:
+            if done >= size_bytes:
+                self._end(copy)
+            elif now - self._begun_s.setdefault(copy, now) >= PATIENCE_S:
+                bars = self._bars or self._show()
+                if copy not in self._tasks:
+                    self._tasks[copy] = bars.add_task(f"{name} from {base_offset}", total=size_bytes)
+                bars.update(self._tasks[copy], completed=done)
+
+    def _end(self, copy: tuple[str, int]) -> None:
+        self._begun_s.pop(copy, None)
+        task = self._tasks.pop(copy, None)
+        if task is not None and self._bars is not None:
+            self._bars.remove_task(task)
+
+    def _show(self) -> Progress:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        columns = (TextColumn("copying {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._bars = self._open.enter_context(Progress(*columns, console=Console(stderr=True)))
+        return self._bars
+
+
+def in_words(name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> str:
+    return f"copying {name} from {base_offset}: {format_bytes(done)} of {format_bytes(size_bytes)}"
