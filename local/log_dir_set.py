@@ -14,6 +14,8 @@ With one directory this is that `LogDirectory` and nothing more: its errors are 
 
 The first start makes directories that are missing. Later a missing one is offline, for its disk may not be mounted: a
 new one is made by hand.
+
+Somewhat longer than its neighbours: what happens to a partition in one of several directories is said here alone.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from local.errors import AccessDenied, Conflict, Corrupt, DiskFailed, InvalidReq
 from local.log import Log
 from local.log_dir_info import LogDirFacts
 from local.log_dirs import LogDirectory
-from local.moving import Progress, move_log, remove_tree
+from local.moving import Progress, move_log, remove_tree, rename_deleted
 from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import Space, Storage
@@ -209,8 +211,31 @@ class LogDirectories:
         _log.info("moved a partition: partition=%s from=%s to=%s", partition, source.root, root)
         source.write_checkpoints()
 
+    def delete(self, partition: TopicPartition, *, now_ms: int, delay_ms: int) -> None:
+        """Take a partition away: its log, if open, lets go of its files, its directory becomes a ``-delete``, durably,
+        and goes `delay_ms` later, as Kafka does. No error where there is none. Raises what `of` raises, DiskFailed."""
+        if self.root_of(partition) is None:
+            return
+        directory = self.of(partition)
+        doomed = rename_deleted(directory, partition)
+        with self._changing:
+            self._where.pop(partition, None)
+            self._doomed.append((now_ms + delay_ms, directory, doomed))
+        directory.write_checkpoints()
+
+    def remove_leftovers(self, topic: str, topic_id: str) -> None:
+        """At a start: the ``-delete`` directories of a topic that was deleted. Those of others stay."""
+        for each in [each for each in self._leftovers if each.is_deleted_topics(topic, topic_id)]:
+            remove_tree(each.storage, each.root, each.path)
+            self._leftovers.remove(each)
+
+    def is_gone(self, partition: TopicPartition, topic_id: str) -> bool:
+        """Whether nothing of that topic's partition is in any directory any more, its files' delay included."""
+        waiting = any(topic_id == checkpoints.read_topic_id(each.storage, path) for _, each, path in self._doomed)
+        return not (self._offline or waiting or self.topic_id(partition) == topic_id)
+
     def remove_deleted(self, now_ms: int) -> None:
-        """Remove the directories that moved logs left behind and whose time has come; else the next start does."""
+        """Remove what moved and deleted logs left behind and whose time has come; else the next start does."""
         for due in [entry for entry in self._doomed if entry[0] <= now_ms]:
             self._doomed.remove(due)
             _, directory, path = due

@@ -36,7 +36,7 @@ from local.batch_runs import BatchRuns
 from local.errors import Corrupt, LogError, NotFound
 from local.log import Log
 from local.log_dirs import LogDirectory
-from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX
+from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, TopicPartition
 from local.producer_files import ProducerFiles
 from local.segment import Segment
 from local.storage import Storage, StorageFile, join
@@ -89,6 +89,18 @@ def move_log(
                 remove_tree(target.storage, target.root, future)
         raise
     source.forget(partition)
+    return doomed
+
+
+def rename_deleted(directory: LogDirectory, partition: TopicPartition) -> str:
+    """Let go of a log and give its directory a ``-delete`` name, durably; that path. The checkpoints forget it."""
+    log = directory.logs.get(partition)
+    if log is not None:
+        log.release()
+    doomed = join(directory.root, names.deleted_directory(partition, uuid.uuid4().hex))
+    directory.storage.rename(directory.path(partition), doomed)
+    directory.storage.sync_directory(directory.root)
+    directory.forget(partition)
     return doomed
 
 

@@ -37,6 +37,16 @@ class Leftover:
         except Corrupt:
             return not self.is_future
 
+    def is_deleted_topics(self, topic: str, topic_id: str) -> bool:
+        """Whether it is what the deletion of that topic left; half removed, it tells by its name alone."""
+        if self.is_future or not self.storage.is_directory(self.path):
+            return False
+        try:
+            found = checkpoints.read_topic_id(self.storage, self.path)
+        except Corrupt:
+            return False
+        return found == topic_id or (found is None and self.partition.topic == topic)
+
 
 def find_leftovers(storage: Storage, root: str) -> list[Leftover]:
     """Those of one directory, in order of their names."""

@@ -98,6 +98,8 @@ class Head:
     the topic's settings when the writer last said so. `views` are the compacted views beside the log, by name.
     `boundary_number` and `void_upto` are the newest boundary of collected heads that the writer knew
     (`remote.head_chain`), 0 for none.
+    `deleted_ms` is when the topic was deleted, None for a living one: nothing is readable any more, nobody becomes its
+    writer but to remove it, and what is missing then is not damage. Nothing takes it back.
     """
 
     format_version: int = FORMAT_VERSION
@@ -118,6 +120,7 @@ class Head:
     views: tuple[CompactedView, ...] = ()
     boundary_number: int = 0
     void_upto: int = 0
+    deleted_ms: int | None = None
     properties: dict[str, str]
 
     @property

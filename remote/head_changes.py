@@ -64,6 +64,17 @@ def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: in
     return change
 
 
+def delete_partition(*, now_ms: int) -> Change:
+    """Mark the partition as deleted: nothing of it is readable from here on. Rows and bytes go after the grace time."""
+
+    def change(head: Head) -> Head:
+        if head.deleted_ms is not None:
+            return head
+        return replace(head, deleted_ms=now_ms, log_start_offset=head.next_offset)
+
+    return change
+
+
 def forget_unlinked(keys: Collection[str]) -> Change:
     """Strike objects off the list once they are deleted."""
     gone = frozenset(keys)
@@ -87,6 +98,8 @@ def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
     """
     if (key := lost_object(old, new, rows_of)) is not None:
         return f"an object is neither in a row nor on the list of those to delete, key={key}"
+    if old.deleted_ms is not None and new.deleted_ms != old.deleted_ms:
+        return f"a partition that was deleted would live again, deleted_ms={old.deleted_ms}"
     if new.log_start_offset < old.log_start_offset:
         return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
     return None

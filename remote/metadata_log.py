@@ -196,11 +196,13 @@ class MetadataLog:
         topic_id: str,
         partition: int,
         properties: Mapping[str, str] | None = None,
+        removes: bool = False,
     ) -> Head:
         """Raise the epoch by one and own it; creates the first head where there is none.
 
         Another writer that does the same at the same moment ends up before or after us; whoever is after, wins.
-        `properties` None keeps what the last head says. Raises InvalidRequest when the heads are another partition's.
+        `properties` None keeps what the last head says. Raises InvalidRequest when the heads are another partition's,
+        and Conflict when its topic was deleted, unless this writer `removes` what is left of it.
         """
         with self._lock:
             if self._state is not LogState.READER:
@@ -211,6 +213,9 @@ class MetadataLog:
                     draft = _first_head(topic, topic_id, partition)
                 else:
                     draft = _check_same(latest, topic, topic_id, partition)
+                    if latest.deleted_ms is not None and not removes:
+                        facts = {"prefix": self._prefix, "deleted_ms": latest.deleted_ms}
+                        raise Conflict("becoming a writer, the topic was deleted", **facts)
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else 1
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)

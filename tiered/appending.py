@@ -68,3 +68,8 @@ def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> 
         return error
     appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())
     return type(error)(error.attempt, **{**error.facts, "appended": appended})
+
+
+def raise_first(failures: Sequence[LogError]) -> None:
+    if failures:
+        raise failures[0]

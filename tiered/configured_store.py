@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from local.log_dir_set import LogDirectories
 from remote.fsspec_store import open_store
 from remote.object_settings import ObjectSettings
 from remote.store import ObjectStore
@@ -36,3 +37,12 @@ def _rate(values: dict[str, str], name: str) -> int | None:
     rate = parse(name, values[name])
     assert isinstance(rate, int), "a size parses to a whole number"
     return None if values[name] == DEFAULTS[name] else rate
+
+
+def let_go(directory: LogDirectories, store: ObjectStore | None) -> None:
+    """As a crash would: nothing is written."""
+    try:
+        directory.abandon()
+    finally:
+        if store is not None:
+            store.close()

@@ -42,11 +42,11 @@ from policies.plan import plan as plan_snapshots
 from policies.snapshot import PartitionSnapshot
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
-from tiered.appending import append_shares, flush_all
+from tiered.appending import append_shares, flush_all, raise_first
 from tiered.apply import Applied, apply_partition
 from tiered.cleaning import CleanerSettings, Cleaning, reset_misplaced
 from tiered.config import Config
-from tiered.configured_store import configured_store
+from tiered.configured_store import configured_store, let_go
 from tiered.deleting import DeletedRecords, delete_records, plan_deletion
 from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.offset_listing import find_offset
@@ -56,6 +56,7 @@ from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
 from tiered.reader import TieredReader
 from tiered.rounds import apply_plan
+from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
 
 _log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class LogManager:
         self._unopened: dict[TopicPartition, LogError] = {}
         self._unseen: set[TopicPartition] = set()
         self._partitioner = Partitioner()
+        self._deletion = TopicDeletion(self._registry, directory, store, self._opener)
         self.cleaning = Cleaning(CleanerSettings.of(config))
         self._checkpointed_ms = 0
         # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
@@ -113,7 +115,7 @@ class LogManager:
             store = store if store is not None else configured_store(config)
             manager = cls(config, directory, MeteredStore(store) if store is not None else None, disk)
         except BaseException:
-            _let_go(directory, store)
+            let_go(directory, store)
             raise
         try:
             manager._open_all(now_ms, progress)
@@ -149,7 +151,7 @@ class LogManager:
                 self._opener.check_reachable(topic)
                 topic = replace(topic, was_tiered=True)
             self._registry.add(topic)
-            _raise_first(self._open_topic(topic, now_ms))
+            raise_first(self._open_topic(topic, now_ms))
         return topic
 
     def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
@@ -172,8 +174,17 @@ class LogManager:
             for each in held:
                 self._opener.apply_settings(each, altered)
             failures = self._take_up([each for each in held if self._directory.is_online(each.name)], now_ms)
-            _raise_first(failures if is_new else [])
+            raise_first(failures if is_new else [])
         return altered
+
+    def delete_topic(self, name: str, *, now_ms: int) -> None:
+        """Gone for everybody on return; files and objects follow (`tiered.topic_deletion`). Raises NotFound."""
+        self._check_writable()
+        with self._topics_lock:
+            gone = self._deletion.delete(name, self._partitions, self._round_lock, now_ms=now_ms)
+            for each in gone.partitions():
+                self._unopened.pop(each, None)
+                self._forget(each)
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -238,7 +249,7 @@ class LogManager:
     def flush(self) -> None:
         """Everything appended so far is on the disk when this returns. Raises the first error, after trying all."""
         found = flush_all([held.log for held in list(self._partitions.values())])
-        _raise_first([error for error in found if error is not None])
+        raise_first([error for error in found if error is not None])
 
     def roll(self, topic: str, *, now_ms: int) -> int:
         """Close the active segment of every partition of a topic; how many were closed (empty ones never are)."""
@@ -381,10 +392,11 @@ class LogManager:
                     break
             planned = self.cleaning.take_turns(self.plan(now_ms), partial(self.snapshots, now_ms))
             applied = self.apply(planned, should_stop=should_stop)
+            more = self._deletion.step(now_ms)
             if now_ms - self._checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
                 self._directory.write_checkpoints()
                 self._checkpointed_ms = now_ms
-        return any(result.done for result in applied.values())
+        return more or any(result.done for result in applied.values())
 
     def offline_directories(self) -> Mapping[str, LogError]:
         """The log directories that cannot be used until the next start, and why; the others go on."""
@@ -409,7 +421,7 @@ class LogManager:
     def abandon(self) -> None:
         """Let go of everything without writing, as after a crash."""
         self._opener.close()
-        _let_go(self._directory, self._store)
+        let_go(self._directory, self._store)
 
     def __enter__(self) -> LogManager:
         return self
@@ -424,6 +436,7 @@ class LogManager:
         self._directory.on_offline = self._lose
         if not self._directory.read_only:
             self._registry.heal()
+            self._deletion.resume(now_ms)
         for directory in self._directory.online:
             self.cleaning.load(directory)
         topics = {topic.name: topic for topic in map(self._as_tiered, self._registry.all()) if topic is not None}
@@ -558,16 +571,3 @@ class LogManager:
     def _check_writable(self) -> None:
         if self._directory.read_only:
             raise InvalidRequest("changing a directory that was opened read-only", directory=self._directory.roots[0])
-
-
-def _let_go(directory: LogDirectories, store: ObjectStore | None) -> None:
-    try:
-        directory.abandon()
-    finally:
-        if store is not None:
-            store.close()
-
-
-def _raise_first(failures: Sequence[LogError]) -> None:
-    if failures:
-        raise failures[0]

@@ -67,7 +67,7 @@ class Opener:
             free_bytes_min=config.dir_free_bytes_min,
             free_share_min=config.dir_free_share_min,
         )
-        self._writer_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.writer_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
     def close(self) -> None:
         """Let another process have the cache on the disk. Idempotent."""
@@ -115,6 +115,9 @@ class Opener:
             held.topic, held.rules, held.log.settings = topic, rules, settings
             held.at_rest = at_rest(values, self._keys)
             held.is_tiered = topic.was_tiered or wants_tier(values)
+
+    def rules(self, topic: Topic) -> PartitionRules:
+        return _rules(topic, self._values(topic))
 
     def _values(self, topic: Topic) -> dict[str, str]:
         return self._config.topic_properties(topic.name, topic.properties)
@@ -191,7 +194,7 @@ class Opener:
     def _become_writer(self, held: Partition, metadata: MetadataLog, now_ms: int) -> Head:
         if metadata.state is LogState.READER:
             metadata.become_writer(
-                self._writer_id,
+                self.writer_id,
                 now_ms,
                 topic=held.topic.name,
                 topic_id=held.topic.topic_id,

@@ -137,7 +137,13 @@ class RemoteLog:
                 if name is None:
                     raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
                 metadata = MetadataLog(self.store, name.prefix)
-                metadata.load()
+                head = metadata.load()
+                if head is not None and head.deleted_ms is not None:
+                    raise NotFound(
+                        "finding a partition in the bucket, its topic was deleted",
+                        partition=partition,
+                        deleted_ms=head.deleted_ms,
+                    )
                 remote = RemotePartition(
                     self.store, name.prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk
                 )

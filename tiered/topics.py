@@ -15,6 +15,7 @@ told of, and must not win over those made without it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -47,10 +48,18 @@ class Topic:
         return [TopicPartition(self.name, number) for number in range(self.partition_count)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedTopic:
+    """A topic that is gone for everybody, and of which something may still be on a disk or in the bucket."""
+
+    topic: Topic
+    deleted_ms: int
+
+
 class TopicRegistry:
     """Reads the file once, writes it on every change, and knows a change only once it is written.
 
-    Looking is safe from any thread; changes come one at a time.
+    Thread safe; changes wait for each other.
     """
 
     def __init__(self, places: Sequence[tuple[Storage, str]]) -> None:
@@ -60,6 +69,8 @@ class TopicRegistry:
         newest = self._read()
         self._version = newest.version
         self._topics = {topic.name: topic for topic in newest.topics}
+        self._deleted = tuple(newest.deleted)
+        self._changing = threading.RLock()
 
     def all(self) -> list[Topic]:
         topics = self._topics
@@ -84,22 +95,42 @@ class TopicRegistry:
                 topic=topic.name,
                 partitions=topic.partition_count,
             )
-        self._write({**self._topics, topic.name: topic})
+        with self._changing:
+            self._write({**self._topics, topic.name: topic})
 
     def alter(self, name: str, properties: dict[str, str], *, is_tiered: bool = False) -> Topic:
         """The topic with these own settings instead of its present ones. Durable on return.
 
         With `is_tiered` it is one that `was_tiered` from now on; nothing takes that back.
         """
-        known = self.get(name)
-        altered = replace(known, properties=properties, was_tiered=known.was_tiered or is_tiered)
-        self._write({**self._topics, name: altered})
+        with self._changing:
+            known = self.get(name)
+            altered = replace(known, properties=properties, was_tiered=known.was_tiered or is_tiered)
+            self._write({**self._topics, name: altered})
         return altered
+
+    def delete(self, name: str, *, now_ms: int) -> DeletedTopic:
+        """The topic is no more, durably on return, its name free; what is left of it is `deleted` until `forget`."""
+        with self._changing:
+            gone = DeletedTopic(topic=self.get(name), deleted_ms=now_ms)
+            kept = {each: topic for each, topic in self._topics.items() if each != name}
+            self._write(kept, (*self._deleted, gone))
+        return gone
+
+    def deleted(self) -> tuple[DeletedTopic, ...]:
+        """Topics of which something may be left, in the order of their deletion."""
+        return self._deleted
+
+    def forget(self, topic_id: str) -> None:
+        """Nothing of a deleted topic is left."""
+        with self._changing:
+            self._write(self._topics, tuple(each for each in self._deleted if each.topic.topic_id != topic_id))
 
     def heal(self) -> None:
         """Bring copies that are behind or missing up to the newest one."""
-        if self._topics and any(copy.version != self._version for copy in self._copies):
-            self._write_copies([copy for copy in self._copies if copy.version != self._version], self._topics)
+        if (self._topics or self._deleted) and any(copy.version != self._version for copy in self._copies):
+            behind = [copy for copy in self._copies if copy.version != self._version]
+            self._write_copies(behind, self._topics, self._deleted)
 
     def _read(self) -> _File:
         """The newest copy."""
@@ -117,17 +148,20 @@ class TopicRegistry:
             raise failed
         return max(found, key=lambda body: body.version, default=_File(format_version=FORMAT_VERSION, topics=[]))
 
-    def _write(self, topics: dict[str, Topic]) -> None:
+    def _write(self, topics: dict[str, Topic], deleted: tuple[DeletedTopic, ...] | None = None) -> None:
+        deleted = self._deleted if deleted is None else deleted
         self._version += 1 if all(copy.version == self._version for copy in self._copies) else 2
-        error = self._write_copies(self._copies, topics)
+        error = self._write_copies(self._copies, topics, deleted)
         if error is not None and all(copy.version != self._version for copy in self._copies):
             raise error
-        self._topics = topics
+        self._topics, self._deleted = topics, deleted
 
-    def _write_copies(self, copies: Sequence[_Copy], topics: dict[str, Topic]) -> LogError | None:
+    def _write_copies(
+        self, copies: Sequence[_Copy], topics: dict[str, Topic], deleted: Sequence[DeletedTopic]
+    ) -> LogError | None:
         """The last error, of a copy that stays as it was."""
         ordered = [topics[name] for name in sorted(topics)]
-        body = _File(format_version=FORMAT_VERSION, topics=ordered, version=self._version)
+        body = _File(format_version=FORMAT_VERSION, topics=ordered, version=self._version, deleted=list(deleted))
         failed: LogError | None = None
         for copy in copies:
             try:
@@ -156,7 +190,7 @@ class _Copy:
             raise Corrupt("reading the topics", path=self.path, cause=str(error)) from None
         if body.format_version != FORMAT_VERSION:
             raise Corrupt("reading the topics, unknown format", path=self.path, format_version=body.format_version)
-        for topic in body.topics:
+        for topic in [*body.topics, *(each.topic for each in body.deleted)]:
             check_topic(topic.name)
             check_topic_id(topic.topic_id)
         self.version = body.version
@@ -172,3 +206,4 @@ class _File(msgspec.Struct):
     format_version: int
     topics: list[Topic]
     version: int = 0
+    deleted: list[DeletedTopic] = []

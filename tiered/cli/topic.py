@@ -1,4 +1,4 @@
-"""``tiered topic``: create, alter, list, describe."""
+"""``tiered topic``: create, alter, delete, list, describe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("topic")
 def topic() -> None:
-    """Create, alter, list and describe topics."""
+    """Create, alter, delete, list and describe topics."""
 
 
 @topic.command("create")
@@ -73,6 +73,24 @@ def alter(session: Session, name: str, settings: dict[str, str]) -> None:
     with session.manager() as manager:
         altered = manager.alter_topic(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {_settings(altered.properties) or 'no settings of its own'}")
+
+
+@topic.command("delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(session: Session, name: str, yes: bool) -> None:
+    """Delete the topic NAME, in both tiers. Files and objects go with the next rounds of `tiered run`."""
+    import sys
+
+    with session.manager() as manager:
+        found = manager.topic(name)
+        if not yes and not sys.stdin.isatty():
+            raise click.UsageError("all records of the topic would be deleted for good; say --yes")
+        if not yes:
+            click.confirm(f"delete the topic {name} with all its records for good?", abort=True, err=True)
+        manager.delete_topic(name, now_ms=now_ms())
+    session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
 
 
 @topic.command("list")
