@@ -13,7 +13,7 @@ A stream ends at the log end as it was when the stream began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 
@@ -55,7 +55,7 @@ class TieredReader:
         source = self._source_of(partition)
         return source.start_offset(), self._end_of(source)
 
-    def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[memoryview]:
+    def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Generator[memoryview]:
         """Whole batches from the one that holds `start` up to `end` (None: the log end as of now).
 
         Each item is a run of consecutive batches. The first may hold records below `start`, the last some above `end`.

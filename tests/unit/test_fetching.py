@@ -1,0 +1,116 @@
+"""Fetches that end in time: what has arrived, where to go on, and nothing asked for twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+from manager_world import NAME, NOW, TIERED, World, send, settle
+
+from local import kernels
+from local.errors import InvalidRequest, OffsetOutOfRange, Unavailable
+from remote.memory_store import MemoryStore
+from tiered.fetching import Fetched, Fetcher
+from tiered.manager import LogManager
+
+LONG_MS = 30_000
+
+
+class SlowStore:
+    """Holds every range of data until it is let through; fails it when `is_broken`."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner = inner
+        self.gate = threading.Event()
+        self.is_broken = False
+        self.ranges = 0
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        self.ranges += 1
+        assert self.gate.wait(30)
+        if self.is_broken:
+            raise Unavailable("the store is away")
+        return self.inner.get_ranges(key, ranges)
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self.inner, verb)
+
+
+@pytest.fixture
+def tiered() -> Iterator[tuple[LogManager, SlowStore]]:
+    """300 records, the older ones in the bucket alone."""
+    world = World()
+    store = SlowStore(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        assert manager._source(NAME).log.local_log_start_offset > 100  # type: ignore[union-attr]
+        yield manager, store
+        store.gate.set()
+
+
+def offsets_of(fetched: Fetched) -> list[int]:
+    return [int(each) for data in fetched.data for columns in kernels.decode_in_steps(data) for each in columns.offsets]
+
+
+@pytest.mark.parametrize("bytes_max", [1, 500, 2500, 1 << 20])
+def test_fetching_on_gives_every_record_once_in_answers_of_the_size_asked_for(
+    tiered: tuple[LogManager, SlowStore], bytes_max: int
+) -> None:
+    manager, store = tiered
+    store.gate.set()
+    with Fetcher(manager.reader()) as fetcher:
+        got, offset = [], 0
+        while (answer := fetcher.fetch(NAME, offset, bytes_max=bytes_max, wait_ms=LONG_MS)).data:
+            batches = sum(len(kernels.scan_batches(data)) for data in answer.data)
+            assert answer.size_bytes <= bytes_max or batches == 1
+            assert not answer.is_partial
+            got += offsets_of(answer)
+            offset = answer.next_offset
+        assert got == list(range(300))
+        assert (answer.next_offset, answer.is_partial) == (300, False)
+
+
+def test_what_does_not_come_in_time_is_no_error_and_comes_with_a_later_fetch_without_being_asked_for_again(
+    tiered: tuple[LogManager, SlowStore],
+) -> None:
+    manager, store = tiered
+    with Fetcher(manager.reader()) as fetcher:
+        for _ in range(3):
+            assert fetcher.fetch(NAME, 0, wait_ms=1) == Fetched((), 0, is_partial=True)
+        assert store.ranges <= 1
+        store.gate.set()
+        answer = fetcher.fetch(NAME, 0, bytes_max=1000, wait_ms=LONG_MS)
+        assert offsets_of(answer)[0] == 0
+        assert store.ranges == 1
+
+
+def test_the_batches_before_a_slow_one_are_given_without_it(tiered: tuple[LogManager, SlowStore]) -> None:
+    manager, store = tiered
+    store.gate.set()
+    with Fetcher(manager.reader()) as fetcher:
+        first = fetcher.fetch(NAME, 0, bytes_max=1, wait_ms=LONG_MS)
+        store.gate.clear()
+        answer = fetcher.fetch(NAME, first.next_offset, bytes_max=1 << 20, wait_ms=20)
+        assert answer.is_partial
+        assert offsets_of(answer)[0] == first.next_offset
+        assert offsets_of(answer)[-1] + 1 == answer.next_offset < 300
+
+
+def test_an_error_is_the_answer_of_the_fetch_that_comes_to_it_and_the_next_one_tries_again(
+    tiered: tuple[LogManager, SlowStore],
+) -> None:
+    manager, store = tiered
+    store.is_broken = True
+    store.gate.set()
+    with Fetcher(manager.reader()) as fetcher:
+        with pytest.raises(Unavailable):
+            fetcher.fetch(NAME, 0, wait_ms=LONG_MS)
+        store.is_broken = False
+        assert offsets_of(fetcher.fetch(NAME, 0, wait_ms=LONG_MS))[0] == 0
+        with pytest.raises(OffsetOutOfRange):
+            fetcher.fetch(NAME, 301, wait_ms=LONG_MS)
+        with pytest.raises(InvalidRequest):
+            fetcher.fetch(NAME, 0, bytes_max=0, wait_ms=1)
