@@ -5,10 +5,11 @@ judges every batch from `clean_from` to where that ended (`local.cleaning_verdic
 then segments are rewritten, small neighbours merged. Offsets, order and batch headers' ranges never change; batches
 that lose nothing are copied byte for byte, and segments that lose nothing and gain no neighbour stay as they are.
 
-`clean_from` is the first offset that is not in the remote tier yet: uploaded segments are frozen. Tombstones and
-transaction markers at or above `tombstones_below` never leave: an older record of their key, or data of their
-transaction, may sit in the remote tier (invariant I5). Nothing at or above the last stable offset is looked at.
-What stays of messages of formats 0 and 1 is written in format 2.
+Segments that are in the remote tier too are cleaned with the others. The two kinds are never merged, for the remote
+tier knows segments by their ranges (`apart_at` is where the one ends and the other begins). Tombstones and transaction
+markers at or above `tombstones_below` never leave: an older record of their key, or data of their transaction, may sit
+in the remote tier (invariant I5). Nothing at or above the last stable offset is looked at. What stays of messages of
+formats 0 and 1 is written in format 2.
 
 Kafka groups segments by their sizes before cleaning; here it is by those after it, so that what goes to the store is
 fewer and larger objects. A segment all of whose batches would go keeps its last one, empty, so that no file is empty.
@@ -77,6 +78,9 @@ class _Found:
 
     segments: list[SegmentVerdict]
     upto_offset: int
+    reach_offset: (
+        int  # newer records were looked for up to here: past `upto_offset`, where a segment's keys had no room
+    )
     distinct_keys: int
     invalid_records: int
     indexed: float
@@ -110,7 +114,8 @@ def clean(
     log: Log,
     storage: Storage,
     *,
-    clean_from: int,
+    clean_from: int = 0,
+    apart_at: int = 0,
     upto_offset: int | None = None,
     now_ms: int,
     delete_delay_ms: int = 0,
@@ -121,6 +126,7 @@ def clean(
     should_stop: Callable[[], bool] = lambda: False,
     throttle: Callable[[int], None] = lambda size_bytes: None,
     clock: Callable[[], float] = time.monotonic,
+    announce: Callable[[], None] = lambda: None,
 ) -> CleaningResult | None:
     """One round over the sealed segments of `log` at or above `clean_from`; None when there is nothing dirty.
 
@@ -130,8 +136,10 @@ def clean(
     slices (`local.cleaning_pace`). Raises CleaningAborted when it was asked to let go: the groups that are swapped in
     stay so, `log.cleaner_offset` does not rise. Raises InvalidRequest when one segment's keys do not fit the buffer.
 
-    Order of effects: each group is swapped in on its own (`local.swap`); `log.cleaner_offset` rises after the last
-    swap, and the caller writes the checkpoint after that. A crash in between costs a second cleaning, never a record.
+    Order of effects: `log.cleaner_reach` rises to where newer records were looked for, and `announce` makes that
+    durable (the caller's part); each group is swapped in on its own (`local.swap`); `log.cleaner_offset` rises after
+    the last swap, and the caller writes the checkpoint after that. A crash in between costs a second cleaning, never a
+    record; until that is done the reach lies above the checkpoint, and tells that the log is not clean in itself.
     """
     first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
     upto = _first_unstable_base(log)
@@ -153,9 +161,12 @@ def clean(
     pace = Pace(log.partition, should_stop, throttle, clock)
     began = clock()
     found = _judge(log, storage, sealed, dirty, facts, buffer, pace)
+    if found.reach_offset > log.cleaner_reach:
+        log.cleaner_reach = found.reach_offset
+        announce()
     out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
     work = _Work(log, storage, pace, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms, out)
-    _rewrite(work, found.segments, progress)
+    _rewrite(work, found.segments, progress, apart_at)
     log.cleaner_offset = found.upto_offset
     return _result(first_dirty, found, work, index_seconds=found.indexed - began, clean_seconds=clock() - found.indexed)
 
@@ -174,7 +185,9 @@ def _judge(
     segments = [log.segment(info.base_offset) for info in dirty]
     newest, fitting = find_newest(storage, segments, dirty[-1].next_offset, aborted, buffer, pace)
     indexed, indexed_bytes = pace.clock(), pace.bytes_read
+    reach_offset = facts.upto_offset
     if fitting < len(dirty):
+        reach_offset = dirty[fitting].next_offset
         facts = replace(facts, upto_offset=dirty[fitting].base_offset)
     judge = Judge(facts, newest, aborted)
     judged = [
@@ -185,6 +198,7 @@ def _judge(
     return _Found(
         segments=judged,
         upto_offset=facts.upto_offset,
+        reach_offset=reach_offset,
         distinct_keys=len(newest.keys),
         invalid_records=newest.invalid_records + judge.invalid_records,
         indexed=indexed,
@@ -193,11 +207,11 @@ def _judge(
     )
 
 
-def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress) -> None:
+def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, apart_at: int) -> None:
     """Every group, oldest first. What is made of old formats has no leader epoch of its own: the log knows it."""
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
-    groups = _groups(work, judged)
+    groups = _groups(work, judged, apart_at)
     for done, group in enumerate(groups):
         progress(done, len(groups))
         _clean_group(work, group)
@@ -243,14 +257,14 @@ def _legacy_horizon(log: Log, first_dirty: int, delete_retention_ms: int) -> int
     return log.segment(clean[-1]).modified_ms - delete_retention_ms if clean else None
 
 
-def _groups(work: _Work, judged: Sequence[SegmentVerdict]) -> list[list[SegmentVerdict]]:
+def _groups(work: _Work, judged: Sequence[SegmentVerdict], apart_at: int) -> list[list[SegmentVerdict]]:
     """Neighbours whose survivors together fit one segment become one; every other segment stays by itself.
 
     Kafka groups by the sizes before cleaning; by those after it, what goes to the store is fewer and larger objects.
     """
     groups: list[list[SegmentVerdict]] = []
     for each in judged:
-        if groups and _fits(work, [*groups[-1], each]):
+        if groups and each.segment.base_offset != apart_at and _fits(work, [*groups[-1], each]):
             groups[-1].append(each)
         else:
             groups.append([each])

@@ -23,7 +23,8 @@ def clean_log(
     log: Log,
     storage: Storage,
     *,
-    clean_from: int,
+    clean_from: int = 0,
+    apart_at: int = 0,
     upto_offset: int | None = None,
     now_ms: int,
     delete_delay_ms: int = 0,
@@ -33,6 +34,7 @@ def clean_log(
     should_stop: Callable[[], bool] = lambda: False,
     throttle: Callable[[int], None] = lambda size_bytes: None,
     clock: Callable[[], float] = time.monotonic,
+    announce: Callable[[], None] = lambda: None,
 ) -> CleaningResult | None:
     """`cleaner.clean` as the only pass over this log. Raises CleaningAborted when the log is paused, or gets paused."""
     gate = log.cleaning
@@ -49,6 +51,7 @@ def clean_log(
             log,
             storage,
             clean_from=clean_from,
+            apart_at=apart_at,
             upto_offset=upto_offset,
             now_ms=now_ms,
             delete_delay_ms=delete_delay_ms,
@@ -58,6 +61,7 @@ def clean_log(
             should_stop=lambda: gate.is_aborted or should_stop(),
             throttle=throttle,
             clock=clock,
+            announce=announce,
         )
     finally:
         is_done = gate.end(undo)

@@ -8,10 +8,13 @@ A record of a batch with data:
 | it has no key | goes |
 | a newer record of its key was mapped | goes |
 | it has a value | stays |
+| a tombstone in a batch that reaches to `tombstones_below` or above | stays: an older record may be remote (I5) |
 | a tombstone in a batch without delete horizon | stays, and the batch gets one: now + ``delete.retention.ms`` |
 | a tombstone, now below the horizon | stays |
-| a tombstone at or above `tombstones_below` | stays: an older record may be in the remote tier (invariant I5) |
 | a tombstone otherwise | goes |
+
+So the time that a tombstone stays is counted from the first pass that knew no older record to be readable on any tier:
+a reader that has met one of those before has `delete.retention.ms` to come to the tombstone, as in Kafka.
 
 A marker stays while data of its transaction was met in this pass, and after that gets a horizon and goes like a
 tombstone (`local.cleaned_transactions`). The horizon is the base timestamp of the batch, told by attribute bit 6; a
@@ -222,6 +225,8 @@ class Judge:
             clear(keep, int(firsts[row]), int(counts[row]))
         kept, dead = kernels.count_bits(keep, counts), kernels.count_bits(keep & tombstones, counts)
         needs_horizon = ((dead > 0) | useless) & ((table.attributes & DELETE_HORIZON) == 0)
+        if self._facts.tombstones_below is not None:
+            needs_horizon &= table.last_offsets < self._facts.tombstones_below
         actions = np.full(len(table), REBUILD, np.uint8)
         actions[(kept == counts) & (table.magics == MAGIC)] = VERBATIM
         actions[needs_horizon] = REBASE

@@ -48,6 +48,7 @@ class LogDirectory:
             self._recovery_points = self._read(names.RECOVERY_POINTS)
             self._log_starts = self._read(names.LOG_START_OFFSETS)
             self._cleaner_offsets = self._read(names.CLEANER_OFFSETS)
+            self._cleaner_reaches = self._read(names.CLEANER_REACHES)
         except BaseException:
             self._unlock()
             raise
@@ -100,6 +101,7 @@ class LogDirectory:
             # A checkpoint past the log's end (the log is not the one it was written for) vouches for nothing.
             known = self._cleaner_offsets.get(partition, 0)
             log.cleaner_offset = known if known <= log.next_offset else 0
+            log.cleaner_reach = min(self._cleaner_reaches.get(partition, 0), log.next_offset)
         log.write_checkpoints = self.write_checkpoints
         self.logs[partition] = log
         return log
@@ -107,15 +109,16 @@ class LogDirectory:
     def forget(self, partition: TopicPartition) -> None:
         """What the checkpoints say of a partition that was here and moved, or went, holds for no other one."""
         self.logs.pop(partition, None)
-        for known in (self._recovery_points, self._log_starts, self._cleaner_offsets):
+        for known in (self._recovery_points, self._log_starts, self._cleaner_offsets, self._cleaner_reaches):
             known.pop(partition, None)
 
     def write_checkpoints(self) -> None:
-        """Recovery points, log starts and cleaner offsets of all open logs; each file replaced whole."""
+        """Recovery points, log starts, cleaner offsets and reaches of all open logs; each file replaced whole."""
         with self._files:
             points = {name: log.recovery_point for name, log in self._open_logs()}
             self._write(names.RECOVERY_POINTS, self._unopened(self._recovery_points) | points)
         self.write_log_starts()
+        self.write_cleaner_reaches()
         self.write_cleaner_offsets()
 
     def write_cleaner_offsets(self) -> None:
@@ -124,6 +127,14 @@ class LogDirectory:
             logs = ((name, log.cleaner_offset) for name, log in self._open_logs())
             known = {name: offset for name, offset in logs if offset is not None}
             self._write(names.CLEANER_OFFSETS, self._unopened(self._cleaner_offsets) | known)
+
+    def write_cleaner_reaches(self) -> None:
+        """Before the first swap of a cleaning."""
+        with self._files:
+            reaches = {name: log.cleaner_reach for name, log in self._open_logs()}
+            known = self._unopened(self._cleaner_reaches) | {name: at for name, at in reaches.items() if at > 0}
+            if known or self.storage.exists(join(self.root, names.CLEANER_REACHES)):
+                self._write(names.CLEANER_REACHES, known)
 
     def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
         """The log starts, those in `raised` as they are about to be: written down before readers are told."""

@@ -46,6 +46,7 @@ class ReadableLog:
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
         self.cleaner_offset: int | None = None
+        self.cleaner_reach = 0  # below it records may have gone for the sake of newer ones
         self.epochs = LeaderEpochs()
         self._lock = threading.RLock()
         self._view = LogView((), (), 0, 0)

@@ -209,15 +209,16 @@ class ShrinkableLog(ReadableLog):
 
         Where they cannot be written nothing was lowered, so that the next try writes them.
         """
-        told = self.recovery_point, self.cleaner_offset
+        told = self.recovery_point, self.cleaner_offset, self.cleaner_reach
+        self.cleaner_reach = min(self.cleaner_reach, offset)
         self.recovery_point = min(self.recovery_point, offset)
         if self.cleaner_offset is not None:
             self.cleaner_offset = min(self.cleaner_offset, offset)
-        if told != (self.recovery_point, self.cleaner_offset):
+        if told != (self.recovery_point, self.cleaner_offset, self.cleaner_reach):
             try:
                 self.write_checkpoints()
             except BaseException:
-                self.recovery_point, self.cleaner_offset = told
+                self.recovery_point, self.cleaner_offset, self.cleaner_reach = told
                 raise
 
     def _path(self, name: str) -> str:

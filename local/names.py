@@ -25,6 +25,7 @@ PARTITION_METADATA = "partition.metadata"
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+CLEANER_REACHES = "cleaner-reach-checkpoint"  # ours, in the same format
 CLEANER_HISTORY = "cleaner-history.jsonl"
 META_PROPERTIES = "meta.properties"
 LOCK = ".lock"

@@ -57,6 +57,11 @@ class Segment:
         self._has_aborted: bool | None = None  # None: nobody has looked yet
         self._first: tuple[int | None] | None = None  # None: nobody has looked yet
 
+    @property
+    def is_retired(self) -> bool:
+        """Its bytes have other names by now, or none: dropped, or replaced by the cleaner."""
+        return self._retired
+
     @classmethod
     def create(cls, storage: Storage, directory: str, base_offset: int, *, created_ms: int) -> Segment:
         """A new, empty, active segment; its names are durable when this returns (O2: before any acknowledgement).

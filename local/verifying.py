@@ -43,6 +43,7 @@ _OF_A_LOG_DIR = {
     names.RECOVERY_POINTS,
     names.LOG_START_OFFSETS,
     names.CLEANER_OFFSETS,
+    names.CLEANER_REACHES,
     names.CLEANER_HISTORY,
     names.META_PROPERTIES,
     names.LOCK,

@@ -10,7 +10,8 @@ copying: only what lies wholly below the checkpoint that a pass leaves is ever u
 | uncleanable | above the last stable offset, younger than `min.compaction.lag.ms`, the active segment |
 
 A log is eligible when cleanable / (clean + cleanable) exceeds `min.cleanable.dirty.ratio`, or when a record of it has
-waited longer than `max.compaction.lag.ms`.
+waited longer than `max.compaction.lag.ms`. So is one whose last pass was called off or found its buffer too small:
+until a pass has been through all that it looked at, nothing of the log is copied (`PartitionSnapshot.clean_cut`).
 
 **Turns.** Kafka cleans the filthiest log first, always; a log of medium dirt beside busy ones may wait for ever. Here
 every round that passes an eligible log over lifts it by ``1 / PATIENCE_ROUNDS`` of a ratio. With n eligible logs and k
@@ -37,7 +38,8 @@ class LogToClean:
     """A compacted log as the cleaner sees it. Bytes are of ``.log`` files, offsets half open.
 
     A segment that the checkpoint lies in counts as cleanable, once. `delay_ms` is how long ago the oldest dirty record
-    passed `max.compaction.lag.ms`, 0 while none has. `is_misplaced`: the checkpoint lies outside the log, and has to be
+    passed `max.compaction.lag.ms`, 0 while none has. `is_unfinished`: an earlier pass took records for the sake of some
+    that are still dirty. `is_misplaced`: the checkpoint lies outside the log, and has to be
     written anew even if nothing is cleaned.
     """
 
@@ -50,6 +52,7 @@ class LogToClean:
     min_dirty_ratio: float
     delay_ms: int
     is_misplaced: bool
+    is_unfinished: bool = False
 
     @property
     def dirty_ratio(self) -> float:
@@ -58,8 +61,9 @@ class LogToClean:
 
     @property
     def is_eligible(self) -> bool:
-        """Worth a pass: dirty beyond the limit (strict, as Kafka has it), or dirty for too long."""
-        return self.cleanable_bytes > 0 and (self.dirty_ratio > self.min_dirty_ratio or self.delay_ms > 0)
+        """Worth a pass: dirty beyond the limit (strict, as Kafka has it), dirty for too long, or half done."""
+        is_due = self.dirty_ratio > self.min_dirty_ratio or self.delay_ms > 0 or self.is_unfinished
+        return self.cleanable_bytes > 0 and is_due
 
 
 def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
@@ -77,6 +81,7 @@ def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
         uncleanable_bytes=whole - clean - cleanable,
         min_dirty_ratio=snapshot.rules.min_cleanable_dirty_ratio,
         delay_ms=_delay_ms(snapshot, dirty_from),
+        is_unfinished=snapshot.cleaner_reach > dirty_from,
         is_misplaced=snapshot.cleaner_offset is not None and snapshot.cleaner_offset != dirty_from,
     )
 
@@ -181,4 +186,6 @@ def _reason(log: LogToClean, max_lag_ms: int | None) -> str:
     share = f"dirty share {log.dirty_ratio:.2f}"
     if log.dirty_ratio > log.min_dirty_ratio:
         return f"{share}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
+    if log.delay_ms == 0:
+        return f"{share}, the last pass did not get to the end"
     return f"{share}, {log.delay_ms} ms past max.compaction.lag.ms={max_lag_ms}"

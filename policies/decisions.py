@@ -36,12 +36,42 @@ class CleanLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySegment:
-    """Upload and commit one closed segment. A copy that fails ends the partition's copies of this plan."""
+    """Upload and commit one closed segment. A copy that fails ends the partition's copies of this plan.
+
+    Those of a compacted topic are committed together, all of a plan or none (`policies.tiering`).
+    """
 
     base_offset: int
     next_offset: int
     size_bytes: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceRemote:
+    """Upload a local segment that was cleaned again, and put its row in the place of the rows it tiles exactly.
+
+    `ulids` are those rows, in the order of their offsets; `size_bytes` goes up, `remote_bytes` leave the index.
+    """
+
+    base_offset: int
+    next_offset: int
+    ulids: tuple[str, ...]
+    size_bytes: int
+    remote_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseCleaned:
+    """Note that rows which a later cleaning left as they were are clean through `cleaned_through`; no byte moves."""
+
+    base_offset: int
+    next_offset: int
+    ulids: tuple[str, ...]
+    cleaned_through: int
+    reason: str
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +125,16 @@ class CollectHeads:
 
 
 Decision = (
-    RollActive | CleanLog | CopySegment | DropLocal | AdvanceLogStart | ExpireRemote | DeleteUnlinked | CollectHeads
+    RollActive
+    | CleanLog
+    | CopySegment
+    | ReplaceRemote
+    | RaiseCleaned
+    | DropLocal
+    | AdvanceLogStart
+    | ExpireRemote
+    | DeleteUnlinked
+    | CollectHeads
 )
 
 

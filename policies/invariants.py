@@ -1,6 +1,7 @@
 """What no plan may do, checked by walking its decisions in order. `apply` asserts it, property tests shoot at it.
 
-This is written apart from the policies on purpose: it knows the invariants of the design (I2, I6, I10), not retention.
+This is written apart from the policies on purpose: it knows the invariants of the design (I2, I4 to I6, I10), not
+retention.
 The work is about linear in the facts and the decisions together, so every fact is looked up by its name or bisected.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
 from local.segment_info import SegmentInfo
@@ -22,6 +23,8 @@ from policies.decisions import (
     DeleteUnlinked,
     DropLocal,
     ExpireRemote,
+    RaiseCleaned,
+    ReplaceRemote,
     RollActive,
 )
 from policies.snapshot import PartitionSnapshot
@@ -39,7 +42,8 @@ class _World:
     `rows` by ulid and `local` by base offset are what is left, oldest first. `gaps`, None until asked for, are the
     offsets that no row of `rows` holds; rows below the log start that went may still count there. `copyable` are the
     closed segments that are not empty, ascending. `unknown` are the offset ranges of the rows that only a page holds,
-    ascending; none of these rows may go. `named_keys` are the unlinked objects that a row still names.
+    ascending; none of these rows may go. `replaced` are rows that others stand for now. `named_keys` are the unlinked
+    objects that a row still names.
     """
 
     snapshot: PartitionSnapshot
@@ -54,6 +58,7 @@ class _World:
     named_keys: frozenset[str]
     gaps: list[_Gap] | None = None
     is_cleaned: bool = False
+    replaced: set[str] = field(default_factory=set)
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
         """Whether the remaining rows hold every offset of the range at or above the log start."""
@@ -83,7 +88,7 @@ def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> li
     found: list[str] = []
     for decision in decisions:
         found += [f"{type(decision).__name__} {_where(decision)}: {broken}" for broken in _check(world, decision)]
-    return found
+    return found + _check_copies(world, [one for one in decisions if isinstance(one, CopySegment)])
 
 
 def _world(snapshot: PartitionSnapshot) -> _World:
@@ -128,6 +133,8 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_clean(world, decision)
         case CopySegment():
             return _check_copy(world, decision)
+        case ReplaceRemote() | RaiseCleaned():
+            return _check_replace(world, decision)
         case DropLocal():
             return _check_drop(world, decision)
         case AdvanceLogStart():
@@ -173,14 +180,48 @@ def _check_copy(world: _World, decision: CopySegment) -> list[str]:
         broken.append("not a closed local segment")
     if decision.next_offset > snapshot.stable_offset:
         broken.append(f"reaches above the stable offset {snapshot.stable_offset}")
-    if snapshot.rules.cleanup_compact and decision.next_offset > (snapshot.cleaner_offset or 0):
-        broken.append(f"not wholly below the cleaner checkpoint {snapshot.cleaner_offset} (I6)")
+    if snapshot.rules.cleanup_compact and decision.next_offset > snapshot.clean_cut:
+        broken.append(f"not wholly below the cleaner checkpoint {snapshot.clean_cut} (I6)")
     if decision.base_offset < world.copied_upto:
         broken.append(f"overlaps what is copied up to {world.copied_upto}")
     due = world.next_to_copy()
     if due is not None and due.base_offset < decision.base_offset:
         broken.append(f"leaves a hole, [{due.base_offset}, {due.next_offset}) is neither copied nor empty")
     world.copied_upto = max(world.copied_upto, decision.next_offset)
+    return broken
+
+
+def _check_copies(world: _World, copies: Sequence[CopySegment]) -> list[str]:
+    """A compacted topic's copies reach the cleaner's checkpoint: they are one commit, below which nothing is missed."""
+    left, snapshot = world.next_to_copy(), world.snapshot
+    if not copies or not snapshot.rules.cleanup_compact or left is None or left.next_offset > snapshot.clean_cut:
+        return []
+    return [
+        f"CopySegment {_where(copies[-1])}: leaves [{left.base_offset}, {left.next_offset}), clean too, behind (I4)"
+    ]
+
+
+def _check_replace(world: _World, decision: ReplaceRemote | RaiseCleaned) -> list[str]:
+    """Rows tiled exactly by a local segment, clean up to what the store holds anyway."""
+    snapshot, cut = world.snapshot, world.snapshot.clean_cut
+    broken = []
+    if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on:
+        broken.append("the topic is not compacted, or copying is off")
+    if world.is_cleaned:
+        broken.append("stands behind a cleaning, which may replace the segment")
+    if world.closed_segment(decision.base_offset, decision.next_offset) is None:
+        broken.append("not a closed local segment")
+    if decision.next_offset > cut or (isinstance(decision, RaiseCleaned) and decision.cleaned_through > cut):
+        broken.append(f"not wholly below the cleaner checkpoint {cut} (I5)")
+    if any(not world.holds(each.base_offset, each.next_offset) for each in world.copyable if each.next_offset <= cut):
+        broken.append("the store does not hold all that is clean (I4)")
+    rows = [world.rows[ulid] for ulid in decision.ulids if ulid in world.rows and ulid not in world.replaced]
+    bounds = [decision.base_offset, *(row.next_offset for row in rows)]
+    tiles = [row.base_offset for row in rows] == bounds[:-1] and bounds[-1] == decision.next_offset
+    if len(rows) < len(decision.ulids) or not tiles:
+        broken.append("its rows do not tile the segment")
+    if isinstance(decision, ReplaceRemote):
+        world.replaced.update(decision.ulids)
     return broken
 
 
@@ -216,6 +257,8 @@ def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
     is_below_unknown = not world.unknown or decision.base_offset < world.unknown[0][0]
     if next(iter(world.rows)) != decision.ulid or not is_below_unknown:
         broken.append("not the oldest row")
+    if decision.ulid in world.replaced:
+        broken.append("replaced by this plan")
     row = world.rows.pop(decision.ulid)
     if row.next_offset > world.log_start_offset:
         broken.append(f"holds records at or above the log start {world.log_start_offset}")
@@ -248,7 +291,7 @@ def _where(decision: Decision) -> str:
             return f"at {decision.base_offset}"
         case CleanLog():
             return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
-        case CopySegment() | DropLocal() | ExpireRemote():
+        case CopySegment() | ReplaceRemote() | RaiseCleaned() | DropLocal() | ExpireRemote():
             return f"[{decision.base_offset}, {decision.next_offset})"
         case AdvanceLogStart():
             return f"to {decision.offset}"

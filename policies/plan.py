@@ -2,9 +2,10 @@
 
 Roll, clean and copy only add. A plan that cleans copies nothing: the cleaning merges and replaces the segments that the
 copies would name, and a copy left undone before one that is done is a hole in the bucket for good. Local drops follow,
-judged by what was committed **before** this plan. Then the log start moves, and only below it do segments and rows go
-that have no other copy. Last come bytes that left the index a grace time ago, and old heads of the index. A crash after
-any of them leaves a log that the next plan continues.
+judged by what was committed **before** this plan. Rows are replaced before that, while the disk has what replaces them:
+the new object goes up first, and one commit puts its row in the place of the old ones. Then the log start moves, and
+only below it do segments and rows go that have no other copy. Last come bytes that left the index a grace time ago,
+and old heads of the index. A crash after any of them leaves a log that the next plan continues.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from policies.compaction import cleanings
 from policies.decisions import AdvanceLogStart, Decision, DropLocal, ExpireRemote, Plan
 from policies.head_collection import head_collections
 from policies.local_retention import local_drops, local_expirations
+from policies.recompaction import replacements
 from policies.remote_retention import deletions, expirations
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, rolls
@@ -29,10 +31,12 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     dropped, expired = local_drops(snapshot), expirations(snapshot)
     ended = local_expirations(snapshot, dropped, expired)
     cleaned = cleanings(snapshot)
+    replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
     return [
         *rolls(snapshot, going_count=len(dropped) + len(ended)),
         *cleaned,
         *([] if cleaned else copies(snapshot)),
+        *replaced,
         *dropped,
         *_advance(snapshot, expired, ended),
         *ended,

@@ -16,7 +16,8 @@ class PartitionRules:
     """Times in ms, sizes in bytes, None = unlimited. Defaults are Kafka's, `delete_grace_ms` is ours.
 
     `copy_lag_ms` and `copy_lag_bytes` are KIP-1241's: zero in either copies at once, and with None in both nothing is
-    ever copied. `retention_*` binds only where `cleanup_delete` is set: read it through `log_limits`.
+    ever copied. `recompaction_min_reduction` is a share (0..1) of a row's bytes, 1 = never.
+    `retention_*` binds only where `cleanup_delete` is set: read it through `log_limits`.
     """
 
     cleanup_delete: bool = True
@@ -35,6 +36,8 @@ class PartitionRules:
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int | None = None
     delete_retention_ms: int = DAY_MS
+    recompaction_min_reduction: float = 0.5
+    recompaction_min_saved_bytes: int = 1 << 20
 
     @property
     def log_limits(self) -> Limits:

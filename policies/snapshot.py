@@ -28,8 +28,9 @@ class PartitionSnapshot:
 
     `log_start_offset` is the log's, remote tier included. `stable_offset` (the last stable offset) bounds what may be
     copied or cleaned. The last of `segments` is active. `cleaner_offset` is the cleaner's checkpoint, None where it
-    never ran; `may_clean` is False while the cleaner has to stay away (paused, or waiting after a failure). `copying`
-    holds the base offsets under way this moment.
+    never ran; below `cleaner_reach` records may have gone for the sake of newer ones. `may_clean` is False while the
+    cleaner has to stay away (paused, or waiting after a failure). `copying` holds the base offsets under way this
+    moment. `shrunk` are the base offsets of local segments known to hold fewer records than their rows.
 
     `remote` holds the rows of the store that are known one by one, ascending: the newest always, older ones as far as
     they were asked for. `spills` stand for all others, a page of rows each, ascending, none of them in `remote`; they
@@ -50,10 +51,12 @@ class PartitionSnapshot:
     unlinked: tuple[UnlinkedObject, ...] = ()
     views: tuple[CompactedView, ...] = ()
     cleaner_offset: int | None = None
+    cleaner_reach: int = 0
     copying: frozenset[int] = field(default_factory=frozenset)
     may_clean: bool = True
     head_sequence: int = 0
     heads_void_upto: int = 0
+    shrunk: frozenset[int] = field(default_factory=frozenset)
 
     @property
     def is_copying_on(self) -> bool:
@@ -119,6 +122,16 @@ class PartitionSnapshot:
     def remote_next_offset(self) -> int | None:
         """One above the highest offset in the store; None while nothing is there."""
         return self.coverage.next_offset
+
+    @property
+    def clean_cut(self) -> int:
+        """Up to which offset the log is clean in itself: all that went below it went for newer records below it.
+
+        0 while a pass that was called off, or had too small a buffer, has taken records for the sake of some above the
+        checkpoint: a bucket that ends between the two would hold neither the older record of a key nor the newer.
+        """
+        checkpoint = self.cleaner_offset or 0
+        return checkpoint if self.cleaner_reach <= checkpoint else 0
 
     def is_committed(self, base_offset: int, next_offset: int) -> bool:
         """Whether committed rows hold every offset of ``[base_offset, next_offset)``; true for an empty range.

@@ -30,10 +30,14 @@ def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
 def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
     """The closed segments to copy, oldest first; each must be committed before the next one is.
 
-    Candidates hold an offset at or above max(highest committed, log start) and lie wholly below the stable offset. A
-    compacted topic copies only what lies wholly below the cleaner's checkpoint (I6). The first segment that may not go
-    ends the scan, as does one already being copied: order of commits is order of offsets. So the copies follow one
-    another from the store's end up, and no local record at or above the log start is left out in between.
+    Candidates hold an offset at or above max(highest committed, log start) and lie wholly below the stable offset. The
+    first segment that may not go ends the scan, as does one already being copied: order of commits is order of offsets.
+    So the copies follow one another from the store's end up, and no local record at or above the log start is left out
+    in between.
+
+    A compacted topic copies what lies wholly below the cleaner's checkpoint (I6), all of it or nothing, and commits it
+    at once: were the bucket to end in the middle, it would hold neither the older records that went nor the newer ones
+    they went for. The copy lag is that of the oldest; the others come along.
     """
     if not snapshot.is_copying_on:
         return []
@@ -44,8 +48,11 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
         newer_bytes -= segment.size_bytes
         if segment.next_offset <= start or segment.is_empty:
             continue
-        reason = _copy_reason(snapshot, segment, newer_bytes)
+        comes_along = bool(chosen) and snapshot.rules.cleanup_compact
+        reason = _copy_reason(snapshot, segment, None if comes_along else newer_bytes)
         if reason is None:
+            if snapshot.rules.cleanup_compact and segment.next_offset <= snapshot.clean_cut:
+                return []
             break
         chosen.append(
             CopySegment(
@@ -58,15 +65,15 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
     return chosen
 
 
-def _copy_reason(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> str | None:
-    """Why `segment` goes now, or None if it may not."""
+def _copy_reason(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> str | None:
+    """Why `segment` goes now, or None if it may not. Without `newer_bytes` no copy lag is waited for."""
     if segment.next_offset > snapshot.stable_offset or segment.base_offset in snapshot.copying:
         return None
     if snapshot.remote_next_offset is not None and segment.base_offset < snapshot.remote_next_offset:
         return None  # straddles what is committed: two rows would claim the same offsets
-    if snapshot.rules.cleanup_compact and segment.next_offset > (snapshot.cleaner_offset or 0):
+    if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
         return None
-    due = _due(snapshot, segment, newer_bytes)
+    due = "with those before it" if newer_bytes is None else _due(snapshot, segment, newer_bytes)
     if due is None:
         return None
     return f"closed and cleaned, {due}" if snapshot.rules.cleanup_compact else f"closed, {due}"

@@ -116,7 +116,6 @@ class Head:
     segments: tuple[RemoteSegment, ...] = ()
     unlinked: tuple[UnlinkedObject, ...] = ()
     spills: tuple[SpillRow, ...] = ()
-    cleaned_through: int | None = None
     views: tuple[CompactedView, ...] = ()
     boundary_number: int = 0
     void_upto: int = 0
@@ -227,4 +226,7 @@ def contradiction(head: Head) -> str | None:
         if row.state is not SegmentState.COPY_FINISHED or row.size_bytes <= 0 or row.indexes_bytes <= 0:
             return f"a segment is not finished at base_offset={row.base_offset}"
         reached = row.next_offset
+    cleaned = max((each.cleaned_through or 0 for each in head.parts), default=0)
+    if cleaned > head.next_offset:
+        return f"a row was cleaned for the sake of records that no row holds, cleaned_through={cleaned}"
     return view_contradiction(head.views, upto_offset=head.next_offset)

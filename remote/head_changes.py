@@ -45,6 +45,68 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
     return change
 
 
+def replace_segments(row: RemoteSegment, ulids: Sequence[str]) -> Change:
+    """Put an uploaded segment's row in the place of those it tiles exactly; their objects go on the list of those to
+    delete. Raises InvalidRequest for rows that it does not tile, and for the name of an object that is known already.
+
+    Where rows are not there any more (they expired meanwhile), the head keeps what it has, and the objects of the new
+    row go on the list. Source: rule P11 of the commit protocol (docs/explanation/commit-protocol.md).
+    """
+
+    def change(head: Head) -> Head:
+        known = {each.ulid for each in head.segments} | {each.key for each in head.unlinked}
+        if row.ulid in known or row.data_key in known:
+            return head
+        old = [each for each in head.segments if each.ulid in ulids]
+        if len(old) < len(ulids):
+            return replace(head, unlinked=head.unlinked + objects_of(row, head.committed_ms, head.epoch))
+        first = head.segments.index(old[0])
+        bounds = [row.base_offset, *(each.next_offset for each in old)]
+        tiles = [each.base_offset for each in old] == bounds[:-1] and bounds[-1] == row.next_offset
+        if not tiles or head.segments[first : first + len(old)] != tuple(old):
+            facts = {"base_offset": row.base_offset, "next_offset": row.next_offset}
+            raise InvalidRequest("replacing remote segments, the new one does not tile them", **facts)
+        if any(row.data_key == each.data_key for each in head.segments):
+            raise InvalidRequest("replacing remote segments, the new one has an old name", key=row.data_key)
+        fresh = replace(row, committed_ms=max(each.committed_ms for each in old))
+        segments = (*head.segments[:first], fresh, *head.segments[first + len(old) :])
+        gone = tuple(each for one in old for each in objects_of(one, head.committed_ms, head.epoch))
+        return replace(head, segments=segments, unlinked=head.unlinked + gone)
+
+    return change
+
+
+def raise_cleaned(ulids: Collection[str], cleaned_through: int) -> Change:
+    """Note that rows are clean through at least an offset; those that are not there any more are passed over."""
+    names = frozenset(ulids)
+
+    def change(head: Head) -> Head:
+        low = [row for row in head.segments if row.ulid in names and (row.cleaned_through or 0) < cleaned_through]
+        if not low:
+            return head
+        raised = {row.ulid: replace(row, cleaned_through=cleaned_through) for row in low}
+        return replace(head, segments=tuple(raised.get(row.ulid, row) for row in head.segments))
+
+    return change
+
+
+def unlink_uploads(rows: Collection[RemoteSegment]) -> Change:
+    """Put the objects of uploads that were never committed on the list of those to delete.
+
+    One that was committed after all (the answer was lost) is passed over, and so is one whose offsets only a page
+    knows: its objects may be live.
+    """
+
+    def change(head: Head) -> Head:
+        named = {row.ulid for row in head.segments} | {each.key for each in head.unlinked}
+        paged = head.spills[-1].next_offset if head.spills else 0
+        lost = [row for row in rows if not {row.ulid, row.data_key} & named and row.base_offset >= paged]
+        gone = tuple(each for row in lost for each in objects_of(row, head.committed_ms, head.epoch))
+        return replace(head, unlinked=head.unlinked + gone) if gone else head
+
+    return change
+
+
 def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: int | None = None) -> Change:
     """Take rows out and put their objects on the list of those to delete; raise the log start to at least this.
 

@@ -45,12 +45,13 @@ class RemoteSegment:
     """One row of the remote-log metadata index. Offsets half open; sizes in bytes; timestamps in ms.
 
     `next_offset` is the following segment's base at upload time, never last record + 1. `epochs` are pairs
-    (leader epoch, start offset), ascending, the first starting at `base_offset`. `cleaned_through` is the cleaner
-    checkpoint at upload time: every record here was compared with all newer ones below it; None = never cleaned.
-    `data_crc32c` covers the stored data object, `segment_crc32c` the segment in it (None: the object is the segment
-    itself). `data_key`/`indexes_key` are relative to the partition's prefix. `codec` is how the object's chunks are
-    compressed; `key_id` names the key that wrapped `wrapped_key`, the data key under which they are encrypted, None
-    where they are not (`remote.encryption`).
+    (leader epoch, start offset), ascending, the first starting at `base_offset`. `cleaned_through` is the cleaner's
+    checkpoint at upload time, or at a later time that left the segment as it was: every record here was compared with
+    all newer ones below it; None = never cleaned. It never lies above the head's `next_offset`: a bucket that lacks
+    older records holds the newer ones. `data_crc32c` covers the stored data object, `segment_crc32c` the segment in it
+    (None: the object is the segment itself). `data_key`/`indexes_key` are relative to the partition's prefix. `codec`
+    is how the object's chunks are compressed; `key_id` names the key that wrapped `wrapped_key`, the data key under
+    which they are encrypted, None where they are not (`remote.encryption`).
     """
 
     ulid: str

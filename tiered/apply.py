@@ -4,6 +4,7 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 
 * copy: read and check the bytes → upload data and indexes → verify → **commit the head** (only now it exists). One that
   cannot be done ends the copies of its run: a row committed past another that is missing would be a hole for good.
+  Those of a compacted topic share one commit; that, replacing rows and vouching for them: `tiered.committing`.
 * local drop: look at the newest committed head → list for readers → rename → unlink after the delay.
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
@@ -31,6 +32,8 @@ from policies.decisions import (
     DeleteUnlinked,
     DropLocal,
     ExpireRemote,
+    RaiseCleaned,
+    ReplaceRemote,
     RollActive,
 )
 from policies.invariants import violations
@@ -39,6 +42,7 @@ from remote.head_collection import collect_heads
 from remote.pins import list_pins, lowest_pinned
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
+from tiered.committing import copy_together, raise_rows, replace_remote
 from tiered.copying import segment_to_copy
 from tiered.partition import Partition
 
@@ -107,6 +111,13 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
             _record(state, run, _expire(state, [each for each in run if isinstance(each, ExpireRemote)]))
         case DeleteUnlinked():
             _record(state, run, _delete(state, [each for each in run if isinstance(each, DeleteUnlinked)]))
+        case RaiseCleaned():
+            raised = [each for each in run if isinstance(each, RaiseCleaned)]
+            _record(state, run, raise_rows(state.partition, state.store, raised, now_ms=state.now_ms))
+        case CopySegment() if state.partition.rules.cleanup_compact:
+            copies = [each for each in run if isinstance(each, CopySegment)]
+            now_ms, stop = state.now_ms, state.should_stop
+            _record(state, run, copy_together(state.partition, state.store, copies, now_ms=now_ms, should_stop=stop))
         case CopySegment():
             copied = 0
             while copied < len(run) and not state.should_stop() and _apply_one(state, run[copied]):
@@ -127,13 +138,15 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return _clean(state, decision)
         case CopySegment():
             return _copy(state, decision)
+        case ReplaceRemote():
+            return replace_remote(state.partition, state.store, decision, now_ms=state.now_ms)
         case DropLocal():
             return _drop(state, decision)
         case AdvanceLogStart():
             return _advance(state, decision)
         case CollectHeads():
             return _collect(state, decision)
-        case ExpireRemote() | DeleteUnlinked():
+        case RaiseCleaned() | ExpireRemote() | DeleteUnlinked():
             raise AssertionError("applied in runs")
 
 
@@ -172,22 +185,10 @@ def _copy(state: _Round, decision: CopySegment) -> bool:
         epoch=head.epoch,
         now_ms=state.now_ms,
         at_rest=partition.at_rest,
-        progress=_told(partition, info),
+        progress=partition.copy_progress(info),
     )
     metadata.commit(add_segments([row]), state.now_ms)
     return True
-
-
-def _told(partition: Partition, info: SegmentInfo) -> Callable[[int], None]:
-    """From the bytes read since the last time to those read so far."""
-    done = 0
-
-    def tell(read_bytes: int) -> None:
-        nonlocal done
-        done += read_bytes
-        partition.on_copied(info.base_offset, done, info.size_bytes)
-
-    return tell
 
 
 def _leaves_hole(partition: Partition, info: SegmentInfo, committed_upto: int) -> bool:

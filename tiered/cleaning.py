@@ -161,7 +161,8 @@ class Cleaning:
     ) -> CleaningResult | None:
         """One pass; None when there was nothing to do or it was called off. The caller holds the partition's lock.
 
-        Order of effects: the cleaner's swaps → the checkpoint → the history. Raises what made the log uncleanable.
+        Order of effects: the reach (`local.cleaner`) → the cleaner's swaps → the checkpoint → the history. Raises what
+        made the log uncleanable.
         """
         snapshot = held.snapshot(now_ms)
         delay_ms = log_to_clean(snapshot).delay_ms
@@ -195,7 +196,7 @@ class Cleaning:
         return clean_log(
             held.log,
             directory.storage,
-            clean_from=head.next_offset if head is not None else 0,
+            apart_at=head.next_offset if head is not None else 0,
             upto_offset=decision.upto_offset,
             now_ms=snapshot.now_ms,
             delete_delay_ms=held.rules.file_delete_delay_ms,
@@ -207,6 +208,7 @@ class Cleaning:
                 size_bytes, lambda: held.log.cleaning.is_aborted or should_stop()
             ),
             clock=self._clock,
+            announce=directory.write_cleaner_reaches,
         )
 
     def _give_up(self, name: TopicPartition, directory: LogDirectory, reason: str, now_ms: int) -> None:

@@ -12,18 +12,20 @@ from functools import partial
 import numpy as np
 
 from local import kernels
-from local.batch_header import MAGIC
+from local.batch_header import CONTROL, MAGIC
 from local.checkpoints import encode_epochs
 from local.columns import BatchTable
 from local.errors import Corrupt, InvalidRequest
 from local.log import Log
 from local.names import LOG
+from local.segment import Segment
 from local.segment_info import SegmentInfo
+from local.segment_reading import batch_slices
 from remote.outgoing import SegmentFacts
 from remote.transfer import SegmentToCopy
 
 
-def segment_to_copy(log: Log, info: SegmentInfo) -> SegmentToCopy:
+def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None = None) -> SegmentToCopy:
     """What it takes to copy a sealed segment. Its bytes are read, and looked at by `SegmentWatch`, when they go up."""
     segment = log.segment(info.base_offset)
     path = segment.path(LOG)
@@ -38,11 +40,20 @@ def segment_to_copy(log: Log, info: SegmentInfo) -> SegmentToCopy:
         txn_index=segment.txn_index(),
         producer_snapshot=log.producer_snapshot(info.next_offset),
         leader_epochs=encode_epochs(log.epochs.truncate_from_end(info.next_offset).entries),
-        cleaned_through=log.cleaner_offset if log.settings.is_compacted else None,
+        cleaned_through=cleaned_through,
         read=segment.read,
         path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
         inspect=partial(SegmentWatch, path, info.base_offset, info.next_offset, epochs),
     )
+
+
+def count_records(segment: Segment) -> int:
+    """The records of a sealed segment as a row counts them: without markers. Reads the batches' headers."""
+    count = 0
+    for _, data in batch_slices(segment):
+        table = kernels.scan_batches(data, verify=False)
+        count += int(table.record_counts[(table.attributes & CONTROL) == 0].sum())
+    return count
 
 
 class SegmentWatch:

@@ -21,6 +21,8 @@ from local.errors import Conflict, LogError, NotFound, Unavailable
 from local.log import Log
 from local.names import TopicPartition
 from local.producer_state import ProducerState
+from local.segment import Segment
+from local.segment_info import SegmentInfo
 from policies.coverage import Coverage
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
@@ -30,6 +32,7 @@ from remote.head import Head
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
 from tiered.partition_source import PartitionSource
 from tiered.topics import Topic
 
@@ -42,6 +45,14 @@ def _tell_nobody(base_offset: int, done_bytes: int, size_bytes: int) -> None:
     """Hears of copies where nobody else wants to."""
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A segment in the store that no head names yet, put there by the writer of this epoch."""
+
+    epoch: int
+    row: RemoteSegment
+
+
 @dataclass(slots=True, eq=False)
 class Partition:
     """What the manager keeps of one partition. `metadata` and `remote` are None for a topic that is not tiered.
@@ -51,6 +62,7 @@ class Partition:
     or the histories contradict each other); nothing is changed then, and nothing read where the tiers never agreed.
     `at_rest` is how its segments are kept in the store; `on_copied` hears the base offset of a segment that is being
     copied, the bytes done and those in all, from whichever thread reads them.
+    `uploaded` and `shrunk` are the notes of `tiered.committing`.
     """
 
     name: TopicPartition
@@ -65,6 +77,8 @@ class Partition:
     stopped: LogError | None = None
     at_rest: AtRest = AS_IT_IS
     on_copied: Callable[[int, int, int], None] = _tell_nobody
+    uploaded: dict[Segment, Upload] = field(default_factory=dict)
+    shrunk: dict[int, Segment] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -80,6 +94,17 @@ class Partition:
         if self.stopped is not None and not self.has_agreed:
             raise self.stopped
         return PartitionSource(self.name, self.log, self.remote, self.metadata)
+
+    def copy_progress(self, info: SegmentInfo) -> Callable[[int], None]:
+        """For one copy: told the bytes read since the last time, it tells `on_copied` those read so far."""
+        done = 0
+
+        def tell(read_bytes: int) -> None:
+            nonlocal done
+            done += read_bytes
+            self.on_copied(info.base_offset, done, info.size_bytes)
+
+        return tell
 
     def check_appendable(self) -> None:
         """Raises `stopped`, and Unavailable while the bucket may hold the very offsets that an append would be given.
@@ -121,6 +146,8 @@ class Partition:
             unlinked=head.unlinked if head else (),
             views=head.views if head else (),
             cleaner_offset=self.log.cleaner_offset,
+            cleaner_reach=self.log.cleaner_reach,
+            shrunk=frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired),
             may_clean=may_clean,
             head_sequence=head.sequence if head else 0,
             heads_void_upto=self.metadata.void_upto if self.metadata else 0,

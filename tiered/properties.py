@@ -447,6 +447,23 @@ _TABLE = (
         doc="How much is read from the store in a second, over all readers.",
     ),
     Property(
+        name="remote.recompaction.min.reduction.ratio",
+        kind=Kind.FLOAT,
+        default="0.5",
+        minimum=0,
+        maximum=1,
+        source=Source.TIERED,
+        doc="A later cleaning of the disk replaces an uploaded segment when it is smaller by this share; 1 never.",
+    ),
+    Property(
+        name="remote.recompaction.min.saved.bytes",
+        kind=Kind.BYTES,
+        default="1MiB",
+        minimum=0,
+        source=Source.TIERED,
+        doc="And smaller by this much: less does not pay for the requests.",
+    ),
+    Property(
         name="append.batch.bytes",
         kind=Kind.BYTES,
         default="256KiB",

@@ -256,14 +256,34 @@ def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tup
     yield from _read_row(stream, row, at)
 
 
-def _read_row(stream: _Stream, row: RemoteSegment, offset: int) -> Iterator[tuple[memoryview, int]]:
-    """The row from the batch that holds `offset` to its end. After a 404 the newest head tells why."""
+def _read_row(
+    stream: _Stream, row: RemoteSegment, offset: int, *, is_again: bool = False
+) -> Iterator[tuple[memoryview, int]]:
+    """The row from the batch that holds `offset` to its end. After a 404 the newest head tells why.
+
+    What took its place, if it was replaced, holds the same offsets, without the records that newer ones have made
+    useless: it is gone on with there, once (`is_again`), up to where the row ended.
+    """
     remote = stream.source.remote
     assert remote is not None, "a head comes with its objects"
+    reached = offset
     try:
-        yield from _remote_run(stream, row, remote.position_of_offset(row, offset), offset)
+        for data, reached in _remote_run(stream, row, remote.position_of_offset(row, offset), offset):
+            yield data, reached
+        return
     except NotFound as error:
-        raise _why_missing(stream.source, row, offset) from error
+        why = _why_missing(stream.source, row, reached)
+        if is_again or not isinstance(why, NotFound):
+            raise why from error
+    instead, at = stream.source.row_at(reached)
+    if instead is None or instead.base_offset >= row.next_offset:
+        yield memoryview(b""), min(at, row.next_offset)
+        return
+    for data, reached in _read_row(stream, instead, at, is_again=True):
+        if reached >= row.next_offset:
+            yield _batches_below(data, row.next_offset), row.next_offset
+            return
+        yield data, reached
 
 
 def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isolation) -> memoryview | None:

@@ -52,6 +52,8 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         min_compaction_lag_ms=_int(settings, "min.compaction.lag.ms"),
         max_compaction_lag_ms=_unless_max(most_ms),
         delete_retention_ms=_int(settings, "delete.retention.ms"),
+        recompaction_min_reduction=cast(float, _value(settings, "remote.recompaction.min.reduction.ratio")),
+        recompaction_min_saved_bytes=_int(settings, "remote.recompaction.min.saved.bytes"),
     )
 
 

@@ -139,7 +139,7 @@ def _judged(batch: Batch, facts: Round, newest: dict[bytes, int], met: set[tuple
         wants_horizon = any(record.value is None for record in records)
     if not records:
         return _emptied(batch) if _must_stay(batch, facts) else None
-    if wants_horizon and batch.horizon_ms is None:
+    if wants_horizon and batch.horizon_ms is None and _may_leave(batch.last_offset, facts):
         horizon = facts.now_ms + facts.retention_ms
         return _rebuilt(replace(batch, attributes=batch.attributes | HORIZON, base_timestamp_ms=horizon), records)
     if len(records) == len(batch.records) and batch.magic == 2:

@@ -56,7 +56,7 @@ def rows(draw, count_max=4):
                 },
                 codec=draw(WORDS),
                 storage_class=draw(st.none() | WORDS),
-                cleaned_through=draw(st.none() | OFFSETS),
+                cleaned_through=draw(st.none() | st.integers(0, reached)),
                 committed_ms=draw(OFFSETS),
             )
         )
@@ -97,7 +97,6 @@ def heads(draw):
         segments=segments[cut:],
         unlinked=tuple(draw(st.lists(UNLINKED, max_size=3))),
         spills=tuple(encode_page(page, "A" * 26)[0] for page in pages if page),
-        cleaned_through=draw(st.none() | OFFSETS),
         views=draw(VIEWS),
         properties=draw(st.dictionaries(WORDS, WORDS, max_size=3)),
     )

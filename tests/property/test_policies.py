@@ -14,7 +14,16 @@ from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.compaction import tombstones_below
 from policies.coverage import Coverage
-from policies.decisions import AdvanceLogStart, CleanLog, CopySegment, Decision, DropLocal, ExpireRemote
+from policies.decisions import (
+    AdvanceLogStart,
+    CleanLog,
+    CopySegment,
+    Decision,
+    DropLocal,
+    ExpireRemote,
+    RaiseCleaned,
+    ReplaceRemote,
+)
 from policies.invariants import violations
 from policies.local_retention import local_drops, local_expirations
 from policies.plan import plan_partition
@@ -44,6 +53,8 @@ rules = st.builds(
     delete_grace_ms=st.integers(0, 3_000),
     min_cleanable_dirty_ratio=st.floats(0, 1),
     min_compaction_lag_ms=st.just(0) | st.integers(0, 3_000),
+    recompaction_min_reduction=st.floats(0, 1),
+    recompaction_min_saved_bytes=st.integers(0, 500),
 )
 
 
@@ -88,7 +99,10 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
     facts = [*tiered, *only_local]
     committed_age = draw(st.integers(0, 3_000))
     rows = [
-        row(cuts[at], cuts[at + 1], max(1, size_bytes), age, _FINISHED, committed_age=committed_age)
+        replace(
+            row(cuts[at], cuts[at + 1], max(1, size_bytes), age, _FINISHED, committed_age=committed_age),
+            cleaned_through=draw(st.none() | st.sampled_from(cuts)),
+        )
         for at, (_, size_bytes, age) in enumerate(tiered)
     ]
     rows = [one for one in rows if draw(st.integers(0, 19)) > 0]  # now and then a hole
@@ -105,7 +119,7 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         SegmentInfo(
             base_offset=cuts[at],
             next_offset=cuts[at + 1],
-            size_bytes=facts[at][1],
+            size_bytes=facts[at][1] // draw(st.sampled_from([1, 1, 1, 3])),  # cleaned again, perhaps
             max_timestamp_ms=None if facts[at][2] is None else NOW - facts[at][2],
             is_active=False,
             modified_ms=NOW - draw(st.integers(-10, 3_000)),
@@ -136,7 +150,9 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         is_tiered=draw(st.sampled_from([True, True, True, False])),
         remote=tuple(sorted(rows, key=lambda one: one.base_offset)),
         unlinked=draw(_unlinked([one.data_key for one in rows])),
-        cleaner_offset=draw(st.none() | st.integers(0, end + 2)),
+        cleaner_offset=draw(st.none() | st.integers(0, end + 2) | st.sampled_from(cuts)),
+        cleaner_reach=draw(st.just(0) | st.integers(0, end)),
+        shrunk=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=2))),
         copying=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=1))),
     )
 
@@ -325,7 +341,20 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
         for one in decided
         if isinstance(one, CopySegment)
     ]
-    kept = [one for one in taken.remote if one.ulid not in gone]
+    gone |= {ulid for one in decided if isinstance(one, ReplaceRemote) for ulid in one.ulids}
+    new_rows += [
+        replace(
+            row(one.base_offset, one.next_offset, one.size_bytes, 100, _FINISHED, 8), cleaned_through=taken.clean_cut
+        )
+        for one in decided
+        if isinstance(one, ReplaceRemote)
+    ]
+    raised = {ulid: one.cleaned_through for one in decided if isinstance(one, RaiseCleaned) for ulid in one.ulids}
+    kept = [
+        replace(one, cleaned_through=max(raised.get(one.ulid, 0), one.cleaned_through or 0))
+        for one in taken.remote
+        if one.ulid not in gone
+    ]
     return replace(
         taken,
         log_start_offset=start,

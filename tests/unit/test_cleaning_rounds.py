@@ -358,7 +358,7 @@ def test_a_tombstone_leaves_an_untiered_log_once_it_was_clean_for_long_enough(wo
         assert keys_left(manager) == []
 
 
-@pytest.mark.parametrize(("is_tiered", "left"), [(True, [b"v" * 300, None]), (False, [])])
+@pytest.mark.parametrize(("is_tiered", "left"), [(True, [None]), (False, [])])
 def test_a_tombstone_stays_while_the_bucket_has_an_older_record_of_its_key(
     world: World, is_tiered: bool, left: list[bytes | None]
 ) -> None:
@@ -374,7 +374,8 @@ def test_a_tombstone_stays_while_the_bucket_has_an_older_record_of_its_key(
             manager.roll("t", now_ms=NOW + later)
             settle(manager, NOW + later * HOUR)
             manager.append("t", [Record(b"more%d" % later, b"v", NOW)], 0, now_ms=NOW)
-        assert len(manager.snapshots(NOW)[0].remote) == is_tiered
+        # The value is gone from the disk; the bucket's row still has it, and outlives the disk's copy.
+        assert [row.record_count for row in manager.snapshots(NOW)[0].remote] == [1] * is_tiered
         assert [value for _, value in keys_left(manager)] == left
 
 

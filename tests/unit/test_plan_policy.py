@@ -108,7 +108,7 @@ COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
         (
             CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
             COMPACTED,
-            "not wholly below the cleaner checkpoint None (I6)",
+            "not wholly below the cleaner checkpoint 0 (I6)",
         ),
         (
             CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
@@ -179,9 +179,10 @@ def _name(decision: CopySegment) -> str:
 
 def test_a_copy_behind_a_cleaning_is_a_violation() -> None:
     taken = snapshot(*LOCAL, rules=COMPACTED, cleaner=4)
-    assert violations(taken, [copy(0, 2), CLEAN]) == []
+    assert violations(taken, [copy(0, 2), copy(2, 4), CLEAN]) == []
     assert violations(taken, [CLEAN, copy(0, 2)]) == [
-        "CopySegment [0, 2): stands behind a cleaning, which may replace the segment"
+        "CopySegment [0, 2): stands behind a cleaning, which may replace the segment",
+        "CopySegment [0, 2): leaves [2, 4), clean too, behind (I4)",
     ]
 
 

@@ -19,6 +19,8 @@ _VERBS = {
     "RollActive": ("~", "roll"),
     "CleanLog": ("~", "clean"),
     "CopySegment": ("+", "upload"),
+    "ReplaceRemote": ("~", "replace"),
+    "RaiseCleaned": ("~", "note clean"),
     "DropLocal": ("-", "local"),
     "AdvanceLogStart": ("~", "log start"),
     "ExpireRemote": ("-", "expire"),
@@ -106,17 +108,19 @@ def _totals(decided: Plan) -> list[dict[str, object]]:
 def _money(decided: Plan, before: int) -> str:
     """What the bucket costs a month now and then, and what the requests cost once."""
     from policies.cost import S3_STANDARD, monthly_storage, request_cost, segment_requests
-    from policies.decisions import CopySegment
+    from policies.decisions import CopySegment, ReplaceRemote
 
     totals = decided.totals()
-    copied = totals["CopySegment"].size_bytes if "CopySegment" in totals else 0
-    gone = totals["ExpireRemote"].size_bytes if "ExpireRemote" in totals else 0
-    puts = sum(
-        segment_requests(one.size_bytes)
+    up = [
+        one
         for decisions in decided.decisions.values()
         for one in decisions
-        if isinstance(one, CopySegment)
-    )
+        if isinstance(one, CopySegment | ReplaceRemote)
+    ]
+    copied = sum(one.size_bytes for one in up)
+    gone = totals["ExpireRemote"].size_bytes if "ExpireRemote" in totals else 0
+    gone += sum(one.remote_bytes for one in up if isinstance(one, ReplaceRemote))
+    puts = sum(segment_requests(one.size_bytes) for one in up)
     now, then = format_dollars(monthly_storage(before)), format_dollars(monthly_storage(before + copied - gone))
     once = format_dollars(request_cost(puts=puts))
     prices = f"{S3_STANDARD.storage_class}, {S3_STANDARD.region}, prices of {S3_STANDARD.as_of}"

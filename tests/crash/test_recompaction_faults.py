@@ -1,0 +1,271 @@
+"""Every store call and every disk effect of a replacement, cut; then a restart, and what readers of either tier see.
+
+The story writes a few keys, uploads them, writes them again so that the uploaded segments shrink, and goes on for a
+day: rows are replaced, vouched for, their old objects deleted, tombstones given a horizon and dropped. A fault hits one
+call of the part from the second cleaning on. Afterwards, and after a restart that works through what was left:
+
+* both tiers together give every key the newest value that was acknowledged, no key comes back, offsets ascend;
+* the bucket alone gives every key its newest value below the bucket's end;
+* every object that a head names is there, and one that nobody names is of an older epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from bucket_truth import assert_sound
+from disk_model import ModelDisk, PowerCut
+from fault_store import Fault, FaultStore, Killed
+
+from local.errors import LogError
+from local.log import Durability
+from local.names import TopicPartition
+from local.record import Record, StoredRecord
+from remote.head import Head
+from remote.keys import parse_data_key
+from remote.memory_store import MemoryStore
+from tiered import committing
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+NAME = TopicPartition("t", 0)
+SETTINGS = {
+    "num.recovery.threads.per.data.dir": "1",  # the same calls in the same order every time
+    "segment.bytes": "1500",
+    "file.delete.delay.ms": "0",
+    "min.cleanable.dirty.ratio": "0",
+}
+TOPIC = {
+    "remote.storage.enable": "true",
+    "cleanup.policy": "compact",
+    "local.retention.ms": "-1",
+    "retention.ms": "-1",
+    "delete.retention.ms": "1h",
+    "remote.log.delete.grace.ms": "1h",
+    "remote.recompaction.min.saved.bytes": "0",
+}
+
+
+class Story:
+    """What was sent and what was acknowledged, by offset."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, set[Record]] = {}
+        self.acked: dict[int, Record] = {}
+        self.clock = NOW
+
+    def put(self, manager: LogManager, keys: Iterable[str], value: str | None) -> None:
+        """A batch for each key, then the segment is closed."""
+        for key in keys:
+            data = None if value is None else (value * 60 + str(self.clock)).encode()
+            record = Record(key.encode(), data, self.clock)
+            at = manager.reader().offsets(NAME)[1]
+            self.sent.setdefault(at, set()).add(record)
+            manager.append("t", [record], 0, now_ms=self.clock, durability=Durability.FLUSHED)
+            self.acked[at] = record
+        manager.roll("t", now_ms=self.clock)
+
+    def settle(self, manager: LogManager) -> None:
+        for _ in range(12):
+            if not manager.tick(self.clock):
+                return
+
+
+def open_manager(disk: ModelDisk, store: object, now_ms: int) -> LogManager:
+    config = replace(Config.load(None, SETTINGS, {}, local_dir="data"), data_dir="./data", remote_url="memory://b")
+    return LogManager.open(config, now_ms=now_ms, storage=disk, store=store)  # type: ignore[arg-type]
+
+
+def play(disk: ModelDisk, store: object, story: Story, *, begun: Callable[[], None] = lambda: None) -> None:
+    manager = open_manager(disk, store, story.clock)
+    manager.create_topic("t", 1, TOPIC, now_ms=story.clock)
+    story.put(manager, "abcdef", "1")
+    story.put(manager, "ghij", "1")
+    story.settle(manager)
+    story.put(manager, "abcgh", "2")
+    story.put(manager, "d", None)
+    begun()
+    for _ in range(3):
+        story.settle(manager)
+        story.clock += 2 * HOUR
+        story.put(manager, "x", "3")
+    manager.close()
+
+
+def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
+    """What readers see, at once and after a restart has worked through what was left; then go on, and look again."""
+    check_bucket_alone(store, story)
+    for _ in range(2):
+        manager = open_manager(disk, store, story.clock)
+        if not manager.topics():
+            return
+        start, end = manager.reader().offsets(NAME)
+        records = list(manager.reader().records(NAME, start)) if start < end else []
+        check_table(records, story, below=None)
+        story.settle(manager)
+        story.clock += 2 * HOUR
+        story.put(manager, "y", "4")
+        story.settle(manager)
+        assert manager.problems == {}
+        head = manager.partitions()[0].head()
+        assert head is not None
+        check_objects(store, manager.partitions()[0].prefix, head)
+        check_bucket_alone(store, story)
+        manager.close()
+
+
+def check_bucket_alone(store: MemoryStore, story: Story) -> None:
+    assert_sound(store)
+    bucket = RemoteLog(store)
+    if "t" not in bucket.topics():
+        return
+    start, end = bucket.reader().offsets(NAME)
+    records = list(bucket.reader().records(NAME, start)) if start < end else []
+    check_table(records, story, below=end)
+
+
+def check_table(records: list[StoredRecord], story: Story, *, below: int | None) -> None:
+    offsets = [record.offset for record in records]
+    assert offsets == sorted(set(offsets)), "an offset was read twice or out of order"
+    found: dict[bytes | None, StoredRecord] = {}
+    for record in records:
+        assert Record(record.key, record.value, record.timestamp_ms) in story.sent[record.offset], "made up"
+        found[record.key] = record
+    wanted: dict[bytes | None, tuple[int, bytes | None]] = {}
+    for offset, record in sorted(story.acked.items()):
+        if below is None or offset < below:
+            wanted[record.key] = offset, record.value
+    for key, (offset, value) in wanted.items():
+        newest = found.get(key)
+        if newest is None:
+            assert value is None, f"the newest value of {key!r}, at {offset}, is lost"
+        else:
+            assert newest.offset >= offset, f"{key!r} has come back with the value of {newest.offset}"
+
+
+def check_objects(store: MemoryStore, prefix: str, head: Head) -> None:
+    there = {each.key.removeprefix(prefix) for each in store.list(prefix)}
+    named = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
+    named |= {each.key for each in head.unlinked}
+    parsed = {key: parse_data_key(key) for key in there - named}
+    leaked = [key for key, name in parsed.items() if name is not None and name.epoch == head.epoch]
+    assert leaked == [], "objects of this epoch that nobody names"
+    assert {key for row in head.segments for key in (row.data_key, row.indexes_key)} <= there
+
+
+def run_with_store_fault(at: int, fault: Fault) -> None:
+    disk, inner, story = ModelDisk(), MemoryStore("memory://b"), Story()
+    store = FaultStore(inner, at, fault)
+    with suppress(LogError, Killed):
+        play(disk, store, story)
+    store.deliver(1 << 60)
+    disk.locks.clear()
+    check(disk, inner, story)
+
+
+def run_with_power_cut(at: int, *, before: bool) -> None:
+    disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
+    disk.cut_at, disk.cut_before = at, before
+    with suppress(PowerCut, LogError):
+        play(disk, store, story)
+    check(disk.crash(random.Random(f"{at} {before}")), store, story)
+
+
+def rehearse() -> tuple[range, range, set[str]]:
+    """The store calls and disk effects of the part that is cut, and what was decided in it."""
+    disk, store, story = ModelDisk(), FaultStore(MemoryStore("memory://b")), Story()
+    first: list[tuple[int, int]] = []
+    play(disk, store, story, begun=lambda: first.append((len(store.calls), disk.effects)))
+    (calls, effects) = first[0]
+    return range(calls, len(store.calls)), range(effects + 1, disk.effects + 1), set(store.calls[calls:])
+
+
+CALLS, EFFECTS, _ = rehearse()
+
+
+def test_the_story_replaces_rows_and_drops_tombstones() -> None:
+    disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
+    play(disk, store, story)
+    head = RemoteLog(store).head(NAME)
+    assert head.segments[0].next_offset == 10, "two rows became one"
+    assert all((row.cleaned_through or 0) > 10 for row in head.segments)
+    assert not any(record.value is None for record in RemoteLog(store).reader().records(NAME, 0))
+    assert len(CALLS) > 20
+    assert len(EFFECTS) > 40
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
+def test_no_store_fault_in_a_replacement_loses_a_value_or_brings_one_back_or_leaks(fault: Fault) -> None:
+    for at in CALLS:
+        run_with_store_fault(at, fault)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])
+def test_no_power_cut_in_a_replacement_loses_a_value_or_brings_one_back(before: bool) -> None:
+    for at in EFFECTS[::5]:
+        run_with_power_cut(at, before=before)
+
+
+def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
+    real = committing.add_segments
+    rows_of = committing._commit
+
+    def one_by_one(ways: committing._Ways, change: object, infos: object) -> None:
+        del change
+        for upload in list(ways.partition.uploaded.values()):
+            rows_of(ways, real([upload.row]), [])
+        ways.partition.uploaded.clear()
+
+    patch.setattr(committing, "_commit", one_by_one)
+
+
+def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
+    real = committing.replace_segments
+
+    def replace_segments(row: object, ulids: object) -> object:
+        change = real(row, ulids)  # type: ignore[arg-type]
+
+        def gone(head: Head) -> Head:
+            for each in head.segments:
+                if each.ulid in ulids:  # type: ignore[operator]
+                    LOSSES.append(each.data_key)
+            return change(head)
+
+        return gone
+
+    patch.setattr(committing, "replace_segments", replace_segments)
+    commit = committing._commit
+
+    def delete_then_commit(ways: committing._Ways, change: Callable[[Head], Head], infos: object) -> None:
+        LOSSES.clear()
+        change(ways.head)
+        ways.store.delete([ways.partition.prefix + key for key in LOSSES])
+        commit(ways, change, infos)  # type: ignore[arg-type]
+
+    patch.setattr(committing, "_commit", delete_then_commit)
+
+
+LOSSES: list[str] = []
+
+
+def kill_at_every_call() -> None:
+    for at in CALLS:
+        run_with_store_fault(at, Fault.KILL_BEFORE)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [_each_copy_has_its_own_commit, _old_objects_go_before_their_rows],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
+def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        kill_at_every_call()

@@ -1,0 +1,95 @@
+"""Everything that can happen to a compacted, tiered log of a few records: no key comes back, no newest value is lost.
+
+The scopes here are small enough for every run; docs/reference/reliability.md has the larger ones and their figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from tier_explorer import explore
+from tier_model import Rules, Scope, World, steps
+
+SMALL = Scope(offsets=3, losses=1, has_retention=True)
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [SMALL, Scope(offsets=3, readers=(False,)), Scope(offsets=3, readers=(True,)), Scope(offsets=4, segment_records=2)],
+    ids=["losses and retention", "a reader of both tiers", "a reader of the bucket", "two records a segment"],
+)
+def test_no_key_comes_back_and_no_newest_value_is_lost_whatever_happens(scope: Scope) -> None:
+    found = explore(scope)
+    assert found.story == ()
+    assert found.worlds > 300
+
+
+def test_a_tombstone_that_leaves_by_its_time_alone_brings_its_key_back() -> None:
+    found = explore(Scope(offsets=4), Rules(drops_by_time_alone=True))
+    assert len(found.story) == 11, "the shortest one has ten steps"
+    assert found.story[-1] == "both tiers, read from the start: key a came back with the value of offset 0"
+
+
+def _name(each: object) -> str:
+    return (
+        next((field.name for field in fields(each) if getattr(each, field.name)), "") if isinstance(each, Rules) else ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "scope", "end"),
+    [
+        (Rules(uploads_dirty=True), SMALL, "the bucket, read from the start: key a has nothing"),
+        (Rules(commits_one_by_one=True), SMALL, "the bucket, read from the start: key a has nothing"),
+        (Rules(forgets_reach=True), SMALL, "the bucket, read from the start: key a has nothing"),
+        (Rules(checkpoint_ahead=True), SMALL, "the bucket, read from the start: key a has nothing"),
+        (Rules(replaces_early=True), SMALL, "the bucket, read from the start: key a has nothing"),
+        (Rules(removes_before_adding=True), Scope(offsets=3), "the bucket, read from the start: key a has nothing"),
+        (Rules(drops_before_commit=True), SMALL, "both tiers, read from the start: key a has nothing"),
+        (
+            Rules(deletes_without_grace=True),
+            Scope(offsets=3, readers=(True,)),
+            "a reader within the grace time meets a missing object",
+        ),
+        (Rules(vouches_unseen=True), Scope(offsets=4), "both tiers, read from the start: key a came back"),
+    ],
+    ids=_name,
+)
+def test_a_rule_that_is_broken_is_seen_by_a_reader(rules: Rules, scope: Scope, end: str) -> None:
+    assert explore(scope, rules).story[-1].startswith(end)
+
+
+def test_a_horizon_given_at_first_sight_is_too_early_for_a_reader_of_what_the_bucket_still_holds() -> None:
+    """A tombstone's time begins when no tier has an older record any more, not when a cleaning of the disk meets it."""
+    world = played(
+        "append a value at offset 0",
+        "clean [0, 1)",
+        "append a tombstone at offset 1",
+        "upload and commit [0, 1)",
+        "clean [1, 2)",
+        "append b value at offset 2",
+        "upload and commit [1, 2)",
+        "half of delete.retention.ms goes by",
+        "a reader of both tiers begins at 0",
+        "replace the rows of [0, 1)",
+        "drop the disk's [0, 1)",
+        "the reader reads offset 0 from the bucket",
+        "half of delete.retention.ms goes by",
+        "clean [2, 3), called off after 1 of 2 swaps",
+        rules=Rules(horizon_at_first_sight=True),
+    )
+    ends = [after for label, after in steps(world, READING, Rules()) if label.startswith("the reader reads")]
+    assert ends == ["the reader is done: key a came back with the value of offset 0"]
+
+
+READING = Scope(offsets=3, readers=(False,))
+
+
+def played(*story: str, rules: Rules) -> World:
+    world = World()
+    for line in story:
+        after = dict(reversed(steps(world, READING, rules)))[line]
+        assert isinstance(after, World)
+        world = after
+    return world

@@ -1,0 +1,625 @@
+"""A compacted, tiered partition in the small: a world of a few records, all of whose futures can be looked at.
+
+What decides is the product: `policies` (cleanings, tombstones_below, copies, replacements, local_drops, expirations,
+deletions) on real snapshots, and `remote.head_changes` on real heads. What is modelled is the world they decide about
+(`World`) and the keep-or-drop rule of the cleaner, which `test_the_models_cleaner_is_the_cleaner` holds against the
+real one. docs/explanation/compaction-across-tiers.md has the table of states, steps and crashes that this follows.
+
+Time goes in ticks. `delete.retention.ms` is RETENTION_TICKS, the grace time GRACE_TICKS. One reader may be on its way:
+
+* it knows the head of the moment it began at, however old that gets, until the store answers 404 or the disk's first
+  offset lies above that head's end;
+* ``both`` reads the disk where it holds the offset, the bucket elsewhere, as `tiered.reader`; ``bucket`` reads the rows
+  of its head alone, as a job on another machine;
+* it makes one step at a time and may rest between any two, for less than RETENTION_TICKS all in all: that is what
+  Kafka promises to a consumer that materialises a table, and what is promised here, counted from its first head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from local.names import TopicPartition
+from local.segment_info import SegmentInfo
+from policies.compaction import cleanings, tombstones_below
+from policies.decisions import ReplaceRemote
+from policies.local_retention import local_drops
+from policies.recompaction import replacements
+from policies.remote_retention import deletions, expirations
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import copies
+from remote.head import Head, UnlinkedObject, contradiction
+from remote.head_changes import add_segments, expire_segments, raise_cleaned, replace_segments
+from remote.segment import RemoteSegment
+
+NOW = 1_000_000
+TICK_MS = 1000
+RETENTION_TICKS = 2
+GRACE_TICKS = 1
+RECORD_BYTES, EMPTY_BYTES = 100, 10
+NO_HORIZON = -1
+MERGE_RECORDS_MAX = 2  # of a cleaned segment that stands for several
+LIMITS = PartitionRules(
+    cleanup_compact=True,
+    retention_ms=None,
+    local_retention_ms=None,
+    local_retention_bytes=0,
+    min_cleanable_dirty_ratio=0.0,
+    delete_retention_ms=RETENTION_TICKS * TICK_MS,
+    delete_grace_ms=GRACE_TICKS * TICK_MS,
+    recompaction_min_reduction=0.0,
+    recompaction_min_saved_bytes=1,
+)
+
+
+class Record(NamedTuple):
+    key: int
+    is_tombstone: bool
+
+
+class Segment(NamedTuple):
+    """Of the disk. `records` are pairs (offset, ticks until the delete horizon; NO_HORIZON without one)."""
+
+    base: int
+    next: int
+    records: tuple[tuple[int, int], ...]
+
+
+class Row(NamedTuple):
+    """Of a head, or of what a reader remembers of one. `object` names the bytes, 0 those that are gone."""
+
+    base: int
+    next: int
+    offsets: tuple[int, ...]
+    cleaned: int
+    object: int
+
+
+class Reader(NamedTuple):
+    """`table` holds by key the offset of the value it has now, -1 without one. `age` is in ticks."""
+
+    is_bucket_only: bool
+    at: int
+    table: tuple[int, ...]
+    rows: tuple[Row, ...]
+    start: int
+    end: int
+    age: int
+
+
+class World(NamedTuple):
+    """`log` is what was appended and not lost with a disk. The last segment of `local` is active.
+
+    `unlinked` are pairs (object, age in ticks) of those that the reader may still ask for.
+    """
+
+    log: tuple[Record, ...] = ()
+    local: tuple[Segment, ...] = (Segment(0, 0, ()),)
+    checkpoint: int = 0
+    reach: int = 0
+    start: int = 0
+    rows: tuple[Row, ...] = ()
+    unlinked: tuple[tuple[int, int], ...] = ()
+    reader: Reader | None = None
+    losses: int = 0
+
+    @property
+    def end(self) -> int:
+        return len(self.log)
+
+    @property
+    def bucket_end(self) -> int:
+        return max(self.rows[-1].next if self.rows else 0, self.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """How large a world is looked at."""
+
+    offsets: int = 4
+    keys: int = 2
+    segment_records: int = 1
+    readers: tuple[bool, ...] = ()  # is_bucket_only of those that may start
+    losses: int = 0
+    has_retention: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Which rule is broken by hand; none is the product."""
+
+    drops_by_time_alone: bool = False
+    horizon_at_first_sight: bool = False
+    uploads_dirty: bool = False
+    commits_one_by_one: bool = False
+    drops_before_commit: bool = False
+    removes_before_adding: bool = False
+    deletes_without_grace: bool = False
+    raises_cleaned_too_far: bool = False
+    checkpoint_ahead: bool = False
+    forgets_reach: bool = False
+    replaces_early: bool = False
+    vouches_unseen: bool = False
+
+
+Step = tuple[str, "World | str"]  # what happened, and the world after it or what is wrong
+
+
+def steps(world: World, scope: Scope, rules: Rules) -> list[Step]:
+    """Everything that can happen next."""
+    taken = snapshot(world)
+    found = [*_appends(world, scope), *_passes(world, taken, rules), *_copies(world, taken, rules)]
+    found += [*_replacements(world, taken, rules), *_drops(world, taken, rules), *_deletions(world, taken, rules)]
+    found += [*_losses(world, scope), *_reader_steps(world, scope), *_ticks(world)]
+    if scope.has_retention:
+        found += [*_advances(world), *_expirations(world, taken)]
+    return [(label, _canonical(after) if isinstance(after, World) else after) for label, after in found]
+
+
+def wrong(world: World) -> str | None:
+    """What no world may show to one who reads all of it at this moment."""
+    if any(row.object == 0 for row in world.rows):
+        return "a row names an object that is gone"
+    first_local = world.local[0].base
+    both = [at for row in world.rows for at in row.offsets if world.start <= at < first_local]
+    both += [at for each in world.local for at, _ in each.records if at >= world.start]
+    bucket = [at for row in world.rows for at in row.offsets if at >= world.start]
+    for name, offsets, end in (("both tiers", both, world.end), ("the bucket", bucket, world.bucket_end)):
+        if offsets != sorted(set(offsets)):
+            return f"{name}: read twice or out of order, {offsets}"
+        if said := wrong_table(world, _table_of(world, offsets), end, world.start):
+            return f"{name}, read from the start: {said}"
+    said = contradiction(head(world))
+    return f"the head contradicts itself: {said}" if said else None
+
+
+def wrong_table(world: World, table: tuple[int, ...], end: int, start: int) -> str | None:
+    """What is wrong with what a reader made of the log below `end`; a value below `start` may be missing."""
+    for key, value in enumerate(table):
+        newest = max((at for at, record in enumerate(world.log[:end]) if record.key == key), default=-1)
+        expected = -1 if newest < 0 or world.log[newest].is_tombstone else newest
+        if value == expected or (value == -1 and 0 <= expected < start):
+            continue
+        if expected == -1:
+            return f"key {_KEYS[key]} came back with the value of offset {value}"
+        was = "nothing" if value == -1 else f"the value of offset {value}"
+        return f"key {_KEYS[key]} has {was}, its newest is at offset {expected}"
+    return None
+
+
+_KEYS = "abcdefgh"
+
+
+# -- what the policies are told -----------------------------------------------------------------------------------
+
+
+def snapshot(world: World) -> PartitionSnapshot:
+    last = len(world.local) - 1
+    return PartitionSnapshot(
+        partition=TopicPartition("t", 0),
+        rules=LIMITS,
+        now_ms=NOW,
+        log_start_offset=world.start,
+        next_offset=world.end,
+        stable_offset=world.end,
+        segments=tuple(_info(each, at == last) for at, each in enumerate(world.local)),
+        is_tiered=True,
+        remote=tuple(map(_remote, world.rows)),
+        unlinked=_unlinked(world),
+        cleaner_offset=world.checkpoint,
+        cleaner_reach=world.reach,
+    )
+
+
+def head(world: World) -> Head:
+    return Head(
+        sequence=1,
+        epoch=1,
+        commit_id="C",
+        parent_id=None,
+        writer_id="w",
+        topic="t",
+        topic_id="A" * 22,
+        partition=0,
+        log_start_offset=world.start,
+        committed_ms=NOW,
+        segments=tuple(map(_remote, world.rows)),
+        unlinked=_unlinked(world),
+        properties={},
+    )
+
+
+@lru_cache(maxsize=100_000)
+def _info(segment: Segment, is_active: bool) -> SegmentInfo:
+    empty = segment.base == segment.next
+    return SegmentInfo(
+        base_offset=segment.base,
+        next_offset=segment.next,
+        size_bytes=0 if empty else EMPTY_BYTES + RECORD_BYTES * len(segment.records),
+        max_timestamp_ms=NOW,
+        is_active=is_active,
+    )
+
+
+@lru_cache(maxsize=100_000)
+def _remote(row: Row) -> RemoteSegment:
+    return RemoteSegment(
+        ulid=str(row.object),
+        base_offset=row.base,
+        next_offset=row.next,
+        size_bytes=EMPTY_BYTES + RECORD_BYTES * len(row.offsets),
+        stored_bytes=1,
+        record_count=len(row.offsets),
+        max_timestamp_ms=NOW,
+        min_timestamp_ms=NOW,
+        epochs=((0, row.base),),
+        data_crc32c=0,
+        data_key=str(row.object),
+        indexes_key=f"{row.object}.indexes",
+        indexes_bytes=1,
+        indexes={},
+        cleaned_through=row.cleaned,
+    )
+
+
+def _unlinked(world: World) -> tuple[UnlinkedObject, ...]:
+    return tuple(
+        UnlinkedObject(key=str(name), size_bytes=1, unlinked_ms=NOW - age * TICK_MS, epoch=1)
+        for name, age in world.unlinked
+    )
+
+
+# -- what can happen ----------------------------------------------------------------------------------------------
+
+
+def _appends(world: World, scope: Scope) -> list[Step]:
+    if world.end == scope.offsets:
+        return []
+    seen = {record.key for record in world.log}
+    found: list[Step] = []
+    for key in range(min(scope.keys, len(seen) + 1)):  # keys in the order of their first use: names do not matter
+        values = [record for record in world.log if record.key == key]
+        for is_tombstone in (False, True):
+            if is_tombstone and (not values or values[-1].is_tombstone):
+                continue  # nothing to delete
+            active = world.local[-1]
+            grown = Segment(active.base, world.end + 1, (*active.records, (world.end, NO_HORIZON)))
+            local = (*world.local[:-1], grown)
+            if len(grown.records) == scope.segment_records:
+                local += (Segment(grown.next, grown.next, ()),)
+            name = f"append {_KEYS[key]} {'tombstone' if is_tombstone else 'value'} at offset {world.end}"
+            found.append((name, world._replace(log=(*world.log, Record(key, is_tombstone)), local=local)))
+    return found
+
+
+def _passes(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
+    """A cleaning: finished, called off after any swap, or with a buffer for the first dirty segments only."""
+    found: list[Step] = []
+    for decision in cleanings(taken):
+        bound = None if rules.drops_by_time_alone else tombstones_below(taken, is_bucket_known=True)
+        closed = [each for each in world.local[:-1] if each.base < each.next]
+        dirty = [each for each in closed if decision.first_dirty_offset < each.next <= decision.upto_offset]
+        for fitting in range(1, len(dirty) + 1):
+            is_all = fitting == len(dirty)
+            upto = decision.upto_offset if is_all else dirty[fitting].base
+            reach = max(world.reach, decision.upto_offset if is_all else dirty[fitting].next)
+            mapped = {world.log[at].key: at for each in dirty[: fitting + 1] for at, _ in each.records}
+            judged = [
+                Segment(each.base, each.next, kept_records(world, each, mapped, bound, rules))
+                for each in closed
+                if each.next <= upto
+            ]
+            for groups, swapped in _swaps(judged, merged(judged, world.bucket_end), is_all):
+                is_done = swapped == len(groups)
+                checkpoint = upto if is_done or rules.checkpoint_ahead else world.checkpoint
+                after = world._replace(
+                    local=_swapped(world.local, groups[:swapped]),
+                    checkpoint=checkpoint,
+                    reach=checkpoint if rules.forgets_reach or rules.checkpoint_ahead else reach,
+                )
+                how = "" if is_done else f", called off after {swapped} of {len(groups)} swaps"
+                how += "" if is_all else f", with room for {fitting} of {len(dirty)} dirty segments"
+                found.append((f"clean [{decision.first_dirty_offset}, {upto}){how}", after))
+    return found
+
+
+def kept_records(
+    world: World, segment: Segment, mapped: dict[int, int], bound: int | None, rules: Rules
+) -> tuple[tuple[int, int], ...]:
+    """Kafka's rule. `mapped` is by key the newest offset that the pass knows of; `bound` is `tombstones_below`."""
+    return tuple(
+        (at, after)
+        for at, horizon in segment.records
+        if mapped.get(world.log[at].key, -1) <= at
+        and (after := _horizon(world.log[at], at, horizon, bound, rules)) is not None
+    )
+
+
+def merged(judged: list[Segment], bucket_end: int) -> list[Segment]:
+    """Small neighbours as one segment; what is in the bucket stays apart from what is not."""
+    groups: list[Segment] = []
+    for each in judged:
+        before = groups[-1] if groups else None
+        if before is None or before.next == bucket_end or len(before.records + each.records) > MERGE_RECORDS_MAX:
+            groups.append(each)
+        else:
+            groups[-1] = Segment(before.base, each.next, before.records + each.records)
+    return groups
+
+
+def _swaps(judged: list[Segment], groups: list[Segment], may_end: bool) -> list[tuple[list[Segment], int]]:
+    """Segments by themselves (too large to merge) or merged, and how many are swapped in, lowest first."""
+    found = []
+    for chosen in [judged] if groups == judged else [judged, groups]:
+        found += [(chosen, swapped) for swapped in range(1 if may_end else len(chosen), len(chosen) + 1)]
+    return found
+
+
+def _horizon(record: Record, at: int, horizon: int, bound: int | None, rules: Rules) -> int | None:
+    """The horizon that a newest record leaves a pass with; None when it goes."""
+    if not record.is_tombstone:
+        return NO_HORIZON
+    may_leave = bound is None or at < bound
+    if horizon == NO_HORIZON:
+        return RETENTION_TICKS if may_leave or rules.horizon_at_first_sight else NO_HORIZON
+    return None if horizon == 0 and may_leave else horizon
+
+
+def _swapped(local: tuple[Segment, ...], groups: list[Segment]) -> tuple[Segment, ...]:
+    """Each group stands for the segments of its range."""
+    reached = groups[-1].next if groups else 0
+    return (*groups, *(each for each in local if each.base >= reached))
+
+
+def _copies(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
+    decided = [(one.base_offset, one.next_offset) for one in copies(taken)]
+    if rules.uploads_dirty:
+        closed = [(each.base, each.next) for each in world.local[:-1] if each.base >= world.bucket_end]
+        decided = closed[:1]
+    if rules.commits_one_by_one:
+        decided = decided[:1]
+    if not decided:
+        return []
+    end = decided[-1][1]
+    cleaned = world.checkpoint if rules.commits_one_by_one else min(world.checkpoint, end)
+    rows = [_row(world, base, following, cleaned, number) for number, (base, following) in enumerate(decided)]
+    after = add_segments([_remote(row) for row in rows])(head(world))
+    return [(f"upload and commit [{decided[0][0]}, {end})", _committed(world, after, rows))]
+
+
+def _replacements(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
+    if rules.vouches_unseen:
+        taken = replace(taken, rules=replace(LIMITS, recompaction_min_reduction=1.0))
+    if rules.replaces_early:
+        whole = taken.committed[-1].next_offset if taken.committed else 0
+        taken = _as_if_all_were_up(taken, whole)
+    found: list[Step] = []
+    for decision in replacements(taken):
+        place = f"[{decision.base_offset}, {decision.next_offset})"
+        if isinstance(decision, ReplaceRemote):
+            if rules.removes_before_adding:
+                gone = expire_segments(decision.ulids, now_ms=NOW)(head(world))
+                found.append((f"take the rows of {place} out, to add theirs later", _committed(world, gone, [])))
+                continue
+            cleaned = world.end if rules.raises_cleaned_too_far else world.checkpoint
+            row = _row(world, decision.base_offset, decision.next_offset, cleaned, 0)
+            after = replace_segments(_remote(row), decision.ulids)(head(world))
+            found.append((f"replace the rows of {place}", _committed(world, after, [row])))
+            continue
+        local = next(each for each in world.local if each.base == decision.base_offset)
+        rows = [row for row in world.rows if str(row.object) in decision.ulids]
+        if rules.vouches_unseen or sum(len(row.offsets) for row in rows) == len(local.records):
+            through = world.end if rules.raises_cleaned_too_far else decision.cleaned_through
+            after = raise_cleaned(decision.ulids, through)(head(world))
+            found.append((f"note that {place} is clean through {through}", _committed(world, after, [])))
+    return found
+
+
+def _as_if_all_were_up(taken: PartitionSnapshot, end: int) -> PartitionSnapshot:
+    """What is not in the bucket left out of sight, the checkpoint as it is."""
+    inside = tuple(each for each in taken.segments if each.next_offset <= end)
+    active = replace(taken.segments[-1], base_offset=end)
+    return replace(taken, segments=(*inside, active), cleaner_reach=0)
+
+
+def _drops(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
+    count = len(local_drops(taken)[:1]) or int(rules.drops_before_commit and len(world.local) > 1)
+    if not count:
+        return []
+    gone = world.local[0]
+    return [(f"drop the disk's [{gone.base}, {gone.next})", world._replace(local=world.local[1:]))]
+
+
+def _advances(world: World) -> list[Step]:
+    following = next((row.next for row in world.rows if row.next > world.start), None)
+    if following is None:
+        return []
+    return [(f"raise the log start to {following}", world._replace(start=following))]
+
+
+def _expirations(world: World, taken: PartitionSnapshot) -> list[Step]:
+    ulids = [one.ulid for one in expirations(taken)]
+    if not ulids:
+        return []
+    after = expire_segments(ulids, now_ms=NOW)(head(world))
+    return [(f"expire {len(ulids)} rows", _committed(world, after, []))]
+
+
+def _deletions(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
+    """Objects go; one that a reader with a head younger than the grace time may ask for is said at once."""
+    due = {one.key for one in deletions(taken)}
+    if rules.deletes_without_grace:
+        due = {str(name) for name, _ in world.unlinked}
+    found: list[Step] = []
+    for name, age in world.unlinked:
+        if str(name) in due:
+            rest = tuple(each for each in world.unlinked if each[0] != name)
+            label = f"delete an object unlinked {age} ticks ago"
+            if age < GRACE_TICKS:
+                found.append((label, "a reader within the grace time meets a missing object"))
+            else:
+                found.append((label, world._replace(unlinked=rest)))
+    return found
+
+
+def _losses(world: World, scope: Scope) -> list[Step]:
+    """The disk is gone: a new one begins where the bucket ends, and what was above that never was."""
+    if world.losses == scope.losses:
+        return []
+    end = world.bucket_end
+    reader = world.reader if world.reader is not None and world.reader.is_bucket_only else None
+    fresh = World(
+        log=world.log[:end],
+        local=(Segment(end, end, ()),),
+        start=world.start,
+        rows=world.rows,
+        unlinked=world.unlinked,
+        reader=reader,
+        losses=world.losses + 1,
+    )
+    return [(f"lose the disk, begin anew at {end}", fresh)]
+
+
+def _ticks(world: World) -> list[Step]:
+    reader = world.reader
+    if reader is not None:
+        reader = reader._replace(age=reader.age + 1) if reader.age + 1 < RETENTION_TICKS else None
+    local = tuple(
+        each._replace(records=tuple((at, horizon - 1 if horizon > 0 else horizon) for at, horizon in each.records))
+        for each in world.local
+    )
+    unlinked = tuple((name, min(age + 1, GRACE_TICKS)) for name, age in world.unlinked)
+    after = world._replace(local=local, unlinked=unlinked, reader=reader)
+    return [] if after == world else [("half of delete.retention.ms goes by", after)]
+
+
+# -- the reader ---------------------------------------------------------------------------------------------------
+
+
+def _reader_steps(world: World, scope: Scope) -> list[Step]:
+    reader = world.reader
+    if reader is None:
+        empty = (-1,) * scope.keys
+        return [
+            (
+                f"a reader of {'the bucket' if alone else 'both tiers'} begins at {world.start}",
+                world._replace(reader=Reader(alone, world.start, empty, world.rows, world.start, world.bucket_end, 0)),
+            )
+            for alone in scope.readers
+            if world.rows
+        ]
+    if reader.is_bucket_only:
+        return _remote_step(world, reader)
+    if reader.at >= world.local[0].base:
+        return _local_step(world, reader)
+    return _remote_step(world, reader)
+
+
+def _local_step(world: World, reader: Reader) -> list[Step]:
+    if reader.at < world.start:
+        return [("the reader is told that its offset is out of range", world._replace(reader=None))]
+    found = next((at for each in world.local for at, _ in each.records if at >= reader.at), None)
+    label = "the reader reads to the end" if found is None else f"the reader reads offset {found} from the disk"
+    return [_read(world, reader, label, found, world.end)]
+
+
+def _remote_step(world: World, reader: Reader) -> list[Step]:
+    label = ""
+    local_start = None if reader.is_bucket_only else world.local[0].base
+    if local_start is not None and reader.end < local_start:
+        reader, label = _with_newest_head(world, reader), "with the newest head "
+    row = _row_at(reader)
+    if row is not None and not _is_there(world, row):
+        reader, label = _with_newest_head(world, reader), "after a 404, with the newest head, "
+        if reader.at < world.start:
+            return [("the reader is told that its offset is out of range", world._replace(reader=None))]
+        row = _row_at(reader)
+        if row is not None and not _is_there(world, row):
+            return [("the reader asks again", "an object that the newest head names is gone")]
+    if row is None or (local_start is not None and reader.at < local_start <= row.base):
+        if reader.at < reader.start:
+            return [("the reader is told that its offset is out of range", world._replace(reader=None))]
+        return [_read(world, reader, f"{label}the reader passes over to the disk", None, local_start or reader.end)]
+    found = next((at for at in row.offsets if at >= reader.at), None)
+    what = "to the end of a row" if found is None else f"offset {found} from the bucket"
+    return [_read(world, reader, f"{label}the reader reads {what}", found, row.next)]
+
+
+def _row_at(reader: Reader) -> Row | None:
+    wanted = max(reader.at, reader.start)
+    return next((row for row in reader.rows if row.next > wanted), None)
+
+
+def _with_newest_head(world: World, reader: Reader) -> Reader:
+    return reader._replace(rows=world.rows, start=world.start, end=world.bucket_end)
+
+
+def _is_there(world: World, row: Row) -> bool:
+    names = {each.object for each in world.rows} | {name for name, _ in world.unlinked}
+    return row.object in names
+
+
+def _read(world: World, reader: Reader, label: str, found: int | None, following: int) -> Step:
+    """The reader after one record, or past those there are; judged and gone when it has reached the end."""
+    table = reader.table
+    if found is not None:
+        record = world.log[found]
+        table = (*table[: record.key], -1 if record.is_tombstone else found, *table[record.key + 1 :])
+    at = following if found is None else found + 1
+    end = reader.end if reader.is_bucket_only else world.end
+    if at < end:
+        return label, world._replace(reader=reader._replace(at=at, table=table))
+    said = wrong_table(world, table, end, max(world.start, reader.start))
+    return label, f"the reader is done: {said}" if said else world._replace(reader=None)
+
+
+# -- small things -------------------------------------------------------------------------------------------------
+
+
+def _row(world: World, base: int, following: int, cleaned: int, number: int) -> Row:
+    """The disk's segment as a row, with a name that was never used."""
+    local = next(each for each in world.local if each.base == base)
+    used = [row.object for row in world.rows] + [name for name, _ in world.unlinked]
+    used += [row.object for row in world.reader.rows] if world.reader is not None else []
+    return Row(base, following, tuple(at for at, _ in local.records), cleaned, max(used, default=0) + 1 + number)
+
+
+def _committed(world: World, after: Head, fresh: list[Row]) -> World:
+    """The world with that head; what is unlinked now and was not before is so since this moment."""
+    known = {row.object: row for row in (*world.rows, *fresh)}
+    rows = tuple(known[int(each.ulid)]._replace(cleaned=each.cleaned_through or 0) for each in after.segments)
+    ages = dict(world.unlinked)
+    names = [int(each.key) for each in after.unlinked if each.key.isdigit()]
+    return world._replace(rows=rows, unlinked=tuple((name, ages.get(name, 0)) for name in names))
+
+
+def _table_of(world: World, offsets: list[int]) -> tuple[int, ...]:
+    keys = max((record.key for record in world.log), default=-1) + 1
+    table = [-1] * keys
+    for at in offsets:
+        record = world.log[at]
+        table[record.key] = -1 if record.is_tombstone else at
+    return tuple(table)
+
+
+def _canonical(world: World) -> World:
+    """Objects named by where they occur first, and only those unlinked that the reader may ask for."""
+    reader = world.reader
+    asked = {row.object for row in reader.rows if row.next > reader.at} if reader is not None else set()
+    names: dict[int, int] = {0: 0}
+    alive = {row.object for row in world.rows} | {name for name, _ in world.unlinked}
+    for row in world.rows:
+        names.setdefault(row.object, len(names))
+    if reader is not None:
+        rows = []
+        for row in reader.rows:
+            if row.next > reader.at:
+                name = names.setdefault(row.object, len(names)) if row.object in alive else 0
+                rows.append(row._replace(object=name, cleaned=0))
+        reader = reader._replace(rows=tuple(rows))
+    unlinked = tuple(sorted((names[name], age) for name, age in world.unlinked if name in asked))
+    rows_now = tuple(row._replace(object=names[row.object]) for row in world.rows)
+    return world._replace(rows=rows_now, unlinked=unlinked, reader=reader)

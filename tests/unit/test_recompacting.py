@@ -1,0 +1,308 @@
+"""A compacted topic over both tiers through the real manager: what goes up, what takes its place, what leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, SwitchableStore, World, settle, values
+
+from local.errors import Corrupt
+from local.record import Record
+from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
+from remote.head import Head
+from tiered.manager import LogManager
+from tiered.reader import TieredReader
+from tiered.remote_view import RemoteLog
+
+LONG = {  # the disk keeps everything, so that all of the bucket can be cleaned again
+    **COMPACTED,
+    "local.retention.ms": "-1",
+    "delete.retention.ms": "1h",
+    "remote.log.delete.grace.ms": "1h",
+    "remote.recompaction.min.saved.bytes": "0",
+}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def put(manager: LogManager, now_ms: int, **newest: str | None) -> None:
+    """Append records, a batch each, and close the segment."""
+    for key, value in newest.items():
+        record = Record(key.encode(), None if value is None else value.encode() * 100, now_ms)
+        manager.append("t", [record], 0, now_ms=now_ms)
+    manager.roll("t", now_ms=now_ms)
+
+
+def head_of(manager: LogManager) -> Head:
+    found = manager.partitions()[0].head()
+    assert found is not None
+    return found
+
+
+def ranges(head: Head) -> list[tuple[int, int]]:
+    return [(row.base_offset, row.next_offset) for row in head.segments]
+
+
+def table(records: Iterator[tuple[int, bytes | None, bytes]]) -> dict[bytes, bytes]:
+    """What a consumer that keeps the newest value of every key ends with."""
+    found: dict[bytes, bytes] = {}
+    for _, value, key in records:
+        found.pop(key, None)
+        if value is not None:
+            found[key] = value[:1]
+    return found
+
+
+def read(reader: TieredReader) -> dict[bytes, bytes]:
+    start, end = reader.offsets(NAME)
+    if start == end:
+        return {}
+    return table((each.offset, each.value, each.key or b"") for each in reader.records(NAME, start))
+
+
+def kinds(manager: LogManager, now_ms: int) -> set[type]:
+    return {type(each) for each in manager.plan(now_ms).decisions.get(NAME, ())}
+
+
+def test_only_clean_segments_go_up_all_at_once_and_every_row_says_how_far_it_is_clean(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        for at in range(6):
+            put(manager, NOW + at, a=str(at), b=str(at), **{f"k{at}": "v" * 9})
+        sequences = []
+        for _ in range(10):
+            before, snapshot = head_of(manager), manager.snapshots(NOW)[0]
+            copies = [each for each in manager.plan(NOW).decisions.get(NAME, ()) if isinstance(each, CopySegment)]
+            assert all(each.next_offset <= snapshot.clean_cut for each in copies), "dirty segments never go up"
+            if not manager.tick(NOW):
+                break
+            after = head_of(manager)
+            assert len(after.segments) in (len(before.segments), len(before.segments) + len(copies))
+            sequences.append(after.sequence - before.sequence)
+            assert all(row.cleaned_through == after.next_offset for row in after.segments)
+        assert len(head_of(manager).segments) > 1
+        assert sum(sequences) == 1, "all rows came with one commit"
+
+
+def test_a_segment_that_shrank_replaces_its_row_and_the_old_object_goes_after_the_grace_time(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1", b="1")
+        settle(manager)
+        (old,) = head_of(manager).segments
+        put(manager, NOW, a="2", b="2")
+        settle(manager)
+        head = head_of(manager)
+        assert old.ulid not in {row.ulid for row in head.segments}
+        assert ranges(head) == [(0, 2), (2, 4)]
+        assert {row.cleaned_through for row in head.segments} == {4}
+        assert {each.key for each in head.unlinked} == {old.data_key, old.indexes_key}
+        assert head.segments[0].size_bytes < old.size_bytes / 2
+        prefix = manager.partitions()[0].prefix
+        assert prefix + old.data_key in {each.key for each in world.store.list("")}
+        settle(manager, NOW + HOUR)
+        assert head_of(manager).unlinked == ()
+        assert prefix + old.data_key not in {each.key for each in world.store.list("")}
+        assert read(RemoteLog(world.store).reader()) == read(manager.reader()) == {b"a": b"2", b"b": b"2"}
+
+
+def test_a_merged_segment_replaces_all_the_rows_that_it_tiles(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1", b="1", c="1", d="1", e="1", f="1")
+        put(manager, NOW, g="1", h="1", i="1", j="1", k="1", l="1")
+        settle(manager)
+        assert len(ranges(head_of(manager))) > 1
+        put(manager, NOW, **dict.fromkeys("abcdefghijk", "2"))
+        settle(manager)
+        head = head_of(manager)
+        assert ranges(head)[0] == (0, 12), "what is left of both fits one segment"
+        assert head.segments[0].record_count == 1
+        assert read(RemoteLog(world.store).reader()) == {key.encode(): b"2" for key in "abcdefghijk"} | {b"l": b"1"}
+
+
+def test_what_is_in_the_bucket_is_never_merged_with_what_is_not(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        for at in range(8):
+            put(manager, NOW, a=str(at), **{f"once{at}": "v"})
+            settle(manager)
+            head = head_of(manager)
+            bounds = {0, *(segment.next_offset for segment in manager.snapshots(NOW)[0].segments)}
+            assert head.next_offset in bounds
+            assert read(RemoteLog(world.store).reader()) == read(manager.reader())
+
+
+def test_a_segment_that_lost_nothing_is_vouched_for_without_an_upload(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1111", b="1111")
+        settle(manager)
+        (old,) = head_of(manager).segments
+        put(manager, NOW, c="1111", d="1111")
+        settle(manager)
+        rows = head_of(manager).segments
+        assert (rows[0].ulid, rows[0].cleaned_through) == (old.ulid, rows[-1].next_offset)
+
+
+def test_a_row_whose_segment_lost_too_little_keeps_its_bound_and_is_looked_at_once(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1", b="1", c="1", d="1")
+        settle(manager)
+        put(manager, NOW, a="2")
+        settle(manager)
+        row = head_of(manager).segments[0]
+        assert (row.record_count, row.cleaned_through) == (4, 4)
+        assert not {RaiseCleaned, ReplaceRemote} & kinds(manager, NOW)
+
+
+def test_tombstones_leave_a_long_lived_topic_in_the_end_and_the_bucket_shrinks(world: World) -> None:
+    sizes, tombstones, now = [], [], NOW
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=now)
+        for day in range(12):
+            now += DAY
+            put(manager, now, **{f"k{day}{at}": "v" for at in range(6)})
+            settle(manager, now)
+            put(manager, now, **{f"k{day}{at}": None for at in range(6)}, left=str(day % 10))
+            settle(manager, now)
+            for later in (2 * HOUR, 4 * HOUR, 6 * HOUR):  # something new, so that there is something to clean
+                put(manager, now + later, clock=str(later))
+                settle(manager, now + later)
+            bucket = RemoteLog(world.store)
+            records = list(bucket.reader().records(NAME, 0))
+            sizes.append(bucket.head(NAME).size_bytes)
+            tombstones.append(sum(record.value is None for record in records))
+            assert read(bucket.reader()) == read(manager.reader())
+            assert read(manager.reader()).keys() == {b"left", b"clock"}
+    assert max(tombstones) < 30, "72 keys were deleted"
+    assert sizes[-1] < 1.5 * sizes[2], f"the bucket does not grow with what is gone: {sizes}"
+
+
+def test_a_reader_of_the_old_head_goes_on_in_the_new_row_when_the_old_object_is_gone(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1", b="1", c="1")
+        settle(manager)
+        bucket = RemoteLog(world.store)
+        before = bucket.head(NAME)
+        put(manager, NOW, a="2", b="2")
+        settle(manager)
+        settle(manager, NOW + HOUR)  # and the old object is deleted
+        assert bucket.head(NAME) == before
+        assert [offset for offset, _ in values(bucket.reader())] == [2]
+        assert bucket.head(NAME).segments[0].ulid != before.segments[0].ulid
+        # The rest of the log is there for who asks with the head that was learned on the way.
+        assert read(bucket.reader()) == {b"a": b"2", b"b": b"2", b"c": b"1"}
+
+
+def test_a_row_that_the_newest_head_names_and_the_bucket_lacks_is_damage(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1", b="1", c="1")
+        settle(manager)
+        bucket = RemoteLog(world.store)
+        old = bucket.head(NAME)
+        put(manager, NOW, a="2", b="2")
+        settle(manager)
+        settle(manager, NOW + HOUR)
+        lost = manager.partitions()[0].prefix + head_of(manager).segments[0].data_key
+        data = bytes(world.store.get(lost))
+        world.store.delete([lost])
+        assert bucket.head(NAME) == old
+        with pytest.raises(Corrupt, match="object is missing"):
+            values(bucket.reader())
+        world.store.put_if_absent(lost, data)
+
+
+def test_copies_that_were_stopped_half_way_go_on_where_they_were(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        for at in range(4):
+            put(manager, NOW + at, **{f"k{at}{n}": "v" * 10 for n in range(2)})
+        manager.tick(NOW)
+        asked = iter([False] * 3 + [True] * 99)
+        manager.apply(manager.plan(NOW), should_stop=lambda: next(asked))
+        assert head_of(manager).segments == ()
+        up = {each.key for each in world.store.list("") if "/data/" in each.key}
+        assert up, "something went up before the stop"
+        settle(manager)
+        head, prefix = head_of(manager), manager.partitions()[0].prefix
+        named = {prefix + key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        assert up <= named, "what was up is not sent again"
+        assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
+
+
+def test_uploads_whose_segments_were_cleaned_again_before_the_commit_are_deleted(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        for at in range(3):
+            put(manager, NOW + at, **{f"k{at}{n}": "v" * 10 for n in range(2)})
+        manager.tick(NOW)
+        asked = iter([False] * 3 + [True] * 99)
+        manager.apply(manager.plan(NOW), should_stop=lambda: next(asked))
+        up = {each.key for each in world.store.list("") if "/data/" in each.key}
+        assert up
+        put(manager, NOW, **{f"k{at}{n}": "w" for at in range(3) for n in range(2)})
+        settle(manager)
+        prefix = manager.partitions()[0].prefix
+        assert {prefix + each.key for each in head_of(manager).unlinked} >= up
+        settle(manager, NOW + HOUR)
+        head = head_of(manager)
+        named = {prefix + key for row in head.segments for key in (row.data_key, row.indexes_key)}
+        assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
+
+
+def test_a_pass_that_was_cut_short_keeps_the_bucket_as_it_is_over_a_restart(world: World) -> None:
+    """Segments below the checkpoint may have lost records to some above it: they must not go up alone."""
+    manager = world.open()
+    manager.create_topic("t", 1, {**LONG, "remote.log.copy.disable": "true"}, now_ms=NOW)
+    put(manager, NOW, a="1", b="1" * 12)
+    settle(manager)
+    put(manager, NOW, c="1" * 15, d="1")
+    put(manager, NOW, a="2", c="2")
+    log = manager.partitions()[0].log
+    swap_in = log.swap_in
+
+    def once(*args: object, **more: object) -> None:
+        swap_in(*args, **more)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    log.swap_in = once  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        manager.tick(NOW)
+    manager.abandon()
+    with world.open() as manager:
+        snapshot = manager.snapshots(NOW)[0]
+        assert snapshot.cleaner_reach > (snapshot.cleaner_offset or 0) > 0
+        assert snapshot.clean_cut == 0
+        manager.alter_topic("t", {"remote.log.copy.disable": "", "min.cleanable.dirty.ratio": "1"}, now_ms=NOW)
+        assert not any(isinstance(each, CopySegment) for each in manager.plan(NOW).decisions.get(NAME, ()))
+        settle(manager)  # what was begun is ended, however little is dirty
+        assert head_of(manager).next_offset == 6
+        assert read(RemoteLog(world.store).reader()) == {b"a": b"2", b"b": b"1", b"c": b"2", b"d": b"1"}
+
+
+def test_a_disk_that_is_lost_leaves_the_log_as_it_was_where_the_bucket_ends(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1", b="1")
+        settle(manager)
+        put(manager, NOW, a="2")
+        manager.tick(NOW)  # cleaned, and not yet up
+        assert read(RemoteLog(world.store).reader()) == {b"a": b"1", b"b": b"1"}
+    other: ModelDisk = world.other_disk()
+    with world.open(disk=other) as manager:
+        assert read(manager.reader()) == {b"a": b"1", b"b": b"1"}
+        put(manager, NOW, a=None)
+        for later in range(1, 5):
+            put(manager, NOW + later * DAY, clock="1")
+            settle(manager, NOW + later * DAY)
+        assert b"a" not in read(manager.reader())

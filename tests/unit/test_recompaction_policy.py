@@ -1,0 +1,164 @@
+"""Which rows of the store a later cleaning of the disk replaces, which it vouches for, and which it leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from policy_samples import local, row, snapshot
+
+from local.segment_info import SegmentInfo
+from policies.decisions import ExpireRemote, RaiseCleaned, ReplaceRemote
+from policies.invariants import violations
+from policies.plan import plan_partition
+from policies.recompaction import replacements, tiled
+from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
+from remote.segment import RemoteSegment
+
+RULES = PartitionRules(
+    cleanup_compact=True,
+    cleanup_delete=False,
+    retention_ms=None,
+    local_retention_ms=None,
+    recompaction_min_saved_bytes=10,
+    min_cleanable_dirty_ratio=1.0,
+)
+
+
+def cleaned(base: int, following: int, size: int, through: int | None) -> RemoteSegment:
+    return replace(row(base, following, size=size), cleaned_through=through)
+
+
+def taken(*segments: SegmentInfo, remote: tuple[RemoteSegment, ...], **changes: object) -> PartitionSnapshot:
+    end = segments[-1].next_offset
+    active = local(end, end + 1, active=True)
+    made = snapshot(*segments, active, remote=remote, rules=RULES, cleaner=end)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+ROWS = (cleaned(0, 2, 100, 2), cleaned(2, 4, 100, 4))
+SHRUNK = (local(0, 2, size=40), local(2, 4, size=100))
+
+
+def said(snapshot: PartitionSnapshot) -> list[tuple[str, int, int]]:
+    found = replacements(snapshot)
+    assert violations(snapshot, found) == []
+    return [(type(one).__name__, one.base_offset, one.next_offset) for one in found]
+
+
+def test_a_row_goes_for_a_segment_that_is_smaller_by_the_share_that_is_asked_for() -> None:
+    assert said(taken(*SHRUNK, remote=ROWS)) == [("ReplaceRemote", 0, 2)]
+    (decision,) = replacements(taken(*SHRUNK, remote=ROWS))
+    assert isinstance(decision, ReplaceRemote)
+    assert (decision.ulids, decision.size_bytes, decision.remote_bytes) == (("u0",), 40, 100)
+    assert decision.reason == "cleaned again, 60 of 100 bytes less"
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "saved", "replaced"),
+    [(50, 0.5, 10, True), (51, 0.5, 10, False), (91, 0.0, 10, False), (90, 0.0, 10, True), (1, 1.0, 0, False)],
+)
+def test_both_limits_have_to_be_reached(size: int, ratio: float, saved: int, replaced: bool) -> None:
+    rules = replace(RULES, recompaction_min_reduction=ratio, recompaction_min_saved_bytes=saved)
+    world = taken(local(0, 2, size=size), local(2, 4), remote=ROWS, rules=rules)
+    assert ("ReplaceRemote", 0, 2) in said(world) if replaced else ("ReplaceRemote", 0, 2) not in said(world)
+
+
+def test_what_lost_nothing_is_vouched_for_and_what_is_known_to_have_lost_something_is_not() -> None:
+    world = taken(local(0, 2), local(2, 4), remote=ROWS)
+    assert said(world) == [("RaiseCleaned", 0, 2)]
+    (decision,) = replacements(world)
+    assert isinstance(decision, RaiseCleaned)
+    assert decision.cleaned_through == 4
+    assert said(replace(world, shrunk=frozenset({0}))) == []
+
+
+@pytest.mark.parametrize(
+    ("segments", "rows", "expected"),
+    [
+        pytest.param([(0, 4, 50)], [(0, 2), (2, 4)], [("ReplaceRemote", 0, 4)], id="one for two"),
+        pytest.param([(0, 4, 50)], [(2, 4)], [], id="the first row has expired"),
+        pytest.param([(0, 4, 50)], [(0, 1), (2, 4)], [], id="a gap between the rows"),
+        pytest.param([(0, 2, 50), (2, 4, 50)], [(0, 4)], [], id="a row of two segments"),
+        pytest.param([(0, 3, 50), (3, 4, 50)], [(0, 2), (2, 4)], [], id="across a row"),
+    ],
+)
+def test_only_rows_that_a_segment_tiles_exactly_are_replaced(
+    segments: list[tuple[int, int, int]], rows: list[tuple[int, int]], expected: list[tuple[str, int, int]]
+) -> None:
+    remote = tuple(cleaned(base, following, 200, 1) for base, following in rows)
+    assert said(taken(*(local(a, b, size=size) for a, b, size in segments), remote=remote)) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"cleaner_reach": 5}, id="a pass was called off"),
+        pytest.param({"cleaner_offset": None}, id="never cleaned"),
+        pytest.param({"is_tiered": False}, id="not tiered"),
+        pytest.param({"rules": replace(RULES, copy_disabled=True)}, id="copying is off"),
+        pytest.param({"rules": replace(RULES, cleanup_compact=False)}, id="not compacted"),
+        pytest.param({"remote": ROWS[:1]}, id="the bucket lacks what is clean"),
+        pytest.param({"log_start_offset": 4}, id="below the log start"),
+        pytest.param({"copying": frozenset({0})}, id="being copied"),
+    ],
+)
+def test_nothing_is_replaced_where(changes: dict[str, object]) -> None:
+    assert said(taken(*SHRUNK, **{"remote": ROWS, **changes})) == []  # type: ignore[arg-type]
+
+
+def test_a_row_that_is_as_clean_as_the_log_is_left_alone() -> None:
+    assert said(taken(*SHRUNK, remote=tuple(replace(each, cleaned_through=4) for each in ROWS))) == []
+
+
+def test_a_row_that_the_same_plan_expires_is_not_replaced() -> None:
+    limits = replace(RULES, cleanup_delete=True, retention_ms=50)
+    kinds = [type(each) for each in plan_partition(taken(*SHRUNK, remote=ROWS, rules=limits))]
+    assert ExpireRemote in kinds
+    assert ReplaceRemote not in kinds
+
+
+def test_rows_are_replaced_before_the_disks_copy_goes() -> None:
+    rules = replace(RULES, local_retention_bytes=0)
+    kinds = [type(each).__name__ for each in plan_partition(taken(*SHRUNK, remote=ROWS, rules=rules))]
+    assert [kind for kind in kinds if kind != "RollActive"] == ["ReplaceRemote", "DropLocal", "DropLocal"]
+
+
+def by_hand(base: int, following: int, *ulids: str) -> ReplaceRemote:
+    return ReplaceRemote(
+        base_offset=base, next_offset=following, ulids=ulids, size_bytes=1, remote_bytes=9, reason="by hand"
+    )
+
+
+@pytest.mark.parametrize(
+    ("decision", "changes", "sentence"),
+    [
+        (by_hand(0, 2, "u2"), {}, "its rows do not tile the segment"),
+        (by_hand(0, 2, "u0", "u2"), {}, "its rows do not tile the segment"),
+        (by_hand(0, 2, "gone"), {}, "its rows do not tile the segment"),
+        (by_hand(0, 4, "u0", "u2"), {}, "not a closed local segment"),
+        (by_hand(2, 4, "u2"), {"cleaner_offset": 2}, "not wholly below the cleaner checkpoint 2 (I5)"),
+        (by_hand(0, 2, "u0"), {"cleaner_reach": 5}, "not wholly below the cleaner checkpoint 0 (I5)"),
+        (by_hand(0, 2, "u0"), {"remote": ROWS[:1]}, "the store does not hold all that is clean (I4)"),
+        (by_hand(0, 2, "u0"), {"is_tiered": False}, "the topic is not compacted, or copying is off"),
+    ],
+)
+def test_violations_names_an_unsound_replacement(
+    decision: ReplaceRemote, changes: dict[str, object], sentence: str
+) -> None:
+    world = taken(*SHRUNK, **{"remote": ROWS, **changes})  # type: ignore[arg-type]
+    assert sentence in " ".join(violations(world, [decision]))
+
+
+def test_a_row_is_not_replaced_twice_nor_expired_after_it_was() -> None:
+    world = taken(*SHRUNK, remote=ROWS)
+    once = by_hand(0, 2, "u0")
+    assert "its rows do not tile the segment" in violations(world, [once, once])[0]
+
+
+def test_tiling_is_exact() -> None:
+    rows = (row(0, 2), row(2, 5), row(7, 9))
+    assert [each.base_offset for each in tiled(rows, 0, 5)] == [0, 2]
+    assert [each.base_offset for each in tiled(rows, 7, 9)] == [7]
+    assert tiled(rows, 0, 4) == tiled(rows, 1, 5) == tiled(rows, 2, 9) == tiled(rows, 5, 7) == tiled((), 0, 1) == ()

@@ -1,0 +1,174 @@
+"""Commits of more than one upload, or in the place of others: what keeps a compacted topic's rows a whole.
+
+**Copies of a compacted topic** go up one by one and are committed at once (`policies.tiering` says why). Until then
+they are notes in the memory of this process: a round that is stopped, or loses the store, goes on with the next
+segment in a later one.
+
+**A replacement** puts one uploaded segment's row in the place of the rows that it tiles, in one commit.
+
+| a crash, or an error, after | leaves | what becomes of it |
+|---|---|---|
+| some uploads | objects that no head names | this process goes on with them; after a restart they are orphans |
+| that, and their segment was cleaned again | the same | the next commit lists them among those to delete |
+| the commit, its answer lost | the new head | the same rows committed again change nothing |
+| the commit of a replacement | objects of gone rows, listed | readers of an older head have them for the grace time |
+
+No record is ever out of reach: up to the commit the old rows are there, after it the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from local.segment_info import SegmentInfo
+from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
+from policies.recompaction import replacements
+from policies.snapshot import PartitionSnapshot
+from remote.head import Head
+from remote.head_changes import Change, add_segments, raise_cleaned, replace_segments, unlink_uploads
+from remote.metadata_log import MetadataLog
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+from remote.transfer import copy_segment
+from tiered.copying import count_records, segment_to_copy
+from tiered.partition import Partition, Upload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ways:
+    """What a commit needs, and what is known when it begins."""
+
+    partition: Partition
+    metadata: MetadataLog
+    store: ObjectStore
+    head: Head
+    snapshot: PartitionSnapshot
+
+
+def copy_together(
+    partition: Partition,
+    store: ObjectStore | None,
+    run: Sequence[CopySegment],
+    *,
+    now_ms: int,
+    should_stop: Callable[[], bool],
+) -> list[CopySegment]:
+    """Upload and commit all of `run` at once; none is done where the world has moved, or when asked to stop."""
+    ways = _ways(partition, store, now_ms)
+    infos = _whole(ways, run) if ways is not None else []
+    if ways is None or not infos:
+        return []
+    cut = min(ways.snapshot.clean_cut, infos[-1].next_offset)
+    uploads = []
+    for info in infos:
+        if should_stop():
+            return []
+        uploads.append(_uploaded(ways, info))
+    _commit(ways, add_segments([replace(row, cleaned_through=cut) for row in uploads]), infos)
+    return list(run)
+
+
+def replace_remote(partition: Partition, store: ObjectStore | None, decision: ReplaceRemote, *, now_ms: int) -> bool:
+    """Upload a segment and commit its row in the place of others; False where the world has moved."""
+    ways = _ways(partition, store, now_ms)
+    if ways is None or not _is_still_due(ways, decision):
+        return False
+    info = _closed(ways.snapshot, decision.base_offset)
+    row = replace(_uploaded(ways, info), cleaned_through=ways.snapshot.clean_cut)
+    _commit(ways, replace_segments(row, decision.ulids), [info])
+    return True
+
+
+def raise_rows(
+    partition: Partition, store: ObjectStore | None, run: Sequence[RaiseCleaned], *, now_ms: int
+) -> list[RaiseCleaned]:
+    """Vouch for the rows whose local segments hold as many records: cleaning only takes away, so it is the same ones.
+
+    The others are noted as shrunk. One commit for all.
+    """
+    ways = _ways(partition, store, now_ms)
+    if ways is None:
+        return []
+    rows = {row.ulid: row for row in ways.head.segments}
+    done = []
+    for decision in run:
+        if not _is_still_due(ways, decision):
+            continue
+        segment = partition.log.segment(decision.base_offset)
+        if count_records(segment) == sum(rows[ulid].record_count for ulid in decision.ulids):
+            done.append(decision)
+        else:
+            partition.shrunk[decision.base_offset] = segment
+    if done:
+        cut = min(decision.cleaned_through for decision in done)
+        ulids = [ulid for decision in done for ulid in decision.ulids]
+        _commit(ways, raise_cleaned(ulids, min(cut, ways.head.next_offset)), [])
+    return done
+
+
+def _ways(partition: Partition, store: ObjectStore | None, now_ms: int) -> _Ways | None:
+    metadata, head = partition.metadata, partition.head()
+    if metadata is None or head is None or store is None:
+        return None
+    return _Ways(partition=partition, metadata=metadata, store=store, head=head, snapshot=partition.snapshot(now_ms))
+
+
+def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
+    """The segments of `run`, if they are still all of the clean ones that no row holds; else none."""
+    cut, start = ways.snapshot.clean_cut, ways.head.next_offset
+    found = [
+        info
+        for info in ways.snapshot.closed
+        if info.next_offset > start and not info.is_empty and info.next_offset <= cut
+    ]
+    ranges = [(info.base_offset, info.next_offset) for info in found]
+    is_same = ranges == [(decision.base_offset, decision.next_offset) for decision in run]
+    return found if is_same and found and found[0].base_offset >= ways.head.rows_next_offset else []
+
+
+def _is_still_due(ways: _Ways, decision: ReplaceRemote | RaiseCleaned) -> bool:
+    """Whether the policy would say it now, about rows that the head holds itself (those in pages are left alone)."""
+    known = {row.ulid for row in ways.head.segments}
+    due = [one for one in replacements(ways.snapshot) if isinstance(one, type(decision))]
+    return known.issuperset(decision.ulids) and any(
+        (one.base_offset, one.next_offset, one.ulids) == (decision.base_offset, decision.next_offset, decision.ulids)
+        for one in due
+    )
+
+
+def _closed(snapshot: PartitionSnapshot, base_offset: int) -> SegmentInfo:
+    return next(info for info in snapshot.closed if info.base_offset == base_offset)
+
+
+def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment:
+    """The segment's row; uploaded now unless an earlier try of this epoch did, of these very bytes."""
+    partition, head = ways.partition, ways.head
+    segment = partition.log.segment(info.base_offset)
+    known = partition.uploaded.get(segment)
+    if known is not None and (known.epoch, known.row.next_offset) == (head.epoch, info.next_offset):
+        return known.row
+    source = segment_to_copy(partition.log, info)
+    row = copy_segment(
+        ways.store,
+        partition.prefix,
+        source,
+        epoch=head.epoch,
+        now_ms=ways.snapshot.now_ms,
+        at_rest=partition.at_rest,
+        progress=partition.copy_progress(info),
+    )
+    partition.uploaded[segment] = Upload(head.epoch, row)
+    return row
+
+
+def _commit(ways: _Ways, change: Change, infos: Collection[SegmentInfo]) -> None:
+    """Commit `change`, and with it that uploads whose segments are gone are to be deleted."""
+    partition = ways.partition
+    used = {partition.log.segment(info.base_offset) for info in infos}
+    lost = {segment: each for segment, each in partition.uploaded.items() if segment.is_retired}
+    # Those of an earlier epoch are orphans, which are found by their names.
+    unlink = unlink_uploads([each.row for each in lost.values() if each.epoch == ways.head.epoch])
+    ways.metadata.commit(lambda head: unlink(change(head)), ways.snapshot.now_ms)
+    for segment in used | set(lost):
+        partition.uploaded.pop(segment, None)
