@@ -27,6 +27,7 @@ from itertools import pairwise
 from local.errors import Corrupt, NotFound
 from local.findings import Finding, Severity, damaged, told
 from remote.chunk_cache import ChunkCache
+from remote.encryption import NO_KEYS, KeyRing
 from remote.head import Head, decode_head
 from remote.head_chain import decode_boundary
 from remote.head_changes import loses_objects
@@ -80,21 +81,23 @@ class BucketReport:
         return dict(Counter(self.objects.values()))
 
 
-def check_partition(store: ObjectStore, prefix: str, look_inside: LookInside | None = None) -> BucketReport:
+def check_partition(
+    store: ObjectStore, prefix: str, look_inside: LookInside | None = None, *, keys: KeyRing = NO_KEYS
+) -> BucketReport:
     """See the module text. Without `look_inside` the chunks' CRCs are checked and nothing is looked for in them.
 
     Raises what the store raises when it cannot be reached; everything that is wrong with the bytes is a finding.
     """
-    return _Check(store, prefix).run(look_inside or _only_read)
+    return _Check(store, prefix, keys).run(look_inside or _only_read)
 
 
 class _Check:
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, keys: KeyRing) -> None:
         self._store = store
         self._prefix = prefix
         self._pages = Pages(store, prefix)
         self._report = BucketReport(prefix=prefix)
-        self._remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0)
+        self._remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
 
     def run(self, look_inside: LookInside) -> BucketReport:
         report = self._report

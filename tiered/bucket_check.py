@@ -20,14 +20,15 @@ from local.findings import Finding, Severity, damaged, worst
 from local.index_checks import check_offset_index, check_time_index, places_of
 from remote.bucket_check import BucketReport, ReadRange, check_partition
 from remote.catalog import list_partitions
+from remote.encryption import NO_KEYS, KeyRing
 from remote.index_bundle import IndexBundle
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 
 
-def check_bucket(store: ObjectStore) -> list[BucketReport]:
+def check_bucket(store: ObjectStore, *, keys: KeyRing = NO_KEYS) -> list[BucketReport]:
     """Every partition of a store, in order. Raises what the store raises when it cannot be reached."""
-    return [check_partition(store, name.prefix, check_contents) for name in list_partitions(store)]
+    return [check_partition(store, name.prefix, check_contents, keys=keys) for name in list_partitions(store)]
 
 
 def damage(reports: list[BucketReport]) -> list[Finding]:

@@ -1,8 +1,9 @@
 """From a sealed local segment to what the remote tier needs to know of it.
 
 The facts of a row (record count, timestamps, offsets) are taken from the bytes while they go up, never from memory or
-an index: a segment whose bytes do not decode, or contradict its place in the log, is refused before anything is
-committed (KAFKA-15401 tiered such segments), and what of it is in the store already is removed again.
+an index: a segment whose bytes do not decode, contradict its place in the log, or lie elsewhere than its indexes say,
+is refused before anything is committed (KAFKA-15401 tiered such segments), and what of it is in the store already is
+removed again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from local.batch_header import CONTROL, MAGIC
 from local.checkpoints import encode_epochs
 from local.columns import BatchTable
 from local.errors import Corrupt, InvalidRequest
+from local.findings import Severity
+from local.index_checks import check_offset_index, check_time_index, places_of
 from local.log import Log
 from local.names import LOG
 from local.segment import Segment
@@ -30,20 +33,21 @@ def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None 
     segment = log.segment(info.base_offset)
     path = segment.path(LOG)
     epochs = log.epochs.between(info.base_offset, info.next_offset) or ((0, info.base_offset),)
+    indexes = bytes(segment.offset_index()), bytes(segment.time_index())
     return SegmentToCopy(
         base_offset=info.base_offset,
         next_offset=info.next_offset,
         size_bytes=segment.size_bytes,
         epochs=epochs,
-        offset_index=bytes(segment.offset_index()),
-        time_index=bytes(segment.time_index()),
+        offset_index=indexes[0],
+        time_index=indexes[1],
         txn_index=segment.txn_index(),
         producer_snapshot=log.producer_snapshot(info.next_offset),
         leader_epochs=encode_epochs(log.epochs.truncate_from_end(info.next_offset).entries),
         cleaned_through=cleaned_through,
         read=segment.read,
         path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
-        inspect=partial(SegmentWatch, path, info.base_offset, info.next_offset, epochs),
+        inspect=partial(SegmentWatch, path, info.base_offset, info.next_offset, epochs, indexes),
     )
 
 
@@ -57,18 +61,29 @@ def count_records(segment: Segment) -> int:
 
 
 class SegmentWatch:
-    """See `remote.outgoing.Inspector`: every batch whole, with its CRC, decodable, in its place, in its leader epoch.
+    """See `remote.outgoing.Inspector`: every batch whole, with its CRC, decodable, in its place, in its leader epoch,
+    and where the `indexes` (offset, time) say.
 
     Raises Corrupt where the bytes stop making sense, and InvalidRequest at the first message of format 0 or 1: the
-    remote tier holds batches of format 2 only. Memory: the columns of some batches.
+    remote tier holds batches of format 2 only. Memory: the columns of some batches, the headers of all.
     """
 
-    def __init__(self, path: str, base_offset: int, next_offset: int, epochs: tuple[tuple[int, int], ...]) -> None:
+    def __init__(
+        self,
+        path: str,
+        base_offset: int,
+        next_offset: int,
+        epochs: tuple[tuple[int, int], ...],
+        indexes: tuple[bytes, bytes] | None = None,
+    ) -> None:
         self._path = path
         self._base_offset = base_offset
         self._next_offset = next_offset
         self._epochs = np.array([epoch for epoch, _ in epochs], np.int64)
         self._epoch_starts = np.array([start for _, start in epochs], np.int64)
+        self._indexes = indexes
+        self._tables: list[tuple[int, BatchTable]] = []
+        self._seen_bytes = 0
         self._records = 0
         self._first_offset: int | None = None
         self._last_offset: int | None = None
@@ -81,6 +96,7 @@ class SegmentWatch:
             raise type(error)(f"copying a segment, {error.attempt}", **{"path": self._path, **error.facts}) from error
 
     def facts(self) -> SegmentFacts:
+        self._check_indexes()
         low, high = self._times if self._times is not None else (None, None)
         return SegmentFacts(
             record_count=self._records,
@@ -103,7 +119,21 @@ class SegmentWatch:
             if len(told):
                 low, high = self._times or (int(told[0]), int(told[0]))
                 self._times = min(low, int(told.min())), max(high, int(told.max()))
+        if self._indexes is not None:
+            self._tables.append((self._seen_bytes, table))
+        self._seen_bytes += table.valid_bytes
         return table.valid_bytes
+
+    def _check_indexes(self) -> None:
+        """Raises Corrupt where an index sends a reader anywhere but to the batches it means."""
+        if self._indexes is None:
+            return
+        places, base = places_of(self._tables, self._seen_bytes), self._base_offset
+        found = check_offset_index(self._indexes[0], base, places, path=self._path)
+        found += check_time_index(self._indexes[1], base, places, path=self._path)
+        for each in found:
+            if each.severity is Severity.CORRUPT:
+                raise Corrupt(f"copying a segment, {each.what}", path=self._path, index_at=each.at)
 
     def _check_places(self, table: BatchTable) -> None:
         """Raises for batches of an old format, out of order, outside the segment or of another leader epoch."""

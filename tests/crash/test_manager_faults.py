@@ -82,7 +82,7 @@ def play(disk: ModelDisk, store: object, story: Story) -> None:
     manager = open_manager(disk, store, story.clock)
     if not manager.topics():
         manager.create_topic("plain", 1, {**TIERED, "retention.ms": "2d"}, now_ms=story.clock)
-        compact = {**TIERED, "cleanup.policy": "compact", "retention.ms": "-1"}
+        compact = {**TIERED, "cleanup.policy": "compact", "retention.ms": "-1", "remote.compression": "zstd"}
         manager.create_topic("compacted", 1, compact, now_ms=story.clock)
     for _ in range(2):
         story.append(manager, PLAIN, 50)

@@ -1,0 +1,148 @@
+"""What of a local segment may go up: its facts come from its bytes, and bytes that make no sense never become a row."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from disk_model import ModelDisk
+from legacy_samples import many
+from log_world import fill, open_log
+
+from local.errors import Corrupt, InvalidRequest
+from remote.memory_store import MemoryStore
+from remote.transfer import copy_segment
+from tiered.copying import SegmentWatch, segment_to_copy
+
+PREFIX = "t-AAAAAAAAAAAAAAAAAAAAAA/0/"
+
+
+@pytest.fixture
+def log():
+    log = open_log(ModelDisk())
+    fill(log, 200)
+    log.roll(now_ms=2000)
+    return log
+
+
+def sealed(log):
+    return next(info for info in log.segments() if not info.is_active and info.base_offset > 0)
+
+
+def body_of(log, info):
+    return bytes(log.segment(info.base_offset).read(0, info.size_bytes))
+
+
+def watch(log, info, **changes):
+    facts = {"base_offset": info.base_offset, "next_offset": info.next_offset, "epochs": ((0, info.base_offset),)}
+    return SegmentWatch("the.log", **{**facts, **changes})
+
+
+def test_the_facts_are_those_of_the_bytes(log):
+    store = MemoryStore()
+    for info in log.segments():
+        if info.is_active:
+            continue
+        row = copy_segment(store, PREFIX, segment_to_copy(log, info), epoch=1, now_ms=0)
+        expected = range(info.base_offset, info.next_offset)
+        assert row.record_count == len(expected)
+        assert (row.min_timestamp_ms, row.max_timestamp_ms) == (5000 + expected[0], 5000 + expected[-1])
+        assert store.get(PREFIX + row.data_key) == body_of(log, info)
+
+
+@pytest.mark.parametrize("step", [1, 100, 331, 10_000])
+def test_whole_batches_are_taken_and_the_rest_is_left(log, step):
+    info = sealed(log)
+    body, seen, at = memoryview(body_of(log, info)), watch(log, info), 0
+    want = step
+    while at < len(body):
+        taken = seen.take(body[at : at + want])
+        at, want = at + taken, step if taken else want * 2
+    facts = seen.facts()
+    assert (facts.first_offset, facts.last_offset) == (info.base_offset, info.next_offset - 1)
+    assert facts.record_count == info.next_offset - info.base_offset
+
+
+def test_any_flipped_bit_is_found(log):
+    """Those in offset and leader epoch too, which no CRC covers: they contradict the neighbours and the log."""
+    info = sealed(log)
+    body = body_of(log, info)
+    for at in range(0, len(body), 7):
+        spoilt = bytearray(body)
+        spoilt[at] ^= 1 << at % 8
+        found = outcome(watch(log, info), bytes(spoilt))
+        if isinstance(found, int):
+            assert found < len(body), f"a flipped bit went by, at={at}"
+        else:
+            assert found.facts["path"] == "the.log"
+            assert 0 <= found.facts["at"] < len(body)
+
+
+def outcome(seen, data):
+    """How many bytes were taken, or the error."""
+    try:
+        return seen.take(memoryview(data))
+    except (Corrupt, InvalidRequest) as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"base_offset": 1_000_000}, "beyond its place"),
+        ({"next_offset": 1}, "beyond its place"),
+        ({"epochs": ((5, 0),)}, "another leader epoch"),
+        ({"epochs": ((0, 1_000_000),)}, "another leader epoch"),
+    ],
+)
+def test_batches_that_contradict_their_place_are_refused(log, changes, words):
+    info = sealed(log)
+    with pytest.raises(Corrupt, match=rf"copying a segment, checking.*{words}.*: path=the.log at=0 offset="):
+        watch(log, info, **changes).take(memoryview(body_of(log, info)))
+
+
+def test_offsets_that_go_back_are_refused_also_from_one_piece_to_the_next(log):
+    info = sealed(log)
+    body = memoryview(body_of(log, info))
+    seen = watch(log, info)
+    seen.take(body)
+    with pytest.raises(Corrupt, match="offsets go back"):
+        seen.take(body)
+
+
+def test_messages_of_old_formats_are_refused(log):
+    with pytest.raises(InvalidRequest, match=r"format 0 or 1 cannot be tiered: path=the.log at=0"):
+        watch(log, sealed(log)).take(memoryview(many(1, 3)))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_corrupt_index_is_never_tiered(log, index):
+    """KAFKA-15401. Each entry in turn points, or says, a little wrong."""
+    info = sealed(log)
+    segment = log.segment(info.base_offset)
+    good = [bytes(segment.offset_index()), bytes(segment.time_index())]
+    entry_bytes = (8, 12)[index]
+    assert len(good[index]) >= 2 * entry_bytes
+    for last_byte in range(entry_bytes - 1, len(good[index]), entry_bytes):
+        spoilt = bytearray(good[index])
+        spoilt[last_byte] ^= 1
+        indexes = tuple(bytes(spoilt) if number == index else each for number, each in enumerate(good))
+        seen = watch(log, info, indexes=indexes)
+        seen.take(memoryview(body_of(log, info)))
+        with pytest.raises(Corrupt, match=r"copying a segment, .*index entry"):
+            seen.facts()
+    fine = watch(log, info, indexes=tuple(good))
+    fine.take(memoryview(body_of(log, info)))
+    assert fine.facts().record_count > 0
+
+
+def test_what_is_refused_leaves_nothing_in_the_store(log):
+    info, store = sealed(log), MemoryStore()
+    segment = segment_to_copy(log, info)
+    body = bytearray(body_of(log, info))
+    struct.pack_into(">i", body, len(body) // 2, 0x7FFFFFFF)
+    spoilt = replace(segment, read=lambda start, length: bytes(body[start : start + length]))
+    with pytest.raises(Corrupt):
+        copy_segment(store, PREFIX, spoilt, epoch=1, now_ms=0)
+    assert list(store.list("")) == []
