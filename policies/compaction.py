@@ -126,12 +126,14 @@ def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> i
     """Below which offset a pass may drop tombstones and markers at all (I5); None for no bound.
 
     An older record of the key may lie in a row unless the row was cleaned together with the tombstone, so the bound is
-    the least `cleaned_through` of the rows that readers can reach. Of a bucket that was not seen nothing is known.
+    the least `cleaned_through` of the rows that readers can reach. It may lie in a compacted view as well, which has
+    taken up only what is below its horizon. Of a bucket that was not seen nothing is known.
     """
     if snapshot.is_tiered and not is_bucket_known:
         return 0
     reachable = (row for row in snapshot.committed_parts if row.next_offset > snapshot.log_start_offset)
-    return min((row.cleaned_through or 0 for row in reachable), default=None)
+    horizons = (view.horizon_offset for view in snapshot.views if view.is_built)
+    return min((*(row.cleaned_through or 0 for row in reachable), *horizons), default=None)
 
 
 def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:

@@ -85,6 +85,21 @@ class DropLocal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildView:
+    """Bring a compacted view up to what the bucket holds: at the time of the plan ``[from_offset, upto_offset)`` more.
+
+    `size_bytes` is that backlog. With `accepts_loss` it goes on behind what the log no longer holds.
+    """
+
+    view: str
+    from_offset: int
+    upto_offset: int
+    size_bytes: int
+    reason: str
+    accepts_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceLogStart:
     """Raise the log start of both tiers. Records below are gone for readers from here on; bytes follow later."""
 
@@ -131,6 +146,7 @@ Decision = (
     | ReplaceRemote
     | RaiseCleaned
     | DropLocal
+    | BuildView
     | AdvanceLogStart
     | ExpireRemote
     | DeleteUnlinked

@@ -16,6 +16,7 @@ from operator import attrgetter, itemgetter
 from local.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
+    BuildView,
     CleanLog,
     CollectHeads,
     CopySegment,
@@ -29,6 +30,7 @@ from policies.decisions import (
 )
 from policies.snapshot import PartitionSnapshot
 from remote.segment import RemoteSegment, SegmentState
+from remote.view import DEFAULT_VIEW
 
 _Gap = tuple[int, int]  # half open; the last one of all has no end
 HEADS_KEPT_MIN = 100  # heads below the newest, for readers that are about to look at one
@@ -44,6 +46,7 @@ class _World:
     closed segments that are not empty, ascending. `unknown` are the offset ranges of the rows that only a page holds,
     ascending; none of these rows may go. `replaced` are rows that others stand for now. `named_keys` are the unlinked
     objects that a row still names.
+    `view_reaches`: the log start must not pass it, or records are lost to the view that is kept by a threshold.
     """
 
     snapshot: PartitionSnapshot
@@ -59,6 +62,7 @@ class _World:
     gaps: list[_Gap] | None = None
     is_cleaned: bool = False
     replaced: set[str] = field(default_factory=set)
+    view_reaches: int | None = None
 
     def holds(self, base_offset: int, next_offset: int) -> bool:
         """Whether the remaining rows hold every offset of the range at or above the log start."""
@@ -106,11 +110,21 @@ def _world(snapshot: PartitionSnapshot) -> _World:
         copied_upto=max((following for _, following in (*_ranges(rows), *unknown)), default=0),
         unlinked_ms=unlinked_ms,
         named_keys=snapshot.named_keys & unlinked_ms.keys(),
+        view_reaches=_view_reaches(snapshot),
     )
 
 
 def _ranges(rows: Iterable[RemoteSegment]) -> Iterable[tuple[int, int]]:
     return ((row.base_offset, row.next_offset) for row in rows)
+
+
+def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
+    """None where no view holds the log start: none is wanted, or there is a gap already."""
+    if snapshot.rules.view_threshold_bytes is None or not snapshot.is_copying_on:
+        return None
+    horizons = [view.horizon_offset for view in snapshot.views if view.name == DEFAULT_VIEW and view.is_built]
+    horizon = horizons[0] if horizons else snapshot.log_start_offset
+    return horizon if horizon >= snapshot.log_start_offset else None
 
 
 def _gaps(ranges: Iterable[tuple[int, int]]) -> list[_Gap]:
@@ -137,6 +151,8 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_replace(world, decision)
         case DropLocal():
             return _check_drop(world, decision)
+        case BuildView():
+            return _check_view(world, decision)
         case AdvanceLogStart():
             return _check_advance(world, decision)
         case ExpireRemote():
@@ -238,6 +254,19 @@ def _check_drop(world: _World, decision: DropLocal) -> list[str]:
     return broken
 
 
+def _check_view(world: _World, decision: BuildView) -> list[str]:
+    broken = []
+    if not world.snapshot.is_tiered:
+        broken.append("the topic has no remote tier")
+    if decision.upto_offset > world.snapshot.stable_offset:
+        broken.append(f"reaches above the stable offset {world.snapshot.stable_offset}")
+    if decision.upto_offset > max(world.snapshot.remote_next_offset or 0, world.snapshot.log_start_offset):
+        broken.append("reaches above what the bucket holds")
+    if world.view_reaches is not None and decision.view == DEFAULT_VIEW:
+        world.view_reaches = max(world.view_reaches, decision.upto_offset)
+    return broken
+
+
 def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
     broken = []
     if decision.offset <= world.log_start_offset:
@@ -246,6 +275,8 @@ def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
         broken.append(f"above the log end {world.snapshot.next_offset}")
     if not world.snapshot.rules.cleanup_delete:
         broken.append("the topic has no delete policy")
+    if world.view_reaches is not None and decision.offset > world.view_reaches:
+        broken.append(f"passes what the compacted view has taken up, {world.view_reaches}")
     world.log_start_offset = max(world.log_start_offset, decision.offset)
     return broken
 
@@ -291,6 +322,8 @@ def _where(decision: Decision) -> str:
             return f"at {decision.base_offset}"
         case CleanLog():
             return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
+        case BuildView():
+            return f"[{decision.from_offset}, {decision.upto_offset})"
         case CopySegment() | ReplaceRemote() | RaiseCleaned() | DropLocal() | ExpireRemote():
             return f"[{decision.base_offset}, {decision.next_offset})"
         case AdvanceLogStart():

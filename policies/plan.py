@@ -3,9 +3,10 @@
 Roll, clean and copy only add. A plan that cleans copies nothing: the cleaning merges and replaces the segments that the
 copies would name, and a copy left undone before one that is done is a hole in the bucket for good. Local drops follow,
 judged by what was committed **before** this plan. Rows are replaced before that, while the disk has what replaces them:
-the new object goes up first, and one commit puts its row in the place of the old ones. Then the log start moves, and
-only below it do segments and rows go that have no other copy. Last come bytes that left the index a grace time ago,
-and old heads of the index. A crash after any of them leaves a log that the next plan continues.
+the new object goes up first, and one commit puts its row in the place of the old ones. A compacted view takes up what
+the bucket holds before any of it expires. Then the log start moves, and only below it do segments and rows go that have
+no other copy. Last come bytes that left the index a grace time ago, and old heads of the index. A crash after any of
+them leaves a log that the next plan continues.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from policies.recompaction import replacements
 from policies.remote_retention import deletions, expirations
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, rolls
+from policies.view import held_back, view_builds
 
 
 def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
@@ -28,7 +30,9 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     A decision speaks about the segments of the snapshot. A cleaning earlier in the list changes sizes, so apply looks
     again: a range that no longer exists is left for the next round.
     """
-    dropped, expired = local_drops(snapshot), expirations(snapshot)
+    dropped, wanted = local_drops(snapshot), expirations(snapshot)
+    built = view_builds(snapshot, wanted)
+    expired = held_back(snapshot, wanted, built)
     ended = local_expirations(snapshot, dropped, expired)
     cleaned = cleanings(snapshot)
     replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
@@ -38,6 +42,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
         *([] if cleaned else copies(snapshot)),
         *replaced,
         *dropped,
+        *built,
         *_advance(snapshot, expired, ended),
         *ended,
         *expired,

@@ -18,6 +18,7 @@ class PartitionRules:
     `copy_lag_ms` and `copy_lag_bytes` are KIP-1241's: zero in either copies at once, and with None in both nothing is
     ever copied. `recompaction_min_reduction` is a share (0..1) of a row's bytes, 1 = never.
     `retention_*` binds only where `cleanup_delete` is set: read it through `log_limits`.
+    `view_threshold_bytes` None builds compacted views by hand only.
     """
 
     cleanup_delete: bool = True
@@ -38,6 +39,9 @@ class PartitionRules:
     delete_retention_ms: int = DAY_MS
     recompaction_min_reduction: float = 0.5
     recompaction_min_saved_bytes: int = 1 << 20
+    view_threshold_bytes: int | None = None
+    view_retain_null_key: bool = False
+    view_buffer_bytes: int = 128 << 20
 
     @property
     def log_limits(self) -> Limits:

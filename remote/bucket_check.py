@@ -5,8 +5,9 @@ newest head names.
 
 * heads: each decodes, lies under its own name, is this partition's and follows its parent; none is missing in between;
   none forgets an object that its parent held responsible, or names again what a former one gave up for deletion.
-* rows of the newest head: the objects are there, have the recorded sizes and the names that go with the row; indexes
-  decode; every chunk has its CRC; and whatever the caller's `LookInside` wants of the bytes.
+* rows of the newest head, the log's and those of its compacted views: the objects are there, have the recorded sizes
+  and the names that go with the row; indexes decode; every chunk has its CRC; and whatever the caller's `LookInside`
+  wants of the bytes.
 * unlinked objects: no row names them any more. That one is gone already is as it should be.
 
 All of that is damage (CORRUPT). A hole between two rows above the log start is a WARNING, as is an object whose name
@@ -40,6 +41,7 @@ from remote.keys import (
     parse_head_key,
     parse_pin_key,
     parse_spill_key,
+    parse_view_key,
 )
 from remote.metadata_index import MetadataIndex, Pages
 from remote.range_reader import RANGE_BYTES, RemotePartition
@@ -180,7 +182,7 @@ class _Check:
                     self._wrong(key, f"two writers in one epoch: writer={head.writer_id} before={before.writer_id}")
                 if (lost := self._lost(before, head)) is not None:
                     self._wrong(key, lost)
-            again = given_up & {name for row in self._rows(head) for name in (row.data_key, row.indexes_key)}
+            again = given_up & {name for row in self._named_rows(head) for name in (row.data_key, row.indexes_key)}
             again |= given_up & {spill.key for spill in head.spills}
             for name in sorted(again):
                 self._wrong(name, f"named again after it was given up for deletion: sequence={head.sequence}")
@@ -208,6 +210,10 @@ class _Check:
                     self._report.findings.append(damaged(error, self._prefix + spill.key))
         return [*rows, *head.segments]
 
+    def _named_rows(self, head: Head) -> list[RemoteSegment]:
+        """Everything that has objects: the rows of the log, then those of its compacted views."""
+        return [*self._rows(head), *head.view_rows]
+
     # --- what lies around --------------------------------------------------------------------------------------------
 
     def _classify(self, listed: dict[str, ObjectInfo]) -> None:
@@ -215,8 +221,8 @@ class _Check:
         kinds: dict[str, ObjectKind] = {}
         if head is not None:
             kinds |= {each.key: ObjectKind.UNLINKED for each in head.unlinked}
-            kinds |= {row.data_key: ObjectKind.SEGMENT for row in self._rows(head)}
-            kinds |= {row.indexes_key: ObjectKind.INDEXES for row in self._rows(head)}
+            kinds |= {row.data_key: ObjectKind.SEGMENT for row in self._named_rows(head)}
+            kinds |= {row.indexes_key: ObjectKind.INDEXES for row in self._named_rows(head)}
             kinds |= {spill.key: ObjectKind.PAGE for spill in head.spills}
         unnamed: Counter[ObjectKind] = Counter()
         for key, info in listed.items():
@@ -242,7 +248,7 @@ class _Check:
             return ObjectKind.PIN
         if parse_spill_key(key) is not None:
             return ObjectKind.UNNAMED_PAGE
-        parsed = parse_data_key(key)
+        parsed = parse_data_key(key) or parse_view_key(key)
         if parsed is None:
             return ObjectKind.UNKNOWN
         if parsed.epoch > epoch:
@@ -252,7 +258,7 @@ class _Check:
     # --- the newest head's rows --------------------------------------------------------------------------------------
 
     def _check_unlinked(self, head: Head) -> None:
-        named = {key for row in self._rows(head) for key in (row.data_key, row.indexes_key)}
+        named = {key for row in self._named_rows(head) for key in (row.data_key, row.indexes_key)}
         named |= {spill.key for spill in head.spills}
         for each in head.unlinked:
             if each.key in named:
@@ -265,6 +271,7 @@ class _Check:
                 what = f"no row holds these offsets: from_offset={reached} to_offset={row.base_offset}"
                 self._report.findings.append(told(Severity.WARNING, self._prefix, what))
             reached = row.next_offset
+        for row in self._named_rows(head):
             before = len(self._report.findings)
             self._check_row(head, row, listed, look_inside)
             if len(self._report.findings) > before and not self._is_still_named(row):
@@ -290,7 +297,7 @@ class _Check:
 
     def _check_names(self, head: Head, row: RemoteSegment) -> None:
         for key in (row.data_key, row.indexes_key):
-            says = parse_data_key(key)
+            says = parse_data_key(key) or parse_view_key(key)
             if says is None:
                 self._wrong(key, "a row names what is no data object", row)
             elif (says.base_offset, says.last_offset + 1, says.ulid) != (row.base_offset, row.next_offset, row.ulid):
@@ -318,7 +325,8 @@ class _Check:
             newest = self._remote.refresh()
         except (Corrupt, NotFound):
             return True
-        return MetadataIndex(newest, self._pages.rows).holds(row)
+        is_of_view = any(each.ulid == row.ulid for each in newest.view_rows)
+        return is_of_view or MetadataIndex(newest, self._pages.rows).holds(row)
 
     def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
         offsets = (row.base_offset, row.next_offset) if row is not None else None

@@ -155,6 +155,11 @@ class Head:
         return sum(each.size_bytes for each in self.parts)
 
     @property
+    def view_rows(self) -> Iterator[RemoteSegment]:
+        """The rows of all compacted views: objects of their own, beside those of the log."""
+        return (row for view in self.views for row in view.rows)
+
+    @property
     def lineage(self) -> Iterator[tuple[int, int]]:
         """The leader epochs of all rows, (epoch, start offset), ascending by offset; an epoch may come repeatedly."""
         return (entry for each in self.parts for entry in each.epochs)

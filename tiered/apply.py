@@ -6,6 +6,7 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
   cannot be done ends the copies of its run: a row committed past another that is missing would be a hole for good.
   Those of a compacted topic share one commit; that, replacing rows and vouching for them: `tiered.committing`.
 * local drop: look at the newest committed head → list for readers → rename → unlink after the delay.
+* view: `tiered.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
 * delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone.
@@ -25,6 +26,7 @@ from local.log_dirs import LogDirectory
 from local.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
+    BuildView,
     CleanLog,
     CollectHeads,
     CopySegment,
@@ -37,6 +39,7 @@ from policies.decisions import (
     RollActive,
 )
 from policies.invariants import violations
+from policies.view import held_from
 from remote.head_changes import add_segments, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.pins import list_pins, lowest_pinned
@@ -45,6 +48,7 @@ from remote.transfer import copy_segment
 from tiered.committing import copy_together, raise_rows, replace_remote
 from tiered.copying import segment_to_copy
 from tiered.partition import Partition
+from tiered.view_building import ViewWork, build_view
 
 _log = logging.getLogger(__name__)
 
@@ -142,6 +146,8 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return replace_remote(state.partition, state.store, decision, now_ms=state.now_ms)
         case DropLocal():
             return _drop(state, decision)
+        case BuildView():
+            return _build_view(state, decision)
         case AdvanceLogStart():
             return _advance(state, decision)
         case CollectHeads():
@@ -216,7 +222,25 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
     return dropped > 0
 
 
+def _build_view(state: _Round, decision: BuildView) -> bool:
+    if state.store is None:
+        return False
+    work = ViewWork(
+        name=decision.view,
+        store=state.store,
+        storage=state.directory.storage,
+        now_ms=state.now_ms,
+        accepts_loss=decision.accepts_loss,
+        should_stop=state.should_stop,
+    )
+    return build_view(state.partition, work) is not None
+
+
 def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
+    snapshot = state.partition.snapshot(state.now_ms)
+    reach = held_from(snapshot)
+    if reach is not None and decision.offset > max(reach, snapshot.log_start_offset):
+        return False  # the view did not get as far as the plan hoped
     return advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
 
 
@@ -243,7 +267,7 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
         return []
     start, end = run[0].base_offset, run[-1].next_offset
     named = {row.ulid for row in metadata.index(head).rows_with_dead(start, end)}
-    due = [decision for decision in run if decision.ulid in named]
+    due = [each for each in run if each.ulid in named and each.next_offset <= head.log_start_offset]
     if due:
         change = expire_segments([each.ulid for each in due], now_ms=state.now_ms)
         metadata.commit(change, state.now_ms, touches=(start, end))

@@ -54,10 +54,10 @@ from tiered.opening import Opener
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
-from tiered.reader import TieredReader
 from tiered.rounds import apply_plan
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
+from tiered.view_reader import Readable
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ ApplyProgress = Callable[[TopicPartition, Decision], None]
 ShouldStop = Callable[[], bool]
 
 
-class LogManager:
+class LogManager(Readable):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: MeteredStore | None, storage: Storage) -> None:
@@ -285,9 +285,6 @@ class LogManager:
         """
         reader = self.reader()
         return {name: find_offset(self._source(name), reader, spec, isolation) for name, spec in specs.items()}
-
-    def reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
-        return TieredReader(self._source, isolation)
 
     def move(
         self, partition: TopicPartition, directory: str, *, now_ms: int, progress: Progress = lambda done, all_: None

@@ -473,6 +473,23 @@ _TABLE = (
         doc="About how many bytes of records go into one batch when many are appended at once.",
     ),
     Property(
+        name="compaction.view.threshold",
+        kind=Kind.BYTES,
+        default="0",
+        minimum=0,
+        source=Source.TIERED,
+        doc="Builds the compacted view of a tiered topic by itself: whenever more than this has been copied beyond the "
+        "view's horizon (Pulsar's compaction threshold), and before retention takes what the view has not yet seen. 0 "
+        "builds views by hand only.",
+    ),
+    Property(
+        name="compaction.view.retain.null.key",
+        kind=Kind.BOOL,
+        default="false",
+        source=Source.TIERED,
+        doc="Whether a compacted view keeps records without a key (Pulsar's topicCompactionRetainNullKey).",
+    ),
+    Property(
         name="compaction.records.without.key",
         kind=Kind.ENUM,
         default="refuse",

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from local.errors import InvalidRequest, NotFound
-from local.isolation import Isolation
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
 from remote.catalog import RemotePartitionName, list_partitions
@@ -28,13 +27,13 @@ from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.key_rings import load_key_ring
 from tiered.partition_source import PartitionSource
-from tiered.reader import TieredReader
 from tiered.secrets import split_url
+from tiered.view_reader import Readable
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
 
 
-class RemoteLog:
+class RemoteLog(Readable):
     """Read-only view of a bucket. Thread safe; a context manager that closes the store.
 
     `topic_ids` says, by name, which topic is meant where the bucket holds several of one name.
@@ -81,10 +80,6 @@ class RemoteLog:
         if head is None:
             raise NotFound("reading a partition's head, there is none", partition=partition, store=self.store.url)
         return head
-
-    def reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
-        """Under READ_COMMITTED a stream ends before the first transaction that the bucket does not know the end of."""
-        return TieredReader(self._source, isolation)
 
     def refresh(self) -> None:
         """Look for new partitions and newer heads."""

@@ -54,6 +54,9 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         delete_retention_ms=_int(settings, "delete.retention.ms"),
         recompaction_min_reduction=cast(float, _value(settings, "remote.recompaction.min.reduction.ratio")),
         recompaction_min_saved_bytes=_int(settings, "remote.recompaction.min.saved.bytes"),
+        view_threshold_bytes=_int(settings, "compaction.view.threshold") or None,
+        view_retain_null_key=bool(_value(settings, "compaction.view.retain.null.key")),
+        view_buffer_bytes=_int(settings, "log.cleaner.dedupe.buffer.size"),
     )
 
 

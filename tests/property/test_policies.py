@@ -16,6 +16,7 @@ from policies.compaction import tombstones_below
 from policies.coverage import Coverage
 from policies.decisions import (
     AdvanceLogStart,
+    BuildView,
     CleanLog,
     CopySegment,
     Decision,
@@ -34,9 +35,12 @@ from policies.tiering import copies
 from remote.head import UnlinkedObject
 from remote.segment import RemoteSegment, SegmentState
 from remote.spill_page import Rows, encode_page
+from remote.view import DEFAULT_VIEW, CompactedView, ViewFailure, ViewRun
 
 NOW = 10_000
 LIMITS = st.none() | st.integers(0, 3_000)
+_NONE = dict.fromkeys(("records_in", "records_out", "bytes_in", "bytes_out"), 0)
+RUN = ViewRun(started_ms=0, took_ms=0, from_offset=0, upto_offset=0, **_NONE)
 
 rules = st.builds(
     PartitionRules,
@@ -55,6 +59,7 @@ rules = st.builds(
     min_compaction_lag_ms=st.just(0) | st.integers(0, 3_000),
     recompaction_min_reduction=st.floats(0, 1),
     recompaction_min_saved_bytes=st.integers(0, 500),
+    view_threshold_bytes=st.none() | st.integers(1, 1_000),
 )
 
 
@@ -153,12 +158,27 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         cleaner_offset=draw(st.none() | st.integers(0, end + 2) | st.sampled_from(cuts)),
         cleaner_reach=draw(st.just(0) | st.integers(0, end)),
         shrunk=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=2))),
+        views=draw(_views([one.next_offset for one in rows])),
         copying=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=1))),
     )
 
 
 _FINISHED = SegmentState.COPY_FINISHED
 _CLEANING = CleanLog(first_dirty_offset=0, upto_offset=1, size_bytes=1, reason="by hand")
+
+
+def _views(ends: list[int]) -> st.SearchStrategy[tuple[CompactedView, ...]]:
+    """No view, or the one that a threshold keeps, built or not, its last run perhaps failed."""
+    failures = st.none() | st.builds(ViewFailure, failed_ms=st.sampled_from([NOW, -NOW * NOW]), error=st.just("no"))
+    built = st.builds(
+        CompactedView,
+        name=st.just(DEFAULT_VIEW),
+        horizon_offset=st.sampled_from([0, *ends]),
+        last_run=st.just(RUN),
+        failure=failures,
+    )
+    never = st.builds(CompactedView, name=st.just(DEFAULT_VIEW), failure=failures)
+    return st.just(()) | st.tuples(built) | st.tuples(never)
 
 
 def _unlinked(row_keys: list[str]) -> st.SearchStrategy[tuple[UnlinkedObject, ...]]:
@@ -355,12 +375,18 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
         for one in taken.remote
         if one.ulid not in gone
     ]
+    views = [
+        CompactedView(name=one.view, horizon_offset=one.upto_offset, last_run=RUN)
+        for one in decided
+        if isinstance(one, BuildView)
+    ]
     return replace(
         taken,
         log_start_offset=start,
         segments=tuple(one for one in taken.segments if one.base_offset not in dropped),
         remote=tuple(sorted((*kept, *new_rows), key=lambda one: one.base_offset)),
         unlinked=(),
+        views=tuple(views) or taken.views,
     )
 
 

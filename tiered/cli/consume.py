@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tiered.remote_view import RemoteLog
 
 ISOLATIONS = ("read_uncommitted", "read_committed")  # values of `local.isolation.Isolation`, which needs numpy
+VIEW = "compacted"  # `remote.view.DEFAULT_VIEW`
 
 
 @click.command("consume")
@@ -38,6 +39,8 @@ ISOLATIONS = ("read_uncommitted", "read_committed")  # values of `local.isolatio
     show_default=True,
     help="read_committed: up to the first open transaction, without aborted ones.",
 )
+@click.option("--read-compacted", is_flag=True, help="A compacted view below its horizon, then the log; or an error.")
+@click.option("--view", metavar="NAME", help="For --read-compacted: another view than 'compacted'.")
 @click.option("--remote", "url", metavar="URL", help="Read this bucket alone; needs no configuration.")
 @click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote.")
@@ -50,6 +53,8 @@ def consume(
     template: str,
     output: str,
     isolation: str,
+    read_compacted: bool,
+    view: str | None,
     url: str | None,
     topic_id: str | None,
     options: dict[str, object],
@@ -57,13 +62,17 @@ def consume(
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:
         raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
+    if view is not None and not read_compacted:
+        raise click.UsageError("--view is for --read-compacted; without it the full log is read")
     topic, number = parse_partition(target)
     position = parse_position(start, now_ms())
     show = parse_template(template)
     write = sys.stdout.buffer.write
     with _open(session, url, options, {topic: topic_id} if topic_id is not None else {}) as source:
         partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
-        for partition, record in islice(_records(_reader(source, isolation), partitions, position), count):
+        reader = _reader(source, isolation, (view or VIEW) if read_compacted else None)
+        _tell_lost(session, reader, partitions)
+        for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
                 write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
             else:
@@ -81,10 +90,21 @@ def _open(
     return open_remote(url, options, topic_ids=topic_ids)
 
 
-def _reader(source: LogManager | RemoteLog, isolation: str) -> TieredReader:
+def _reader(source: LogManager | RemoteLog, isolation: str, view: str | None) -> TieredReader:
     from local.isolation import Isolation
 
-    return source.reader(Isolation(isolation))
+    return source.reader(Isolation(isolation), read_compacted=view is not None, view=view or VIEW)
+
+
+def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPartition]) -> None:
+    """A line for each range that the log had lost before the view took it up."""
+    from tiered.view_reader import CompactedReader
+
+    if not isinstance(reader, CompactedReader):
+        return
+    for partition in partitions:
+        for start, end in reader.view(partition).lost:
+            click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view took them up", err=True)
 
 
 def _partitions(source: object, topic: str) -> list[TopicPartition]:

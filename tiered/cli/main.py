@@ -35,6 +35,7 @@ COMMANDS = {
     "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
     "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
     "compact": ("tiered.cli.compact", "Clean a compacted topic now, or foretell what that would gain."),
+    "view": ("tiered.cli.view", "Compacted views beside a topic's log: build, status, drop."),
     "compaction": ("tiered.cli.compaction", "How compaction stands, and what would help it keep up."),
     "log-dirs": ("tiered.cli.log_dirs", "What lies on each disk; move a partition to another one."),
     "placement": (

@@ -22,6 +22,7 @@ _VERBS = {
     "ReplaceRemote": ("~", "replace"),
     "RaiseCleaned": ("~", "note clean"),
     "DropLocal": ("-", "local"),
+    "BuildView": ("+", "view"),
     "AdvanceLogStart": ("~", "log start"),
     "ExpireRemote": ("-", "expire"),
     "DeleteUnlinked": ("-", "delete"),
@@ -73,13 +74,15 @@ def _row(name: TopicPartition, decision: Decision) -> dict[str, object]:
 
 def _what(decision: Decision) -> str:
     """The half-open offsets, or whatever else the decision is about."""
-    from policies.decisions import AdvanceLogStart, CleanLog, CollectHeads, DeleteUnlinked, RollActive
+    from policies.decisions import AdvanceLogStart, BuildView, CleanLog, CollectHeads, DeleteUnlinked, RollActive
 
     match decision:
         case RollActive():
             return f"[{decision.base_offset}, ...)"
         case CleanLog():
             return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
+        case BuildView():
+            return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
         case AdvanceLogStart():
             return f"to {decision.offset}"
         case DeleteUnlinked():

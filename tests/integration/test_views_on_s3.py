@@ -1,0 +1,52 @@
+"""Compacted views over a real S3 API: built, read from the bucket alone, switched under readers, cleared away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+
+from remote.fsspec_store import open_store
+from tiered.bucket_check import check_bucket, damage
+from tiered.demo.s3_endpoint import S3Endpoint
+from tiered.remote_view import open_remote
+from tiered.views import build_views, plan_views
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[S3Endpoint]:
+    with S3Endpoint() as endpoint:
+        endpoint.create_bucket("views")
+        yield endpoint
+
+
+@pytest.mark.server
+def test_a_view_lives_its_whole_life_on_s3(endpoint: S3Endpoint) -> None:
+    url = "s3://views/logs"
+    store = open_store(url, endpoint.options())
+    manager = World().open(store=store)
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    for turn in range(3):
+        send(manager, 200, start=200 * turn, keys=50)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        with open_remote(url, endpoint.options()) as before:
+            begun = before.reader(read_compacted=True).records(NAME, 0) if turn else iter(())
+            first = next(begun, None)
+            build_views(manager, plan_views(manager, "t", now_ms=NOW))
+            assert manager.problems == {}
+            rest = list(begun)  # the view that it began with, its objects in their grace time, and the log behind it
+            assert first is None or [first.offset, *(each.offset for each in rest)][50:] == list(
+                range(200 * turn, 200 * (turn + 1))
+            )
+        with open_remote(url, endpoint.options()) as bucket:
+            found = list(bucket.reader(read_compacted=True).records(NAME, 0))
+        assert [each.offset for each in found] == list(range(200 * turn + 150, 200 * (turn + 1)))
+        assert [each.value for each in found] == [b"value %d" % each.offset for each in found]
+    settle(manager, NOW + DAY + HOUR)
+    prefix = manager.partitions()[0].prefix
+    views = {row.data_key for row in manager.partitions()[0].head().view_rows}
+    assert {each.key.removeprefix(prefix) for each in store.list(prefix + "view/") if ".log" in each.key} == views
+    assert damage(check_bucket(store)) == []
+    manager.close()

@@ -1,0 +1,100 @@
+"""When a compacted view is built by itself, and what retention leaves to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from policy_samples import KEEP, NOW, local, row, snapshot
+from view_samples import view
+
+from policies.compaction import tombstones_below
+from policies.decisions import AdvanceLogStart, BuildView, CopySegment, ExpireRemote
+from policies.invariants import violations
+from policies.plan import plan_partition
+from policies.view import RETRY_MS, view_backlog
+from remote.view import ViewFailure
+
+ROWS = (row(0, 10), row(10, 20), row(20, 30))
+ACTIVE = local(30, 35, active=True)
+BY_THRESHOLD = replace(KEEP, view_threshold_bytes=150)
+EXPIRING = replace(BY_THRESHOLD, retention_ms=50, view_threshold_bytes=1000)
+
+
+def built(horizon=20, **changes):
+    return view(horizon_offset=horizon, **changes)
+
+
+def of(*kinds, **facts):
+    given = {"remote": ROWS, "rules": BY_THRESHOLD, **facts}
+    return [each for each in plan_partition(snapshot(ACTIVE, **given)) if isinstance(each, kinds)]
+
+
+def test_a_view_is_built_when_more_than_the_threshold_was_copied_beyond_it():
+    (decided,) = of(BuildView)
+    assert (decided.view, decided.from_offset, decided.upto_offset, decided.size_bytes) == ("compacted", 0, 30, 300)
+    assert decided.reason == "300 bytes beyond the view, compaction.view.threshold=150"
+    assert of(BuildView, views=(built(10),)) != []
+    assert of(BuildView, views=(built(20),)) == []  # 100 bytes
+    assert of(BuildView, views=(built(30),)) == []
+    assert of(BuildView, rules=replace(BY_THRESHOLD, view_threshold_bytes=300)) == []  # strict, as Pulsar has it
+
+
+def test_without_a_threshold_or_a_tier_nothing_is_built_by_itself():
+    assert of(BuildView, rules=KEEP) == []
+    assert of(BuildView, is_tiered=False, remote=()) == []
+
+
+def test_a_view_is_built_before_retention_takes_what_it_has_not_seen():
+    decided = of(BuildView, AdvanceLogStart, ExpireRemote, rules=EXPIRING, views=(built(20),))
+    assert [type(each) for each in decided] == [BuildView, AdvanceLogStart, *[ExpireRemote] * 3]
+    assert decided[0].reason == "retention reaches what the view has not taken up, from offset 20"
+    assert violations(snapshot(ACTIVE, remote=ROWS, rules=EXPIRING, views=(built(20),)), decided) == []
+
+
+def test_a_log_start_that_would_pass_the_view_is_a_broken_plan():
+    given = snapshot(ACTIVE, remote=ROWS, rules=EXPIRING, views=(built(20),))
+    plan = [each for each in plan_partition(given) if not isinstance(each, BuildView)]
+    assert violations(given, plan)[0] == "AdvanceLogStart to 30: passes what the compacted view has taken up, 20"
+
+
+def test_after_a_failure_view_and_retention_wait_for_each_other():
+    failed = built(20, failure=ViewFailure(failed_ms=NOW - RETRY_MS + 1, error="no"))
+    decided = of(BuildView, AdvanceLogStart, ExpireRemote, rules=EXPIRING, views=(failed,))
+    assert [type(each) for each in decided] == [AdvanceLogStart, *[ExpireRemote] * 2]
+    assert decided[0].offset == 20
+    due = built(20, failure=ViewFailure(failed_ms=NOW - RETRY_MS, error="no"))
+    assert len(of(BuildView, rules=EXPIRING, views=(due,))) == 1
+
+
+def test_a_gap_is_for_somebody_to_decide_and_holds_nothing():
+    facts = {"rules": EXPIRING, "views": (built(5),), "start": 10, "remote": ROWS[1:]}
+    assert of(BuildView, **facts) == []
+    assert len(of(ExpireRemote, **facts)) == 2
+    assert view_backlog(snapshot(ACTIVE, remote=ROWS[1:], views=(built(5),), start=10)).gap == (5, 10)
+
+
+@pytest.mark.parametrize("rules", [replace(EXPIRING, view_threshold_bytes=None), replace(EXPIRING, copy_disabled=True)])
+def test_a_view_by_hand_and_a_tier_that_takes_nothing_more_hold_nothing(rules):
+    assert len(of(ExpireRemote, rules=rules, views=(built(20, failure=ViewFailure(failed_ms=NOW, error="no")),))) == 3
+
+
+def test_a_view_that_was_never_built_begins_at_the_log_start():
+    backlog = view_backlog(snapshot(ACTIVE, remote=ROWS, start=10))
+    assert (backlog.is_built, backlog.from_offset, backlog.upto_offset, backlog.size_bytes) == (False, 10, 30, 200)
+
+
+def test_copies_of_the_same_plan_wait_for_the_next_run():
+    given = {"remote": ROWS, "rules": BY_THRESHOLD}
+    decided = plan_partition(snapshot(local(30, 40), local(40, 41, active=True), **given))
+    assert [type(each) for each in decided] == [CopySegment, BuildView]
+    assert decided[1].upto_offset == 30
+
+
+def test_a_tombstone_above_the_horizon_stays_for_the_view_to_see():
+    rows = tuple(replace(each, cleaned_through=30) for each in ROWS)
+    assert tombstones_below(snapshot(ACTIVE, remote=rows), is_bucket_known=True) == 30
+    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(built(20),)), is_bucket_known=True) == 20
+    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(built(40),)), is_bucket_known=True) == 30
+    never = built(0, last_run=None)
+    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(never,)), is_bucket_known=True) == 30

@@ -1,0 +1,493 @@
+"""A compacted view of a topic: built from both tiers, read beside the log, switched whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange
+from local.producer_state import Producer
+from local.record import Record
+from remote.view import ViewState, find_view
+from tiered import view_parts
+from tiered.remote_view import RemoteLog
+from tiered.view_parts import PART_BYTES_MAX, PARTS_WANTED, part_bytes
+from tiered.views import build_views, drop_views, plan_views, view_status
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def ready(world, count=120, **properties):
+    """A manager whose topic is on both tiers."""
+    manager = world.open()
+    manager.create_topic("t", 1, {**TIERED, **properties}, now_ms=NOW)
+    send(manager, count)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    return manager
+
+
+def build(manager, **choices):
+    built = build_views(manager, plan_views(manager, "t", now_ms=NOW, **choices))
+    assert manager.problems == {}
+    return built
+
+
+def compacted(manager, start=0, end=None):
+    return list(manager.reader(read_compacted=True).records(NAME, start, end))
+
+
+def newest(records, horizon):
+    """The oracle: the newest record of each key below the horizon, unless its value is null."""
+    last = {record.key: record for record in records if record.offset < horizon and record.key is not None}
+    return sorted((each for each in last.values() if each.value is not None), key=lambda each: each.offset)
+
+
+def test_a_view_holds_the_newest_value_of_each_key_and_the_log_stays_as_it_is(world):
+    manager = ready(world)
+    before = list(manager.reader().records(NAME, 0))
+    build(manager)
+    view = find_view(manager.partitions()[0].head().views, "compacted")
+    assert view.horizon_offset == 120
+    assert view.state(manager.partitions()[0].head().epoch) is ViewState.SUCCESS
+    assert compacted(manager) == newest(before, 120)
+    assert list(manager.reader().records(NAME, 0)) == before
+    assert (view.record_count, view.key_count) == (9, 9)
+    assert (view.last_run.records_in, view.last_run.records_out) == (120, 9)
+
+
+def test_a_reader_of_the_view_goes_on_in_the_full_log(world):
+    manager = ready(world)
+    build(manager)
+    send(manager, 30, start=120)
+    log = list(manager.reader().records(NAME, 0))
+    assert compacted(manager) == newest(log, 120) + log[120:]
+    assert compacted(manager, 115) == [each for each in newest(log, 120) + log[120:] if each.offset >= 115]
+    assert compacted(manager, 118, 125) == [each for each in newest(log, 120) + log[120:] if 118 <= each.offset < 125]
+    assert compacted(manager, 130) == log[130:]
+    assert manager.reader(read_compacted=True).offsets(NAME) == (0, 150)
+
+
+def test_the_next_run_takes_up_only_what_came_since(world):
+    manager = ready(world)
+    build(manager)
+    send(manager, 30, start=120, keys=4)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    log = list(manager.reader().records(NAME, 0))
+    build(manager)
+    view = find_view(manager.partitions()[0].head().views, "compacted")
+    assert (view.last_run.from_offset, view.last_run.upto_offset) == (120, 150)
+    assert view.last_run.records_in == 9 + 30
+    assert compacted(manager) == newest(log, 150)
+
+
+def test_there_is_nothing_to_do_when_nothing_was_copied_since(world):
+    manager = ready(world)
+    build(manager)
+    sequence = manager.partitions()[0].head().sequence
+    assert plan_views(manager, "t", now_ms=NOW).is_empty
+    assert build(manager).is_empty
+    assert manager.partitions()[0].head().sequence == sequence
+
+
+def test_a_missing_view_is_an_error_that_says_how_to_build_it(world):
+    manager = ready(world)
+    reader = manager.reader(read_compacted=True)
+    for verb in (
+        lambda: list(reader.records(NAME, 0)),
+        lambda: list(reader.batches(NAME, 0)),
+        lambda: reader.offsets(NAME),
+        lambda: reader.offset_for_timestamp(NAME, 0),
+    ):
+        with pytest.raises(NotFound, match=r"there is none: build it with 'tiered view build t'"):
+            verb()
+    build(manager)
+    with pytest.raises(NotFound, match="view=other"):
+        list(manager.reader(read_compacted=True, view="other").records(NAME, 0))
+
+
+def test_a_bucket_by_itself_serves_the_view(world):
+    manager = ready(world)
+    build(manager)
+    expected = compacted(manager)
+    with RemoteLog(world.store) as bucket:
+        assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == expected
+
+
+# -- what a view takes up, and what it leaves alone
+
+
+def add(manager, *records, roll=True):
+    manager.append("t", [Record(key, value, NOW) for key, value in records], 0, now_ms=NOW)
+    if roll:
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+
+
+def view_of(manager, name="compacted"):
+    return find_view(manager.partitions()[0].head().views, name)
+
+
+def test_a_key_that_was_deleted_leaves_the_view_with_its_tombstone(world):
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    add(manager, (b"a", b"1"), (b"b", b"1"), (b"c", None))
+    build(manager)
+    assert [(each.key, each.value) for each in compacted(manager)] == [(b"a", b"1"), (b"b", b"1")]
+    add(manager, (b"a", None), (b"b", b""))
+    build(manager)
+    assert [(each.key, each.value) for each in compacted(manager)] == [(b"b", b"")]
+
+
+def test_a_view_may_be_empty_and_fill_again(world):
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    add(manager, (b"a", b"1"))
+    build(manager)
+    add(manager, (b"a", None))
+    build(manager)
+    assert view_of(manager).rows == ()
+    assert compacted(manager) == []
+    add(manager, (b"a", b"2"))
+    build(manager)
+    assert [each.value for each in compacted(manager)] == [b"2"]
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_records_without_a_key_stay_as_the_setting_says(world, retained):
+    manager = world.open()
+    setting = {"compaction.view.retain.null.key": str(retained).lower()}
+    manager.create_topic("t", 1, {**TIERED, **setting}, now_ms=NOW)
+    for _ in range(2):
+        add(manager, (None, b"1"), (b"a", b"1"), (None, b"2"))
+        build(manager)
+    kept = [b"1", b"2", b"1", b"1", b"2"] if retained else [b"1"]
+    assert [each.value for each in compacted(manager)] == kept
+    assert (view_of(manager).record_count, view_of(manager).key_count) == (len(kept), 1)
+
+
+def test_parts_that_lose_nothing_are_taken_over_as_they_are(world):
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(manager, 400, keys=400)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    build(manager)
+    before = view_of(manager)
+    assert len(before.rows) > 4
+    add(manager, (b"k399", b"new"))
+    build(manager)
+    after = view_of(manager)
+    assert after.rows[:4] == before.rows[:4]
+    assert {row.ulid for row in after.rows} != {row.ulid for row in before.rows}
+    assert compacted(manager) == newest(manager.reader().records(NAME, 0), 401)
+    listed = {each.key for each in manager.partitions()[0].head().unlinked}
+    assert listed == {key for row in before.rows if row not in after.rows for key in (row.data_key, row.indexes_key)}
+
+
+def test_the_horizon_never_lies_beyond_what_the_bucket_alone_can_vouch_for(world):
+    """A marker that is only on this disk may be lost with it: then nobody committed what the view would have said."""
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    add(manager, (b"a", b"before"), roll=False)
+    log = manager.partitions()[0].log
+    who = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+    log.append([Record(b"a", b"undecided", NOW)], now_ms=NOW, producer=who)
+    log.roll(now_ms=NOW)
+    log.append_marker(7, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    settle(manager)
+    assert manager.partitions()[0].head().next_offset == 2
+    build(manager)
+    assert view_of(manager).horizon_offset == 1
+    assert [each.value for each in compacted(manager)] == [b"before", b"undecided"]
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    build(manager)
+    assert view_of(manager).horizon_offset == 3
+    assert [each.value for each in compacted(manager)] == [b"undecided"]
+
+
+def test_what_is_only_on_this_disk_is_not_in_the_view(world):
+    manager = ready(world)
+    send(manager, 30, start=120)
+    build(manager)
+    assert view_of(manager).horizon_offset == 120
+    manager.abandon()
+    with world.open(disk=world.other_disk()) as other:
+        send(other, 5, start=500)
+        assert [each.value for each in compacted(other, 120)] == [b"value %d" % at for at in range(500, 505)]
+
+
+def test_a_buffer_that_is_too_small_for_one_key_is_named(world):
+    manager = ready(world)
+    held = manager.partitions()[0]
+    held.rules = replace(held.rules, view_buffer_bytes=24)
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+    assert "raise log.cleaner.dedupe.buffer.size" in str(manager.problems[NAME])
+    assert view_of(manager).state(held.head().epoch) is ViewState.ERROR
+    assert "raise log.cleaner.dedupe.buffer.size" in view_of(manager).failure.error
+    held.rules = replace(held.rules, view_buffer_bytes=1 << 20)
+    build(manager)
+    assert view_of(manager).failure is None
+
+
+def test_few_bytes_of_buffer_make_the_same_view_in_more_passes(world):
+    manager = ready(world)
+    build(manager)
+    held = manager.partitions()[0]
+    held.rules = replace(held.rules, view_buffer_bytes=80)
+    build(manager, name="slowly")
+    assert view_of(manager, "slowly").last_run.key_ranges > 2
+    slowly = manager.reader(read_compacted=True, view="slowly")
+    assert list(slowly.records(NAME, 0)) == compacted(manager)
+
+
+def test_a_view_of_more_parts_than_a_head_takes_has_larger_parts_and_else_an_error():
+    assert part_bytes(1 << 30, 1 << 30) == 1 << 30
+    assert part_bytes(1000, PARTS_WANTED * 5000) == 5000
+    assert part_bytes(1000, 1 << 60) == PART_BYTES_MAX
+
+
+def test_a_run_that_is_asked_to_stop_leaves_the_old_view_and_says_so(world):
+    manager = ready(world)
+    build(manager)
+    before = compacted(manager)
+    add(manager, (b"k1", b"new"))
+    asked = iter([False] * 4)
+    build_views(manager, plan_views(manager, "t", now_ms=NOW), should_stop=lambda: next(asked, True))
+    assert "asked to stop" in view_of(manager).failure.error
+    assert [each for each in compacted(manager) if each.offset < 120] == before
+
+
+# -- the log moves on without the view
+
+
+def expired(world, manager, now_ms):
+    manager.alter_topic("t", {"retention.ms": "1ms"}, now_ms=now_ms)
+    settle(manager, now_ms)
+    return manager
+
+
+def test_a_view_outlives_the_retention_of_its_log(world):
+    manager = ready(world)
+    build(manager)
+    expected = compacted(manager)
+    expired(world, manager, NOW)
+    assert manager.reader().offsets(NAME) == (120, 120)
+    assert compacted(manager) == expected
+    with pytest.raises(OffsetOutOfRange):
+        list(manager.reader().records(NAME, 0))
+    send(manager, 10, start=120)
+    assert [each.offset for each in compacted(manager)][-10:] == list(range(120, 130))
+    with RemoteLog(world.store) as bucket:
+        assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == expected
+
+
+def test_a_gap_between_view_and_log_is_an_error_until_somebody_accepts_the_loss(world):
+    manager = ready(world)
+    build(manager)
+    known = compacted(manager)
+    send(manager, 30, start=120)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    manager.delete_records({NAME: 140}, now_ms=NOW)
+    settle(manager)
+    (status,) = view_status(manager, NOW)
+    assert status.gap == (120, 140)
+    assert not status.is_healthy
+    reader = manager.reader(read_compacted=True)
+    for verb in (lambda: list(reader.records(NAME, 0)), lambda: reader.offset_for_timestamp(NAME, 0)):
+        with pytest.raises(InvalidRequest, match=r"the log no longer holds what follows it.*lost=\[120, 140\)"):
+            verb()
+    assert list(reader.records(NAME, 0, 120)) == known
+    assert [each.offset for each in reader.records(NAME, 140)] == list(range(140, 150))
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+    assert "the log no longer holds what follows it" in str(manager.problems[NAME])
+    assert view_status(manager, NOW)[0].state is ViewState.ERROR
+    build(manager, accepts_loss=True)
+    assert view_of(manager).lost == ((120, 140),)
+    assert view_of(manager).horizon_offset == 150
+    log = {each.offset: each for each in manager.reader().records(NAME, 140)}
+    assert compacted(manager) == newest([*known, *log.values()], 150)
+
+
+# -- several readers, several views
+
+
+def test_a_reader_stays_with_the_view_it_began_with_through_the_grace_time(world):
+    manager = ready(world)
+    build(manager)
+    expected = compacted(manager)
+    begun = manager.reader(read_compacted=True).records(NAME, 0)
+    got = [next(begun)]
+    add(manager, *((b"k%d" % at, b"new") for at in range(9)))
+    build(manager)
+    assert view_of(manager).horizon_offset == 129
+    rest = list(begun)
+    assert got + [each for each in rest if each.offset < 120] == expected
+    assert [each.offset for each in rest if each.offset >= 120] == list(range(120, 129))
+
+
+def gone(world, manager):
+    """The old view's objects are deleted once their grace time is over."""
+    settle(manager, NOW + DAY + HOUR)
+    assert manager.partitions()[0].head().unlinked == ()
+
+
+def test_a_reader_whose_view_is_gone_before_its_first_batch_takes_the_newest(world):
+    manager = ready(world)
+    build(manager)
+    with RemoteLog(world.store) as bucket:
+        assert bucket.head(NAME).views
+        add(manager, *((b"k%d" % at, b"new") for at in range(9)))
+        build(manager)
+        gone(world, manager)
+        assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == compacted(manager)
+
+
+def test_a_reader_whose_view_is_gone_half_way_is_told_to_begin_again(world):
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(manager, 400, keys=400)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    build(manager)
+    with RemoteLog(world.store, cache_bytes=0) as bucket:
+        begun = bucket.reader(read_compacted=True).records(NAME, 0)
+        next(begun)
+        add(manager, *((b"k%d" % at, b"new") for at in range(400)))
+        build(manager)
+        gone(world, manager)
+        with pytest.raises(NotFound, match="replaced while it was read; begin again at its start"):
+            list(begun)
+
+
+@pytest.mark.damages_bucket
+def test_a_lost_object_of_a_view_is_damage_and_named(world):
+    manager = ready(world)
+    build(manager)
+    row = view_of(manager).rows[0]
+    world.store.delete([manager.partitions()[0].prefix + row.data_key])
+    with RemoteLog(world.store) as bucket, pytest.raises(Corrupt, match=r"an object of it is missing.*view/compacted/"):
+        list(bucket.reader(read_compacted=True).records(NAME, 0))
+
+
+def test_views_of_several_names_stand_beside_each_other_and_drop_alone(world):
+    manager = ready(world)
+    build(manager)
+    build(manager, name="other")
+    assert [each.view.name for each in view_status(manager, NOW)] == ["compacted", "other"]
+    assert drop_views(manager, "t", now_ms=NOW) == [NAME]
+    with pytest.raises(NotFound, match="there is none"):
+        compacted(manager)
+    assert list(manager.reader(read_compacted=True, view="other").records(NAME, 0))
+    with pytest.raises(NotFound, match="the topic has none of this name"):
+        drop_views(manager, "t", now_ms=NOW)
+    settle(manager, NOW + DAY + HOUR)
+    prefix = manager.partitions()[0].prefix
+    assert {each.key.split("/")[3] for each in world.store.list(prefix + "view/")} == {"other"}
+
+
+def test_a_topic_without_a_remote_tier_has_no_view(world):
+    manager = world.open()
+    manager.create_topic("t", 1, {}, now_ms=NOW)
+    with pytest.raises(InvalidRequest, match="the topic has no remote tier"):
+        plan_views(manager, "t", now_ms=NOW)
+    with pytest.raises(NotFound, match="a topic without a remote tier has none"):
+        compacted(manager)
+
+
+def test_a_compacted_topic_has_views_too(world):
+    manager = ready(world, **{"cleanup.policy": "compact"})
+    log = list(manager.reader().records(NAME, 0))
+    build(manager)
+    assert compacted(manager) == newest(log, view_of(manager).horizon_offset)
+
+
+def test_a_time_is_looked_for_in_what_reading_gives(world):
+    manager = ready(world)
+    build(manager)
+    send(manager, 5, start=120)
+    reader = manager.reader(read_compacted=True)
+    given = list(reader.records(NAME, 0))
+    times = sorted({each.timestamp_ms for each in manager.reader().records(NAME, 0)})
+    for asked in (0, *times, times[-1] + 1):
+        expected = next((each.offset for each in given if each.timestamp_ms >= asked), None)
+        assert reader.offset_for_timestamp(NAME, asked) == expected
+
+
+def test_a_part_left_by_a_crash_goes_with_the_next_start(world):
+    manager = ready(world)
+    manager.abandon()
+    path = "./data/t-0/00000000000000000003.log.cleaned"
+    world.disk.create(path).append(b"half a part")
+    with world.open() as again:
+        assert not world.disk.exists(path)
+        build(again)
+        assert not [name for name in world.disk.list("./data/t-0") if name.endswith(".cleaned")]
+
+
+def test_parts_of_a_view_lie_at_rest_as_the_topics_segments_do(world):
+    manager = ready(world, count=400, **{"remote.compression": "zstd"})
+    build(manager)
+    (row,) = view_of(manager).rows
+    assert row.data_key.endswith(".log.zst") == manager.partitions()[0].head().segments[0].data_key.endswith(".log.zst")
+    assert compacted(manager) == newest(manager.reader().records(NAME, 0), 400)
+
+
+def test_a_log_that_begins_inside_a_batch_gives_a_view_that_does(world):
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    add(manager, *((b"k%d" % at, b"v") for at in range(6)))
+    manager.delete_records({NAME: 4}, now_ms=NOW)
+    build(manager)
+    assert [each.offset for each in compacted(manager, 4)] == [4, 5]
+    assert manager.reader(read_compacted=True).offsets(NAME) == (4, 6)
+    with pytest.raises(OffsetOutOfRange, match="first_offset=4"):
+        compacted(manager, 3)
+
+
+def test_too_many_parts_are_an_error_that_says_what_helps_and_leave_nothing_behind(world, monkeypatch):
+    monkeypatch.setattr(view_parts, "VIEW_ROWS_MAX", 2)
+    manager = ready(world, count=400)
+    send(manager, 400, start=400, keys=400)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+    assert "more parts than a head may hold: raise segment.bytes" in view_of(manager).failure.error
+    assert not [each.key for each in world.store.list("") if "/view/" in each.key]
+
+
+def test_what_the_disk_let_go_for_records_that_only_it_has_is_in_the_view(world):
+    """Cleaned on the disk by a newer record that is not in the bucket yet: the bucket's is still the one to keep."""
+    manager = ready(world, **{"cleanup.policy": "compact", "local.retention.ms": "-1"})
+    held = manager.partitions()[0]
+    add(manager, *((b"k%d" % at, b"newer") for at in range(9)), roll=False)
+    manager.roll("t", now_ms=NOW)
+    held.rules = replace(held.rules, copy_disabled=True)
+    settle(manager)
+    assert held.head().next_offset == 120
+    build(manager)
+    manager.abandon()
+    with RemoteLog(world.store) as bucket:
+        log = list(bucket.reader().records(NAME, 0))
+        assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == newest(log, 120)
+        assert len(newest(log, 120)) == 9
+
+
+def test_a_tombstone_that_a_view_has_not_seen_outlives_its_retention(world):
+    """Else the view would keep for ever what the tombstone deleted."""
+    manager = ready(world, **{"cleanup.policy": "compact", "delete.retention.ms": "0"})
+    build(manager)
+    add(manager, (b"k1", None))
+    for turn in range(1, 4):
+        add(manager, (b"k2", b"%d" % turn))
+        settle(manager, NOW + turn * DAY)
+    build(manager)
+    assert b"k1" not in {each.key for each in compacted(manager)}

@@ -1,0 +1,44 @@
+"""The batches of a view's parts, as they lie in the bucket: whole, in order, in runs of bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from local import kernels
+from local.columns import Columns
+from local.errors import Corrupt
+from local.names import TopicPartition
+from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
+
+RUN_BYTES = 8 << 20
+
+
+def row_runs(remote: RemotePartition, row: RemoteSegment, offset: int, position: int = 0) -> Iterator[memoryview]:
+    """Runs of whole batches of one part from byte `position`, without those wholly below `offset`.
+
+    Raises Corrupt for damaged bytes, NotFound when the part's objects are gone, Unavailable.
+    """
+    want = RUN_BYTES
+    while position < row.size_bytes:
+        data = remote.read(row, position, min(want, row.size_bytes - position))
+        table = kernels.scan_batches(data, verify=False)
+        if table.valid_bytes == 0:
+            if table.is_corrupt or position + len(data) >= row.size_bytes:
+                raise Corrupt("reading a compacted view, a part is not whole batches", object=row.data_key, at=position)
+            want *= 2
+            continue
+        position += table.valid_bytes
+        first = int(np.searchsorted(table.last_offsets, offset))
+        if first < len(table):
+            yield data[int(table.positions[first]) : table.valid_bytes]
+
+
+def decoded(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:
+    """The records of a run, in steps of bounded memory. Raises Corrupt, naming the partition."""
+    try:
+        yield from kernels.decode_in_steps(data)
+    except Corrupt as error:
+        raise Corrupt(error.attempt, partition=partition, **error.facts) from error

@@ -1,0 +1,116 @@
+"""Compacted views of a topic: built by hand, looked at, dropped. The manager's rounds build them by threshold.
+
+A view is one of each partition, under one name. Building goes through `LogManager.apply` like everything that changes a
+partition, so one partition's trouble leaves the others alone and stands in `LogManager.problems`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from local.errors import InvalidRequest, NotFound
+from local.names import TopicPartition
+from policies.decisions import BuildView, Plan
+from policies.view import ViewBacklog, view_backlog
+from remote.keys import check_view
+from remote.view import DEFAULT_VIEW, CompactedView, ViewState, find_view
+from remote.view_changes import drop_view as drop_from_head
+from tiered.manager import LogManager
+from tiered.partition import Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewStatus:
+    """How a view of one partition stands. `gap`: what is neither in the view nor in the log, half open."""
+
+    partition: TopicPartition
+    view: CompactedView
+    state: ViewState
+    backlog: ViewBacklog
+    gap: tuple[int, int] | None
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.state is not ViewState.ERROR and self.gap is None
+
+
+def plan_views(
+    manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, accepts_loss: bool = False, now_ms: int
+) -> Plan:
+    """What building the view by hand would take up, by partition; those where nothing is to be done are absent.
+
+    Raises NotFound for the topic, InvalidRequest for the name and for a topic that is not tiered.
+    """
+    check_view(name)
+    manager.topic(topic)
+    snapshots = manager.snapshots(now_ms, [topic])
+    if any(not each.is_tiered for each in snapshots):
+        raise InvalidRequest("building a view, the topic has no remote tier", topic=topic)
+    decisions = {}
+    for snapshot in snapshots:
+        backlog = view_backlog(snapshot, name)
+        if not backlog.is_empty or backlog.gap is not None or not backlog.is_built:
+            decisions[snapshot.partition] = [
+                BuildView(
+                    view=name,
+                    from_offset=backlog.from_offset,
+                    upto_offset=backlog.upto_offset,
+                    size_bytes=backlog.size_bytes,
+                    reason="asked for",
+                    accepts_loss=accepts_loss,
+                )
+            ]
+    return Plan(now_ms=now_ms, decisions=decisions)
+
+
+def build_views(manager: LogManager, plan: Plan, *, should_stop: Callable[[], bool] = lambda: False) -> Plan:
+    """Do what `plan_views` said; the part of it that was done. What went wrong is in `LogManager.problems`."""
+    applied = manager.apply(plan, should_stop=should_stop)
+    return Plan(now_ms=plan.now_ms, decisions={name: each.done for name, each in applied.items() if each.done})
+
+
+def view_status(
+    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, name: str | None = None
+) -> list[ViewStatus]:
+    """Every view of every tiered partition, by partition and name; with `name` also where it was never built."""
+    found = []
+    held = {each.name: each for each in manager.partitions(topics)}
+    for snapshot in manager.snapshots(now_ms, topics):
+        head = held[snapshot.partition].head()
+        names = [name] if name is not None else sorted({DEFAULT_VIEW, *(view.name for view in snapshot.views)})
+        for each in names if snapshot.is_tiered and head is not None else ():
+            view = find_view(snapshot.views, each) or CompactedView(name=each)
+            backlog = view_backlog(snapshot, each)
+            status = ViewStatus(
+                partition=snapshot.partition,
+                view=view,
+                state=view.state(head.epoch if head is not None else 0),
+                backlog=backlog,
+                gap=backlog.gap,
+            )
+            found.append(status)
+    return found
+
+
+def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:
+    """Take a view out of every partition of a topic; its objects go after the grace time. Readers get an error then.
+
+    Raises NotFound where no partition has one, before anything is changed; and what committing raises.
+    """
+    manager.topic(topic)
+    held = [each for each in manager.partitions([topic]) if _has_view(each, name)]
+    if not held:
+        raise NotFound("dropping a view, the topic has none of this name", topic=topic, view=name)
+    for each in held:
+        with each.lock:
+            if each.stopped is not None:
+                raise each.stopped
+            assert each.metadata is not None, "a view lies in a head"
+            each.metadata.commit(drop_from_head(name, now_ms=now_ms), now_ms)
+    return [each.name for each in held]
+
+
+def _has_view(held: Partition, name: str) -> bool:
+    head = held.head()
+    return head is not None and find_view(head.views, name) is not None
