@@ -1,157 +1,178 @@
-"""How fast the cleaner is, as ratios to things done in the same run: ``python tests/bench/bench_clean.py [--large]``.
+"""How fast the cleaner is, as ratios to things done in the same run: ``bench_clean.py [rounds] [--copies]``.
 
 End to end on real files in the page cache: both passes, every CRC checked, the new files written, synced and swapped
-in. References: a raw read and write of the same file (with the same sync), and a cleaner of one pass with a plain
-dictionary over decoded records. Processor time as well as time on the wall, the former for busy machines. S are values
-of about 100 bytes, L of about 1 KB; ten records a key, or nine of ten keys only once (88 % survive). ``--large`` adds
-the map alone at 10 million keys. Under a minute without it.
+in. References, each on the same segment and measured in turn with ours: a raw read and write of it (synced too),
+Kafka's own cleaner, and a plain Python dictionary over records as tuples. Ratios are best over best of rounds in which
+all take turns, of time on the wall and of processor time, the latter for busy machines. Kafka's is 4.1.1's class in a
+JVM that has cleaned the same log before (`TimeKafkasCleaner.java`), one thread, no throttle, a dedupe buffer of
+128 MiB; without its jars it is left out. Some minutes; with ``--copies`` only the raw copy, in half a minute.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import statistics
+import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
-from local import cleaner, kernels
-from local.log import Log
-from local.names import TopicPartition
-from local.record import Record
-from local.settings import LogSettings
-from local.storage import DiskStorage
+from clean_samples import (
+    KINDS,
+    NOW,
+    SEGMENT_BYTES,
+    Sample,
+    Took,
+    best,
+    clean,
+    cleaned,
+    copied,
+    copy,
+    made,
+    opened,
+    ratios,
+    took,
+)
+from kafka_artifacts import KafkaMissing, find_kafka
 
-NAME = TopicPartition("t", 0)
-FILE_BYTES = 64 << 20
-ROUNDS = 3
-NOW = 1_700_000_000_000
+from local import kernels
 
-
-class Took(NamedTuple):
-    wall_seconds: float
-    processor_seconds: float
-
-
-def took(work: Callable[[], object]) -> Took:
-    wall, processor = time.perf_counter(), time.process_time()
-    work()
-    return Took(time.perf_counter() - wall, time.process_time() - processor)
-
-
-def median(runs: list[Took]) -> Took:
-    return Took(*(statistics.median(column) for column in zip(*runs, strict=True)))
+ROUNDS = 5
+WARM_UPS = 4
+DRIVER = Path(__file__).with_name("TimeKafkasCleaner.java")
 
 
-def filled(root: str, value_bytes: int, survivors: float) -> Log:
-    """One sealed segment of FILE_BYTES in batches of 16 KB, keys of 20 bytes."""
-    settings = LogSettings(segment_bytes=1 << 30, batch_bytes=16 << 10, is_compacted=True)
-    log = Log.open(DiskStorage(), os.path.join(root, "t-0"), NAME, settings, now_ms=0)
-    draw = random.Random(5)
-    count = FILE_BYTES // (value_bytes + 35)
-    keys = max(1, round(count * 0.1)) if survivors < 0.5 else None
-    for start in range(0, count, 10_000):
-        records = []
-        for at in range(start, min(count, start + 10_000)):
-            key = draw.randrange(keys) if keys else (at if draw.random() < survivors else max(0, at - 5))
-            records.append(Record(b"key-%016d" % key, draw.randbytes(value_bytes), NOW + at))
-        log.append(records, now_ms=NOW)
-    log.roll(now_ms=NOW)
-    log.cleaner_offset = 0
-    return log
+class KafkasCleaner:
+    """A JVM that cleans the directories it is told, one by one."""
+
+    def __init__(self) -> None:
+        kafka = find_kafka()
+        words = [kafka.java, "-Xmx2g", "-cp", kafka.class_path, str(DRIVER)]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def clean(self, sample: Sample) -> tuple[Took, int]:
+        """(time of its cleaning alone, records left)."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with copied(sample) as (directory,):
+            self._process.stdin.write(f"{directory}\t{sample.next_offset}\t{NOW}\t{SEGMENT_BYTES}\n")
+            self._process.stdin.flush()
+            while not (line := self._process.stdout.readline()).startswith("cleaned\t"):
+                assert line, "Kafka's cleaner ended"
+            wall, processor = (int(word) / 1e9 for word in line.split("\t")[1:])
+            left = sum(records_in(path) for path in Path(directory).glob("*.log"))
+        return Took(wall, processor), left
+
+    def close(self) -> None:
+        self._process.communicate("")
 
 
-def cleaned(value_bytes: int, survivors: float, threads: int = 1) -> tuple[Took, int, int, cleaner.CleaningResult]:
-    """(time, bytes cleaned, records, result of one) of `threads` logs cleaned side by side."""
-    with tempfile.TemporaryDirectory() as root:
-        logs = [filled(os.path.join(root, str(at)), value_bytes, survivors) for at in range(threads)]
-        done: list[cleaner.CleaningResult] = []
+def records_in(path: Path) -> int:
+    return int(kernels.scan_batches(path.read_bytes()).record_counts.sum())
 
-        def one(log: Log) -> None:
-            result = cleaner.clean(log, DiskStorage(), clean_from=0, now_ms=NOW, tombstones_below=None)
-            assert result is not None
-            done.append(result)
 
-        def all_of_them() -> None:
-            workers = [threading.Thread(target=one, args=(log,)) for log in logs]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+def by_dictionary(sample: Sample) -> tuple[Took, list[tuple]]:
+    """(time, what is left as tuples): two passes over tuples, nothing written."""
+    left: list[tuple] = []
+    with copied(sample) as (directory,):
+        log = opened(directory)
 
-        spent = took(all_of_them)
+        def work() -> None:
+            newest = {record.key: record.offset for record in log.records(0)}
+            left.extend(
+                (record.offset, record.key, record.value, record.timestamp_ms)
+                for record in log.records(0)
+                if newest[record.key] == record.offset
+            )
+
+        spent = took(work)
+        log.close()
+    return spent, left
+
+
+def left_by_ours(sample: Sample) -> list[tuple]:
+    with copied(sample) as (directory,):
+        log = opened(directory)
+        clean(log)
+        left = [(record.offset, record.key, record.value, record.timestamp_ms) for record in log.records(0)]
+        log.close()
+    return left
+
+
+def side_by_side(sample: Sample) -> float:
+    """How many times as fast two logs are cleaned by two threads as one after the other."""
+    with copied(sample, copies=4) as directories:
+        logs = [opened(each) for each in directories]
+        alone = took(lambda: [clean(log) for log in logs[:2]])
+        workers = [threading.Thread(target=clean, args=(log,)) for log in logs[2:]]
+        together = took(lambda: ([worker.start() for worker in workers], [worker.join() for worker in workers]))
         for log in logs:
             log.close()
-    return spent, sum(each.bytes_before for each in done), sum(each.records_before for each in done), done[0]
+    return alone.wall_seconds / together.wall_seconds
 
 
-def raw_copy(size_bytes: int) -> Took:
+def row(sample: Sample, kafka: KafkasCleaner | None, rounds: int) -> str:
+    ours, copies, theirs = [], [], []
+    cleaned(sample), copy(sample)  # the first ones pay for what later ones find warm
+    for _ in range(WARM_UPS if kafka else 0):
+        kafka.clean(sample)
+    plain, left = by_dictionary(sample)
+    assert left == left_by_ours(sample)
+    for _ in range(rounds):
+        copies.append(copy(sample))
+        ours.append(cleaned(sample))
+        if kafka:
+            spent, count = kafka.clean(sample)
+            assert count == len(left)
+            theirs.append(spent)
+    pairs = sorted(side_by_side(sample) for _ in range(rounds))
+    mine, against = best(ours), ratios(copies, ours)
+    told = f"{ratios(theirs, ours)[0]:.1f} x ({ratios(theirs, ours)[1]:.1f})" if kafka else "-"
+    return (
+        f"| {sample.kind.name}, {len(left) / sample.records:.0%} left "
+        f"| {mine.wall_seconds:.3f} ({mine.processor_seconds:.3f}) s, "
+        f"{sample.size_bytes / mine.wall_seconds / 1e9:.2f} ({sample.size_bytes / mine[1] / 1e9:.2f}) GB/s "
+        f"| {against.wall_seconds:.2f} ({against.processor_seconds:.2f}) | {sample.kind.goal} | {told} "
+        f"| {plain.wall_seconds / mine.wall_seconds:.0f} x ({plain[1] / mine[1]:.0f}) "
+        f"| {pairs[len(pairs) // 2]:.2f} (best {pairs[-1]:.2f}) |"
+    )
+
+
+def against_copies(rounds: int) -> None:
+    print("| | ours, s | raw copy, s | x raw copy | goal |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as root:
-        source, target = os.path.join(root, "a"), os.path.join(root, "b")
-        with open(source, "wb") as file:
-            file.write(os.urandom(1 << 20) * (size_bytes >> 20))
-
-        def copy() -> None:
-            with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
-                while part := reader.read(1 << 20):
-                    writer.write(part)
-                os.fsync(writer.fileno())
-
-        return took(copy)
-
-
-def by_dictionary(value_bytes: int, survivors: float) -> Took:
-    """The two passes over record objects; without writing anything."""
-    with tempfile.TemporaryDirectory() as root:
-        log = filled(root, value_bytes, survivors)
-
-        def clean() -> None:
-            newest = {record.key: record.offset for record in log.records(0)}
-            sum(1 for record in log.records(0) if newest[record.key] == record.offset)
-
-        spent = took(clean)
-        log.close()
-    return spent
-
-
-def large_map(count: int = 10_000_000) -> None:
-    slots = count * 10 // 9 + 2
-    made = kernels.KeyMap(slots, count, seed=3)
-    keys = np.frombuffer(b"".join(b"\x28key-%016d" % at for at in range(count)), np.uint8)
-    data = memoryview(keys)
-    keep = np.full(count // 8 + 1, 0xFF, np.uint8)
-    starts = np.arange(count, dtype=np.int64) * 21 + 1
-    lengths, skip = np.full(count, 20, np.int32), np.zeros(count, np.bool_)
-    held = made.hold(data)
-    spent = took(lambda: made.add(data, starts, lengths, skip, 0, keep, buffer=held))
-    print(f"map of {len(made):,} keys: {made.memory_bytes / len(made):.1f} bytes a key", end=", ")
-    print(f"{spent.processor_seconds / count * 1e9:.0f} ns an insert")
+        for kind in KINDS:
+            sample = made(kind, root)
+            runs = [(copy(sample), cleaned(sample)) for _ in range(rounds + 1)][1:]
+            copies, ours = (list(column) for column in zip(*runs, strict=True))
+            told = " | ".join(
+                f"{wall:.3f} ({cpu:.3f})" for wall, cpu in (best(ours), best(copies), ratios(copies, ours))
+            )
+            print(f"| {kind.name} | {told} | {kind.goal} |", flush=True)
 
 
 def main() -> None:
-    print(f"kernels: {kernels.implementation()}; figures: wall (processor) seconds and ratios of the same")
-    kinds = (("S 10x", 100, 0.1), ("L 10x", 1000, 0.1), ("S 88 %", 100, 0.88), ("L 88 %", 1000, 0.88))
-    for name, value_bytes, survivors in kinds:
-        runs = [cleaned(value_bytes, survivors) for _ in range(ROUNDS)]
-        ours, (_, size, records, result) = median([each[0] for each in runs]), runs[0]
-        copy, plain = median([raw_copy(size) for _ in range(ROUNDS)]), by_dictionary(value_bytes, survivors)
-        pair = cleaned(value_bytes, survivors, threads=2)[0]
-        print(
-            f"{name}: {size / ours.wall_seconds / 1e9:.2f} GB/s, {records / ours.wall_seconds / 1e6:.1f} Mrec/s, "
-            f"{ours.wall_seconds:.3f} ({ours.processor_seconds:.3f}) s; {result.records_after / records:.0%} survive; "
-            f"raw copy / ours {copy.wall_seconds / ours.wall_seconds:.2f} "
-            f"({copy.processor_seconds / ours.processor_seconds:.2f}); "
-            f"dictionary / ours {plain.wall_seconds / ours.wall_seconds:.0f}; "
-            f"two threads {2 * ours.wall_seconds / pair.wall_seconds:.2f} x"
-        )
-    if "--large" in sys.argv:
-        large_map()
+    words = sys.argv[1:]
+    rounds = next((int(word) for word in words if word.isdigit()), ROUNDS)
+    print(f"kernels: {kernels.implementation()}; wall (processor); best of {rounds}")
+    if "--copies" in words:
+        against_copies(rounds)
+        return
+    try:
+        kafka = KafkasCleaner()
+    except KafkaMissing as error:
+        kafka = None
+        print(error)
+    print("| | ours | x raw copy | goal | x Kafka's cleaner | x a dictionary | two threads |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as root:
+        for kind in KINDS:
+            print(row(made(kind, root), kafka, rounds), flush=True)
+    if kafka:
+        kafka.close()
 
 
 if __name__ == "__main__":
