@@ -59,17 +59,10 @@ class Batch:
     epoch: int = 0
 
 
-def knows_producers(machine: LogMachine) -> bool:
-    return machine.PRODUCERS_SURVIVE or not machine.was_reopened
-
-
 class LogMachine(RuleBasedStateMachine):
     """See the module text. Subclasses choose `IS_COMPACTED`."""
 
     IS_COMPACTED = False
-    PRODUCERS_SURVIVE = True
-
-    was_reopened = False
 
     @initialize(
         segment_bytes=st.sampled_from([600, 1200, 4000]),
@@ -123,7 +116,6 @@ class LogMachine(RuleBasedStateMachine):
         self.epoch += 1
         self.log.begin_epoch(self.epoch)
 
-    @precondition(knows_producers)
     @rule(
         data=st.data(),
         producer_id=st.integers(1, 2),
@@ -150,7 +142,6 @@ class LogMachine(RuleBasedStateMachine):
         self._added(result, records, durability, producer)
         self.last_sent[producer_id] = (producer, records)
 
-    @precondition(knows_producers)
     @rule(producer_id=st.integers(1, 2), durability=durabilities)
     def repeat_the_last_batch(self, producer_id: int, durability: Durability) -> None:
         """A retry is answered with the offsets of the first try, and adds nothing."""
@@ -163,10 +154,9 @@ class LogMachine(RuleBasedStateMachine):
             return
         result = self.log.append(records, now_ms=NOW, durability=durability, producer=producer)
         assert result == AppendResult(sent[-1].base_offset, sent[-1].next_offset, is_duplicate=True)
-        if durability is Durability.FLUSHED:
-            self.durable = max(self.durable, sent[-1].next_offset)
+        if durability is Durability.FLUSHED and self.durable < sent[-1].next_offset:
+            self.durable = self.end  # one fsync is for all that was written
 
-    @precondition(knows_producers)
     @rule(producer_id=st.integers(1, 2), gap=st.integers(1, 5))
     def a_gap_in_the_sequence_is_refused(self, producer_id: int, gap: int) -> None:
         last = self._last_of(producer_id)
@@ -181,7 +171,6 @@ class LogMachine(RuleBasedStateMachine):
             return
         raise AssertionError("a gap in a producer's sequence was taken")
 
-    @precondition(knows_producers)
     @rule(producer_id=st.integers(1, 2), commit=st.booleans(), bumps=st.booleans(), durability=durabilities)
     def end_the_transaction(self, producer_id: int, commit: bool, bumps: bool, durability: Durability) -> None:
         last = self._last_of(producer_id)
@@ -260,15 +249,21 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.IS_COMPACTED)
     @rule()
     def compact(self) -> None:
-        """The newest record of each key stays; what else stays is the cleaner's choice, which the model takes over."""
+        """The newest record of each key stays, of those that were not aborted, and whatever is not decided yet.
+
+        What else stays is the cleaner's choice, which the model takes over.
+        """
+        stable = min(self._first_open(), self.end)
         self.log.roll(now_ms=NOW)
         self.durable = self.end
         result = cleaner.clean(self.log, self.disk, clean_from=0, now_ms=NOW)
         self.directory.write_cleaner_offsets()
-        newest = {record.key: record.offset for batch in self.batches for record in batch.records}
+        decided = [batch for batch in self.batches if batch.base_offset < stable and not self._is_aborted(batch)]
+        newest = {record.key: record.offset for batch in decided for record in batch.records}
+        open_ones = {r.offset for batch in self.batches for r in batch.records if r.offset >= stable}
         before = {record.offset: record for batch in self.batches for record in batch.records}
         found = {record.offset: record for record in self.log.records(self.start)}
-        assert set(newest.values()) <= set(found), "compaction took the newest record of a key"
+        assert {*newest.values(), *open_ones} <= set(found), "compaction took the newest record of a key"
         assert all(before[offset] == record for offset, record in found.items())
         assert result is None or len(found) <= len(before)
         for batch in self.batches:
@@ -307,7 +302,6 @@ class LogMachine(RuleBasedStateMachine):
         self._after_open()
 
     def _after_open(self) -> None:
-        self.was_reopened = True
         self.beside = LogDirectory(self.disk, ROOT, read_only=True).open_log(NAME, self.settings, now_ms=NOW)
         self.epoch = self.log.leader_epoch
         self.log.settings = self.settings
@@ -337,11 +331,13 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), shift=st.sampled_from([-1, 0, 0, 1]))
     def find_by_time(self, share: float, shift: int) -> None:
-        """The first record at or after the time of some record, or a millisecond beside it."""
-        records = self._visible()
-        timestamp = records[int((len(records) - 1) * share)].timestamp_ms + shift if records else NOW
-        hits = [record for record in records if record.timestamp_ms >= timestamp]
-        assert self.log.offset_for_timestamp(timestamp) == (hits[0].offset if hits else None)
+        """The first record at or after the time of some record, or a millisecond beside it; a marker is a record too."""
+        markers = [batch.base_offset for batch in self.batches if batch.marker is not None]
+        timed = [(record.offset, record.timestamp_ms) for record in self._visible()]
+        timed = sorted([*timed, *((offset, NOW) for offset in markers if offset >= self.start)])
+        timestamp = timed[int((len(timed) - 1) * share)][1] + shift if timed else NOW
+        hits = [offset for offset, time_ms in timed if time_ms >= timestamp]
+        assert self.log.offset_for_timestamp(timestamp) == (hits[0] if hits else None)
 
     @rule()
     def find_by_name(self) -> None:
@@ -356,7 +352,6 @@ class LogMachine(RuleBasedStateMachine):
             at = next((record.offset for record in records if record.timestamp_ms == largest), None)
             assert (newest.offset if newest else None) == at
 
-    @precondition(knows_producers)
     @rule()
     def read_committed(self) -> None:
         stable = min(self._first_open(), self.end)

@@ -32,8 +32,6 @@ PROFILE = settings(
 
 class CompactedLogMachine(LogMachine):
     IS_COMPACTED = True
-    # The cleaner may take a producer's last batch away; after a crash nobody knows that producer.
-    PRODUCERS_SURVIVE = False
 
 
 @pytest.fixture(autouse=True)
