@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from local import kernels, offset_index, swap, time_index
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
-from local.errors import CleaningAborted
+from local.errors import CleaningAborted, Corrupt, NotFound
 from local.index_files import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, segment_file
@@ -328,7 +328,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     try:
         parts = work.pace.written(_survivors(work, group, rows))
         path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
-    except CleaningAborted:
+    except (CleaningAborted, Corrupt, NotFound):
         storage.unlink(join(log.directory, segment_file(base_offset, LOG) + CLEANED))
         raise
     size = storage.size(path)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from local import cleaner
 from local.cleaner import DEFAULT_BUFFER, CleaningResult
-from local.errors import CleaningAborted
+from local.errors import CleaningAborted, Conflict, NotFound
 from local.log import Log
 from local.newest_records import Buffer
 from local.settings import DAY_MS
@@ -36,11 +36,14 @@ def clean_log(
     clock: Callable[[], float] = time.monotonic,
     announce: Callable[[], None] = lambda: None,
 ) -> CleaningResult | None:
-    """`cleaner.clean` as the only pass over this log. Raises CleaningAborted when the log is paused, or gets paused."""
+    """`cleaner.clean` as the only pass over this log.
+
+    Raises CleaningAborted when the log is paused, or gets paused, or lost segments to retention meanwhile.
+    """
     gate = log.cleaning
     if not gate.try_start():
         raise CleaningAborted("cleaning a log, not now", partition=log.partition, state=gate.now)
-    before = log.cleaner_offset
+    before, first_offset = log.cleaner_offset, log.local_log_start_offset
 
     def undo() -> None:
         log.cleaner_offset = before
@@ -63,6 +66,10 @@ def clean_log(
             clock=clock,
             announce=announce,
         )
+    except (NotFound, Conflict) as error:
+        if log.local_log_start_offset == first_offset:
+            raise
+        raise CleaningAborted("cleaning a log, segments were dropped meanwhile", partition=log.partition) from error
     finally:
         is_done = gate.end(undo)
     if not is_done:

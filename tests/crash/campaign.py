@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from log_explorer import Tally, explore  # noqa: E402
-from log_script import CASES, drawn  # noqa: E402
+from log_programs import CASES, drawn  # noqa: E402
 
 DRAWN_PER_SEED = 12
 DRAWS_FIXED, DRAWS_DRAWN = 6, 5

@@ -11,9 +11,8 @@ up is noticed; the serial of the record before it is kept, so that two histories
 
 from __future__ import annotations
 
-import random
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -31,6 +30,8 @@ NAME = TopicPartition("t", 0)
 ROOT = "./data"
 SMALL = LogSettings(segment_bytes=700, index_interval_bytes=150, batch_bytes=200)
 COMPACTED = replace(SMALL, is_compacted=True)
+MEMORY, FLUSHED = 0, 1
+RETENTION_MS = 100  # delete.retention.ms of the passes; the story's clock goes on by 10 with every append
 Op = tuple[str, *tuple[int, ...]]
 
 
@@ -66,11 +67,13 @@ class Story:
     clock: int = 1_000
     keys: int = 1 << 30
     serial: int = 0
+    passes: list[tuple[int, int]] = field(default_factory=list)  # of each cleaning begun: its clock, where it ended
+    lost: set[int] = field(default_factory=set)  # offsets that a recovery did not find: they must not come back
     watch: Callable[[], None] | None = None
 
     def copy(self) -> Story:
         mine = {name: dict(getattr(self, name)) for name in ("sent", "acked", "records", "before", "batches")}
-        return replace(self, **mine, watch=None)
+        return replace(self, **mine, passes=list(self.passes), lost=set(self.lost), watch=None)
 
     def position(self) -> tuple[object, ...]:
         """Equal when the same was begun and promised."""
@@ -80,13 +83,17 @@ class Story:
         if self.watch is not None:
             self.watch()
 
-    def begin_append(self, first: int, count: int, producer: Producer | None = None) -> list[Record]:
+    def begin_append(
+        self, first: int, count: int, producer: Producer | None = None, *, is_deletion: bool = False
+    ) -> list[Record]:
         """`count` new records for the offsets from `first` on; timestamps go up and down a little."""
         made = []
         for offset in range(first, first + count):
             serial = self._next_serial(offset)
             jitter = serial * 7 % 5
-            record = Record(b"k%d" % (offset % self.keys), b"v%d" % serial, self.clock + jitter)
+            value = None if is_deletion else b"v%d" % serial
+            headers = (("serial", b"%d" % serial),) if is_deletion else ()
+            record = Record(b"k%d" % (offset % self.keys), value, self.clock + jitter, headers)
             self.records[serial] = record
             made.append(record)
             if producer is not None and offset == first:
@@ -123,6 +130,16 @@ class Story:
         self.start_promised = max(self.start_promised, offset)
         self.told()
 
+    def begin_pass(self, next_offset: int) -> None:
+        """From here on a pass of the cleaner may have looked at everything below `next_offset`."""
+        self.passes.append((self.clock, next_offset))
+        self.told()
+
+    def may_have_left(self, offset: int) -> bool:
+        """Whether a tombstone was there for `RETENTION_MS` after a first pass, when another pass came."""
+        clocks = [clock for clock, upto in self.passes if offset < upto]
+        return bool(clocks) and clocks[-1] >= clocks[0] + RETENTION_MS
+
     def begin_truncate(self, offset: int) -> None:
         """Records at or above `offset` may go from here on."""
         self.acked = {at: serial for at, serial in self.acked.items() if at < offset}
@@ -131,6 +148,8 @@ class Story:
     def promise_truncated(self, offset: int) -> None:
         """Records at or above `offset` are gone for good."""
         self.sent = {at: serials for at, serials in self.sent.items() if at < offset}
+        self.passes = [(clock, min(upto, offset)) for clock, upto in self.passes]
+        self.lost = {at for at in self.lost if at < offset}
         self.told()
 
     def begun_anew(self, remembered: Mapping[int, tuple[int, bool]]) -> None:
@@ -155,6 +174,8 @@ class Story:
             self.begun_anew(remembered)
         self.sent = {at: (kept.get(at, serials[-1]),) for at, serials in self.sent.items() if at < next_offset}
         self.acked = dict(kept)
+        self.passes = [(clock, min(upto, next_offset)) for clock, upto in self.passes]
+        self.lost = set(self.sent) - set(kept)
         self.start_promised = log_start
         self.start_allowed = max(self.start_allowed, log_start)
         self.told()
@@ -203,6 +224,16 @@ class World:
         durability = Durability.FLUSHED if flushed else Durability.MEMORY
         first = self.log.next_offset
         records = self.story.begin_append(first, count)
+        result = self.log.append(records, now_ms=self.story.clock, durability=durability)
+        assert result[:2] == (first, first + count), "an offset was given twice, or not the next one"
+        if flushed:
+            self.story.promise_all_below(result.next_offset)
+
+    def delete(self, count: int, flushed: int) -> None:
+        """Tombstones for the keys of the next offsets."""
+        first = self.log.next_offset
+        records = self.story.begin_append(first, count, is_deletion=True)
+        durability = Durability.FLUSHED if flushed else Durability.MEMORY
         result = self.log.append(records, now_ms=self.story.clock, durability=durability)
         assert result[:2] == (first, first + count), "an offset was given twice, or not the next one"
         if flushed:
@@ -258,11 +289,12 @@ class World:
         assert self.log.next_offset == end
 
     def truncate(self, percent: int) -> None:
-        """Where the cut will lie is asked before: a batch goes whole."""
+        """Where the cut will lie is asked before: a batch goes whole. What decided over older ones stays."""
         low, high = self.log.log_start_offset, self.log.next_offset
         offset = low + (high - low) * percent // 100
         cut = truncation.find(self.disk, self.log._view.segments, offset)
-        if cut is None or cut.next_offset < low:
+        decided = max((upto for _, upto in self.story.passes), default=0)
+        if cut is None or cut.next_offset < max(low, decided):
             return
         self.story.begin_truncate(cut.next_offset)
         assert self.log.truncate_to(offset, now_ms=self.story.clock) == cut.next_offset
@@ -305,8 +337,19 @@ class World:
         self.story.promise_start(offset)
 
     def clean(self) -> None:
-        self.log.roll(now_ms=self.story.clock)
-        cleaner.clean(self.log, self.disk, clean_from=0, now_ms=self.story.clock)
+        """A pass that leaves tombstones and markers, as above a tier that needs them."""
+        self._clean(tombstones_below=0)
+
+    def sweep(self, wait_ms: int) -> None:
+        """`wait_ms` later, a pass that may take tombstones, markers and aborted data; then its checkpoint."""
+        self.story.clock += wait_ms
+        self._clean(tombstones_below=None)
+
+    def _clean(self, *, tombstones_below: int | None) -> None:
+        self.roll()
+        self.story.begin_pass(self.log.next_offset)
+        now = {"now_ms": self.story.clock, "delete_retention_ms": RETENTION_MS}
+        cleaner.clean(self.log, self.disk, clean_from=0, tombstones_below=tombstones_below, **now)
         self.directory.write_cleaner_offsets()
 
     def reopen(self) -> None:
@@ -330,206 +373,3 @@ def play(program: Iterable[Op], disk: ModelDisk, settings: LogSettings, story: S
     for name, *numbers in program:
         getattr(world, name)(*numbers)
     return world
-
-
-# -- programs ----------------------------------------------------------------------------------------------------------
-
-MEMORY, FLUSHED = 0, 1
-
-
-@dataclass(frozen=True)
-class Case:
-    """One program with its settings."""
-
-    name: str
-    program: Sequence[Op]
-    settings: LogSettings = SMALL
-    keys: int = 1 << 30
-
-
-CASES = [
-    Case(
-        "retention",
-        [
-            ("append", 5, FLUSHED),
-            ("append", 30, MEMORY),
-            ("append", 3, FLUSHED),
-            ("roll",),
-            ("append", 4, MEMORY),
-            ("flush",),
-            ("checkpoint",),
-            ("drop", 2),
-            ("remove",),
-            ("append", 2, FLUSHED),
-            ("reopen",),
-            ("append", 6, FLUSHED),
-        ],
-    ),
-    Case(
-        "delete records and epochs",
-        [
-            ("append", 9, FLUSHED),
-            ("epoch",),
-            ("append", 12, MEMORY),
-            ("start", 40),
-            ("epoch",),
-            ("append", 8, FLUSHED),
-            ("checkpoint",),
-            ("drop", 1),
-            ("start", 50),
-            ("append", 5, MEMORY),
-            ("kill",),
-            ("remove",),
-            ("append", 4, MEMORY),
-            ("append", 5, FLUSHED),
-        ],
-    ),
-    Case(
-        "transactions",
-        [
-            ("send", 1, 3, 0, FLUSHED),
-            ("send", 2, 3, 1, MEMORY),
-            ("send", 1, 2, 1, MEMORY),
-            ("end", 2, 0, 0, FLUSHED),
-            ("repeat",),
-            ("roll",),
-            ("send", 2, 4, 1, FLUSHED),
-            ("end", 1, 1, 1, MEMORY),
-            ("append", 9, MEMORY),
-            ("kill",),
-            ("send", 1, 3, 1, MEMORY),
-            ("drop", 1),
-            ("end", 2, 0, 0, MEMORY),
-            ("checkpoint",),
-            ("remove",),
-            ("reopen",),
-            ("send", 2, 2, 0, FLUSHED),
-            ("end", 1, 0, 0, FLUSHED),
-        ],
-    ),
-    Case(
-        "producers and retention",
-        [
-            ("send", 1, 3, 0, FLUSHED),
-            ("send", 2, 3, 1, FLUSHED),
-            ("append", 9, MEMORY),
-            ("checkpoint",),
-            ("roll",),
-            ("append", 3, FLUSHED),
-            ("drop", 1),
-            ("append", 2, MEMORY),
-            ("checkpoint",),
-        ],
-    ),
-    Case(
-        "truncation",
-        [
-            ("append", 9, FLUSHED),
-            ("send", 1, 3, 1, FLUSHED),
-            ("epoch",),
-            ("send", 2, 2, 0, FLUSHED),
-            ("roll",),
-            ("send", 2, 3, 0, MEMORY),
-            ("end", 1, 0, 0, FLUSHED),
-            ("checkpoint",),
-            ("roll",),
-            ("send", 1, 3, 1, FLUSHED),
-            ("checkpoint",),
-            ("truncate", 60),
-            ("send", 3, 2, 1, MEMORY),
-            ("send", 2, 5, 0, MEMORY),
-            ("roll",),
-            ("send", 2, 3, 0, FLUSHED),
-            ("end", 3, 0, 0, MEMORY),
-            ("truncate", 90),
-            ("append", 2, FLUSHED),
-            ("kill",),
-            ("send", 2, 2, 0, MEMORY),
-        ],
-    ),
-    Case(
-        "a producer and a roll before the end",
-        [
-            ("append", 4, MEMORY),
-            ("send", 1, 3, 0, FLUSHED),
-            ("roll",),
-            ("reopen",),
-            ("send", 1, 1, 1, MEMORY),
-            ("end", 1, 0, 0, MEMORY),
-            ("roll",),
-            ("kill",),
-            ("send", 1, 2, 0, MEMORY),
-        ],
-    ),
-    Case(
-        "compaction",
-        [
-            ("append", 40, FLUSHED),
-            ("clean",),
-            ("remove",),
-            ("append", 20, FLUSHED),
-            ("clean",),
-            ("checkpoint",),
-            ("append", 3, FLUSHED),
-            ("reopen",),
-            ("append", 3, MEMORY),
-        ],
-        COMPACTED,
-        7,
-    ),
-]
-
-_ODDS: dict[str, int] = {
-    "append": 40,
-    "flush": 5,
-    "roll": 6,
-    "checkpoint": 6,
-    "epoch": 4,
-    "drop": 5,
-    "remove": 3,
-    "start": 4,
-    "reopen": 4,
-    "kill": 4,
-    "send": 14,
-    "end": 9,
-    "repeat": 2,
-    "truncate": 4,
-}
-
-
-def drawn(seed: int) -> Case:
-    """A random program; one in four on a compacted log. The same seed gives the same one."""
-    rng = random.Random(f"program {seed}")
-    is_compacted = rng.random() < 0.25
-    odds = {**_ODDS, "clean": 8, "drop": 0, "start": 0, "send": 0, "end": 0, "truncate": 0} if is_compacted else _ODDS
-    names = rng.choices(list(odds), list(odds.values()), k=rng.randrange(6, 14))
-    settings = replace(
-        COMPACTED if is_compacted else SMALL,
-        segment_bytes=rng.choice((400, 700, 1200)),
-        index_interval_bytes=rng.choice((1, 150)),
-        batch_bytes=rng.choice((1, 120, 200)),
-    )
-    ops = [_drawn_op(name, rng) for name in names]
-    return Case(f"drawn {seed}", ops, settings, 6 if is_compacted else 1 << 30)
-
-
-def _drawn_op(name: str, rng: random.Random) -> Op:
-    match name:
-        case "append":
-            return name, rng.choice((1, 2, 3, 5, 9, 14)), rng.randrange(2)
-        case "drop":
-            return name, rng.randrange(1, 4)
-        case "start" | "truncate":
-            return name, rng.randrange(101)
-        case "send":
-            return (
-                name,
-                rng.randrange(1, 4),
-                rng.randrange(1, 6),
-                rng.randrange(2),
-                rng.randrange(2),
-            )
-        case "end":
-            return name, rng.randrange(1, 4), rng.randrange(2), rng.randrange(2), rng.randrange(2)
-        case _:
-            return (name,)

@@ -7,7 +7,8 @@ from contextlib import suppress
 import pytest
 from disk_model import ModelDisk, ModelFile
 from log_explorer import check, remembered
-from log_script import CASES, FLUSHED, MEMORY, ROOT, Case, Story, World
+from log_programs import CASES, Case
+from log_script import FLUSHED, MEMORY, ROOT, Story, World
 
 from local.errors import DiskFailed, LogError
 

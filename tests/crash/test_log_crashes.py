@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from log_explorer import Tally, explore
-from log_script import CASES, Case, drawn
+from log_programs import CASES, Case, drawn
 
 DRAWN = 12
 STATES_OF_A_SHARE = 1_000

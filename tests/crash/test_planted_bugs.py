@@ -14,9 +14,22 @@ import numpy as np
 import pytest
 from disk_model import ModelDisk, ModelFile
 from log_explorer import Tally, explore
-from log_script import CASES
+from log_programs import CASES
+from log_script import NAME, ROOT
 
-from local import checkpoints, loading, names, producer_snapshot, recovery, storage, swap
+from local import (
+    checkpoints,
+    cleaner,
+    cleaning_verdicts,
+    loading,
+    names,
+    newest_records,
+    producer_snapshot,
+    recovery,
+    storage,
+    swap,
+)
+from local.cleaned_transactions import CleanedTransactions
 from local.cleaning_verdicts import Judge
 from local.epochs import LeaderEpochs
 from local.errors import LogError
@@ -265,6 +278,42 @@ def _newest_record_dropped_by_the_cleaner(patch: Patch) -> None:
     patch.setattr(Judge, "_records", records)
 
 
+def _tombstones_leave_at_once(patch: Patch) -> None:
+    patch.setattr(Judge, "_due", lambda self, segment, columns: np.ones(len(columns), np.bool_))
+
+
+def _last_batches_of_producers_taken(patch: Patch) -> None:
+    patch.setattr(Judge, "_must_stay", lambda self, table: table.last_offsets + 1 == self._facts.upto_offset)
+
+
+def _aborted_records_count_as_newest(patch: Patch) -> None:
+    none = lambda table, aborted: np.zeros(len(table), np.bool_)  # noqa: E731
+    patch.setattr(newest_records, "aborted_batches", none)
+    patch.setattr(cleaning_verdicts, "aborted_batches", none)
+
+
+def _open_transactions_cleaned(patch: Patch) -> None:
+    patch.setattr(cleaner, "_first_unstable_base", lambda log: log.segments()[-1].base_offset)
+
+
+def _markers_leave_before_their_data(patch: Patch) -> None:
+    patch.setattr(CleanedTransactions, "end", lambda self, producer_id, last_offset, marker: True)
+    patch.setattr(Judge, "_due_markers", lambda self, table, useless: np.flatnonzero(useless).tolist())
+    patch.setattr(cleaner, "_groups", lambda work, judged: [[each] for each in judged][::-1])
+
+
+def _cleaner_checkpoint_ahead_of_the_swap(patch: Patch) -> None:
+    """What was not cleaned counts as clean: an old value stays there when its tombstone leaves."""
+    real = cleaner.clean
+
+    def clean(log: Log, disk: ModelDisk, **rules: Any) -> object:
+        body = f"0\n1\n{NAME.topic} {NAME.partition} {log.segments()[-1].base_offset}\n"
+        storage.replace_file(disk, f"{ROOT}/{names.CLEANER_OFFSETS}", body.encode())
+        return real(log, disk, **rules)
+
+    patch.setattr(cleaner, "clean", clean)
+
+
 def _snapshots_above_a_cut_left_behind(patch: Patch) -> None:
     patch.setattr(ProducerFiles, "remove_above", lambda self, offset: None)
 
@@ -314,6 +363,12 @@ BUGS: list[tuple[Plant, str]] = [
     (_originals_deleted_before_the_swap_is_announced, "compaction"),
     (_unfinished_swaps_thrown_away, "compaction"),
     (_newest_record_dropped_by_the_cleaner, "compaction"),
+    (_tombstones_leave_at_once, "tombstones"),
+    (_cleaner_checkpoint_ahead_of_the_swap, "tombstones"),
+    (_last_batches_of_producers_taken, "compaction of transactions"),
+    (_aborted_records_count_as_newest, "compaction of transactions"),
+    (_open_transactions_cleaned, "compaction of transactions"),
+    (_markers_leave_before_their_data, "compaction of transactions"),
     (_snapshots_above_a_cut_left_behind, "truncation"),
     (_snapshots_above_the_end_believed_at_a_start, "truncation"),
     (_recovery_point_left_above_a_cut, "truncation"),

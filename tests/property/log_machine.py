@@ -331,7 +331,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), shift=st.sampled_from([-1, 0, 0, 1]))
     def find_by_time(self, share: float, shift: int) -> None:
-        """The first record at or after the time of some record, or a millisecond beside it; a marker is a record too."""
+        """The first record at or after the time of one, or a millisecond beside it; a marker is a record too."""
         markers = [batch.base_offset for batch in self.batches if batch.marker is not None]
         timed = [(record.offset, record.timestamp_ms) for record in self._visible()]
         timed = sorted([*timed, *((offset, NOW) for offset in markers if offset >= self.start)])

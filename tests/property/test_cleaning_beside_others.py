@@ -1,0 +1,220 @@
+"""One compacted log cleaned while others append, read, truncate, drop, roll and flush, at a hostile switch interval.
+
+The oracle knows every record that was ever given an offset; serials only grow, so in any consistent view those of a key
+grow with its offsets, whatever was cut and given again in between. A key whose newest record is cut may have lost older
+ones to it (a broker cleans below the high watermark and truncates above it): of such a key nothing is asked until it is
+sent again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from local.cleaning import clean_log
+from local.compression import Codec
+from local.errors import CleaningAborted, OffsetOutOfRange
+from local.log import Log
+from local.names import TopicPartition
+from local.record import Record
+from local.settings import LogSettings
+from local.storage import DiskStorage
+
+NAME = TopicPartition("t", 0)
+APPENDS = 400
+KEYS = 12
+
+
+@dataclass
+class Shop:
+    """The log and what is known of it. `lock` holds whoever gives or takes offsets, as a partition's leader does."""
+
+    root: str
+    settings: LogSettings
+    rng: random.Random
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: threading.Event = field(default_factory=threading.Event)
+    sent: dict[int, list[tuple[bytes, int]]] = field(default_factory=dict)  # by offset: each (key, serial) it had
+    failures: list[str] = field(default_factory=list)
+    forgiven: set[bytes] = field(default_factory=set)  # keys whose newest record was cut
+    serial: int = 0
+    decided: int = 0  # no pass looks, or looked, at or above
+    cuts: int = 0
+    drops: int = 0
+    passes: int = 0
+    aborted: int = 0
+    reads: int = 0
+
+    def __post_init__(self) -> None:
+        self.storage = DiskStorage()
+        self.log = self.open()
+        self.log.cleaner_offset = 0
+
+    def open(self) -> Log:
+        return Log.open(self.storage, self.root, NAME, self.settings, now_ms=0)
+
+    def newest(self) -> dict[bytes, int]:
+        """Under the lock: the newest offset of each key that the log has, at or above its start."""
+        found = {self.sent[at][-1][0]: at for at in range(self.log.log_start_offset, self.log.next_offset)}
+        return {key: at for key, at in found.items() if key not in self.forgiven}
+
+    # -- what goes on, each in its own thread
+
+    def append(self) -> None:
+        for _ in range(APPENDS):
+            with self.lock:
+                at, records = self.log.next_offset, []
+                for offset in range(at, at + self.rng.randint(1, 4)):
+                    self.serial += 1
+                    key = b"k%d" % self.rng.randrange(KEYS)
+                    self.forgiven.discard(key)
+                    self.sent.setdefault(offset, []).append((key, self.serial))
+                    records.append(Record(key, b"%d" % self.serial, 1000 + self.serial))
+                assert self.log.append(records, now_ms=1000).base_offset == at
+            self.done.wait(0.001)
+        self.done.set()
+
+    def clean(self) -> None:
+        while not self.done.is_set():
+            with self.lock:
+                self.decided = decided = max(self.decided, self.log.segments()[-1].base_offset)
+            try:
+                result = clean_log(self.log, self.storage, clean_from=0, upto_offset=decided, now_ms=1000)
+                self.passes += result is not None
+            except CleaningAborted:
+                self.aborted += 1
+
+    def truncate(self) -> None:
+        rng = random.Random(1)
+        while not self.done.wait(0.05):
+            with self.lock:
+                newest, end = self.newest(), self.log.next_offset
+                low = max(self.log.log_start_offset, end - rng.choice((9, 60)))
+                end = self.log.truncate_to(rng.randint(low, end), now_ms=1000)
+                self.forgiven |= {key for key, offset in newest.items() if offset >= end}
+                self.decided = min(self.decided, end)  # a pass was sent away, and there is none now
+                self.cuts += 1
+
+    def drop(self) -> None:
+        while not self.done.wait(0.1):
+            segments = self.log.segments()
+            if len(segments) > 4:
+                boundary = segments[1].base_offset
+                dropped = self.log.drop_before(boundary, now_ms=1000, delay_ms=0, raises_log_start=True)
+                self.drops += dropped
+            self.log.remove_deleted(1000)
+
+    def roll(self) -> None:
+        while not self.done.wait(0.005):
+            self.log.roll(now_ms=1000)
+
+    def flush(self) -> None:
+        while not self.done.wait(0.002):
+            self.log.flush()
+
+    def read(self) -> None:
+        while not self.done.is_set():
+            with self.lock:
+                cuts, newest, start = self.cuts, self.newest(), self.log.log_start_offset
+            try:
+                found = [(r.offset, r.key, int(r.value or b"0")) for r in self.log.records(start)]
+            except OffsetOutOfRange:
+                continue
+            with self.lock:
+                start, decided, is_cut = self.log.log_start_offset, self.decided, cuts != self.cuts
+                self.failures += list(self.wrong(found))
+                if not is_cut:
+                    self.failures += list(self.missing(found, newest, start, decided))
+            self.reads += 1
+
+    # -- what must hold
+
+    def wrong(self, found: list[tuple[int, bytes | None, int]]) -> Iterator[str]:
+        offsets = [offset for offset, _, _ in found]
+        if offsets != sorted(set(offsets)):
+            yield f"offsets do not ascend: {offsets}"
+        last: dict[bytes | None, int] = {}
+        for offset, key, serial in found:
+            if (key, serial) not in self.sent.get(offset, ()):
+                yield f"at {offset} there is {key!r} {serial}, which was never sent there"
+            if serial <= last.get(key, 0):
+                yield f"at {offset} an older value of {key!r} after a newer one"
+            last[key] = serial
+
+    def missing(
+        self, found: list[tuple[int, bytes | None, int]], newest: dict[bytes, int], start: int, decided: int
+    ) -> Iterator[str]:
+        """Of what was there before the reading began, nothing having been cut since."""
+        seen = {key: offset for offset, key, _ in found}
+        for key, offset in newest.items():
+            if offset >= start and seen.get(key, -1) < offset:
+                yield f"the newest {key!r}, at {offset}, was not read; last {seen.get(key)}"
+        offsets = {offset for offset, _, _ in found}
+        end = max(offsets, default=0)
+        holes = [at for at in range(max(decided, start), end) if at not in offsets]
+        if holes:
+            yield f"holes where nothing was cleaned yet: {holes}"
+
+    def run(self) -> None:
+        works = (self.append, self.clean, self.truncate, self.drop, self.roll, self.flush, self.read, self.read)
+        threads = [threading.Thread(target=self._guarded(work)) for work in works]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(250)
+        finally:
+            sys.setswitchinterval(interval)
+            self.done.set()
+        assert not any(thread.is_alive() for thread in threads)
+        assert self.failures == []
+
+    def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - a failure in a thread is a failure of the test
+                self.failures.append(f"{work.__name__}: {error!r}")
+                self.done.set()
+
+        return run
+
+    def check(self, *, is_clean: bool) -> None:
+        newest = self.newest()
+        found = [(r.offset, r.key, int(r.value or b"0")) for r in self.log.records(self.log.log_start_offset)]
+        assert list(self.wrong(found)) == []
+        assert list(self.missing(found, newest, self.log.log_start_offset, self.decided)) == []
+        if is_clean:
+            assert {key: offset for offset, key, _ in found if key not in self.forgiven} == newest
+            assert len({key for _, key, _ in found}) == len(found), "a key is there twice"
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_goes_on_beside_a_cleaning_the_newest_stays_and_nobody_sees_a_hole(
+    tmp_path: Path, seed: int, codec: Codec
+) -> None:
+    settings = LogSettings(segment_bytes=1500, index_interval_bytes=200, compression=codec, is_compacted=True)
+    shop = Shop(str(tmp_path / "t-0"), settings, random.Random(seed))
+    shop.run()
+    assert min(shop.passes, shop.cuts, shop.drops, shop.reads) > 0, "not everything took place"
+    shop.check(is_clean=False)
+    end, start = shop.log.next_offset, shop.log.log_start_offset
+    shop.log.close()
+    shop.log = shop.open()
+    shop.log.raise_log_start(start)
+    assert shop.log.next_offset == end
+    shop.check(is_clean=False)
+    shop.log.cleaner_offset = 0
+    shop.log.roll(now_ms=1000)
+    clean_log(shop.log, shop.storage, clean_from=0, now_ms=1000)
+    shop.decided = end
+    shop.check(is_clean=True)
