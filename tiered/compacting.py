@@ -36,7 +36,7 @@ class Estimate:
 
     `keyless_records` are those of the dirty section that have no key and go.
 
-    `frozen_bytes` are clean segments that are in the object store already and are not rewritten.
+    `tiered_bytes` of them are in the object store too; rows there are replaced when they lose enough.
     """
 
     log: LogToClean
@@ -48,7 +48,7 @@ class Estimate:
     sampled_bytes: int
     sampled_records: int
     sampled_superseded: int
-    frozen_bytes: int
+    tiered_bytes: int
 
     @property
     def bytes_before(self) -> int:
@@ -103,7 +103,7 @@ def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Esti
     found = []
     for held in manager.partitions([topic]):
         head = held.head()
-        found.append(estimate(held.log, logs[held.name], clean_from=head.next_offset if head is not None else 0))
+        found.append(estimate(held.log, logs[held.name], bucket_end=head.next_offset if head is not None else 0))
     return found
 
 
@@ -114,13 +114,12 @@ def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
         raise InvalidRequest("compacting a topic, its cleanup.policy does not say compact", topic=topic)
 
 
-def estimate(log: Log, found: LogToClean, *, clean_from: int = 0) -> Estimate:
+def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
     """See the module text. Raises Corrupt as reading the log does."""
     sealed = [info for info in log.segments() if not info.is_active and not info.is_empty]
-    may_change = [info for info in sealed if info.base_offset >= clean_from]
     upto, dirty_from = found.first_uncleanable_offset, found.first_dirty_offset
-    dirty = [info for info in may_change if dirty_from < info.next_offset <= upto]
-    clean = [info for info in may_change if info.next_offset <= dirty_from]
+    dirty = [info for info in sealed if dirty_from < info.next_offset <= upto]
+    clean = [info for info in sealed if info.next_offset <= dirty_from]
     keys: set[int] = set()
     dirty_records = keyless = 0
     for info in dirty:
@@ -141,7 +140,7 @@ def estimate(log: Log, found: LogToClean, *, clean_from: int = 0) -> Estimate:
         sampled_bytes=sum(size for size, _, _ in sampled),
         sampled_records=sum(records for _, records, _ in sampled),
         sampled_superseded=sum(superseded for _, _, superseded in sampled),
-        frozen_bytes=sum(info.size_bytes for info in sealed if info.base_offset < clean_from),
+        tiered_bytes=sum(info.size_bytes for info in sealed if info.base_offset < bucket_end),
     )
 
 

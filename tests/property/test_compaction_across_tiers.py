@@ -5,11 +5,21 @@ The scopes here are small enough for every run; docs/reference/reliability.md ha
 
 from __future__ import annotations
 
+import random
 from dataclasses import fields
 
 import pytest
+from disk_model import ModelDisk
+from log_world import open_log
 from tier_explorer import explore
-from tier_model import Rules, Scope, World, steps
+from tier_model import NO_HORIZON, RETENTION_TICKS, Rules, Scope, Segment, World, kept_records, steps
+from tier_model import Record as Kind
+
+from local import cleaner, kernels
+from local.batch_header import DELETE_HORIZON
+from local.log import Log
+from local.record import Record
+from local.settings import LogSettings
 
 SMALL = Scope(offsets=3, losses=1, has_retention=True)
 
@@ -81,6 +91,52 @@ def test_a_horizon_given_at_first_sight_is_too_early_for_a_reader_of_what_the_bu
     )
     ends = [after for label, after in steps(world, READING, Rules()) if label.startswith("the reader reads")]
     assert ends == ["the reader is done: key a came back with the value of offset 0"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_models_cleaner_is_the_cleaner(seed: int) -> None:
+    """Rounds with drawn records, bounds and times leave the same offsets, and the same ones with a horizon."""
+    draw = random.Random(seed)
+    disk = ModelDisk()
+    log = open_log(disk, LogSettings(segment_bytes=1 << 20, is_compacted=True))
+    model, now_ms = World(), 0
+    for _ in range(6):
+        for _ in range(draw.randint(1, 4)):
+            key, is_tombstone = draw.randrange(3), draw.random() < 0.4
+            log.append([Record(b"%d" % key, None if is_tombstone else b"v", now_ms)], now_ms=now_ms)
+            segment = Segment(model.end, model.end + 1, ((model.end, NO_HORIZON),))
+            model = model._replace(log=(*model.log, Kind(key, is_tombstone)), local=(*model.local, segment))
+        log.roll(now_ms=now_ms)
+        bound = draw.choice([None, draw.randint(0, model.end)])
+        mapped = {model.log[at].key: at for at in range(log.cleaner_offset or 0, model.end)}
+        cleaner.clean(log, disk, now_ms=now_ms, delete_retention_ms=RETENTION_TICKS, tombstones_below=bound)
+        model = model._replace(
+            local=tuple(
+                each._replace(records=kept_records(model, each, mapped, bound, Rules())) for each in model.local
+            )
+        )
+        wanted = {at: horizon for each in model.local for at, horizon in each.records}
+        assert left(log, now_ms) == wanted
+        ticks = draw.randrange(3)
+        now_ms += ticks
+        model = model._replace(local=tuple(_aged(each, ticks) for each in model.local))
+
+
+def _aged(segment: Segment, ticks: int) -> Segment:
+    records = ((at, horizon if horizon == NO_HORIZON else max(0, horizon - ticks)) for at, horizon in segment.records)
+    return segment._replace(records=tuple(records))
+
+
+def left(log: Log, now_ms: int) -> dict[int, int]:
+    """By offset what is in the log, with the ms until its horizon."""
+    found: dict[int, int] = {}
+    for data in log.batches(0):
+        for columns in kernels.decode_in_steps(data):
+            table = columns.table
+            for at, batch in zip(columns.offsets.tolist(), columns.batch_ordinals.tolist(), strict=True):
+                has_horizon = bool(table.attributes[batch] & DELETE_HORIZON)
+                found[at] = max(0, int(table.base_timestamps[batch]) - now_ms) if has_horizon else NO_HORIZON
+    return found
 
 
 READING = Scope(offsets=3, readers=(False,))

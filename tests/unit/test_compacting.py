@@ -99,15 +99,15 @@ def test_an_estimate_samples_the_clean_section_and_says_what_it_rests_on(world: 
         assert abs(told.bytes_after - done.bytes_after) <= 0.15 * done.bytes_before
 
 
-def test_what_the_bucket_holds_is_not_counted_as_gain(world: World) -> None:
+def test_what_is_in_the_bucket_too_counts_as_any_clean_segment(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, **COMPACT, "local.retention.ms": "-1"}, now_ms=NOW)
         add(manager, 400, 1000)
         manager.roll("t", now_ms=NOW)
         settle(manager)
         (told,) = estimate_topic(manager, "t", now_ms=NOW)
-        assert told.frozen_bytes > 0
-        assert told.bytes_before == 0
+        assert told.tiered_bytes == told.clean_bytes == told.bytes_before > 0
+        assert told.dirty_bytes == 0
 
 
 def test_status_tells_the_sections_and_the_last_pass(world: World) -> None:

@@ -12,7 +12,16 @@ from local.compression import Codec, decompress
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
 from remote.head import UnlinkedObject, decode_head, decode_line, encode_head, encode_line
-from remote.head_changes import add_segments, expire_segments, forget_unlinked, loses_objects, set_properties
+from remote.head_changes import (
+    add_segments,
+    expire_segments,
+    forget_unlinked,
+    loses_objects,
+    raise_cleaned,
+    replace_segments,
+    set_properties,
+    unlink_uploads,
+)
 from remote.segment import SegmentState
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -175,3 +184,49 @@ def test_a_row_may_not_vanish_without_its_objects_being_listed():
     assert loses_objects(before, expire_segments({"U1"}, now_ms=1)(before), no_pages) is None
     assert "key=data/U1.log" in (loses_objects(before, replace(before, segments=before.segments[1:]), no_pages) or "")
     assert "go back" in (loses_objects(head(log_start_offset=5), head(), no_pages) or "")
+
+
+def test_a_row_that_is_clean_past_the_end_of_the_bucket_is_refused():
+    """It lost records to some that no row holds: these may go with the disk, and others be given their offsets."""
+    encode_head(head(row(cleaned_through=10)))
+    with pytest.raises(InvalidRequest, match="for the sake of records that no row holds, cleaned_through=11"):
+        encode_head(head(row(cleaned_through=11)))
+
+
+THREE = head(row("A", 0, 4), row("B", 4, 6), row("C", 6, 9))
+
+
+def test_a_row_takes_the_place_of_those_it_tiles_and_their_objects_are_listed():
+    changed = replace_segments(row("N", 0, 6, committed_ms=1, cleaned_through=9), ["A", "B"])(THREE)
+    assert [(each.ulid, each.base_offset, each.next_offset) for each in changed.segments] == [("N", 0, 6), ("C", 6, 9)]
+    assert {each.key for each in changed.unlinked} == {
+        f"data/{name}.{suffix}" for name in "AB" for suffix in ("log", "indexes")
+    }
+    assert loses_objects(THREE, changed, no_pages) is None
+    assert replace_segments(row("N", 0, 6), ["A", "B"])(changed) is changed, "tried again, nothing changes"
+
+
+@pytest.mark.parametrize(
+    ("new", "ulids"), [((0, 5), "AB"), ((0, 9), "AC"), ((1, 6), "AB"), ((0, 6), "A"), ((6, 10), "C")]
+)
+def test_a_row_that_does_not_tile_those_it_replaces_is_refused(new, ulids):
+    with pytest.raises(InvalidRequest, match="does not tile"):
+        replace_segments(row("N", *new), list(ulids))(THREE)
+
+
+def test_a_replacement_of_rows_that_are_gone_leaves_the_head_and_lists_its_own_objects():
+    changed = replace_segments(row("N", 0, 6), ["A", "X"])(THREE)
+    assert changed.segments == THREE.segments
+    assert [each.key for each in changed.unlinked] == ["data/N.log", "data/N.indexes"]
+
+
+def test_rows_are_only_ever_called_cleaner():
+    sample = head(row("A", 0, 4, cleaned_through=4), row("B", 4, 6))
+    assert [each.cleaned_through for each in raise_cleaned(["A", "B", "X"], 6)(sample).segments] == [6, 6]
+    assert raise_cleaned(["A"], 3)(sample) is sample
+
+
+def test_uploads_are_listed_for_deletion_unless_they_were_committed_after_all():
+    changed = unlink_uploads([row("A", 0, 4), row("N", 9, 10)])(THREE)
+    assert [each.key for each in changed.unlinked] == ["data/N.log", "data/N.indexes"]
+    assert unlink_uploads([row("N", 9, 10)])(changed) is changed

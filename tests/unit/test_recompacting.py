@@ -11,6 +11,7 @@ from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, SwitchableStore, Worl
 from local.errors import Corrupt
 from local.record import Record
 from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
+from policies.tiering import copies
 from remote.head import Head
 from tiered.manager import LogManager
 from tiered.reader import TieredReader
@@ -279,11 +280,12 @@ def test_a_pass_that_was_cut_short_keeps_the_bucket_as_it_is_over_a_restart(worl
     with pytest.raises(KeyboardInterrupt):
         manager.tick(NOW)
     manager.abandon()
-    with world.open() as manager:
+    with world.open(min_cleanable_dirty_ratio="1") as manager:
         snapshot = manager.snapshots(NOW)[0]
         assert snapshot.cleaner_reach > (snapshot.cleaner_offset or 0) > 0
         assert snapshot.clean_cut == 0
-        manager.alter_topic("t", {"remote.log.copy.disable": "", "min.cleanable.dirty.ratio": "1"}, now_ms=NOW)
+        manager.alter_topic("t", {"remote.log.copy.disable": ""}, now_ms=NOW)
+        assert copies(manager.snapshots(NOW)[0]) == []
         assert not any(isinstance(each, CopySegment) for each in manager.plan(NOW).decisions.get(NAME, ()))
         settle(manager)  # what was begun is ended, however little is dirty
         assert head_of(manager).next_offset == 6

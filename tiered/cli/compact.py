@@ -93,7 +93,7 @@ def _estimate_row(each: Estimate) -> Row:
         "invalid_records": each.keyless_records,
         "dirty_records": each.dirty_records,
         "sampled_bytes": each.sampled_bytes,
-        "frozen_bytes": each.frozen_bytes,
+        "tiered_bytes": each.tiered_bytes,
         "basis": each.basis,
     }
 
@@ -126,6 +126,6 @@ _ESTIMATES = (
     Column("invalid_records", "WITHOUT KEY", format_count, is_number=True),
     Column("dirty_records"),
     Column("sampled_bytes"),
-    Column("frozen_bytes"),
+    Column("tiered_bytes"),
     Column("basis", "RESTS ON"),
 )
