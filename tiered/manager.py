@@ -310,6 +310,10 @@ class LogManager(Readable):
         """What is held, by name: the partitions that are open and whose disk is there."""
         return self._held(topics)
 
+    def partition(self, name: TopicPartition) -> Partition:
+        """Raises NotFound, and the reason for a partition that could not be opened or whose disk is gone."""
+        return self._partition(name)
+
     def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
         """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened, or
         cannot be looked at (an index that the disk does not give): that is in `problems`."""

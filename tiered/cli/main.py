@@ -32,6 +32,7 @@ COMMANDS = {
         "First, last and other named offsets, or by time, over both tiers.",
     ),
     "delete-records": ("tiered.cli.delete_records", "Delete the oldest records: raise the log start of partitions."),
+    "transactions": ("tiered.cli.transactions", "Find transactions that nobody has ended, and end them."),
     "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
     "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
     "compact": ("tiered.cli.compact", "Clean a compacted topic now, or foretell what that would gain."),

@@ -1,0 +1,71 @@
+"""Transactions that nobody ends: found, and ended by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from manager_world import NAME, NOW, TIERED, World, settle
+from test_cli import home, printed  # noqa: F401 - a fixture
+
+from local.errors import NotFound
+from local.isolation import Isolation
+from local.log import Log
+from local.producer_state import Producer
+from local.record import Record
+from tiered.cli.main import invoke
+from tiered.manager import LogManager
+from tiered.transactions import end_transaction, open_transactions
+
+
+def begin(log: Log, number: int, count: int = 1) -> None:
+    who = Producer(producer_id=number, producer_epoch=3, base_sequence=0, is_transactional=True)
+    log.append([Record(b"k", b"%d" % number, NOW)] * count, now_ms=NOW, producer=who)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_is_found_and_ended_and_what_waited_for_it_goes_on(commit: bool) -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        held = manager.partition(NAME)
+        for number in (8, 7):
+            begin(held.log, number, 30)
+        held.log.append([Record(b"k", b"after", NOW)] * 60, now_ms=NOW)
+        settle(manager)
+        assert [(each.producer_id, each.first_offset) for each in open_transactions(held)] == [(8, 0), (7, 30)]
+        head = held.head()
+        assert head is not None
+        assert head.next_offset == 0
+        assert list(manager.reader(Isolation.READ_COMMITTED).records(NAME, 0)) == []
+        ended = end_transaction(held, 8, commit=commit, now_ms=NOW)
+        assert (ended.first_offset, ended.producer_epoch) == (0, 3)
+        assert held.log.last_stable_offset == 30
+        end_transaction(held, 7, commit=False, now_ms=NOW)
+        assert open_transactions(held) == []
+        settle(manager, NOW + 3_600_000)
+        head = held.head()
+        assert head is not None
+        assert head.next_offset > 60
+        seen = [record.value for record in manager.reader(Isolation.READ_COMMITTED).records(NAME, 0)]
+        assert seen == [b"8"] * (30 if commit else 0) + [b"after"] * 60
+        with pytest.raises(NotFound, match="producer_id=7 open=none"):
+            end_transaction(held, 7, commit=False, now_ms=NOW)
+
+
+def test_the_command_lists_and_ends_them(home: Path, capfd) -> None:  # noqa: F811
+    from tiered.config import Config
+
+    with LogManager.open(Config.load("tiered.toml", {}, {}), now_ms=NOW) as manager:
+        begin(manager.partition(manager.topic("orders").partitions()[1]).log, 5)
+    (row,) = json.loads(printed(capfd, "transactions", "list", "orders", "-o", "json"))["transactions"]
+    assert (row["partition"], row["producer_id"], row["producer_epoch"], row["waiting"]) == (1, 5, 3, 1)
+    assert printed(capfd, "transactions", "list", "-o", "csv").count("\n") == 2
+    assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--abort"]) == 2, "nobody was asked"
+    assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--yes"]) == 2
+    assert invoke(["transactions", "end", "orders/1", "--producer-id", "6", "--abort", "--yes"]) == 1
+    assert "the producer has none open" in capfd.readouterr().err
+    assert invoke(["transactions", "end", "orders", "--producer-id", "5", "--abort", "--yes"]) == 2
+    assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--abort", "--yes"]) == 0
+    assert json.loads(printed(capfd, "transactions", "list", "-o", "json"))["transactions"] == []
