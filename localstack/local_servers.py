@@ -30,7 +30,7 @@ from fetched import Missing, hadoop_jars, java, localstack_python, versitygw
 
 HOST = "127.0.0.1"
 ACCESS_KEY, SECRET_KEY = "local", "localsecret"  # loopback alone; versitygw does check them
-START_SECONDS_MAX = 90
+START_SECONDS_MAX = 150  # some five where nothing else runs
 STARTS_MAX = 3  # a port that was free a moment ago may be taken
 _ATTENDED = str(Path(__file__).with_name("attended.py"))
 _NO_PROXY = {"NO_PROXY": HOST, "no_proxy": HOST}

@@ -2,19 +2,24 @@
 
 | URL | store |
 |---|---|
-| ``s3://bucket/prefix`` | `remote.s3_store` over s3fs; options are s3fs's own (``endpoint_url key secret anon ...``) |
+| ``s3://bucket/prefix`` | `remote.s3_store` over s3fs or `remote.obstore_s3_store`; options: s3fs's, and ``client`` |
+| ``hdfs://namenode:8020/directory`` | `remote.hdfs_store` over hdfs-native; must exist; options: Hadoop's settings |
 | ``file:///absolute/directory`` | `remote.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
 | ``memory://name`` | `remote.memory_store`; one store per name in this process |
+
+The option ``client`` says which client of S3 is used: ``s3fs``, ``obstore``, or ``auto``, the default: obstore, several
+times faster, where it is installed and all other options have a meaning for it.
 
 Options may hold secrets. They go to the client and are kept nowhere else: not in URLs, errors or representations.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from local.errors import InvalidRequest
@@ -26,7 +31,11 @@ from remote.store import ObjectStore
 from remote.watchdog import Watchdog
 from remote.watched_store import WatchedStore
 
-SCHEMES = ("s3", "file", "memory")
+if TYPE_CHECKING:
+    from remote.s3_store import S3Store
+
+S3_CLIENTS = ("auto", "s3fs", "obstore")
+SCHEMES = ("s3", "hdfs", "file", "memory")
 _memory_lock = threading.Lock()
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -56,6 +65,8 @@ def open_store(
         return RetryingStore(WatchedStore(s3, watchdog), retries)
     if objects != BUCKETS_OWN:
         raise InvalidRequest("opening a store, storage class and encryption are S3's", url=shown)
+    if parts.scheme == "hdfs":
+        return RetryingStore(WatchedStore(_open_hdfs(parts, dict(options or {})), watchdog), retries)
     if options:
         raise InvalidRequest("opening a store, it takes no options", url=shown, options=",".join(sorted(options)))
     if parts.scheme == "memory":
@@ -76,6 +87,16 @@ def make_filesystem(protocol: str, options: Mapping[str, object]) -> Any:  # noq
     filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False, **options)
     filesystem.connect()
     return filesystem
+
+
+def make_hdfs_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
+    """As `make_filesystem`, for HDFS. `authority` is ``host:port``, a nameservice, or "" for the default one."""
+    import fsspec
+
+    host, _, port = authority.partition(":")
+    return fsspec.filesystem(
+        "hdfs", host=host or None, port=int(port) if port else None, skip_instance_cache=True, **options
+    )
 
 
 def _split(url: str) -> SplitResult:
@@ -105,9 +126,44 @@ def _open_s3(
     if not bucket:
         raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=f"s3:///{prefix}")
     try:
-        from remote.s3_store import S3Store
+        store = _s3_class(bucket, options.pop("client", "auto"), options)
     except ImportError as error:
         missing = error.name or "s3fs"
-        hint = "pip install 'tiered[s3]'"
+        hint = f"pip install 'tiered[{'obstore' if missing == 'obstore' else 's3'}]'"
         raise InvalidRequest("opening a store, a library is missing", library=missing, install=hint) from error
-    return S3Store(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)
+    return store(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)
+
+
+def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> type[S3Store]:
+    from remote.obstore_options import is_installed, untranslatable
+    from remote.s3_store import S3Store
+
+    if client not in S3_CLIENTS:
+        raise InvalidRequest("opening a store, not an s3 client", option="client", choices=",".join(S3_CLIENTS))
+    if client == "s3fs" or (client == "auto" and not is_installed()):
+        return S3Store
+    if not is_installed():
+        raise ImportError(name="obstore")
+    if left := untranslatable(bucket, options):
+        if client == "auto":
+            return S3Store
+        raise InvalidRequest("opening a store, obstore has no such options: take s3fs", options=",".join(left))
+    from remote.obstore_s3_store import ObstoreS3Store
+
+    return ObstoreS3Store
+
+
+def _open_hdfs(parts: SplitResult, options: dict[str, object]) -> ObjectStore:
+    shown = f"hdfs://{parts.netloc}{parts.path}"
+    if not parts.path.strip("/"):
+        raise InvalidRequest("opening a store, no directory in the url: hdfs://namenode:8020/directory", url=shown)
+    try:
+        parts.port  # noqa: B018 - it is parsed when it is asked for
+    except ValueError:
+        raise InvalidRequest("opening a store, not a port in the url", url=shown) from None
+    if importlib.util.find_spec("hdfs_native") is None:
+        hint = "pip install 'tiered[hdfs]'"
+        raise InvalidRequest("opening a store, a library is missing", library="hdfs_native", install=hint)
+    from remote.hdfs_store import HdfsStore
+
+    return HdfsStore(parts.netloc, os.fsdecode(unquote_to_bytes(parts.path)), options)

@@ -196,6 +196,11 @@ def new_ulid(now_ms: int) -> str:
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
 
+def is_ulid(name: str) -> bool:
+    """Whether `new_ulid` could have made this name."""
+    return len(name) == 26 and set(name) <= set(_CROCKFORD)
+
+
 def _stem(base_offset: int, last_offset: int, epoch: int, ulid: str, view: str | None) -> str:
     folder = DATA if view is None else f"{VIEWS}{check_view(view)}/"
     return f"{folder}{base_offset:020d}-{last_offset:020d}-{epoch:010d}-{ulid}"

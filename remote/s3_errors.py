@@ -84,7 +84,7 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
         return error
     code, status = _answer(error)
     if code or status:
-        return _of_answer(code, status, attempt, facts)
+        return of_answer(code, status, attempt, facts)
     if isinstance(error, _CREDENTIALS):
         return AccessDenied(f"{attempt}, no credentials", **facts)
     if isinstance(error, boto.ParamValidationError):
@@ -112,12 +112,12 @@ def refusal(refused: Sequence[tuple[str, str]], attempt: str, facts: dict[str, o
     kinds: dict[type[LogError], list[tuple[str, str]]] = {}
     for key, code in refused:
         if code != "NoSuchKey":  # a missing key is no error
-            kinds.setdefault(type(_of_answer(code, 0, attempt, facts)), []).append((key, code))
+            kinds.setdefault(type(of_answer(code, 0, attempt, facts)), []).append((key, code))
     if not kinds:
         return None
     worst = min(kinds, key=lambda kind: kind is Unavailable)
     keys, code = [key for key, _ in kinds[worst]], kinds[worst][0][1]
-    return _of_answer(code, 0, attempt, {**facts, "keys": ",".join(keys[:KEYS_TOLD]), "refused": len(keys)})
+    return of_answer(code, 0, attempt, {**facts, "keys": ",".join(keys[:KEYS_TOLD]), "refused": len(keys)})
 
 
 def _is_about_options(error: BaseException) -> bool:
@@ -147,7 +147,8 @@ def _answer(error: BaseException) -> tuple[str, int]:
     return "", 0
 
 
-def _of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) -> LogError:
+def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) -> LogError:
+    """Ours for what a server answered: its error code, "" for none, and the HTTP status."""
     facts = {**facts, "cause": code or status}
     if code == "NoSuchBucket":
         return NotFound(f"{attempt}, the bucket does not exist", **facts)

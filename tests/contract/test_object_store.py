@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
+import obstore.exceptions
 import pytest
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
@@ -235,16 +239,52 @@ class TestMetered(ObjectStoreContract):
 
 
 class S3Contract(ObjectStoreContract):
-    """Subclasses give `server`: its options and its buckets."""
+    """Subclasses give `server`, its options and its buckets, and may give another `client`."""
+
+    client = "s3fs"
 
     @pytest.fixture
     def store(self, server):
         bucket = f"bucket-{next(NUMBERS)}"
         server.create_bucket(bucket)
-        store = open_store(f"s3://{bucket}/some/root", server.options())
+        store = open_store(f"s3://{bucket}/some/root", {**server.options(), "client": self.client})
+        assert type(store._inner._inner).__name__ == {"s3fs": "S3Store", "obstore": "ObstoreS3Store"}[self.client]
         yield store
         store.close()
 
+    def test_a_failed_upload_leaves_no_parts_behind(self, store):
+        def read(start, length):
+            if start:
+                raise Corrupt("reading a segment", at=start)
+            return LARGE[start : start + length]
+
+        with pytest.raises(Corrupt):
+            store.upload("big", ranged_source(len(LARGE), read))
+        filesystem = store._inner._inner._fs
+        answer = filesystem.call_s3("list_multipart_uploads", Bucket=store._inner._inner._bucket)
+        assert not answer.get("Uploads")
+
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of forking with threads
+    def test_a_store_works_in_a_forked_child_too(self, store):
+        store.put("a", b"x")
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(writing, store.get("a"))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        told, _, _ = select.select([reading], [], [], 60)
+        if not told:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert os.read(reading, 10) == b"x"
+        os.close(reading)
+        assert store.get("a") == b"x"
+
+
+class S3fsContract(S3Contract):
     def test_each_verb_is_one_request(self, store):
         # Counted by moto's own log would be another process; the client's call is what costs.
         calls = []
@@ -265,18 +305,6 @@ class S3Contract(ObjectStoreContract):
         assert len(list(store.list(""))) == 2
         store.delete(["warm", "other"])
         assert calls == ["get_object", "get_object", "head_object", "put_object", "list_objects_v2", "delete_objects"]
-
-    def test_a_failed_upload_leaves_no_parts_behind(self, store):
-        def read(start, length):
-            if start:
-                raise Corrupt("reading a segment", at=start)
-            return LARGE[start : start + length]
-
-        with pytest.raises(Corrupt):
-            store.upload("big", ranged_source(len(LARGE), read))
-        filesystem = store._inner._inner._fs
-        answer = filesystem.call_s3("list_multipart_uploads", Bucket=store._inner._inner._bucket)
-        assert not answer.get("Uploads")
 
     @pytest.mark.parametrize("happened", [True, False])
     def test_a_completion_without_an_answer_is_settled_by_what_is_there(self, store, monkeypatch, happened):
@@ -339,22 +367,6 @@ class S3Contract(ObjectStoreContract):
         store.upload("big", ranged_source(len(LARGE), read))
         assert max(most) <= 2 + 1  # and the one that is made next
 
-    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of forking with threads
-    def test_a_store_works_in_a_forked_child_too(self, store):
-        store.put("a", b"x")
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                os.write(writing, store.get("a"))
-            finally:
-                os._exit(0)
-        os.close(writing)
-        assert os.read(reading, 10) == b"x"
-        os.close(reading)
-        os.waitpid(child, 0)
-        assert store.get("a") == b"x"
-
     def test_a_listing_of_many_pages_is_whole(self, store):
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda number: store.put(f"many/{number:05d}", b"x"), range(1100)))
@@ -364,7 +376,7 @@ class S3Contract(ObjectStoreContract):
 
 
 @pytest.mark.server
-class TestS3OnMoto(S3Contract):
+class TestS3fsOnMoto(S3fsContract):
     @pytest.fixture
     def server(self, s3_endpoint):
         return s3_endpoint
@@ -372,7 +384,7 @@ class TestS3OnMoto(S3Contract):
 
 @pytest.mark.server
 @pytest.mark.localstack
-class TestS3OnLocalStack(S3Contract):
+class TestS3fsOnLocalStack(S3fsContract):
     @pytest.fixture
     def server(self, localstack_server):
         return localstack_server
@@ -380,10 +392,75 @@ class TestS3OnLocalStack(S3Contract):
 
 @pytest.mark.server
 @pytest.mark.versitygw
-class TestS3OnVersitygw(S3Contract):
+class TestS3fsOnVersitygw(S3fsContract):
     @pytest.fixture
     def server(self, versitygw_server):
         return versitygw_server
+
+
+class ObstoreContract(S3Contract):
+    client = "obstore"
+
+    @pytest.mark.parametrize("happened", [True, False])
+    def test_a_completion_without_an_answer_is_settled_by_what_is_there(self, store, monkeypatch, happened):
+        clients = store._inner._inner._obstore()
+        put = clients.put
+
+        def losing(client, name, file, **names):
+            sent = [*file]
+            if happened:
+                put(client, name, iter(sent), **names)
+            raise obstore.exceptions.GenericError("Generic S3 error: HTTP error: error sending request")
+
+        monkeypatch.setattr(clients, "put", losing)
+        if happened:
+            store.upload("big", source_of(LARGE))
+            assert store.get("big") == LARGE
+        else:
+            with pytest.raises(Unavailable, match=r"uploading.*attempts=8"):
+                store.upload("big", source_of(LARGE))
+            assert list(store.list("")) == []
+
+
+@pytest.mark.server
+class TestObstoreOnMoto(ObstoreContract):
+    @pytest.fixture
+    def server(self, s3_endpoint):
+        return s3_endpoint
+
+
+@pytest.mark.server
+@pytest.mark.localstack
+class TestObstoreOnLocalStack(ObstoreContract):
+    @pytest.fixture
+    def server(self, localstack_server):
+        return localstack_server
+
+
+@pytest.mark.server
+@pytest.mark.versitygw
+class TestObstoreOnVersitygw(ObstoreContract):
+    @pytest.fixture
+    def server(self, versitygw_server):
+        return versitygw_server
+
+
+@pytest.mark.server
+@pytest.mark.hdfs
+class TestHdfs(ObjectStoreContract):
+    @pytest.fixture
+    def root(self, hdfs_server):
+        from hdfs_native import Client
+
+        root = f"/bucket-{next(NUMBERS)}/some root"
+        Client(hdfs_server.url).mkdirs(root, create_parent=True)
+        return f"{hdfs_server.url}{quote(root)}"
+
+    @pytest.fixture
+    def store(self, root):
+        store = open_store(root, policy=ONCE)
+        yield store
+        store.close()
 
 
 def _sync(filesystem, function, *args, **kwargs):

@@ -82,10 +82,12 @@ def test_without_moto_the_error_says_how_to_get_it(monkeypatch):
         S3Endpoint()
 
 
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
 @pytest.mark.parametrize("size_bytes", [1000, 2 * PART_BYTES + 1])
-def test_storage_class_and_encryption_are_those_of_the_settings(s3_endpoint, s3_bucket, size_bytes):
+def test_storage_class_and_encryption_are_those_of_the_settings(s3_endpoint, s3_bucket, size_bytes, client):
     objects = ObjectSettings(storage_class="STANDARD_IA", encryption="aws:kms", kms_key_id="the-key")
-    with closing(open_store(f"s3://{s3_bucket}", s3_endpoint.options(), objects=objects)) as store:
+    options = {**s3_endpoint.options(), "client": client}
+    with closing(open_store(f"s3://{s3_bucket}", options, objects=objects)) as store:
         store.upload("segment", ranged_source(size_bytes, lambda start, length: bytes(length)))
         store.put("indexes", b"x")
         store.put_if_absent("head", b"x")

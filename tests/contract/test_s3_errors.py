@@ -8,6 +8,7 @@ import pytest
 from botocore.parsers import ResponseParserError
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
+from remote.fsspec_store import S3_CLIENTS as CLIENTS
 from remote.fsspec_store import open_store
 from remote.retrying_store import RetryPolicy
 from remote.s3_errors import translate
@@ -23,8 +24,14 @@ def source_of(body):
     return ranged_source(len(body), lambda start, length: memoryview(body)[start : start + length])
 
 
-def test_a_missing_bucket_is_not_found_and_named(s3_endpoint):
-    store = open_store("s3://no-such-bucket/root", s3_endpoint.options())
+@pytest.fixture(params=["s3fs", "obstore"])
+def client(request):
+    """Both clients of S3 are held to the same answers."""
+    return request.param
+
+
+def test_a_missing_bucket_is_not_found_and_named(s3_endpoint, client):
+    store = open_store("s3://no-such-bucket/root", {**s3_endpoint.options(), "client": client})
     for verb in (
         lambda: store.put("a", b"x"),
         lambda: store.put_if_absent("a", b"x"),
@@ -69,9 +76,9 @@ def test_a_wrong_endpoint_is_unavailable_and_named(canned):
         (503, "", Unavailable),
     ],
 )
-def test_an_answer_becomes_the_class_of_what_to_do(canned, status, code, kind):
+def test_an_answer_becomes_the_class_of_what_to_do(canned, status, code, kind, client):
     with canned((status, code)) as server:
-        store = open_store("s3://bucket/x", server.options(), policy=ONCE)
+        store = open_store("s3://bucket/x", {**server.options(), "client": client}, policy=ONCE)
         for verb in (lambda: store.get("a"), lambda: store.put_if_absent("a", b"x"), lambda: list(store.list(""))):
             with pytest.raises(LogError) as caught:
                 verb()
@@ -84,16 +91,16 @@ def test_an_answer_becomes_the_class_of_what_to_do(canned, status, code, kind):
         store.close()
 
 
-def test_trouble_that_passes_is_tried_again_by_one_layer_only(canned):
+def test_trouble_that_passes_is_tried_again_by_one_layer_only(canned, client):
     waits = []
     policy = RetryPolicy(attempts_max=3, sleep=waits.append)
     with canned((503, "SlowDown"), (500, "InternalError"), (200, "")) as server:
-        store = open_store("s3://bucket", server.options(), policy=policy)
+        store = open_store("s3://bucket", {**server.options(), "client": client}, policy=policy)
         assert store.get("a") == b"ok"
         assert len(server.requests) == 3
         store.close()
     with canned((503, "SlowDown")) as server:
-        store = open_store("s3://bucket", server.options(), policy=policy)
+        store = open_store("s3://bucket", {**server.options(), "client": client}, policy=policy)
         with pytest.raises(Unavailable, match="attempts=3"):
             store.get("a")
         assert len(server.requests) == 3
@@ -146,10 +153,12 @@ def test_an_option_the_client_refuses_is_named_without_its_value():
     ],
     ids=repr,
 )
-def test_wrong_options_are_an_invalid_request_at_once_and_show_no_value(canned, wrong):
+def test_wrong_options_are_an_invalid_request_at_once_and_show_no_value(canned, wrong, client):
     waits = []
     with canned((200, "")) as server:
-        store = open_store("s3://bucket", {**server.options(), **wrong}, policy=RetryPolicy(sleep=waits.append))
+        taken = "auto" if client == "obstore" else client  # which leaves to s3fs what obstore has no counterpart of
+        options = {**server.options(), "client": taken, **wrong}
+        store = open_store("s3://bucket", options, policy=RetryPolicy(sleep=waits.append))
         for verb in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: list(store.list(""))):
             with pytest.raises(InvalidRequest, match="s3://bucket") as caught:
                 verb()
@@ -159,6 +168,46 @@ def test_wrong_options_are_an_invalid_request_at_once_and_show_no_value(canned, 
     assert waits == []
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"session": "hunter2"}, "session"),
+        ({"client_kwargs": {"verify": "hunter2"}}, "client_kwargs.verify"),
+        ({"config_kwargs": {"signature_version": "hunter2"}}, "config_kwargs.signature_version"),
+        ({"config_kwargs": {"proxies": {"https": "hunter2"}}}, "config_kwargs.proxies"),
+        ({"config_kwargs": {"s3": {"addressing_style": "path", "use_accelerate_endpoint": True}}}, "config_kwargs.s3"),
+        ({"config_kwargs": "hunter2"}, "config_kwargs"),
+    ],
+)
+def test_what_obstore_has_no_counterpart_of_is_left_to_s3fs_and_refused_where_obstore_is_asked_for(options, named):
+    options = {"endpoint_url": "http://127.0.0.1:1", **options}
+    with pytest.raises(InvalidRequest, match=rf"take s3fs.*options={named}$") as caught:
+        open_store("s3://bucket", {**options, "client": "obstore"})
+    assert "hunter2" not in str(caught.value)
+    if named != "config_kwargs":
+        assert type(open_store("s3://bucket", options)._inner._inner).__name__ == "S3Store"
+
+
+def test_the_client_is_the_faster_one_that_is_installed_and_a_wrong_name_is_refused(monkeypatch):
+    options = {"endpoint_url": "http://127.0.0.1:1", "client_kwargs": {"region_name": "eu-central-1"}}
+    chosen = {
+        name: type(open_store("s3://bucket", {**options, "client": name})._inner._inner).__name__ for name in CLIENTS
+    }
+    assert chosen == {"auto": "ObstoreS3Store", "s3fs": "S3Store", "obstore": "ObstoreS3Store"}
+    with pytest.raises(InvalidRequest, match=r"option=client choices=auto,s3fs,obstore$"):
+        open_store("s3://bucket", {**options, "client": "curl"})
+    monkeypatch.setattr("remote.obstore_options.is_installed", lambda: False)
+    assert type(open_store("s3://bucket", options)._inner._inner).__name__ == "S3Store"
+    with pytest.raises(InvalidRequest, match=r"library=obstore install=pip install 'tiered\[obstore\]'$"):
+        open_store("s3://bucket", {**options, "client": "obstore"})
+
+
+def test_a_bucket_that_wants_sessions_of_its_own_or_is_an_arn_is_left_to_s3fs():
+    for bucket in ("logs--euc1-az1--x-s3", "arn:aws:s3:eu-central-1:1:accesspoint"):
+        store = open_store(f"s3://{bucket}/x", {"endpoint_url": "http://127.0.0.1:1"})
+        assert type(store._inner._inner).__name__ == "S3Store"
+
+
 def test_an_option_that_fails_only_in_the_client_is_among_those_named(canned):
     with canned((200, "")) as server:
         store = open_store("s3://bucket", {**server.options(), "nosuchopt": 1}, policy=ONCE)
@@ -166,9 +215,9 @@ def test_an_option_that_fails_only_in_the_client_is_among_those_named(canned):
             store.get("a")
 
 
-def test_an_answer_that_is_not_s3s_is_no_foreign_error(canned):
+def test_an_answer_that_is_not_s3s_is_no_foreign_error(canned, client):
     with canned((200, "")) as server:  # the body is "ok", which is no listing
-        store = open_store("s3://bucket", server.options(), policy=ONCE)
+        store = open_store("s3://bucket", {**server.options(), "client": client}, policy=ONCE)
         with pytest.raises(Unavailable, match="listing objects"):
             list(store.list(""))
         store.close()
@@ -201,7 +250,7 @@ def test_a_missing_key_that_a_delete_names_is_no_error():
 
 
 def test_every_body_goes_up_with_a_checksum_that_the_server_can_check(s3_endpoint, s3_bucket):
-    store = open_store(f"s3://{s3_bucket}/root", s3_endpoint.options())
+    store = open_store(f"s3://{s3_bucket}/root", {**s3_endpoint.options(), "client": "s3fs"})
     store.put("warm", b"x")
     sent, inner = [], store._inner._inner
 

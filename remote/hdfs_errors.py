@@ -1,0 +1,76 @@
+"""Foreign errors of the HDFS client become ours here, and nowhere else.
+
+The client raises Python's own classes for a missing and for a taken name, OSError for a connection, and RuntimeError
+with the Java class of the NameNode's exception for the rest: that class decides, and it alone is told. A panic of its
+Rust code is no Exception; it is caught too, since one strange answer of a server must not end the process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from local.errors import AccessDenied, AlreadyExists, InvalidRequest, LogError, NotFound, Unavailable
+
+_JAVA_CLASS = re.compile(r'RPCError\("([\w.$]+)"')
+_NOT_A_DIRECTORY = "(is not a directory)"  # a name below a file's: the NameNode calls it a lack of permission
+_DENIED = {
+    "AccessControlException", "AccessTokenException", "AuthenticationException", "AuthorizationException",
+    "InvalidToken", "SaslException", "SecurityException",
+}  # fmt: skip
+_REFUSED = {
+    "HadoopIllegalArgumentException", "IllegalArgumentException", "InvalidPathException",
+    "MaxDirectoryItemsExceededException", "ParentNotDirectoryException", "PathComponentTooLongException",
+    "PathIsNotEmptyDirectoryException", "UnsupportedOperationException",
+}  # fmt: skip
+
+
+@contextmanager
+def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) -> Iterator[None]:
+    """Raises ours, told as `attempt` with `facts`, for whatever the client raises inside.
+
+    `options` are the names of the client's options, told where it is one of them that is wrong.
+    """
+    try:
+        yield
+    except LogError:
+        raise
+    except (TypeError, ValueError) as error:
+        told = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
+        raise InvalidRequest(f"{attempt}, the client refuses its options", **facts, **told) from None
+    except (OSError, RuntimeError) as error:
+        raise translate(error, attempt, facts) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Unavailable(f"{attempt}, the client broke off", **facts, cause="PanicException") from None
+
+
+def translate(error: OSError | RuntimeError, attempt: str, facts: dict[str, object]) -> LogError:
+    """Ours for one of the client's."""
+    name = java_class(error)
+    if isinstance(error, FileNotFoundError) or (name == "AccessControlException" and _NOT_A_DIRECTORY in str(error)):
+        return NotFound(f"{attempt}, there is none", **facts)
+    if isinstance(error, FileExistsError):
+        return AlreadyExists(f"{attempt}, the name is taken", **facts)
+    if isinstance(error, PermissionError) or name in _DENIED:
+        return AccessDenied(f"{attempt}, no permission or wrong credentials", **facts, cause=name or None)
+    if name in _REFUSED:
+        return InvalidRequest(f"{attempt}, the store refuses the request", **facts, cause=name)
+    if isinstance(error, OSError):
+        return Unavailable(f"{attempt}, the store cannot be reached", **facts, cause=type(error).__name__)
+    # Safe mode, a standby NameNode, no DataNode left, a quota that is used up, a broken pipeline.
+    return Unavailable(f"{attempt}, the store is busy or in trouble", **facts, cause=name or _variant(error))
+
+
+def java_class(error: BaseException) -> str:
+    """The NameNode's exception without its package, "" where there is none."""
+    found = _JAVA_CLASS.match(str(error))
+    return re.split(r"[.$]", found[1])[-1] if found else ""
+
+
+def _variant(error: BaseException) -> str:
+    """The client's own name for what happened: the first word of its text, which holds no secret."""
+    found = re.match(r"\w+", str(error))
+    return found[0] if found else type(error).__name__

@@ -1,0 +1,269 @@
+"""HDFS beside the contract suite: what is aside, whose name it has, what a NameNode answers, how it is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import select
+import signal
+import time
+
+import pytest
+
+from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
+from remote.fsspec_store import open_store
+from remote.hdfs_errors import translate
+from remote.hdfs_store import ASIDE_AGE_MAX_MS
+from remote.keys import new_ulid
+from remote.retrying_store import RetryPolicy
+from remote.segment import PART_BYTES
+from remote.store import UploadSource, ranged_source
+
+ONCE = RetryPolicy(attempts_max=1)
+TWICE = RetryPolicy(attempts_max=2, sleep=lambda _: None)
+LARGE = bytes(os.urandom(1 << 16)) * ((2 * PART_BYTES + PART_BYTES // 2) >> 16)
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def client(hdfs_server):
+    from hdfs_native import Client
+
+    return Client(hdfs_server.url)
+
+
+@pytest.fixture
+def root(client):
+    """An empty directory's path."""
+    root = f"/store-{next(_numbers)}"
+    client.mkdirs(root, create_parent=True)
+    return root
+
+
+@pytest.fixture
+def store(hdfs_server, root):
+    store = open_store(hdfs_server.url + root, policy=ONCE)
+    yield store
+    store.close()
+
+
+def _write(client, path, body=b"x"):
+    from hdfs_native import WriteOptions
+
+    file = client.create(path, WriteOptions(create_parent=True))
+    file.write(body)
+    file.close()
+
+
+@pytest.mark.server
+@pytest.mark.hdfs
+class TestFiles:
+    def test_a_missing_root_is_not_found_and_never_created(self, hdfs_server, client):
+        store = open_store(f"{hdfs_server.url}/nobody/made/this", policy=ONCE)
+        for verb in (
+            lambda: store.put("a", b"x"),
+            lambda: store.put_if_absent("a", b"x"),
+            lambda: store.upload("a", ranged_source(1, lambda start, length: b"x")),
+            lambda: list(store.list("")),
+            lambda: store.list_prefixes(""),
+        ):
+            with pytest.raises(NotFound, match=r"directory does not exist.*/nobody/made/this"):
+                verb()
+        with pytest.raises(FileNotFoundError):
+            client.get_file_info("/nobody")
+
+    def test_an_upload_shows_nothing_until_it_is_complete(self, store, client, root):
+        store.put("big", b"old")
+        seen = []
+
+        def parts():
+            for start in range(0, len(LARGE), PART_BYTES):
+                seen.append((store.get("big"), [info.key for info in store.list("")]))
+                yield LARGE[start : start + PART_BYTES]
+
+        store.upload("big", UploadSource(parts=parts))
+        assert seen == [(b"old", ["big"])] * 3
+        assert store.get("big") == LARGE
+        assert list(client.list_status(f"{root}/~aside", recursive=False)) == []
+
+    def test_what_a_killed_writer_left_aside_is_in_no_listing_and_no_key(self, store, client, root):
+        store.put("a", b"x")
+        _write(client, f"{root}/~aside/{new_ulid(0)}")
+        assert [info.key for info in store.list("")] == ["a"]
+        assert store.list_prefixes("") == []
+        with pytest.raises(InvalidRequest, match="reserved"):
+            store.put(f"~aside/{new_ulid(0)}", b"x")
+
+    def test_old_files_aside_are_swept_at_the_first_write_and_only_names_of_ours(self, hdfs_server, client, root):
+        old, young = new_ulid(0), new_ulid(0)
+        for name in (old, young, "somebodys-notes"):
+            _write(client, f"{root}/~aside/{name}")
+        long_ago = time.time_ns() // 1_000_000 - ASIDE_AGE_MAX_MS - 60_000
+        for name in (old, "somebodys-notes"):
+            client.set_times(f"{root}/~aside/{name}", long_ago, long_ago)
+        store = open_store(hdfs_server.url + root, policy=ONCE)
+        store.put("a", b"x")
+        left = {status.path.rpartition("/")[2] for status in client.list_status(f"{root}/~aside", recursive=False)}
+        assert left == {young, "somebodys-notes"}
+
+    def test_a_write_goes_on_when_somebody_removed_the_folder_aside(self, store, client, root):
+        store.put("a", b"x")
+        client.delete(f"{root}/~aside", recursive=True)
+        store.put("b", b"x")
+        assert [info.key for info in store.list("")] == ["a", "b"]
+
+    def test_deleting_a_directorys_name_deletes_nothing(self, store):
+        store.put("a/b", b"x")
+        store.delete(["a", "a/b/c"])
+        assert store.get("a/b") == b"x"
+
+    def test_a_listing_does_not_enter_directories_it_needs_nothing_of(self, store, monkeypatch):
+        for key in ("t/1/x", "t/2/x", "t/20/x", "t/3/x", "u/x"):
+            store.put(key, b"x")
+        entered, inner = [], store._inner._inner
+        children = inner._children
+        monkeypatch.setattr(inner, "_children", lambda attempt, at: (entered.append(at), children(attempt, at))[1])
+        assert [info.key for info in store.list("t/2", start_after="t/2/x")] == ["t/20/x"]
+        assert entered == ["t/", "t/2/", "t/20/"]
+
+    def test_a_directory_where_an_object_should_go_is_an_error_and_stays(self, store):
+        store.put("a/b", b"x")
+        with pytest.raises((InvalidRequest, Unavailable)):
+            store.put("a", b"y")
+        with pytest.raises(InvalidRequest, match="ParentNotDirectory"):
+            store.put("a/b/c", b"y")
+        assert [info.key for info in store.list("")] == ["a/b"]
+
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of forking with threads
+    def test_a_store_works_in_a_forked_child_too(self, store):
+        store.put("a", b"x")
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(writing, store.get("a"))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        told, _, _ = select.select([reading], [], [], 60)
+        if not told:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert os.read(reading, 10) == b"x"
+        os.close(reading)
+        assert store.get("a") == b"x"
+
+
+@pytest.mark.server
+@pytest.mark.hdfs
+@pytest.mark.parametrize("verb", ["put", "put_if_absent"])
+def test_a_rename_whose_answer_was_lost_is_settled_by_the_next_try(hdfs_server, root, monkeypatch, verb):
+    """The client repeats the call by itself and finds the source gone."""
+    store = open_store(hdfs_server.url + root, policy=TWICE)
+    store.put("warm", b"x")
+    client = store._inner._inner._client
+    rename, calls = client.rename, []
+
+    def losing(source, target, overwrite):
+        rename(source, target, overwrite)
+        calls.append(target)
+        if len(calls) == 1:
+            rename(source, target, overwrite)
+
+    monkeypatch.setattr(client, "rename", losing)
+    if verb == "put":
+        store.put("a", b"body")
+        assert len(calls) == 2
+    else:
+        with pytest.raises(AlreadyExists):
+            store.put_if_absent("a", b"body")
+    assert store.get("a") == b"body"
+
+
+@pytest.mark.server
+@pytest.mark.hdfs
+def test_a_nameservice_of_two_is_found_by_the_configuration_folder(hdfs_server, root, tmp_path, monkeypatch):
+    settings = {
+        "fs.defaultFS": "hdfs://logical",
+        "dfs.nameservices": "logical",
+        "dfs.ha.namenodes.logical": "gone,here",
+        "dfs.namenode.rpc-address.logical.gone": "127.0.0.1:1",
+        "dfs.namenode.rpc-address.logical.here": hdfs_server.url.removeprefix("hdfs://"),
+    }
+    rows = "".join(f"<property><name>{name}</name><value>{told}</value></property>" for name, told in settings.items())
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        (tmp_path / name).write_text(f"<configuration>{rows}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    for url in (f"hdfs://logical{root}", f"hdfs://{root}"):
+        store = open_store(url, policy=ONCE)
+        store.put("a", url.encode())
+        assert store.get("a") == url.encode()
+        assert store.url == url
+        store.close()
+
+
+def test_a_dead_namenode_is_unavailable_soon(tmp_path, monkeypatch):
+    pytest.importorskip("hdfs_native")
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    store = open_store("hdfs://127.0.0.1:1/x", policy=ONCE)
+    for verb in (lambda: store.get("a"), lambda: store.put("a", b"x"), lambda: list(store.list(""))):
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match=r"cannot be reached.*hdfs://127.0.0.1:1/x"):
+            verb()
+        assert time.monotonic() - begun < 20
+
+
+def test_an_option_that_is_no_setting_is_named_without_its_value():
+    pytest.importorskip("hdfs_native")
+    with pytest.raises(InvalidRequest, match=r"not a Hadoop setting.*option=some\.thing") as caught:
+        open_store("hdfs://127.0.0.1:1/x", {"some.thing": ["hunter2"]})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("hdfs://namenode:8020", "no directory"),
+        ("hdfs://namenode:8020/", "no directory"),
+        ("hdfs://namenode:99999/x", "not a port"),
+        ("hdfs://namenode:x/x", "not a port"),
+        ("hdfs://user@namenode/x", "credentials"),
+    ],
+)
+def test_a_url_that_is_none_is_refused(url, words):
+    with pytest.raises(InvalidRequest, match=words):
+        open_store(url)
+
+
+def test_without_the_client_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidRequest, match=r"library=hdfs_native install=pip install 'tiered\[hdfs\]'$"):
+        open_store("hdfs://namenode/x")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (FileNotFoundError("/secret"), NotFound, "there is none"),
+        (FileExistsError("/secret"), AlreadyExists, "taken"),
+        ("org.apache.hadoop.security.AccessControlException:Permission denied: user=x", AccessDenied, "no permission"),
+        ("org.apache.hadoop.security.AccessControlException:/a (is not a directory)", NotFound, "there is none"),
+        ("org.apache.hadoop.security.token.SecretManager$InvalidToken:x", AccessDenied, "cause=InvalidToken"),
+        ("org.apache.hadoop.fs.InvalidPathException:/a:b", InvalidRequest, "cause=InvalidPathException"),
+        ("org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException:x", InvalidRequest, "TooLong"),
+        ("org.apache.hadoop.hdfs.server.namenode.SafeModeException:x", Unavailable, "cause=SafeModeException"),
+        ("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException:x", Unavailable, "cause=DSQuotaExceededException"),
+        ("java.io.IOException:could only be written to 0 of the 1 minReplication nodes", Unavailable, "IOException"),
+        (ConnectionRefusedError(111, "secret"), Unavailable, "cannot be reached"),
+        (RuntimeError("DataTransferError(secret)"), Unavailable, "cause=DataTransferError"),
+    ],
+)
+def test_an_answer_becomes_the_class_of_what_to_do_and_no_text_of_the_servers_is_passed_on(error, kind, words):
+    if isinstance(error, str):
+        name, _, text = error.partition(":")
+        error = RuntimeError(f'RPCError("{name}", "{text} secret")')
+    found = translate(error, "storing an object", {"key": "a"})
+    assert type(found) is kind
+    assert words in str(found)
+    assert "secret" not in str(found)
