@@ -18,9 +18,17 @@ def configured_store(config: Config) -> ObjectStore | None:
     if config.remote_url is None:
         return None
     values = config.topic_properties("")
-    store = open_store(config.remote_url, config.remote_options, objects=object_settings(values))
+    store = open_store(config.remote_url, store_options(config), objects=object_settings(values))
     copy_rate, fetch_rate = (_rate(values, name) for name in (COPY_RATE, FETCH_RATE))
     return store if copy_rate is fetch_rate is None else ThrottledStore(store, copy_rate, fetch_rate)
+
+
+def store_options(config: Config) -> dict[str, object]:
+    """The options of the file, and for S3 the client of the settings where the options name none."""
+    options = dict(config.remote_options)
+    if (config.remote_url or "").startswith("s3://"):
+        options.setdefault("client", config.topic_properties("")["remote.s3.client"])
+    return options
 
 
 def object_settings(values: dict[str, str]) -> ObjectSettings:

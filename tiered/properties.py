@@ -369,6 +369,16 @@ _TABLE = (
         "key_ring of [remote], or what TIERED_KEY_RING or TIERED_KEYS say.",
     ),
     Property(
+        name="remote.s3.client",
+        kind=Kind.ENUM,
+        default="auto",
+        choices=("auto", "s3fs", "obstore"),
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="Which client moves the bytes of S3; auto is obstore where it is installed and every option in use means "
+        "something to it, else s3fs.",
+    ),
+    Property(
         name="remote.storage.class",
         kind=Kind.ENUM,
         default="default",

@@ -25,7 +25,7 @@ from remote.spilling import SpillRule
 from remote.view import CompactedView
 from tiered.cli.main import invoke
 from tiered.config import Config
-from tiered.configured_store import configured_store, object_settings
+from tiered.configured_store import configured_store, object_settings, store_options
 from tiered.key_rings import load_key_ring
 from tiered.manager import LogManager
 from tiered.properties import DEFAULTS
@@ -131,6 +131,20 @@ def test_the_store_is_told_what_the_settings_say():
     assert told.of_small() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"}
     assert told.of_upload() == told.of_small() | {"StorageClass": "STANDARD_IA"}
     assert object_settings(dict(DEFAULTS)) == ObjectSettings()
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "chosen"),
+    [
+        ({}, {}, "auto"),
+        ({"remote.s3.client": "s3fs"}, {}, "s3fs"),
+        ({"remote.s3.client": "s3fs"}, {"client": "obstore"}, "obstore"),
+    ],
+)
+def test_the_client_of_s3_is_that_of_the_settings_unless_the_options_name_one(given, options, chosen):
+    config = Config(data_dir="/x", remote_url="s3://bucket/x", remote_options=options, defaults=given)
+    assert store_options(config) == {"client": chosen}
+    assert store_options(Config(data_dir="/x", remote_url="hdfs://namenode/x", defaults=given)) == {}
 
 
 def test_a_key_for_kms_without_kms_is_refused(tmp_path):

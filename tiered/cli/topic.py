@@ -42,12 +42,13 @@ def create(session: Session, name: str, partitions: int, settings: dict[str, str
 def _warn_of_namesakes(session: Session, created: Topic) -> None:
     """Whoever reads the bucket alone has to choose between topics of one name."""
     from remote.fsspec_store import open_store
+    from tiered.configured_store import store_options
     from tiered.remote_view import topic_ids
 
     config = session.config()
     if config.remote_url is None:
         return
-    store = open_store(config.remote_url, config.remote_options)
+    store = open_store(config.remote_url, store_options(config))
     try:
         others = [each for each in topic_ids(store, created.name) if each != created.topic_id]
     except LogError as error:
