@@ -88,7 +88,7 @@ def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
     config = Config(**(options.get("config_kwargs") or {}))
     named = {"endpoint_url": options.get("endpoint_url"), **(options.get("client_kwargs") or {})}
     client = session.create_client("s3", config=config.merge(Config(signature_version=UNSIGNED)), **named)
-    url = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"}))
+    url = urlsplit(_address(client, bucket))
     endpoint = f"{url.scheme}://{url.netloc}"
     is_virtual = url.netloc.startswith(f"{bucket}.")
     return Settings(
@@ -103,6 +103,24 @@ def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
         connect_timeout_s=config.connect_timeout,
         read_timeout_s=config.read_timeout,
     )
+
+
+class _Seen(Exception):
+    """Ends a request before it is sent."""
+
+
+def _address(client: Any, bucket: str) -> str:  # noqa: ANN401
+    """Where a request for an object would go. A presigned URL would not tell: those have the global endpoint."""
+
+    def see(request: Any, **_: object) -> None:  # noqa: ANN401
+        raise _Seen(request.url)
+
+    client.meta.events.register("before-send.s3.HeadObject", see)
+    try:
+        client.head_object(Bucket=bucket, Key="k")
+    except _Seen as seen:
+        return str(seen)
+    raise AssertionError("the request was sent")
 
 
 def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401

@@ -1,0 +1,182 @@
+"""obstore beside the contract suite: what is in memory, what is tried again, what s3fs's options mean to it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from local.errors import AccessDenied, Unavailable
+from remote.fsspec_store import open_store
+from remote.obstore_options import _Provider, client_options, settings
+from remote.obstore_s3_store import UPLOAD_PARTS
+from remote.retrying_store import RetryPolicy
+from remote.segment import PART_BYTES
+from remote.store import UploadSource
+
+PART = bytes(PART_BYTES)
+REGION = {"client_kwargs": {"region_name": "eu-central-1"}}
+VIRTUAL = {"config_kwargs": {"s3": {"addressing_style": "virtual"}}}
+KEYS = {"key": "the-key", "secret": "hunter2"}
+
+
+class UploadServer:
+    """Takes uploads in parts. `answer(number)` gives the status of each PUT of a part; it may take its time."""
+
+    def __init__(self, answer):
+        self.parts, self.calls = [], []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_PUT(self):
+                self._take()
+                number = int(parse_qs(urlsplit(self.path).query)["partNumber"][0])
+                outer.parts.append(number)
+                self._say(answer(number), b"", ETag="x")
+
+            def do_POST(self):
+                self._take()
+                begins = "uploads" in parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+                outer.calls.append("begin" if begins else "complete")
+                kind = "Initiate" if begins else "Complete"
+                name = f"{kind}MultipartUploadResult"
+                self._say(200, f"<{name}><UploadId>u</UploadId><ETag>x</ETag></{name}>".encode())
+
+            def do_DELETE(self):
+                outer.calls.append("abort")
+                self._say(204, b"")
+
+            def _take(self):
+                left = int(self.headers.get("Content-Length", 0))
+                while left:
+                    left -= len(self.rfile.read(min(left, 1 << 20)))
+
+            def _say(self, status, body, **headers):
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_): ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def store(self, policy):
+        options = {
+            "endpoint_url": f"http://127.0.0.1:{self._server.server_port}",
+            "client": "obstore",
+            **KEYS,
+            **REGION,
+        }
+        return closing(open_store("s3://bucket/x", options, policy=policy))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.mark.server
+def test_an_upload_holds_the_parts_in_flight_and_one_more():
+    given, answered, ahead, lock = [], [], [], threading.Lock()
+    all_in_flight = threading.Barrier(UPLOAD_PARTS)
+
+    def answer(number):
+        if number <= UPLOAD_PARTS:
+            all_in_flight.wait(60)  # nobody is answered before as many as may be are here
+        with lock:
+            answered.append(number)
+        return 200
+
+    def parts():
+        for number in range(12):
+            with lock:
+                given.append(number)
+                ahead.append(len(given) - len(answered))
+            yield PART
+
+    with UploadServer(answer) as server, server.store(RetryPolicy(attempts_max=1)) as store:
+        store.upload("big", UploadSource(parts=parts))
+        assert server.calls == ["begin", "complete"]
+    assert sorted(answered) == list(range(1, 13))
+    assert max(ahead) <= UPLOAD_PARTS + 1
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("failures", "tries"), [(1, 2), (2, 3), (3, 3)])
+def test_a_part_that_fails_is_sent_again_by_itself_as_often_as_the_policy_says(failures, tries):
+    left = {2: failures}
+
+    def answer(number):
+        left[number] = left.get(number, 0) - 1
+        return 503 if left[number] >= 0 else 200
+
+    policy = RetryPolicy(attempts_max=3, wait_first_s=0.001, wait_max_s=0.001)
+    with UploadServer(answer) as server, server.store(policy) as store:
+        source = UploadSource(parts=lambda: iter([PART, PART, b"end"]))
+        if failures < policy.attempts_max:
+            store.upload("big", source)
+            assert server.calls == ["begin", "complete"]
+        else:
+            with pytest.raises(Unavailable, match=r"busy or in trouble.*attempts=3$"):
+                store.upload("big", source)
+            assert server.calls == ["begin", "abort"], "the whole is not begun anew"
+        assert server.parts.count(2) == tries
+
+
+@pytest.mark.parametrize(
+    ("bucket", "options", "endpoint", "is_virtual"),
+    [
+        ("logs", REGION, "https://logs.s3.eu-central-1.amazonaws.com", True),
+        ("logs.of.mine", REGION, "https://s3.eu-central-1.amazonaws.com", False),
+        ("logs", {**REGION, "config_kwargs": {"s3": {"addressing_style": "path"}}},
+         "https://s3.eu-central-1.amazonaws.com", False),
+        ("logs", {**REGION, "endpoint_url": "http://127.0.0.1:9"}, "http://127.0.0.1:9", False),
+        ("logs", {**REGION, "endpoint_url": "http://s3.local:9", **VIRTUAL},
+         "http://logs.s3.local:9", True),
+    ],
+)  # fmt: skip
+def test_obstore_goes_where_botocore_would_go(bucket, options, endpoint, is_virtual):
+    found = settings(bucket, {**KEYS, **options})
+    assert (found.endpoint, found.config["endpoint"]) == (endpoint, endpoint)
+    assert found.config["virtual_hosted_style_request"] is is_virtual
+    assert found.config["region"] == "eu-central-1"
+    assert client_options(found)["allow_http"] is endpoint.startswith("http://")
+    assert "hunter2" not in repr(found)
+
+
+def test_credentials_are_found_where_botocore_finds_them(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "credentials").write_text("[logs]\naws_access_key_id = of-the-file\naws_secret_access_key = hunter2\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(AccessDenied, match="no credentials"):
+        settings("logs", REGION)
+    told = settings("logs", {**REGION, "profile": "logs"}).config["credential_provider"]()
+    assert told == {
+        "access_key_id": "of-the-file", "secret_access_key": "hunter2", "token": None, "expires_at": None,
+    }  # fmt: skip
+    assert settings("logs", {**REGION, "anon": True}).config["skip_signature"] is True
+    assert settings("logs", {**REGION, **KEYS, "token": "t"}).config["session_token"] == "t"
+
+
+def test_credentials_that_end_are_asked_for_again_in_time():
+    frozen = SimpleNamespace(access_key="a", secret_key="b", token="c")
+    ending = SimpleNamespace(get_frozen_credentials=lambda: frozen, refresh_needed=lambda: True)
+    expires = _Provider(ending)()["expires_at"]
+    assert 0 < (expires - datetime.now(UTC)).total_seconds() <= 600
