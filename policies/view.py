@@ -25,7 +25,7 @@ RETRY_MS = 600_000  # as log.cleaner.uncleanable.retry.ms has it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewBacklog:
-    """What the bucket holds beyond a view: ``[from_offset, upto_offset)``, its bytes whole segments.
+    """What the bucket holds beyond a view: ``[from_offset, upto_offset)``, its bytes whole segments, or pages of them.
 
     `gap` is what the log has lost meanwhile, half open, None if nothing. A view that was never built begins at the log
     start.

@@ -483,11 +483,21 @@ def test_what_the_disk_let_go_for_records_that_only_it_has_is_in_the_view(world)
 
 def test_a_tombstone_that_a_view_has_not_seen_outlives_its_retention(world):
     """Else the view would keep for ever what the tombstone deleted."""
-    manager = ready(world, **{"cleanup.policy": "compact", "delete.retention.ms": "0"})
+    soon = {"remote.recompaction.min.saved.bytes": "0", "remote.recompaction.min.reduction.ratio": "0"}
+    compact = {"cleanup.policy": "compact", "delete.retention.ms": "0", "local.retention.ms": "-1"}
+    manager = ready(world, **soon, **compact)
     build(manager)
     add(manager, (b"k1", None))
-    for turn in range(1, 4):
+    for turn in range(1, 5):
         add(manager, (b"k2", b"%d" % turn))
         settle(manager, NOW + turn * DAY)
+    assert view_of(manager).horizon_offset == 120
+    assert [each.offset for each in manager.reader().records(NAME, 0) if each.value is None] == [120]
     build(manager)
     assert b"k1" not in {each.key for each in compacted(manager)}
+    for turn in range(5, 8):
+        add(manager, (b"k2", b"%d" % turn))
+        settle(manager, NOW + turn * DAY)
+    assert [each.offset for each in manager.reader().records(NAME, 0) if each.value is None] == []
+    build(manager)
+    assert {each.key for each in compacted(manager)} == {b"k%d" % at for at in range(9)} - {b"k1"}
