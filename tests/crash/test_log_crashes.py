@@ -17,8 +17,10 @@ STATES_OF_A_SHARE = 1_000
 @pytest.mark.parametrize("share", [0, 1])
 def test_no_promise_is_broken_whatever_effect_is_the_last(case: Case, share: int) -> None:
     tally = Tally()
+    # A pass of the cleaner has many effects: few states of each leave room for those inside the recoveries.
+    draws = 1 if case.settings.is_compacted else 8
     for seed in range(share, 40, 2):
-        explore(case, draws=8, seed=seed, tally=tally, states_max=STATES_OF_A_SHARE)
+        explore(case, draws=draws, seed=seed, tally=tally, states_max=STATES_OF_A_SHARE)
         if tally.distinct >= STATES_OF_A_SHARE:
             break
     assert tally.distinct >= STATES_OF_A_SHARE
