@@ -109,21 +109,20 @@ class Partition:
     def check_appendable(self) -> None:
         """Raises `stopped`, and Unavailable while the bucket may hold the very offsets that an append would be given.
 
-        That is so for a log that holds no record (a fresh disk, one that begins at a checkpointed log start) before a
-        head was seen, and for one that ends below the head it has not been reconciled with. A log with records knows
-        its end: only what is on the disk goes into the bucket.
+        That is so for a log that holds no record (a fresh disk, one that starts over at the bucket's end) and for one that
+        ends below the head it has not been reconciled with. A log with records knows its end, and the leader epoch of
+        its last ones is its own; without any, records would get an epoch that another machine's have, too, and nobody
+        could tell the two histories apart.
         """
         if self.stopped is not None:
             raise self.stopped
         if not self.is_tiered or self.is_owned:
             return
         head = self.head()
-        if head is None and self.log.size_bytes == 0:
-            raise Unavailable(
-                "appending to a log without records, its end in the bucket is unknown", partition=self.name
-            )
         if head is not None and self.log.next_offset < head.next_offset:
             raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
+        if self.log.size_bytes == 0:
+            raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
 
     def snapshot(self, now_ms: int, *, may_clean: bool = True) -> PartitionSnapshot:
         """What the policies are told: both tiers at this moment. The log start is the head's where there is one.

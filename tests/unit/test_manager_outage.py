@@ -153,3 +153,20 @@ def test_a_store_is_let_go_of_however_a_manager_ends(world: World, store: Switch
     with pytest.raises(Exception, match="topics"):
         world.open(store=store)
     assert store.closed == 3
+
+
+def test_a_log_without_records_takes_none_before_it_is_ours_in_the_bucket() -> None:
+    """Two machines that both wrote to it would have records of the same leader epoch, which nobody can tell apart."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    store = SwitchableStore(world.store)
+    store.is_readable = True
+    for disk in (world.disk, world.other_disk()):
+        with world.open(disk=disk, store=store) as manager:
+            assert manager.partitions()[0].head() is not None
+            with pytest.raises(Unavailable, match="it is not ours in the bucket"):
+                send(manager, 1)
+    store.is_down = False
+    with world.open(store=store) as manager:
+        send(manager, 1)
