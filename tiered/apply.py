@@ -181,7 +181,7 @@ def _copy(state: _Round, decision: CopySegment) -> bool:
     if info is None or metadata is None or state.store is None:
         return False
     head = partition.head()
-    if head is None or info.base_offset < head.next_offset or _leaves_hole(partition, info, head.next_offset):
+    if head is None or info.base_offset < head.rows_next_offset or _leaves_hole(partition, info, head.next_offset):
         return False
     segment = segment_to_copy(partition.log, info)
     row = copy_segment(

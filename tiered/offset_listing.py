@@ -7,6 +7,7 @@
 | `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp, wherever it lies |
 | `EARLIEST_LOCAL` | -4 | the first offset that the disk answers for |
 | `LATEST_TIERED` | -5 | the highest offset in the bucket; none where nothing is tiered |
+| `EARLIEST_PENDING_UPLOAD` | -6 | the first offset that waits for its upload; none for a topic that is not tiered |
 
 Any other number is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
 `ListOffsetsRequest`, `UnifiedLog.fetchOffsetByTimestamp`; KIP-405, KIP-1005.
@@ -25,7 +26,9 @@ from tiered.committed import stable_end
 from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 
-LATEST_TIERED = -5  # ListOffsetsRequest.LATEST_TIERED_TIMESTAMP; no name that a log without a remote tier knows
+# ListOffsetsRequest.LATEST_TIERED_TIMESTAMP and EARLIEST_PENDING_UPLOAD_TIMESTAMP (KIP-1023); no names that a log
+# without a remote tier knows.
+LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -5, -6
 
 
 def find_offset(
@@ -40,6 +43,8 @@ def find_offset(
     """
     if spec == LATEST_TIERED:
         return _latest_tiered(source)
+    if spec == EARLIEST_PENDING_UPLOAD:
+        return _earliest_pending(source)
     log = source.log
     match parse_spec(spec):
         case OffsetSpec.LATEST:
@@ -67,6 +72,14 @@ def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
     if row is None:
         return None
     return FoundOffset(row.next_offset - 1, None, row.epochs[-1][0] if row.epochs else None)
+
+
+def _earliest_pending(source: PartitionSource) -> FoundOffset | None:
+    if source.head() is None:
+        return None
+    row = source.ask(MetadataIndex.last_row)
+    offset = max(row.next_offset if row is not None else 0, source.start_offset())
+    return FoundOffset(offset, None, _epoch_at(source, offset))
 
 
 def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: int) -> FoundOffset | None:

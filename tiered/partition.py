@@ -109,10 +109,10 @@ class Partition:
     def check_appendable(self) -> None:
         """Raises `stopped`, and Unavailable while the bucket may hold the very offsets that an append would be given.
 
-        That is so for a log that holds no record (a fresh disk, one that starts over at the bucket's end) and for one that
-        ends below the head it has not been reconciled with. A log with records knows its end, and the leader epoch of
-        its last ones is its own; without any, records would get an epoch that another machine's have, too, and nobody
-        could tell the two histories apart.
+        That is so for a log that holds no record (a fresh disk, one that starts over at the bucket's end) and for one
+        that ends below the head it has not been reconciled with. A log with records knows its end, and the leader epoch
+        of its last ones is its own; without any, records would get an epoch that another machine's have, too, and
+        nobody could tell the two histories apart.
         """
         if self.stopped is not None:
             raise self.stopped

@@ -25,6 +25,7 @@ _SPECS = {
     "max-timestamp": -3,
     "earliest-local": -4,
     "latest-tiered": -5,
+    "earliest-pending-upload": -6,
 }
 
 
@@ -36,7 +37,8 @@ _SPECS = {
     default="latest",
     show_default=True,
     metavar="SPEC",
-    help="earliest, latest, max-timestamp, earliest-local, latest-tiered, @TIME, @-2h or a number of ms.",
+    help="earliest, latest, max-timestamp, earliest-local, latest-tiered, earliest-pending-upload, "
+    "@TIME, @-2h or a number of ms.",
 )
 @click.option("--committed", is_flag=True, help="latest is the last stable offset, below every open transaction.")
 @output_option()

@@ -1,0 +1,355 @@
+"""Kafka's tiering scenarios over a whole manager: the numbered cases of its tests, and those that are easy to miss.
+
+Leader epochs here are the epochs of the
+heads, so they begin at 1 where a broker's begin at 0. What concerns the cleaner is in `test_cleaner_scenarios`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import DAY, HOUR, NAME, NOW, World, settle, values
+
+from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
+from local.offset_spec import OffsetSpec
+from local.record import Record
+from remote.memory_store import MemoryStore
+from tiered import apply
+from tiered.manager import LogManager
+from tiered.offset_listing import EARLIEST_PENDING_UPLOAD, LATEST_TIERED
+
+KEEP_ACTIVE = {
+    "remote.storage.enable": "true",
+    "retention.ms": "-1",
+    "local.retention.bytes": "1",
+    "remote.log.delete.grace.ms": "0",
+    "message.timestamp.after.max.ms": str(2 * DAY),
+}
+
+
+class CountingStore:
+    """How often whole segments were asked for: a fetch of one remote segment is one call."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner = inner
+        self.fetches = 0
+
+    def get_ranges(self, key: str, ranges: object) -> object:
+        self.fetches += 1
+        return self.inner.get_ranges(key, ranges)  # type: ignore[arg-type]
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self.inner, verb)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def write(manager: LogManager, *counts: int, start: int = 0, step_ms: int = 1) -> None:
+    """Segments of so many batches, a record each with value ``k<offset>``; the last count stays in the active one."""
+    offset = start
+    for at, count in enumerate(counts):
+        for _ in range(count):
+            record = Record(b"k", b"k%d" % offset, NOW + offset * step_ms)
+            manager.append("t", [record], 0, now_ms=NOW)
+            offset += 1
+        if at < len(counts) - 1:
+            manager.roll("t", now_ms=NOW)
+
+
+def bases(manager: LogManager) -> list[int]:
+    head = manager.partitions()[0].head()
+    assert head is not None
+    return [row.base_offset for row in head.segments]
+
+
+def ask(manager: LogManager, spec: int) -> object:
+    return manager.list_offsets({NAME: spec})[NAME]
+
+
+def offset_of(manager: LogManager, spec: int) -> int | None:
+    found = manager.list_offsets({NAME: spec})[NAME]
+    return None if found is None else found.offset
+
+
+def read_cold(world: World, start: int) -> tuple[int, int]:
+    """(records, remote fetches) of a read by a manager that has nothing cached."""
+    store = CountingStore(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        store.fetches = 0
+        return len(values(manager.reader(), start)), store.fetches
+
+
+# --- 1 to 9: the harness's own stories ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "remote", "local_start", "records", "fetches"),
+    [((1, 1, 1), [0, 1], 2, 2, 1), ((2, 2, 1), [0, 2], 4, 4, 2)],
+    ids=["a batch a segment", "two batches a segment"],
+)
+def test_case_1_what_is_tiered_is_read_after_a_restart_with_one_fetch_a_segment(
+    world: World, counts: tuple[int, ...], remote: list[int], local_start: int, records: int, fetches: int
+) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, *counts)
+        settle(manager)
+        assert bases(manager) == remote
+        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == local_start
+    assert read_cold(world, 1) == (records, fetches)
+
+
+@pytest.mark.parametrize("limit", [{"retention.bytes": "1"}, {"retention.ms": "1", "local.retention.ms": "-2"}])
+def test_cases_2_and_3_retention_of_the_whole_log_ends_all_but_the_active_segment(
+    world: World, limit: dict[str, str]
+) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 1, 1, 1)
+        manager.roll("t", now_ms=NOW)
+        manager.append("t", [Record(b"k", b"k3", NOW + DAY)], 0, now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == [0, 1, 2]
+        manager.alter_topic("t", limit, now_ms=NOW)
+        settle(manager, NOW + HOUR)
+        assert bases(manager) == []
+        assert manager.reader().offsets(NAME) == (3, 4)
+        assert not [info for info in world.store.list("") if "/data/" in info.key]
+        assert manager.partitions()[0].log.epochs.epoch_at(3) == 1
+    assert read_cold(world, 3) == (1, 0)
+
+
+def test_cases_4_and_5_delete_records_takes_whole_remote_segments_and_leaves_the_straddling_one(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 2, 2, 1)
+        settle(manager)
+        manager.delete_records({NAME: 3}, now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == [2]
+        assert offset_of(manager, OffsetSpec.EARLIEST) == 3
+    assert read_cold(world, 3) == (2, 1)
+    with world.open() as manager:  # another leader epoch
+        write(manager, 1, 2, 2, start=5)
+        settle(manager)
+        assert bases(manager) == [2, 4, 6]
+        manager.delete_records({NAME: 7}, now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == [6]
+    assert read_cold(world, 7) == (3, 1)
+
+
+def test_case_6_lost_checkpoints_lose_no_record_and_tiering_resumes_at_the_right_base(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 1, 1, 1)
+        settle(manager)
+    for name in [name for name in world.disk.names if "checkpoint" in name or "cleanshutdown" in name]:
+        if "/t-0/" not in name:
+            world.disk.unlink(name)
+    assert read_cold(world, 0) == (3, 2)
+    with world.open() as manager:
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == [0, 1, 2]
+
+
+def test_case_7_named_offsets_and_times_over_both_tiers(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 2, 1)
+    with world.open() as manager:
+        write(manager, 1, 2, start=3)
+        settle(manager)
+        assert bases(manager) == [0, 2]
+        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 4
+        named = (OffsetSpec.EARLIEST, OffsetSpec.EARLIEST_LOCAL, LATEST_TIERED)
+        found = [manager.list_offsets({NAME: spec})[NAME] for spec in named]
+        assert [(each.offset, each.leader_epoch) for each in found if each] == [(0, 1), (4, 2), (3, 2)]
+        assert offset_of(manager, OffsetSpec.LATEST) == 6
+        assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 4
+        times = [offset_of(manager, NOW + ms) for ms in (-1, 1, 3, 5, 6)]
+        assert times == [0, 1, 3, 5, None]
+        manager.delete_records({NAME: 4}, now_ms=NOW)
+        assert offset_of(manager, OffsetSpec.EARLIEST) == offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 4
+        assert offset_of(manager, LATEST_TIERED) == 3
+        assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 4
+
+
+def test_case_8_an_idle_active_segment_past_local_retention_is_rolled_and_uploaded(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**KEEP_ACTIVE, "local.retention.ms": "1"}, now_ms=NOW)
+        write(manager, 1, 1, 2)
+        settle(manager, NOW + HOUR)
+        assert bases(manager) == [0, 1, 2]
+        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 4
+    assert read_cold(world, 0)[0] == 4
+
+
+def test_case_9_tiering_enabled_later_copies_from_the_log_start_and_a_read_only_tier_copies_nothing_more(
+    world: World,
+) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
+        assert offset_of(manager, EARLIEST_PENDING_UPLOAD) is None
+        write(manager, 2, 2, 1)
+        manager.delete_records({NAME: 1}, now_ms=NOW)
+        manager.alter_topic("t", KEEP_ACTIVE, now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == [0, 2]
+        assert offset_of(manager, OffsetSpec.EARLIEST) == 1
+        read_only = {"remote.log.copy.disable": "true", "local.retention.bytes": "-2"}
+        manager.alter_topic("t", read_only, now_ms=NOW)
+        write(manager, 1, 1, start=5)
+        settle(manager)
+        assert bases(manager) == [0, 2]
+        assert len(values(manager.reader(), 1)) == 6
+        manager.alter_topic("t", {"remote.log.copy.disable": "", "local.retention.bytes": "1"}, now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == [0, 2, 4]
+        with pytest.raises(InvalidRequest, match="switching the remote tier"):
+            manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
+
+
+# --- 14 to 16, 18: what is half done counts for nothing -------------------------------------------------------------
+
+
+def test_case_16_a_copy_that_fails_leaves_nothing_and_the_next_one_has_another_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """half_copied_bytes_never_count, failed_upload_is_collected (KAFKA-17062, A#590)."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**KEEP_ACTIVE, "retention.bytes": "150"}, now_ms=NOW)
+        write(manager, 1, 1, 1)
+        tried: list[str] = []
+        real = MemoryStore.put
+
+        def fails(self: MemoryStore, key: str, body: bytes) -> None:
+            tried.append(key)
+            raise apply.InvalidRequest("refused", key=key)
+
+        monkeypatch.setattr(MemoryStore, "put", fails)
+        manager.tick(NOW)
+        assert NAME in manager.problems
+        assert not [info for info in world.store.list("") if "/data/" in info.key]
+        assert bases(manager) == []
+        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 0, "a copy that failed frees nothing"
+        monkeypatch.setattr(MemoryStore, "put", real)
+        settle(manager)
+        names = [info.key for info in world.store.list("") if info.key.endswith(".indexes")]
+        assert names
+        assert not set(names) & set(tried)
+
+
+# --- the ten that are easy to miss ----------------------------------------------------------------------------------
+
+
+def test_subtle_a_what_is_on_both_tiers_is_found_by_time_without_the_store(world: World) -> None:
+    both = {**KEEP_ACTIVE, "local.retention.bytes": "-2"}
+    with world.open() as manager:
+        manager.create_topic("t", 1, both, now_ms=NOW)
+        write(manager, 2, 2, 1)
+        settle(manager)
+        assert bases(manager) == [0, 2]
+    store = CountingStore(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        before = manager.request_counts()
+        assert [offset_of(manager, NOW + at) for at in range(5)] == [0, 1, 2, 3, 4]
+        assert len(values(manager.reader())) == 5
+        assert manager.request_counts() == before
+
+
+def test_subtle_b_a_segment_whose_tail_is_a_gap_is_let_go_of(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**KEEP_ACTIVE, "cleanup.policy": "compact"}, now_ms=NOW)
+        for at in range(6):
+            key = b"same" if at in (1, 2, 4) else b"k%d" % at
+            manager.append("t", [Record(key, b"%d" % at, NOW)], 0, now_ms=NOW)
+            if at in (2, 4):
+                manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert [offset for offset, _ in values(manager.reader())] == [0, 3, 4, 5]
+        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 5
+        assert bases(manager)
+
+
+def test_subtle_c_a_log_start_past_what_was_never_uploaded_frees_it_and_copying_resumes_there(world: World) -> None:
+    lag = {"remote.copy.lag.ms": "1h", "local.retention.ms": "2h", "local.retention.bytes": "-2"}
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**KEEP_ACTIVE, **lag}, now_ms=NOW)
+        write(manager, 2, 2, 2, 1)
+        settle(manager, NOW + 60_000)
+        assert bases(manager) == [], "nothing is due yet"
+        assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 0
+        assert offset_of(manager, LATEST_TIERED) is None
+        manager.delete_records({NAME: 5}, now_ms=NOW)
+        settle(manager, NOW + 60_000)
+        assert [segment.base_offset for segment in manager.partitions()[0].log.segments()] == [4, 6]
+        settle(manager, NOW + 90 * 60_000)
+        assert bases(manager) == [4]
+        assert [offset for offset, _ in values(manager.reader(), 5)] == [5, 6]
+        with pytest.raises(OffsetOutOfRange):
+            values(manager.reader(), 4)
+
+
+def test_subtle_d_an_epoch_without_records_is_in_no_lineage(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 1, 1)
+    for _ in range(3):
+        world.open().close()
+    with world.open() as manager:
+        manager.roll("t", now_ms=NOW)
+        write(manager, 1, 1, start=2)
+        settle(manager)
+        rows = manager.partitions()[0].head().segments  # type: ignore[union-attr]
+        assert [row.epochs for row in rows] == [((1, 0),), ((1, 1),), ((5, 2),)]
+    with world.open() as manager:
+        assert not manager.problems
+
+
+def test_subtle_i_a_lookup_by_time_scans_on_where_record_times_go_back(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        for at, ms in enumerate((50, 10, 60, 20, 70)):
+            manager.append("t", [Record(b"k", b"%d" % at, NOW + ms)], 0, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+        manager.append("t", [Record(b"k", b"5", NOW + 30)], 0, now_ms=NOW)
+        settle(manager)
+        assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 5
+        found = [offset_of(manager, NOW + ms) for ms in (5, 50, 51, 61, 71)]
+        assert found == [0, 0, 2, 4, None]
+
+
+def test_subtle_j_a_torn_tail_is_cut_on_the_disk_and_damage_in_the_bucket(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 1, 2)
+        settle(manager)
+    active = max(name for name in world.disk.names if name.endswith(".log"))
+    _tear(world.disk, active)
+    for name in (".kafka_cleanshutdown", "recovery-point-offset-checkpoint"):
+        world.disk.unlink(f"./data/{name}")
+    with world.open() as manager:
+        assert manager.reader().offsets(NAME) == (0, 2), "the torn batch was cut off"
+        assert len(values(manager.reader())) == 2
+    (key,) = [info.key for info in world.store.list("") if info.key.endswith(".log")]
+    whole = world.store.get(key)
+    world.store.put(key, whole[:-1])
+    with world.open() as manager, pytest.raises(Exception, match="reading a tiered segment"):
+        values(manager.reader(), 0)
+    world.store.put(key, whole)
+
+
+def _tear(disk: ModelDisk, path: str) -> None:
+    inode = disk.names[path]
+    inode.data = inode.data[:-3]
+    inode.sync()
+
+
+def test_a_topic_that_nobody_knows_has_no_offsets(world: World) -> None:
+    with world.open() as manager, pytest.raises(NotFound):
+        ask(manager, OffsetSpec.LATEST)
