@@ -49,6 +49,7 @@ TOPIC = {
     "retention.ms": "-1",
     "delete.retention.ms": "1h",
     "remote.log.delete.grace.ms": "1h",
+    "remote.recompaction.min.reduction.ratio": "0",
     "remote.recompaction.min.saved.bytes": "0",
 }
 
@@ -178,23 +179,23 @@ def run_with_power_cut(at: int, *, before: bool) -> None:
     check(disk.crash(random.Random(f"{at} {before}")), store, story)
 
 
-def rehearse() -> tuple[range, range, set[str]]:
-    """The store calls and disk effects of the part that is cut, and what was decided in it."""
+def rehearse() -> tuple[range, range]:
+    """The store calls and disk effects of the part that is cut."""
     disk, store, story = ModelDisk(), FaultStore(MemoryStore("memory://b")), Story()
     first: list[tuple[int, int]] = []
     play(disk, store, story, begun=lambda: first.append((len(store.calls), disk.effects)))
     (calls, effects) = first[0]
-    return range(calls, len(store.calls)), range(effects + 1, disk.effects + 1), set(store.calls[calls:])
+    return range(calls, len(store.calls)), range(effects + 1, disk.effects + 1)
 
 
-CALLS, EFFECTS, _ = rehearse()
+CALLS, EFFECTS = rehearse()
 
 
 def test_the_story_replaces_rows_and_drops_tombstones() -> None:
     disk, store, story = ModelDisk(), MemoryStore("memory://b"), Story()
     play(disk, store, story)
     head = RemoteLog(store).head(NAME)
-    assert head.segments[0].next_offset == 10, "two rows became one"
+    assert head.segments[0].next_offset > 10, "several rows became one"
     assert all((row.cleaned_through or 0) > 10 for row in head.segments)
     assert not any(record.value is None for record in RemoteLog(store).reader().records(NAME, 0))
     assert len(CALLS) > 20
