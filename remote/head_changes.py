@@ -29,18 +29,23 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
 
     def change(head: Head) -> Head:
         known = {row.ulid for row in head.segments} | {each.key for each in head.unlinked}
+        reached = head.rows_next_offset
+        added: list[RemoteSegment] = []
+        doubled: list[UnlinkedObject] = []
         for row in rows:
             if row.ulid in known or row.data_key in known:
                 continue
-            if any(_is_same_segment(row, each) for each in head.segments):
-                head = replace(head, unlinked=head.unlinked + objects_of(row, head.committed_ms, head.epoch))
-                continue
-            reached = head.rows_next_offset
-            if row.base_offset < reached:
+            if row.base_offset >= reached:
+                added.append(replace(row, committed_ms=head.committed_ms))
+                reached = row.next_offset
+            elif any(_is_same_segment(row, each) for each in (*head.segments, *added)):
+                doubled += objects_of(row, head.committed_ms, head.epoch)
+            else:
                 facts = {"base_offset": row.base_offset, "next_offset": row.next_offset, "reached": reached}
                 raise InvalidRequest("adding a remote segment, its offsets are taken", **facts)
-            head = replace(head, segments=(*head.segments, replace(row, committed_ms=head.committed_ms)))
-        return head
+        if not added and not doubled:
+            return head
+        return replace(head, segments=(*head.segments, *added), unlinked=(*head.unlinked, *doubled))
 
     return change
 

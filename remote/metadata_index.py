@@ -11,11 +11,13 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import attrgetter
 from typing import TypeVar
 
 from local.errors import Corrupt
 from remote.head import Head, SpillRow
+from remote.index_copies import IndexCopies
 from remote.segment import RemoteSegment
 from remote.spill_page import Rows, decode_page
 from remote.store import ObjectStore
@@ -31,7 +33,11 @@ _base_offset = attrgetter("base_offset")
 class Pages:
     """The pages of one partition, read on first use and checked, a bounded number kept. Thread safe."""
 
-    def __init__(self, store: ObjectStore, prefix: str, *, kept_max: int = PAGES_KEPT) -> None:
+    def __init__(
+        self, store: ObjectStore, prefix: str, *, kept_max: int = PAGES_KEPT, copies: IndexCopies | None = None
+    ) -> None:
+        """`copies` keep pages on a disk, too."""
+        self._copies = copies
         self._store = store
         self._prefix = prefix
         self._kept_max = kept_max
@@ -57,15 +63,26 @@ class Pages:
                 self._kept.popitem(last=False)
 
     def _read(self, spill: SpillRow) -> Rows:
-        key = self._prefix + spill.key
+        kept = self._copies.page(self._prefix, spill.key) if self._copies is not None else None
+        if kept is not None:
+            with suppress(Corrupt):
+                return decode_page(spill, kept)
         try:
-            return decode_page(spill, self._store.get(key))
+            return self._fetch(spill)
         except Corrupt:
             pass  # the wire may have done it: once more
         try:
-            return decode_page(spill, self._store.get(key))
+            return self._fetch(spill)
         except Corrupt as error:
-            raise Corrupt(error.attempt, store=self._store.url, **{**error.facts, "key": key}) from error
+            facts = {**error.facts, "key": self._prefix + spill.key}
+            raise Corrupt(error.attempt, store=self._store.url, **facts) from error
+
+    def _fetch(self, spill: SpillRow) -> Rows:
+        body = self._store.get(self._prefix + spill.key)
+        rows = decode_page(spill, body)
+        if self._copies is not None:
+            self._copies.keep_page(self._prefix, spill.key, body)
+        return rows
 
 
 class MetadataIndex:

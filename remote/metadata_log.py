@@ -78,6 +78,7 @@ from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidReques
 from remote.head import Head, SpillRow, encode_head
 from remote.head_chain import HeadChain
 from remote.head_changes import Change, loses_objects
+from remote.index_copies import IndexCopies
 from remote.keys import head_key, new_ulid
 from remote.metadata_index import MetadataIndex, Pages
 from remote.spill_page import Rows, encode_page
@@ -119,7 +120,9 @@ class MetadataLog:
         *,
         new_id: Callable[[int], str] = new_ulid,
         rule: SpillRule | None = None,
+        copies: IndexCopies | None = None,
     ) -> None:
+        """`copies` keep what was read on a disk, for the next start."""
         self._store = store
         self._prefix = prefix
         self._new_id = new_id
@@ -128,7 +131,9 @@ class MetadataLog:
         self._state = LogState.READER
         self._epoch = 0
         self._head: Head | None = None
-        self._pages = Pages(store, prefix)
+        self._copies = copies
+        self._kept_id: str | None = None  # of the head that lies on the disk
+        self._pages = Pages(store, prefix, copies=copies)
         self._chain = HeadChain(store, prefix)
 
     def __repr__(self) -> str:
@@ -175,7 +180,8 @@ class MetadataLog:
         """
         with self._lock:
             self._check_not_fenced()
-            found = self._chain.newest(self._head, exact=exact)
+            known = self._head or self._copied()
+            found = self._chain.newest(known, exact=exact or known is not self._head)
             if found is not None:
                 self._adopt(found)
             return self._head
@@ -223,7 +229,7 @@ class MetadataLog:
                 winner = self._create(draft, encode_head(draft))
                 if self._chain.is_void(winner.sequence):
                     continue  # heads were collected while we slept, this name among them
-                self._head = winner
+                self._set(winner)
                 if winner.commit_id == draft.commit_id:
                     self._move(LogState.WRITER)
                     self._epoch = epoch
@@ -370,7 +376,30 @@ class MetadataLog:
             self._move(LogState.FENCED)
             self._head = found
             self._check_not_fenced()
+        self._set(found)
+
+    def _set(self, found: Head) -> None:
+        if self._copies is not None and found.commit_id != self._kept_id:
+            self._kept_id = found.commit_id
+            keys = [spill.key for spill in found.spills]
+            self._copies.keep_head(self._prefix, encode_head(found), keys)
         self._head = found
+
+    def _copied(self) -> Head | None:
+        """The head kept on the disk, when the bucket has the very same one; one small GET."""
+        kept = self._copies.head(self._prefix) if self._copies is not None else None
+        if kept is None:
+            return None
+        head, body = kept
+        line = body[: body.index(b"\n") + 1]  # has the checksum of the rest
+        try:
+            there = self._store.get_range(self._prefix + head_key(head.sequence), 0, len(line))
+        except (NotFound, Corrupt):
+            return None
+        if there != line:
+            return None
+        self._kept_id = head.commit_id
+        return head
 
     def _move(self, to: LogState) -> None:
         assert to in NEXT_STATES[self._state]

@@ -7,6 +7,8 @@ single declared writer at most: two could both commit.
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,19 +18,36 @@ from remote.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
+RACERS = 4  # creates of one name at the same time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreGuarantees:
-    """What was seen to hold. `create_if_absent`: a second create of one name was refused and changed nothing."""
+    """What was seen to hold. `create_if_absent`: a second create of one name was refused and changed nothing.
+
+    `one_winner`: of RACERS creates of one name at the same time at most one was answered with success, and what lies
+    there is its body. An implementation that looks first and writes then fails here, most of the time.
+    """
 
     create_if_absent: bool
+    one_winner: bool
+
+    @property
+    def allows_writers(self) -> bool:
+        """Whether several managers may write to this store."""
+        return self.create_if_absent and self.one_winner
 
 
-def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0) -> StoreGuarantees:
-    """Create one fresh key twice, look, and remove it. Raises what the store raises when it cannot be written to.
+def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_racing: bool = False) -> StoreGuarantees:
+    """Create a fresh key twice, look, and remove it. Raises what the store raises when it cannot be written to.
+
+    `is_racing` also creates one at the same time from several threads; otherwise that is taken as given.
 
     Nothing is removed unless the first create was answered. One whose answer was lost may leave its object behind,
     which no reader looks at; asking a store that does not answer to delete would only double the wait.
+
+    Not looked at, for nothing here stands on it: conditional overwrites (`If-Match`) and empty bodies, which
+    `remote.store.check_body` refuses before any request.
     """
     key = f"{prefix}{PROBES}{new_ulid(now_ms)}"
     first, second = b"tiered probe 1\n", b"tiered probe 2\n"
@@ -40,9 +59,35 @@ def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0) -> StoreG
             refused = False
         except AlreadyExists:
             refused = True
-        return StoreGuarantees(create_if_absent=refused and store.get(key) == first)
+        create_if_absent = refused and store.get(key) == first
     finally:
         _remove(store, key)
+    return StoreGuarantees(
+        create_if_absent=create_if_absent,
+        one_winner=not is_racing or _has_one_winner(store, f"{prefix}{PROBES}{new_ulid(now_ms)}"),
+    )
+
+
+def _has_one_winner(store: ObjectStore, key: str) -> bool:
+    """Several creates at once. None that was answered may be missing in the end, so at most one was answered."""
+    bodies = [b"tiered probe by %d\n" % number for number in range(RACERS)]
+    together = threading.Barrier(RACERS)
+
+    def create(body: bytes) -> bool:
+        together.wait()
+        try:
+            store.put_if_absent(key, body)
+        except AlreadyExists:
+            return False
+        return True
+
+    try:
+        with ThreadPoolExecutor(RACERS, "tiered-probe") as threads:
+            won = list(threads.map(create, bodies))
+        found = store.get(key)
+    finally:
+        _remove(store, key)
+    return sum(won) <= 1 and all(body == found for body, is_winner in zip(bodies, won, strict=True) if is_winner)
 
 
 def _remove(store: ObjectStore, key: str) -> None:

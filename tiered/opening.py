@@ -30,6 +30,7 @@ from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.head import Head
 from remote.head_changes import expire_segments
+from remote.index_copies import index_copies
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
 from remote.range_reader import RemotePartition
@@ -62,6 +63,7 @@ class Opener:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, config.fetch_cache_dir_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
         self._check = StoreCheck(directory.first_online, is_single_writer=config.is_single_writer)
+        self._copies = index_copies(config.fetch_cache_dir)
         self._choose = partial(
             choose_log_dir,
             free_bytes_min=config.dir_free_bytes_min,
@@ -169,7 +171,7 @@ class Opener:
         if self._store is None:
             raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
-            held.metadata = MetadataLog(self._store, held.prefix)
+            held.metadata = MetadataLog(self._store, held.prefix, copies=self._copies)
             held.remote = RemotePartition(
                 self._store,
                 held.prefix,

@@ -429,7 +429,7 @@ _TABLE = (
         is_per_topic=False,
         source=Source.TIERED,
         doc="A directory, outside the log directories, in which chunks and indexes of remote segments stay over "
-        "restarts, as the bucket has them; empty: none.",
+        "restarts, as the bucket has them, and copies of the newest heads; empty: none.",
     ),
     Property(
         name="remote.fetch.cache.dir.max.bytes",

@@ -7,12 +7,13 @@ knows the heads as they were when a partition was first asked for; `refresh` loo
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
 from types import TracebackType
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import InvalidRequest, LogError, NotFound
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
 from remote.catalog import RemotePartitionName, list_partitions
@@ -21,8 +22,10 @@ from remote.disk_cache import DiskCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.fsspec_store import open_store
 from remote.head import Head
+from remote.index_copies import IndexCopies, index_copies
 from remote.keys import parse_topic_directory
 from remote.metadata_log import MetadataLog
+from remote.pins import Pin, pin_newest, release
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.key_rings import load_key_ring
@@ -31,6 +34,7 @@ from tiered.secrets import split_url
 from tiered.view_reader import Readable
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
+_log = logging.getLogger(__name__)
 
 
 class RemoteLog(Readable):
@@ -47,9 +51,12 @@ class RemoteLog(Readable):
         topic_ids: Mapping[str, str] | None = None,
         keys: KeyRing = NO_KEYS,
         disk: DiskCache | None = None,
+        copies: IndexCopies | None = None,
     ) -> None:
         self.store = store
         self._disk = disk
+        self._copies = copies
+        self._pins: list[tuple[str, Pin]] = []
         self._chosen = dict(topic_ids or {})
         self._cache = ChunkCache(cache_bytes)
         self._keys = keys
@@ -89,7 +96,29 @@ class RemoteLog(Readable):
                 if source.metadata is not None:
                     source.metadata.load()
 
+    def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Head:
+        """Hold on to the partition's newest head until `expires_ms` or `close`: what it and later ones name stays.
+
+        For reads that take longer than the grace time; it writes one small object into the bucket. The head. Raises as
+        `remote.pins.pin_newest`.
+        """
+        source = self._source(partition)
+        assert source.remote is not None and source.metadata is not None  # noqa: PT018 - a source of a bucket has both
+        prefix = source.remote.prefix
+        pin, head = pin_newest(self.store, prefix, source.metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder)
+        with self._lock:
+            self._pins.append((prefix, pin))
+        return head
+
     def close(self) -> None:
+        """Let go of all pins and of the store. A pin that cannot be removed expires by itself."""
+        with self._lock:
+            pins, self._pins = self._pins, []
+        for prefix, pin in pins:
+            try:
+                release(self.store, prefix, [pin])
+            except LogError as error:
+                _log.warning("a pin stays until it expires: prefix=%s key=%s cause=%s", prefix, pin.key, error)
         if self._disk is not None:
             self._disk.close()
         self.store.close()
@@ -131,7 +160,7 @@ class RemoteLog(Readable):
                 name = named.get(partition)
                 if name is None:
                     raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
-                metadata = MetadataLog(self.store, name.prefix)
+                metadata = MetadataLog(self.store, name.prefix, copies=self._copies)
                 head = metadata.load()
                 if head is not None and head.deleted_ms is not None:
                     raise NotFound(
@@ -160,15 +189,15 @@ def open_remote(
 
     `topic_ids` as `RemoteLog` takes them; `key_ring` is a file of keys, which the environment may name as well
     (`tiered.key_rings`). `cache_bytes` of memory hold what was fetched, and with `cache_dir` up to `cache_dir_bytes` of
-    it stay there for the next time. No request is sent before something is asked for. Raises InvalidRequest for a url
-    or an option that is none, and what keeps us from the key ring.
+    it stay there for the next time, and the index with it. No request is sent before something is asked for. Raises
+    InvalidRequest for a url or an option that is none, and what keeps us from the key ring.
     """
     split_url(url)
     keys = load_key_ring(key_ring, os.environ)
     disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), cache_dir_bytes) if cache_dir else None
-    return RemoteLog(
-        open_store(url, dict(options or {})), cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk
-    )
+    store = open_store(url, dict(options or {}))
+    copies = index_copies(cache_dir)
+    return RemoteLog(store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies)
 
 
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:

@@ -39,7 +39,7 @@ class StoreCheck:
             if self._is_checked or self._remembered() == store.url:
                 self._is_checked = True
                 return
-            if probe_store(store, now_ms=now_ms).create_if_absent:
+            if probe_store(store, now_ms=now_ms).allows_writers:
                 body = msgspec.json.encode({"url": store.url, "create_if_absent": True})
                 storage, root = self._place()
                 replace_file(storage, join(root, FILE), body)

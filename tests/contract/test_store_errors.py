@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import threading
 from urllib.parse import quote
 
 import pytest
@@ -14,7 +15,7 @@ from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, 
 from remote.file_store import FileStore
 from remote.fsspec_store import open_store
 from remote.memory_store import MemoryStore
-from remote.probe import probe_store
+from remote.probe import RACERS, probe_store
 from remote.retrying_store import RetryPolicy
 from remote.s3_store import S3Store
 from remote.segment import PART_BYTES
@@ -155,6 +156,21 @@ def test_a_store_that_refuses_but_overwrites_fails_the_probe():
                 raise
 
     assert not probe_store(Lying()).create_if_absent
+
+
+def test_a_store_that_looks_first_and_writes_then_fails_the_probe_that_races():
+    looked = threading.Barrier(RACERS)
+
+    class Hasty(MemoryStore):
+        def put_if_absent(self, key, body):
+            if b"by" not in body:
+                return super().put_if_absent(key, body)
+            looked.wait()
+            return self.put(key, body)
+
+    assert probe_store(Hasty()).allows_writers
+    assert not probe_store(Hasty(), is_racing=True).allows_writers
+    assert probe_store(MemoryStore(), is_racing=True).allows_writers
 
 
 @pytest.mark.parametrize("error", [AccessDenied("x"), NotFound("x"), Unavailable("x")], ids=repr)

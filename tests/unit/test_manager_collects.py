@@ -10,9 +10,10 @@ from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settl
 from policies import head_collection, invariants
 from policies.decisions import CollectHeads
 from policies.invariants import violations
+from remote.index_copies import index_copies
 from remote.keys import HEADS
 from remote.metadata_log import MetadataLog
-from remote.pins import pin_newest, release
+from remote.pins import list_pins, pin_newest, release
 from tiered.remote_view import RemoteLog
 
 DAY = 24 * HOUR
@@ -79,3 +80,30 @@ def test_what_a_pinned_head_names_outlives_the_grace_time():
         release(world.store, prefix, [pin])
         settle(manager, NOW + 2 * DAY + HOUR)
         assert not named & {info.key for info in world.store.list("")}
+
+
+def test_a_view_lets_go_of_its_pins_when_it_is_closed():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        prefix, newest = manager._partition(NAME).prefix, manager._partition(NAME).head()
+    with RemoteLog(world.store) as bucket:
+        assert bucket.pin(NAME, now_ms=NOW, expires_ms=NOW + DAY, holder="a job") == newest
+        assert [pin.sequence for pin in list_pins(world.store, prefix)] == [newest.sequence]
+    assert list_pins(world.store, prefix) == []
+
+
+def test_a_cache_directory_keeps_the_index_over_restarts(tmp_path):
+    world = World()
+    with world.open(remote_fetch_cache_dir=str(tmp_path)) as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        newest = manager._partition(NAME).head()
+    kept = index_copies(str(tmp_path)).head(manager._partition(NAME).prefix)
+    assert kept is not None
+    assert kept[0] == newest
+    with world.open(remote_fetch_cache_dir=str(tmp_path)) as again:
+        assert values(again.reader()) == values(manager.reader())

@@ -77,10 +77,10 @@ def _probe(session: Session, url: str, options: dict[str, object]) -> None:
 
     store = open_store(url, options)
     try:
-        guarantees = probe_store(store, now_ms=now_ms())
+        guarantees = probe_store(store, now_ms=now_ms(), is_racing=True)
     finally:
         store.close()
-    if guarantees.create_if_absent:
+    if guarantees.allows_writers:
         session.say(f"store is writable and creates only if absent: {store.url}")
     else:
         session.say(f"warning: this store overwrites what should exist once; never run two managers on it: {store.url}")

@@ -1,0 +1,166 @@
+"""What a start costs in requests, with and without a local copy of the index; copies that are wrong are passed over."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from local.errors import Corrupt
+from remote.head_changes import add_segments, expire_segments, set_properties
+from remote.head_collection import collect_heads
+from remote.index_copies import IndexCopies
+from remote.keys import HEADS, head_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore
+from remote.spilling import SpillRule
+
+sys.path.insert(0, str(Path(__file__).parent))
+from disk_model import ModelDisk
+from remote_samples import row
+
+PREFIX = f"orders-{'A' * 22}/0/"
+PARTITION = {"topic": "orders", "topic_id": "A" * 22, "partition": 0}
+RULE = SpillRule(head_bytes_max=1, page_rows_max=8, page_rows_min=8, kept_rows_min=2)
+
+
+def filled(store, count=30):
+    log = MetadataLog(store, PREFIX, rule=RULE)
+    log.become_writer("w", 1, properties={}, **PARTITION)
+    for number in range(count):
+        log.commit(add_segments([row(f"U{number}", number * 10, number * 10 + 10)]), now_ms=2)
+    return log
+
+
+def touch(log, count=1):
+    for _ in range(count):
+        log.commit(set_properties({"step": str(log.cached.sequence)}), now_ms=3)
+
+
+class Bench:
+    """A bucket with rows in pages, and a disk with copies of them."""
+
+    def __init__(self):
+        self.store = MemoryStore()
+        self.writer = filled(self.store)
+        self.disk = ModelDisk()
+        self.start()
+
+    def start(self, store=None, offset=5):
+        """One start: what it found, and the requests it took, (puts, gets, lists)."""
+        metered = MeteredStore(store or self.store)
+        log = MetadataLog(metered, PREFIX, copies=IndexCopies(self.disk, "./copies"))
+        head = log.refresh()
+        found = log.ask(head, lambda index: index.find_by_offset(offset))
+        counts = metered.counts()
+        return head, found, (counts.puts, counts.gets, counts.lists)
+
+    def names(self, suffix):
+        return [name for name in self.disk.list("./copies") if name.endswith(suffix)]
+
+
+def test_a_cold_start_takes_one_listing_two_gets_and_the_page():
+    store = MemoryStore()
+    head = filled(store).cached
+    assert len(head.spills) > 2
+    metered = MeteredStore(store)
+    log = MetadataLog(metered, PREFIX)
+    assert log.refresh() == head
+    assert (metered.counts().gets, metered.counts().lists) == (2, 1), "the head, none after it"
+    assert log.index(head).find_by_offset(5).ulid == "U0"
+    assert metered.counts().gets == 3, "and the page"
+    assert log.index(head).find_by_offset(5).ulid == "U0"
+    assert log.index(head).find_by_offset(299).ulid == "U29"
+    assert metered.counts().gets == 3
+    before = metered.counts()
+    for _ in range(10):
+        log.load()
+    assert (metered.counts() - before).gets == 10, "one GET to know that nothing is new"
+    assert metered.counts().lists == 1
+
+
+def test_a_start_with_a_copy_takes_three_small_gets_and_no_listing():
+    bench = Bench()
+    for _ in range(2):
+        head, found, requests = bench.start()
+        assert (head, found.ulid, requests) == (bench.writer.cached, "U0", (0, 3, 0))
+    touch(bench.writer, 2)
+    head, found, requests = bench.start()
+    assert (head, found.ulid, requests) == (bench.writer.cached, "U0", (0, 5, 0))
+
+
+def test_a_copy_that_is_torn_is_as_good_as_none():
+    bench = Bench()
+    for name in (*bench.names(".head"), *bench.names(".page")):
+        whole = bench.disk.read(f"./copies/{name}")
+        bench.disk.unlink(f"./copies/{name}")
+        bench.disk.create(f"./copies/{name}").append(whole[:-9])
+        head, found, _ = bench.start()
+        assert (head, found.ulid) == (bench.writer.cached, "U0")
+        assert bench.disk.read(f"./copies/{name}") == whole
+
+
+def test_a_copy_of_another_buckets_head_is_never_believed():
+    bench = Bench()
+    for other in (filled(MemoryStore(), 3), filled(MemoryStore(), 30), filled(MemoryStore(), 40)):
+        head, found, _ = bench.start(other._store)
+        assert (head, found.ulid) == (other.cached, "U0")
+        bench.start()
+
+
+def test_a_copy_whose_head_was_collected_and_made_again_by_a_stale_writer_is_never_believed():
+    bench = Bench()
+    body = bench.store.get(PREFIX + head_key(bench.writer.cached.sequence))
+    sequence = bench.writer.cached.sequence
+    other = MetadataLog(bench.store, PREFIX)
+    other.become_writer("b", 5, **PARTITION)
+    touch(other, 20)
+    collect_heads(bench.store, PREFIX, other, other.cached.sequence - 3, now_ms=6)
+    assert bench.start()[0] == other.cached
+    bench.store.put(PREFIX + head_key(sequence), body)
+    IndexCopies(bench.disk, "./copies").keep_head(PREFIX, body, [])
+    assert bench.start()[0] == other.cached
+
+
+def test_pages_that_the_newest_head_does_not_name_leave_the_disk():
+    bench = Bench()
+    for offset in range(0, 300, 20):
+        bench.start(offset=offset)
+    assert len(bench.names(".page")) == len(bench.writer.cached.spills)
+    bench.writer.commit(expire_segments(["U0"], now_ms=5), now_ms=5, touches=(0, 10))
+    bench.start(offset=299)
+    assert len(bench.names(".page")) == len(bench.writer.cached.spills) - 1
+
+
+def test_a_disk_that_fails_costs_the_copy_and_nothing_else():
+    class Failing(ModelDisk):
+        def make_directory(self, path):
+            raise OSError(28, "no space left")
+
+        def read(self, path, start=0, length=None):
+            raise OSError(5, "input/output error")
+
+    store = MemoryStore()
+    head = filled(store).cached
+    log = MetadataLog(store, PREFIX, copies=IndexCopies(Failing(), "./copies"))
+    assert log.refresh() == head
+    assert log.index(head).find_by_offset(5).ulid == "U0"
+
+
+def test_a_writer_keeps_what_it_commits():
+    bench = Bench()
+    log = MetadataLog(bench.store, PREFIX, rule=RULE, copies=IndexCopies(bench.disk, "./copies"))
+    log.become_writer("w2", 9, **PARTITION)
+    touch(log, 3)
+    assert IndexCopies(bench.disk, "./copies").head(PREFIX)[0] == log.cached
+
+
+def test_damage_in_the_bucket_is_not_hidden_by_a_copy():
+    bench = Bench()
+    key = PREFIX + head_key(bench.writer.cached.sequence)
+    bench.store.put(key, b"x" + bench.store.get(key)[1:])
+    with pytest.raises(Corrupt):
+        bench.start()
+    assert [info.key for info in bench.store.list(PREFIX + HEADS)]
