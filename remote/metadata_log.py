@@ -130,6 +130,7 @@ class MetadataLog:
         self._lock = threading.RLock()
         self._state = LogState.READER
         self._epoch = 0
+        self._attempts: set[str] = set()  # commit ids of our tries to become a writer
         self._head: Head | None = None
         self._copies = copies
         self._kept_id: str | None = None  # of the head that lies on the disk
@@ -215,6 +216,11 @@ class MetadataLog:
                 raise InvalidRequest("becoming a writer, not a reader", prefix=self._prefix, state=self._state.value)
             for _ in range(TAKEOVERS_MAX):
                 latest = self.load(exact=True)
+                if latest is not None and latest.commit_id in self._attempts:
+                    # An earlier try that ended in Unavailable came true: no need to raise the epoch once more.
+                    self._move(LogState.WRITER)
+                    self._epoch = latest.epoch
+                    return latest
                 if latest is None:
                     draft = _first_head(topic, topic_id, partition)
                 else:
@@ -226,8 +232,9 @@ class MetadataLog:
                 epoch = latest.epoch + 1 if latest else 1
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
                 draft = replace(draft, properties=settings)
+                self._attempts.add(draft.commit_id)
                 winner = self._create(draft, encode_head(draft))
-                if self._chain.is_void(winner.sequence):
+                if self._was_collected(winner):
                     continue  # heads were collected while we slept, this name among them
                 self._set(winner)
                 if winner.commit_id == draft.commit_id:
@@ -264,7 +271,7 @@ class MetadataLog:
                 changed, body = self._fitted(changed, pages)
                 self._check_change(base, draft, changed)
                 winner = self._create(changed, body)
-                if self._chain.is_void(winner.sequence):
+                if self._was_collected(winner):
                     self._adopt(self.refresh(exact=True))
                     continue
                 self._adopt(winner)
@@ -335,6 +342,14 @@ class MetadataLog:
                     facts = {"store": self._store.url, "key": key, "cause": str(error)}
                     raise Unavailable("committing a head, the store gives no answer", **facts) from error
         raise AssertionError("the loop above returns or raises")
+
+    def _was_collected(self, head: Head) -> bool:
+        """Whether the name of a head that was just created is void. Asked as stubbornly as the create itself: it
+        happened, and not to know it makes the caller do the work again."""
+        for _ in range(RESENDS_MAX - 1):
+            with suppress(Unavailable):
+                return self._chain.is_void(head.sequence)
+        return self._chain.is_void(head.sequence)
 
     def _check_successor(self, ours: Head, found: Head) -> Head:
         """What was found where ours should be: ours, or another child of the same parent."""

@@ -13,6 +13,7 @@ from remote.head_changes import add_segments, expire_segments, forget_unlinked
 from remote.keys import HEADS
 from remote.metadata_log import LogState, MetadataLog
 from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 
@@ -54,6 +55,10 @@ class Writer:
     def __post_init__(self) -> None:
         self.log = MetadataLog(self.store, PREFIX)
 
+    def use(self, store: ObjectStore) -> None:
+        """Go on with another store from here."""
+        self.store = self.log._store = self.log._chain._store = self.log._pages._store = store
+
     def open(self) -> None:
         if self.log.state is LogState.READER:
             self.log.become_writer(self.name, 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0, properties={"a": "b"})
@@ -68,15 +73,21 @@ class Writer:
         self.acknowledged.append(base)
 
     def expire(self, base: int) -> None:
-        ulids = {row.ulid for row in self.log.refresh().segments if row.base_offset == base}
+        ulids = {row.ulid for row in rows_of(self.log, self.log.refresh()) if row.base_offset == base}
         self.expired.append(base)
-        self.log.commit(expire_segments(ulids, now_ms=3, log_start_offset=base + 10), now_ms=3)
+        change = expire_segments(ulids, now_ms=3, log_start_offset=base + 10)
+        self.log.commit(change, now_ms=3, touches=(base, base + 10))
 
     def delete_unlinked(self) -> None:
         head = self.log.check_still_writer()
         keys = [each.key for each in head.unlinked]
         self.store.delete([PREFIX + key for key in keys])
         self.log.commit(forget_unlinked(keys), now_ms=4)
+
+
+def rows_of(log: MetadataLog, head: Head) -> list[RemoteSegment]:
+    """All rows of a head, those of its pages too."""
+    return list(log.index(head).rows_with_dead(0, 1 << 60))
 
 
 def chain(store: ObjectStore) -> list[Head]:
@@ -94,21 +105,22 @@ def chain(store: ObjectStore) -> list[Head]:
 def check(store: ObjectStore, *writers: Writer) -> Head | None:
     """What must hold at any moment, seen by a reader who comes fresh."""
     heads = chain(store)
-    latest = MetadataLog(store, PREFIX).load()
+    log = MetadataLog(store, PREFIX)
+    latest = log.load()
     assert latest == (heads[-1] if heads else None)
     found = check_partition(store, PREFIX).findings
     assert worst(found) is Severity.INFO, found
     if latest is None:
         assert not any(writer.acknowledged for writer in writers)
         return None
-    reader = RemotePartition(store, PREFIX)
-    for row in latest.segments:
+    reader, rows = RemotePartition(store, PREFIX), rows_of(log, latest)
+    for row in rows:
         assert bytes(reader.read(row, 0, row.size_bytes)) == body_of(row.base_offset)
-    bases = [row.base_offset for row in latest.segments]
+    bases = [row.base_offset for row in rows]
     assert len(bases) == len(set(bases))
     expired = {base for writer in writers for base in writer.expired}
     for writer in writers:
         assert set(writer.acknowledged) - expired <= set(bases)
     for each in latest.unlinked:
-        assert all(each.key not in (row.data_key, row.indexes_key) for row in latest.segments)
+        assert all(each.key not in (row.data_key, row.indexes_key) for row in rows)
     return latest

@@ -140,7 +140,7 @@ def test_any_call_of_a_collection_may_fail_in_any_way(fault):
 
     store, writer = prepared()
     counting = FaultStore(store)
-    writer.log._store = writer.log._chain._store = counting
+    writer.use(counting)
     collect(writer, store=counting)
     for at in range(len(counting.calls)):
         inner, writer = prepared()
@@ -148,14 +148,14 @@ def test_any_call_of_a_collection_may_fail_in_any_way(fault):
         asleep.load()
         newest = writer.log.cached
         faulty = FaultStore(inner, at, fault)
-        writer.log._store = writer.log._chain._store = faulty
+        writer.use(faulty)
         with suppress(Killed if fault in KILLS else Unavailable):
             collect(writer, store=faulty)
         faulty.deliver(10**9)
         assert MetadataLog(inner, PREFIX).load() == newest
         assert asleep.load(exact=True) == newest
         sound(inner)
-        writer.log._store = writer.log._chain._store = inner
+        writer.use(inner)
         commit_some(writer, 1)
         collect(writer)
         assert sequences(inner) == [9, 10, 11]
@@ -180,7 +180,7 @@ def test_a_stale_writer_and_a_reader_may_come_between_any_two_calls_of_a_collect
                 assert MetadataLog(store, PREFIX).load() == newest
 
         between = FaultStore(store, before_call=others)
-        writer.log._store = writer.log._chain._store = between
+        writer.use(between)
         collect(writer, store=between)
         assert asleep.load(exact=True) == newest
         assert MetadataLog(store, PREFIX).load() == newest
