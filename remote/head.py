@@ -29,7 +29,7 @@ from remote.view import CompactedView, view_contradiction
 FORMAT_VERSION = 1
 HEAD_BYTES_MAX = 64 << 20  # a limit on everything; some 80 000 rows
 LINE_BYTES_MAX = 64
-ZSTD_LEVEL = 1  # a row takes 92 bytes; level 6 saves none and takes seven times as long (docs/reference/benchmarks.md)
+ZSTD_LEVEL = 1  # level 6 saves nothing and takes seven times as long (docs/reference/benchmarks.md)
 _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) ([1-9][0-9]{0,9})\n")
 
 

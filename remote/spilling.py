@@ -37,8 +37,8 @@ class SpillRule:
     row among them. Fewer than `page_rows_min` rows beyond those are not worth a page: a head that is large for another
     reason (objects that wait for deletion) is left so. `gaps_max` bounds what a `SpillRow` says about holes.
 
-    With these numbers a head has room for some 2,800 rows; a page takes 2,500 of them and 270 kB, a million segments
-    are 400 pages, and their lines in the head 30 kB.
+    With these numbers a head has room for some 2,600 rows; a page takes 2,300 of them and 310 kB, a million segments
+    are some 400 pages (docs/reference/benchmarks.md).
     """
 
     head_bytes_max: int = 256 << 10
