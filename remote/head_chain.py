@@ -67,7 +67,8 @@ class HeadChain:
                 continue
             if following is None and is_sure and not self._is_due(steps):
                 return latest
-            if self.is_void(latest.sequence if following is None else following.sequence):
+            # What follows a head of the boundary's own number may be sound, and the head itself a stale writer's.
+            if self.is_void(latest.sequence):
                 latest, steps, is_sure = self._after_collection(latest), 0, True
             elif following is None:
                 return latest

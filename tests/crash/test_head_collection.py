@@ -5,8 +5,10 @@ Every call of a collection is failed in every way, and stale writers and readers
 
 from __future__ import annotations
 
+import random
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from remote.head_changes import expire_segments, forget_unlinked, set_properties
 from remote.head_collection import collect_heads
 from remote.keys import HEADS, boundary_key, head_key, parse_head_key, parse_pin_key, pin_key
 from remote.memory_store import MemoryStore
-from remote.metadata_log import MetadataLog
+from remote.metadata_log import LogState, MetadataLog
 from remote.pins import list_pins, lowest_pinned, pin_newest, release
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -309,3 +311,56 @@ def test_objects_remember_which_head_listed_them_first():
     writer.log.commit(forget_unlinked([each.key for each in writer.log.cached.unlinked[:2]]), now_ms=5)
     assert {each.unlinked_sequence for each in writer.log.cached.unlinked} == {first + 1}
     assert expire_segments([], now_ms=1)(writer.log.cached) is writer.log.cached
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_three_writers_that_race_sleep_and_collect_lose_nothing_that_was_acknowledged(seed):
+    """Any of them may be let in between any two calls of another; readers never go back."""
+    rng = random.Random(seed)
+    store, busy, acknowledged = MemoryStore(), [], set()
+    readers = [MetadataLog(store, PREFIX) for _ in range(2)]
+    seen = [0, 0]
+
+    def between(number):
+        if rng.random() < 0.15 and (free := sorted({0, 1, 2} - set(busy))):
+            act(rng.choice(free))
+
+    writers = {}
+
+    def act(number):
+        busy.append(number)
+        try:
+            work(number)
+        finally:
+            busy.remove(number)
+
+    def work(number):
+        writer = writers.get(number)
+        if writer is None or writer.log.state is LogState.FENCED or rng.random() < 0.05:
+            writers[number] = writer = Writer(FaultStore(store, before_call=between), f"{number}.{rng.random()}")
+            if rng.random() < 0.5:
+                writer.log.load()  # and then it sleeps
+                return
+        try:
+            if writer.log.state is LogState.READER:
+                writer.log.become_writer(writer.name, 1, topic="orders", topic_id="A" * 22, partition=0)
+            elif rng.random() < 0.2 and writer.log.cached.sequence > KEPT:
+                collect(writer)
+            else:
+                mark = f"{rng.random()}"
+                writer.log.commit(lambda head: replace(head, properties={**head.properties, mark: ""}), now_ms=5)
+                acknowledged.add(mark)
+        except (Fenced, InvalidRequest):
+            return
+
+    for _ in range(120):
+        act(rng.randrange(3))
+        for each, reader in enumerate(readers):
+            if rng.random() < 0.1:
+                sequence = getattr(reader.load(exact=True), "sequence", 0)
+                assert sequence >= seen[each]
+                seen[each] = sequence
+    newest = MetadataLog(store, PREFIX).load()
+    assert acknowledged <= newest.properties.keys()
+    assert all(reader.load(exact=True) == newest for reader in readers)
+    sound(store)
