@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from local.names import TopicPartition
@@ -201,3 +203,21 @@ def test_an_untiered_active_segment_past_retention_rolls_and_goes_in_a_later_rou
 def test_a_size_limit_of_zero_rolls_the_active_segment() -> None:
     rules = PartitionRules(local_retention_bytes=0, local_retention_ms=None)
     assert len(rolled(snapshot(local(0, 2, active=True), rules=rules))) == 1
+
+
+def test_what_is_clean_goes_up_whole_or_not_at_all() -> None:
+    """A bucket that ended in the middle would hold neither the records that went nor those they went for."""
+    rules = PartitionRules(cleanup_compact=True)
+    clean = snapshot(*THREE, rules=rules, cleaner=4)
+    assert bases(clean) == [0, 2]
+    assert bases(replace(clean, cleaner_reach=4)) == [0, 2]
+    assert bases(replace(clean, cleaner_reach=5)) == [], "a pass looked further than the checkpoint"
+    assert bases(replace(clean, stable_offset=3)) == bases(replace(clean, copying=frozenset({2}))) == []
+    assert bases(replace(clean, cleaner_offset=2)) == [0], "up to the checkpoint"
+
+
+def test_the_copy_lag_of_clean_segments_is_that_of_the_oldest() -> None:
+    rules = PartitionRules(cleanup_compact=True, copy_lag_ms=150, local_retention_ms=None)
+    old, young = replace(local(0, 2), max_timestamp_ms=NOW - 200), replace(local(2, 4), max_timestamp_ms=NOW)
+    assert bases(snapshot(old, young, THREE[2], rules=rules, cleaner=4)) == [0, 2]
+    assert bases(snapshot(young, THREE[2], rules=rules, cleaner=4, start=2)) == []
