@@ -25,6 +25,7 @@ from local.names import TopicPartition
 from local.record import Record
 from remote.bucket_check import ObjectKind
 from remote.memory_store import MemoryStore
+from remote.watched_store import Deadlines, WatchedStore
 from tiered import apply
 from tiered.config import Config
 from tiered.manager import LogManager
@@ -46,6 +47,7 @@ SETTINGS = {
     "append.batch.bytes": "300",
     "file.delete.delay.ms": "0",
 }
+SHORT = Deadlines(call_s=0.05, upload_stall_s=0.05, close_s=0.05)
 HARMLESS = {Kind.SLOW, Kind.DUPLICATE, Kind.STALE_LIST, Kind.PHANTOM_ENTRY}  # nobody may even notice
 
 
@@ -62,6 +64,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.store = FaultStore(self.inner, self.clock)
+        self.watched: WatchedStore | None = None
 
     def copied(self) -> World:
         inner = MemoryStore("memory://b", now_ms=lambda: NOW)
@@ -74,7 +77,9 @@ class World:
     def open(self, disk: ModelDisk | None = None) -> LogManager:
         loaded = Config.load(None, SETTINGS, {}, local_dir="data")
         config = replace(loaded, data_dir="./data", remote_url="memory://b")
-        return LogManager.open(config, now_ms=self.clock.now_ms, storage=disk or self.disk, store=self.store)
+        return LogManager.open(
+            config, now_ms=self.clock.now_ms, storage=disk or self.disk, store=self.watched or self.store
+        )
 
     def append(self, manager: LogManager, count: int) -> None:
         first = manager.partitions()[0].log.next_offset
@@ -173,7 +178,7 @@ def list_named_offsets(world: World, manager: LogManager) -> None:
 
 
 def read_bucket(world: World, manager: LogManager) -> None:
-    bucket = RemoteLog(world.store)
+    bucket = RemoteLog(world.watched or world.store)
     start, end = bucket.reader().offsets(NAME)
     assert len(world.true(bucket.reader().records(NAME, start))) == end - start
 
@@ -327,7 +332,8 @@ def run_drawn(name: str, seed: int) -> bool:
     rate = rng.choice((0.05, 0.15, 0.4))
 
     def plan(number: int, verb: str) -> Kind | None:
-        return rng.choice([kind for kind in Kind if verb in kind.verbs]) if rng.random() < rate else None
+        kinds = [kind for kind in Kind if verb in kind.verbs and kind is not Kind.HANG]
+        return rng.choice(kinds) if rng.random() < rate else None
 
     return _run(name, plan, None)
 
@@ -335,6 +341,8 @@ def run_drawn(name: str, seed: int) -> bool:
 def _run(name: str, plan: Plan, kind: Kind | None) -> bool:
     scene = SCENES[name]
     world = _begin(scene)
+    if kind is Kind.HANG:
+        world.watched = WatchedStore(world.store, deadlines=SHORT)
     manager = None if scene.opens else world.open()
     world.store.follow(plan)
     failed: LogError | None = None
@@ -346,6 +354,8 @@ def _run(name: str, plan: Plan, kind: Kind | None) -> bool:
     met = world.store.met is not None
     assert failed is None or kind not in HARMLESS, f"a harmless fault ended the flow: {failed}"
     world.store.heal()
+    if world.watched is not None:
+        world.watched._deadlines = Deadlines()
     if manager is not None:
         _goes_on(world, manager)
         manager.abandon()

@@ -7,6 +7,7 @@ Time is virtual: what is slow moves the clock on. Whatever lasts (a quota, a cha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -45,6 +46,7 @@ class Kind(Enum):
     WRONG_RANGE = (9, "wrong range", RANGES)
     WHOLE_FOR_RANGE = (10, "the whole object for a range", RANGES)
     SLOW = (11, "slow, then right", ALL)
+    HANG = (11, "no answer ever; the effect comes when nobody waits any more", ALL)
     STALE_READ = (12, "reads of an older state for a while", BODIES | {"head"})
     STALE_LIST = (13, "a listing of an older state", LISTS)
     PHANTOM_ENTRY = (14, "a listing with what was deleted", LISTS)
@@ -100,6 +102,8 @@ class FaultStore:
         self._hidden: dict[str, int] = {}
         self._changed: dict[str, bytes] = {}
         self._windows: dict[Kind, int] = {}  # what lasts, and up to which call
+        self._hanging: list[threading.Event] = []
+        self._let_go = threading.Event()
 
     @property
     def url(self) -> str:
@@ -121,6 +125,10 @@ class FaultStore:
         for key, body in self._changed.items():
             self.inner.put(key, body)
         self._changed = {}
+        self._let_go.set()
+        for each in self._hanging:
+            each.wait(60)
+        self._hanging = []
         self._deliver(1 << 60)
 
     # --- verbs -------------------------------------------------------------------------------------------------------
@@ -207,6 +215,9 @@ class FaultStore:
                 raise trouble
             case Kind.EXPIRED_TOKEN:
                 raise AccessDenied("injected fault", verb=verb, code="ExpiredToken")
+            case Kind.HANG:
+                self._hang(effect)
+                raise trouble
             case Kind.SLOW:
                 self.clock.now_ms += SLOW_MS
             case Kind.LATE_EFFECT:
@@ -227,6 +238,18 @@ class FaultStore:
             case _:
                 pass
         return effect()
+
+    def _hang(self, effect: Callable[[], Any]) -> None:
+        """In a thread that somebody else waits for, or has given up."""
+        done = threading.Event()
+        self._hanging.append(done)
+        self._let_go.wait(60)
+        try:
+            effect()
+        except (LogError, RuntimeError):
+            pass  # nobody hears of it
+        finally:
+            done.set()
 
     def _write(self, verb: str, keys: Sequence[str], effect: Callable[[], Any], **other: Callable[[], Any]) -> None:
         known = [(key, self._peek(key)) for key in keys]
