@@ -4,9 +4,10 @@ A marker stays while any batch with data of its transaction was met in this pass
 delete horizon like a tombstone and goes when that has passed. Batches that the cleaner retained empty count as met.
 The state is carried from segment to segment of one pass.
 
-Below the first batch of a pass there may be the remote tier, whose data is not met. It holds no records of aborted
-transactions while it was cleaned past the marker; where it was not (`tombstones_below`), an abort that began down there
-keeps its marker and its entry of the transaction index, for without the entry those records would be read as committed.
+The remote tier's data is not met, be it below the first batch of the pass or beside what the disk has of the same
+offsets. It holds no records of aborted transactions where it was cleaned past the marker; where it was not
+(`tombstones_below`), an abort keeps its marker and its entry of the transaction index whatever was met, for without the
+entry those records would be read as committed.
 Source: kafka `Cleaner.CleanedTransactionMetadata`.
 """
 
@@ -29,11 +30,8 @@ class _Ongoing:
 class CleanedTransactions:
     """Told of every transactional batch of a pass in the order of the log; `kept` are the entries of kept markers."""
 
-    def __init__(
-        self, aborted: Iterable[AbortedTransaction], *, first_offset: int, tombstones_below: int | None
-    ) -> None:
+    def __init__(self, aborted: Iterable[AbortedTransaction], *, tombstones_below: int | None) -> None:
         self.kept: list[AbortedTransaction] = []
-        self._first_offset = first_offset
         self._tombstones_below = tombstones_below
         unique = {(each.producer_id, each.first_offset): each for each in aborted}
         self._ahead = deque(sorted(unique.values(), key=lambda each: each.first_offset))
@@ -59,7 +57,7 @@ class CleanedTransactions:
             self._committing.discard(producer_id)
             return not is_met
         ongoing = self._aborting.pop(producer_id, None)
-        if ongoing is None or not (ongoing.is_met or self._reaches_below(ongoing.aborted)):
+        if ongoing is None or (not ongoing.is_met and self.may_leave(ongoing.aborted.last_offset)):
             return True
         self.kept.append(ongoing.aborted)
         return False
@@ -72,6 +70,3 @@ class CleanedTransactions:
         while self._ahead and self._ahead[0].first_offset <= offset:
             begun = self._ahead.popleft()
             self._aborting.setdefault(begun.producer_id, _Ongoing(begun))
-
-    def _reaches_below(self, aborted: AbortedTransaction) -> bool:
-        return aborted.first_offset < self._first_offset and not self.may_leave(aborted.last_offset)

@@ -53,6 +53,7 @@ from local.segment import Segment
 from local.storage import Storage
 from local.txn_index import AbortedTransaction
 
+TIME_MAX_MS = 2**63 - 1  # ``delete.retention.ms`` may be as long, for tombstones that are never to go
 _REBASED_GROWTH = 6  # bytes by which a record about grows when its time is counted from a far horizon
 
 
@@ -74,8 +75,8 @@ class Circumstances:
 
     @property
     def horizon_ms(self) -> int:
-        """What a batch gets that has no delete horizon yet."""
-        return self.now_ms + self.delete_retention_ms
+        """What a batch gets that has no delete horizon yet; no later than the last time there is, for "never"."""
+        return min(self.now_ms + self.delete_retention_ms, TIME_MAX_MS)
 
     def lets_legacy_go(self, segment: Segment) -> bool:
         """Whether tombstones of formats 0 and 1 in it were there for long enough."""
@@ -155,9 +156,7 @@ class Judge:
         self._newest = newest
         self._aborted = aborted
         self._last_data = np.array(sorted(each.last_offset for each in circumstances.producers.values()), np.int64)
-        self._transactions = CleanedTransactions(
-            aborted, first_offset=circumstances.first_offset, tombstones_below=circumstances.tombstones_below
-        )
+        self._transactions = CleanedTransactions(aborted, tombstones_below=circumstances.tombstones_below)
 
     def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
         """Raises Corrupt and CleaningAborted."""

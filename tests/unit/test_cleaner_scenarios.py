@@ -46,12 +46,27 @@ class Story:
     def end(self, producer: int, *, commit: bool) -> None:
         self.log.append_marker(producer, 0, commit=commit, now_ms=NOW)
 
-    def round(self, now_ms: int = NOW, *, buffer_bytes: int = 1 << 20, is_dirty: bool = True) -> CleaningResult | None:
+    def round(
+        self,
+        now_ms: int = NOW,
+        *,
+        buffer_bytes: int = 1 << 20,
+        is_dirty: bool = True,
+        delete_retention_ms: int = DAY_MS,
+        tombstones_below: int | None = None,
+    ) -> CleaningResult | None:
         self.log.roll(now_ms=NOW)
         if is_dirty:
             self.log.cleaner_offset = 0
-        buffer = Buffer(size_bytes=buffer_bytes)
-        done = cleaner.clean(self.log, self.disk, clean_from=0, now_ms=now_ms, tombstones_below=None, buffer=buffer)
+        done = cleaner.clean(
+            self.log,
+            self.disk,
+            clean_from=0,
+            now_ms=now_ms,
+            delete_retention_ms=delete_retention_ms,
+            tombstones_below=tombstones_below,
+            buffer=Buffer(size_bytes=buffer_bytes),
+        )
         self.log.remove_deleted(now_ms)
         return done
 
@@ -79,6 +94,18 @@ def test_a_tombstone_with_a_very_old_time_stays_until_the_horizon_that_its_first
     story.round(NOW + DAY_MS)
     assert story.offsets == []
     assert story.log.next_offset == 2
+
+
+@pytest.mark.parametrize("delete_retention_ms", [2**63 - 1, 2**62, 2**63 - 1 - NOW])
+def test_a_tombstone_stays_for_good_where_the_retention_is_as_long_as_time(delete_retention_ms: int) -> None:
+    story = Story()
+    story.put(1)
+    story.put(1, 2, value=None)
+    for now_ms in (NOW, NOW + DAY_MS, 2**62):
+        story.round(now_ms, delete_retention_ms=delete_retention_ms)
+        assert story.offsets == [1, 2]
+        assert [record.timestamp_ms for batch in story.batches for record in batch.records] == [NOW, NOW]
+    assert story.batches[-1].horizon_ms == min(NOW + delete_retention_ms, 2**63 - 1)
 
 
 def test_a_commit_marker_leaves_after_its_data_and_after_its_horizon() -> None:
@@ -117,6 +144,23 @@ def test_an_abort_marker_outlives_its_data_by_two_passes_and_its_index_entry_by_
     assert story.offsets == [3, 4, 5]
     story.round(NOW + DAY_MS)
     assert story.offsets == [4, 5]
+
+
+def test_an_aborts_index_entry_stays_while_a_row_that_was_not_cleaned_past_it_may_hold_its_data() -> None:
+    story = Story()
+    story.write(1, 1)
+    story.log.roll(now_ms=NOW)  # on both tiers by now, and in the bucket with the data
+    story.end(1, commit=False)
+    story.write(1, 3)
+    story.end(1, commit=True)
+    for now_ms in (NOW, NOW, NOW, END_OF_TIME):
+        story.put(3)  # so that the segment is written anew
+        story.round(now_ms, tombstones_below=0)
+        assert [each.first_offset for each in story.log.aborted_transactions(0, 4)] == [0]
+        assert story.offsets[0] == 1
+        assert story.batches[0].horizon_ms is None
+    story.round(NOW, tombstones_below=4)
+    assert story.log.aborted_transactions(0, 4) == []
 
 
 def test_every_producer_keeps_its_last_sequence() -> None:
