@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from local import kernels, offset_index, swap, time_index
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
-from local.errors import CleaningAborted, Corrupt, NotFound
+from local.errors import CleaningAborted, Corrupt, InvalidRequest, NotFound
 from local.index_files import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, segment_file
@@ -134,7 +134,8 @@ def clean(
     room for: `CleaningResult.cleaner_offset` tells. A tombstone may leave only below `tombstones_below`; None is no
     bound, for a log without remote tier, and 0 lets none leave. `should_stop` is asked and `throttle` told between
     slices (`local.cleaning_pace`). Raises CleaningAborted when it was asked to let go: the groups that are swapped in
-    stay so, `log.cleaner_offset` does not rise. Raises InvalidRequest when one segment's keys do not fit the buffer.
+    stay so, `log.cleaner_offset` does not rise. Raises InvalidRequest when one segment's keys do not fit the buffer,
+    and when one would pass 2 GiB.
 
     Order of effects: `log.cleaner_reach` rises to where newer records were looked for, and `announce` makes that
     durable (the caller's part); each group is swapped in on its own (`local.swap`); `log.cleaner_offset` rises after
@@ -297,6 +298,7 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
     """Swap in what is left of `group`, as one segment; each half by itself, should that come out too large after all.
 
     Only recompressing can make it so: survivors are packed at the codec's default level, whatever the producer's was.
+    What does not fit two goes one by one, however large.
     """
     log, tally = work.log, work.tally
     base_offset = group[0].segment.base_offset
@@ -322,7 +324,12 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
 
 
 def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
-    """Step 1 of the swap; the size of the new segment. None, and nothing left of it, when it is not a legal one."""
+    """Step 1 of the swap; the size of the new segment. None, and nothing left of it, when several do not fit one.
+
+    One alone may pass ``segment.bytes``: left as it is, it would keep records that the round counts as gone, and they
+    would be the newest of their keys again once the tombstones above them have left. Raises InvalidRequest where the
+    positions in its index would not do.
+    """
     log, storage = work.log, work.storage
     base_offset, settings, rows = group[0].segment.base_offset, log.settings, IndexRows()
     try:
@@ -333,16 +340,16 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
         raise
     size = storage.size(path)
     is_alone = len(group) == 1
-    allowed = max(settings.segment_bytes, group[0].segment.size_bytes) if is_alone else settings.segment_bytes
-    if is_alone and group[0].may_grow:
-        allowed = POSITION_MAX
-    if size <= min(allowed, POSITION_MAX):
+    if size <= (POSITION_MAX if is_alone else min(settings.segment_bytes, POSITION_MAX)):
         indexes = rows.indexes(base_offset, settings.index_interval_bytes)
         if is_alone or max(len(indexes.offset), len(indexes.time)) <= settings.segment_index_bytes:
             aborted = sorted((each for one in group for each in one.aborted), key=lambda each: each.last_offset)
             swap.write_cleaned_indexes(storage, log.directory, base_offset, indexes, aborted)
             return size
     storage.unlink(path)
+    if is_alone:
+        facts = {"path": group[0].segment.path(LOG), "size_bytes": size, "limit": POSITION_MAX}
+        raise InvalidRequest("cleaning a segment, what stays of it is larger than a segment may be", **facts)
     return None
 
 

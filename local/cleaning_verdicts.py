@@ -131,11 +131,6 @@ class SegmentVerdict:
         return any((each.actions != VERBATIM).any() for each in self.slices)
 
     @property
-    def may_grow(self) -> bool:
-        """It gains a horizon, from which times take more bytes, or batches of format 2."""
-        return self.has_legacy or any((each.actions == REBASE).any() for each in self.slices)
-
-    @property
     def is_empty(self) -> bool:
         return all((each.actions == DROP).all() for each in self.slices)
 

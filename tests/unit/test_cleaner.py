@@ -14,7 +14,7 @@ from local import cleaner, kernels
 from local.batch import encode_batch, read_header
 from local.batch_header import HEADER_BYTES, seal
 from local.compression import Codec
-from local.errors import Corrupt
+from local.errors import Corrupt, InvalidRequest
 from local.log import Log
 from local.names import TopicPartition
 from local.record import Record, StoredRecord
@@ -163,7 +163,7 @@ def test_a_corrupt_batch_stops_the_cleaning_and_changes_nothing() -> None:
     with pytest.raises(Corrupt):
         cleaner.clean(log, disk, clean_from=0, now_ms=0)
     assert {name: bytes(inode.data) for name, inode in disk.names.items()} == before
-    assert log.cleaner_offset == 0
+    assert not log.cleaner_offset
 
 
 # -- what may become one segment
@@ -256,15 +256,35 @@ def test_survivors_that_compress_worse_than_they_did_do_not_make_a_segment_too_l
     assert [i.base_offset for i in reopened.segments()[:-1]] == [i.base_offset for i in infos]
 
 
-def test_a_large_segment_that_cleaning_would_make_larger_stays_as_it_is() -> None:
+def test_a_segment_that_cleaning_makes_larger_is_cleaned_all_the_same_and_no_key_comes_back() -> None:
+    """Left as it is, below the checkpoint, its old record would be there again once the tombstone has left."""
     disk = ModelDisk()
     log = tightly_packed(disk, 1)
+    log.append([Record(b"hot", None, 0)], now_ms=0)
+    log.roll(now_ms=0)
     log.settings = replace(log.settings, segment_bytes=1000)
+    before = log.segments()[0].size_bytes
+    for now_ms in range(4):
+        result = cleaner.clean(log, disk, now_ms=now_ms, delete_retention_ms=1, tombstones_below=None)
+        assert result is not None
+        assert log.segments()[0].size_bytes > before > 1000
+        assert b"hot" not in {record.key for record in read_all(log) if record.value is not None}
+        log.append([Record(b"next", b"", 0)], now_ms=0)
+        log.roll(now_ms=0)
+    assert b"hot" not in {record.key for record in read_all(log)}
+    assert not [name for name in disk.names if name.endswith(".cleaned")]
+
+
+def test_a_segment_that_would_pass_the_largest_position_is_an_error_and_nothing_of_it_is_called_clean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = ModelDisk()
+    log = tightly_packed(disk, 1)
     before = [(info.base_offset, info.size_bytes) for info in log.segments()]
-    result = cleaner.clean(log, disk, clean_from=0, now_ms=0)
-    assert result is not None
-    assert (result.records_before, result.records_after) == (3, 3)
-    assert result.bytes_after == result.bytes_before
+    monkeypatch.setattr(cleaner, "POSITION_MAX", before[0][1])
+    with pytest.raises(InvalidRequest, match="larger than a segment may be"):
+        cleaner.clean(log, disk, now_ms=0)
+    assert not log.cleaner_offset
     assert [(info.base_offset, info.size_bytes) for info in log.segments()] == before
     assert not [name for name in disk.names if name.endswith(".cleaned")]
 
