@@ -101,7 +101,8 @@ class LogDirectory:
             # A checkpoint past the log's end (the log is not the one it was written for) vouches for nothing.
             known = self._cleaner_offsets.get(partition, 0)
             log.cleaner_offset = known if known <= log.next_offset else 0
-            log.cleaner_reach = min(self._cleaner_reaches.get(partition, 0), log.next_offset)
+        # Whatever the policy is now: what a pass has taken stays gone.
+        log.cleaner_reach = min(self._cleaner_reaches.get(partition, 0), log.next_offset)
         log.write_checkpoints = self.write_checkpoints
         self.logs[partition] = log
         return log

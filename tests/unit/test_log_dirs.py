@@ -68,3 +68,16 @@ def test_a_cleaner_checkpoint_past_the_end_of_its_log_vouches_for_nothing(writte
     directory.close()
     again = LogDirectory(disk, "./data")
     assert again.open_log(OPENED, COMPACTED, now_ms=0).cleaner_offset == expected
+
+
+def test_how_far_an_unfinished_pass_has_looked_is_known_still_after_a_start_under_another_policy() -> None:
+    """Records went for the sake of newer ones below the reach: the log is no cleaner for having been uncompacted."""
+    disk = ModelDisk()
+    for settings in (COMPACTED, replace(COMPACTED, is_compacted=False), COMPACTED):
+        directory = LogDirectory(disk, "./data")
+        log = directory.open_log(OPENED, settings, now_ms=0)
+        if not log.next_offset:
+            log.append([Record(b"k", b"v", 0)] * 5, now_ms=0)
+            log.cleaner_reach = 4
+        assert log.cleaner_reach == 4
+        directory.close()
