@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import google_crc32c
-import numpy as np
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 
 def crc32c(data: Buffer, seed: int = 0) -> int:
     """The checksum of `data`, 0..2^32-1; `seed` is the checksum of what came before, so pieces can be chained."""
+    if isinstance(data, bytes):
+        return int(google_crc32c.extend(seed, data))
+    import numpy as np  # heavy, and whoever only decides checks nothing
+
     # The library refuses memoryviews but takes arrays, which look at the same bytes without copying them.
-    return int(
-        google_crc32c.extend(seed, data if isinstance(data, bytes) else np.frombuffer(memoryview(data), np.uint8))
-    )
+    return int(google_crc32c.extend(seed, np.frombuffer(memoryview(data), np.uint8)))

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from local.compression import Codec, compress, decompress
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
 from remote.segment import RemoteSegment, SegmentState
@@ -178,12 +177,16 @@ def encode_head(head: Head) -> bytes:
 
 def encode_line(text: bytes) -> bytes:
     """The object's bytes around a head's JSON."""
+    from local.compression import Codec, compress  # heavy, and whoever only decides needs none of it
+
     body = compress(Codec.ZSTD, text, ZSTD_LEVEL)
     return b"tiered-head %d %08x %d %d\n" % (FORMAT_VERSION, crc32c(body), len(body), len(text)) + body
 
 
 def decode_line(data: Body) -> bytes:
     """The inverse: a head's JSON. Raises Corrupt for anything off."""
+    from local.compression import Codec, decompress
+
     line = _LINE.match(bytes(data[:LINE_BYTES_MAX]))
     if not line:
         raise Corrupt("reading a head, no such line at its start", size_bytes=len(data))

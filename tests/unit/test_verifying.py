@@ -9,11 +9,12 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from disk_model import ModelDisk
 from manager_world import COMPACTED, NAME, NOW, TIERED, World, send, settle
 
-from local import checkpoints, kernels, producer_snapshot
+from local import checkpoints, kernels, producer_snapshot, time_index
 from local.crc32c import crc32c
 from local.errors import AccessDenied, DiskFailed, InvalidRequest, LogError, NotFound
 from local.findings import Finding, Severity, worst
@@ -214,6 +215,15 @@ def test_a_thousand_random_bits_of_logs_are_found(healthy: ModelDisk) -> None:
         flip(disk, path, at, bit)
 
 
+def is_still_true(disk: ModelDisk, path: str) -> bool:
+    """Every time entry names a batch up to which its time is the largest: two batches of one time are as good."""
+    table = kernels.scan_batches(disk.read(path.replace(".timeindex", ".log")))
+    largest = np.maximum.accumulate(table.max_timestamps)
+    known = dict(zip(table.last_offsets.tolist(), largest.tolist(), strict=True))
+    base = int(path.rpartition("/")[2][:20])
+    return all(known.get(offset) == timestamp for timestamp, offset in time_index.entries(disk.read(path), base))
+
+
 def test_random_bits_of_indexes_and_snapshots_are_found(healthy: ModelDisk) -> None:
     rng = random.Random(4)
     suffixes = (".index", ".timeindex", ".txnindex", ".snapshot", "checkpoint", "metadata")
@@ -224,7 +234,8 @@ def test_random_bits_of_indexes_and_snapshots_are_found(healthy: ModelDisk) -> N
         path = rng.choice(files)
         at, bit = rng.randrange(len(disk.names[path].data)), 1 << rng.randrange(8)
         flip(disk, path, at, bit)
-        if path not in {each.path for each in alarms(verify(disk, path.rpartition("/")[0], OPTIONS))}:
+        found = {each.path for each in alarms(verify(disk, path.rpartition("/")[0], OPTIONS))}
+        if path not in found and not (path.endswith(".timeindex") and is_still_true(disk, path)):
             missed.append((path, at))
         flip(disk, path, at, bit)
     # Nothing else says these: an aborted transaction's stable offset, a topic's id, an epoch's start between batches.
