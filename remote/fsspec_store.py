@@ -7,8 +7,8 @@
 | ``file:///absolute/directory`` | `remote.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
 | ``memory://name`` | `remote.memory_store`; one store per name in this process |
 
-The option ``client`` says which client of S3 is used: ``s3fs``, ``obstore``, or ``auto``, the default: obstore, several
-times faster, where it is installed and all other options have a meaning for it.
+The option ``client`` says which client of S3 is used: ``s3fs``, ``obstore``, or ``auto``, the default: obstore, the
+faster one, where it is installed and all other options have a meaning for it.
 
 Options may hold secrets. They go to the client and are kept nowhere else: not in URLs, errors or representations.
 """
