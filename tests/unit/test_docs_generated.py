@@ -27,7 +27,8 @@ WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
 
 _HEAD = """# Settings
 
-Generated from `tiered/property_table.py` by `python tests/unit/test_docs_generated.py`; a test fails when the two differ.
+Generated from `tiered/property_table.py` by `python tests/unit/test_docs_generated.py`; a test fails when the two
+differ.
 
 ## Where a setting may stand
 
