@@ -38,9 +38,9 @@ from remote.keys import (
     PROBES,
     parse_boundary_key,
     parse_data_key,
+    parse_epoch,
     parse_head_key,
     parse_pin_key,
-    parse_spill_key,
     parse_view_key,
 )
 from remote.metadata_index import MetadataIndex, Pages
@@ -62,7 +62,6 @@ class ObjectKind(Enum):
     ORPHAN = "orphan of an older epoch"
     IN_FLIGHT = "not named, of the present epoch"
     PAGE = "page of rows"
-    UNNAMED_PAGE = "page of rows that no head names"
     BOUNDARY = "boundary of collected heads"
     PIN = "pin of a reader"
     PROBE = "probe"
@@ -228,7 +227,7 @@ class _Check:
         for key, info in listed.items():
             kind = kinds.get(key) or self._kind_by_name(key, head.epoch if head is not None else 0)
             report.objects[self._prefix + key] = kind
-            if kind in (ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT, ObjectKind.UNNAMED_PAGE):
+            if kind in (ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
                 unnamed[kind] += info.size_bytes
             elif kind is ObjectKind.UNKNOWN:
                 what = f"an object that is not ours: bytes={info.size_bytes}"
@@ -246,14 +245,12 @@ class _Check:
             return ObjectKind.BOUNDARY
         if parse_pin_key(key) is not None:
             return ObjectKind.PIN
-        if parse_spill_key(key) is not None:
-            return ObjectKind.UNNAMED_PAGE
-        parsed = parse_data_key(key) or parse_view_key(key)
-        if parsed is None:
+        made_in = parse_epoch(key)
+        if made_in is None:
             return ObjectKind.UNKNOWN
-        if parsed.epoch > epoch:
-            self._wrong(key, f"an object of an epoch that no head has: epoch={parsed.epoch} newest={epoch}")
-        return ObjectKind.ORPHAN if parsed.epoch < epoch else ObjectKind.IN_FLIGHT
+        if made_in > epoch:
+            self._wrong(key, f"an object of an epoch that no head has: epoch={made_in} newest={epoch}")
+        return ObjectKind.ORPHAN if made_in < epoch else ObjectKind.IN_FLIGHT
 
     # --- the newest head's rows --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 | ``data/<the same stem>.indexes`` | its indexes, see `remote.index_bundle` |
 | ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.view` |
 | ``meta/head/<sequence 20>`` | a head, see `remote.head` |
-| ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<ulid>.parquet`` | older rows, see `remote.spill_page` |
+| ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `remote.spill_page` |
 | ``meta/gc/boundary/<number 20>`` | up to which head names are void, see `remote.head_chain` |
 | ``meta/pin/<ulid>.json`` | a head that somebody reads by, see `remote.pins` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.probe` |
@@ -49,7 +49,7 @@ _DATA_KEY = re.compile(r"data/" + _STEM, re.ASCII)
 _VIEW = r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}"
 _VIEW_KEY = re.compile(rf"view/({_VIEW})/{_STEM}", re.ASCII)
 _SPILL_KEY = re.compile(
-    r"meta/spill/([0-9]{20})-([0-9]{20})(?:-[0-9]{20}){2}-([0-9A-HJKMNP-TV-Z]{26})\.parquet", re.ASCII
+    r"meta/spill/([0-9]{20})-([0-9]{20})(?:-[0-9]{20}){2}-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})\.parquet", re.ASCII
 )
 _BOUNDARY_KEY = re.compile(r"meta/gc/boundary/([0-9]{20})", re.ASCII)
 _PIN_KEY = re.compile(r"meta/pin/([0-9A-HJKMNP-TV-Z]{26})\.json", re.ASCII)
@@ -74,6 +74,7 @@ class SpillKey:
 
     base_offset: int
     next_offset: int
+    epoch: int
     ulid: str
 
 
@@ -144,15 +145,24 @@ def check_view(name: str) -> str:
     return name
 
 
-def spill_key(base_offset: int, next_offset: int, min_ms: int | None, max_ms: int | None, ulid: str) -> str:
-    times = "-".join(f"{max(0, each or 0):020d}" for each in (min_ms, max_ms))
-    return f"{SPILLS}{base_offset:020d}-{next_offset:020d}-{times}-{ulid}.parquet"
+def spill_key(base_offset: int, next_offset: int, times: tuple[int | None, int | None], epoch: int, ulid: str) -> str:
+    """`times` are the smallest and the largest, in ms."""
+    low, high = (max(0, each or 0) for each in times)
+    return f"{SPILLS}{base_offset:020d}-{next_offset:020d}-{low:020d}-{high:020d}-{epoch:010d}-{ulid}.parquet"
 
 
 def parse_spill_key(key: str) -> SpillKey | None:
     """The inverse of `spill_key`, but for the times; None for anything else."""
     found = _SPILL_KEY.fullmatch(key)
-    return SpillKey(base_offset=int(found[1]), next_offset=int(found[2]), ulid=found[3]) if found else None
+    if found is None:
+        return None
+    return SpillKey(base_offset=int(found[1]), next_offset=int(found[2]), epoch=int(found[3]), ulid=found[4])
+
+
+def parse_epoch(key: str) -> int | None:
+    """The epoch that an object was made in which a head may name: segment, indexes, page; None for anything else."""
+    parsed = parse_data_key(key) or parse_view_key(key) or parse_spill_key(key)
+    return parsed.epoch if parsed is not None else None
 
 
 def stem_of(key: str) -> str:

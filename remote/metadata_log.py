@@ -319,7 +319,7 @@ class MetadataLog:
         return head, body
 
     def _write_page(self, rows: Rows, now_ms: int) -> SpillRow:
-        spill, body = encode_page(rows, self._new_id(now_ms))
+        spill, body = encode_page(rows, self._epoch, self._new_id(now_ms))
         with suppress(AlreadyExists):  # a lost answer: nobody else has this name
             self._store.put_if_absent(self._prefix + spill.key, body)
         self._pages.keep(spill, rows)

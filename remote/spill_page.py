@@ -34,8 +34,8 @@ Rows = tuple[RemoteSegment, ...]
 _FORMAT: dict[bytes | str, bytes | str] = {b"tiered.spill": b"1"}
 
 
-def encode_page(rows: Rows, ulid: str) -> tuple[SpillRow, bytes]:
-    """The page's bytes and the row that stands for it in a head. `rows` ascend and are not empty."""
+def encode_page(rows: Rows, epoch: int, ulid: str) -> tuple[SpillRow, bytes]:
+    """The page's bytes and the row that stands for it in a head. `rows` ascend, not empty; `epoch` is the writer's."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -44,7 +44,7 @@ def encode_page(rows: Rows, ulid: str) -> tuple[SpillRow, bytes]:
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd", use_dictionary=False)
     body = sink.getvalue().to_pybytes()
-    return _summary(rows, body, ulid), body
+    return _summary(rows, body, epoch, ulid), body
 
 
 def decode_page(spill: SpillRow, body: Body) -> tuple[RemoteSegment, ...]:
@@ -77,14 +77,14 @@ def _plain_rows(table: pa.Table) -> list[dict[str, object]]:
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _summary(rows: Rows, body: bytes, ulid: str) -> SpillRow:
+def _summary(rows: Rows, body: bytes, epoch: int, ulid: str) -> SpillRow:
     base, following = rows[0].base_offset, rows[-1].next_offset
     earliest = _least(each for row in rows for each in (row.min_timestamp_ms, row.max_timestamp_ms))
     latest = max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None)
     cleaned = [row.cleaned_through for row in rows]
     first = rows[0]
     return SpillRow(
-        key=spill_key(base, following, earliest, latest, ulid),
+        key=spill_key(base, following, (earliest, latest), epoch, ulid),
         base_offset=base,
         next_offset=following,
         min_timestamp_ms=earliest,

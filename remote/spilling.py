@@ -105,6 +105,14 @@ def lost_object(old: Head, new: Head, rows_of: RowsOf) -> str | None:
     return next((key for key in held if key not in named), None)
 
 
+def named_keys(head: Head, rows_of: RowsOf) -> set[str]:
+    """The objects of a head's rows, of its views, of its pages' rows, and the pages. Reads every page."""
+    named = {*_keys_of(_own_rows(head)), *(spill.key for spill in head.spills)}
+    for spill in head.spills:
+        named.update(_keys_of(rows_of(spill)))
+    return named
+
+
 def _own_rows(head: Head) -> Iterator[RemoteSegment]:
     """Everything with objects that the head names itself: the newest rows and the views'."""
     yield from head.segments

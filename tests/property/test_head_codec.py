@@ -96,7 +96,7 @@ def heads(draw):
         committed_ms=draw(OFFSETS),
         segments=segments[cut:],
         unlinked=tuple(draw(st.lists(UNLINKED, max_size=3))),
-        spills=tuple(encode_page(page, "A" * 26)[0] for page in pages if page),
+        spills=tuple(encode_page(page, 1, "A" * 26)[0] for page in pages if page),
         views=draw(VIEWS),
         properties=draw(st.dictionaries(WORDS, WORDS, max_size=3)),
     )
@@ -108,7 +108,7 @@ HEADS = heads()
 @CALM
 @given(rows(count_max=9).filter(bool))
 def test_a_page_of_rows_comes_back_as_it_went_in(segments):
-    spill, body = encode_page(segments, "A" * 26)
+    spill, body = encode_page(segments, 1, "A" * 26)
     assert decode_page(spill, body) == segments
     held = [(row.base_offset, row.next_offset) for row in segments]
     assert Coverage.of(spill.ranges()) == Coverage.of(held)

@@ -413,7 +413,7 @@ def _in_pages(taken: PartitionSnapshot, sizes: list[int]) -> tuple[PartitionSnap
         run = tuple(known[:size])
         if len(run) < size or any(each.state is not _FINISHED for each in run):
             break
-        spill = encode_page(run, f"{number:026d}")[0]
+        spill = encode_page(run, 1, f"{number:026d}")[0]
         pages.append(spill)
         rows_of[spill.key] = run
         del known[:size]
