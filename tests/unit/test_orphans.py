@@ -24,7 +24,7 @@ from remote.view import CompactedView
 
 NOW = 1_800_000_000_000
 PREFIX = f"t-{'A' * 22}/0/"
-ULID = new_ulid(NOW)
+ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
 def _info(key: str, modified_ms: int | None = NOW) -> ObjectInfo:
