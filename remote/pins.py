@@ -11,10 +11,11 @@ asked of a reader, and nothing is promised to one without a pin but the grace ti
 | `holder` | for people |
 
 Order of effects of `pin_newest`: the newest head N is read → the pin is written → the newest head is read once more.
-Is N void by then, or has an object that N names left the index for good, the pin came too late: it is taken back
-and the next head is tried. Otherwise nothing that N names is gone, and what left the index since N did so less than a
-grace time ago, so whoever deletes it will look for pins after ours was written. A crash after the second step leaves a
-pin that keeps objects until it expires.
+Is N void by then, or has anything that N names left the index (listed as unlinked is left), the pin came too late: it
+is taken back and the next head is tried. Otherwise all that N names is in the index at a moment after the pin was
+written; whoever takes it out does so later, and looks for pins later still. No clock is in it: the reader may stall
+between two steps for as long as it likes. A crash after the second step leaves a pin that keeps objects until it
+expires.
 
 Deleting looks in this order: listed as unlinked, grace time over, **then** the pins, then the epoch, then the deed.
 """
@@ -22,7 +23,7 @@ Deleting looks in this order: listed as unlinked, grace time over, **then** the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -105,6 +106,6 @@ def _came_in_time(log: MetadataLog, head: Head) -> bool:
     if log.is_void(head.sequence):
         return False
     try:
-        return lost_object(head, newest, log.page_rows) is None
+        return lost_object(head, replace(newest, unlinked=()), log.page_rows) is None
     except NotFound:
         return False  # a page that it names is gone

@@ -25,7 +25,7 @@ from remote.pins import list_pins, lowest_pinned, pin_newest, release
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import KILLS, Fault, FaultStore, Killed
-from protocol_world import PREFIX, Writer
+from protocol_world import PREFIX, Writer, rows_of
 
 KEPT = 3
 
@@ -251,6 +251,31 @@ def test_a_pin_that_came_too_late_is_taken_back_and_the_next_head_is_pinned(deed
     assert head == writer.log.cached
     assert [each.sequence for each in list_pins(store, PREFIX)] == [head.sequence]
     assert pin.commit_id == head.commit_id
+
+
+def test_a_pinned_head_loses_nothing_to_a_deleter_that_looked_for_pins_before_and_acts_after():
+    """The reader stalls between the head and its pin; meanwhile a row leaves the index and its grace time passes."""
+    store = MemoryStore()
+    writer = opened(store)
+    for base in (100, 110):
+        writer.copy(base)
+    stalls = [lambda: writer.expire(100)]
+
+    class Stalling(MemoryStore):
+        def __getattribute__(self, name):
+            return getattr(store, name) if name in ("get", "list", "delete") else super().__getattribute__(name)
+
+        def put(self, key, body):
+            for stall in stalls:
+                stall()
+                assert list_pins(store, PREFIX) == [], "the deleter finds no pin, whatever is listed long enough may go"
+            stalls.clear()
+            store.put(key, body)
+
+    _, head = pin_newest(Stalling(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="slow")
+    writer.delete_unlinked()
+    for row in rows_of(writer.log, head):
+        assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
 
 
 def test_heads_that_are_collected_faster_than_pinned_are_a_conflict():
