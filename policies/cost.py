@@ -1,43 +1,38 @@
-"""What the bucket costs: a price list with its date, and the arithmetic over it. Pure, in US dollars.
+"""What the bucket costs: the arithmetic over `policies.prices`. Pure, in US dollars.
 
-Prices are us-east-1, quoted 2026-03 to 2026-06, and want a fresh look at the vendor's page before anyone decides by
-them; every number can be replaced. A GB is 2^30 bytes, as the bill counts. Deletes are free, lists cost like puts.
+A GB is 2^30 bytes, as the bill counts; a month has 30 days. Deletes are free, lists cost like puts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from policies.prices import BUILT_IN, S3_STANDARD, Prices, PriceTable
 from remote.segment import PART_BYTES, part_step
 
+__all__ = [
+    "BUILT_IN",
+    "DAYS_PER_MONTH",
+    "GIB",
+    "S3_STANDARD",
+    "PriceTable",
+    "Prices",
+    "billed_bytes",
+    "break_even_reads",
+    "early_deletion",
+    "equal_object_bytes",
+    "intelligent_storage",
+    "monthly_storage",
+    "request_cost",
+    "retrieval_cost",
+    "segment_requests",
+    "upload_requests",
+]
+
 GIB = 1 << 30
+DAYS_PER_MONTH = 30
+DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """One storage class. `storage_bands` are (GB that the band holds or None for the rest, dollars per GB-month)."""
-
-    as_of: str
-    region: str
-    storage_class: str
-    storage_bands: tuple[tuple[float | None, float], ...]
-    put_per_1000: float
-    get_per_1000: float
-    list_per_1000: float
-
-
-S3_STANDARD = Prices(
-    as_of="2026-06",
-    region="us-east-1",
-    storage_class="STANDARD",
-    storage_bands=((50_000, 0.023), (450_000, 0.022), (None, 0.021)),
-    put_per_1000=0.005,
-    get_per_1000=0.0004,
-    list_per_1000=0.005,
-)
-
-
-def monthly_storage(size_bytes: int, prices: Prices = S3_STANDARD) -> float:
+def monthly_storage(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
     """Dollars per month for keeping `size_bytes`, band by band."""
     left = size_bytes / GIB
     dollars = 0.0
@@ -48,9 +43,57 @@ def monthly_storage(size_bytes: int, prices: Prices = S3_STANDARD) -> float:
     return dollars
 
 
-def request_cost(*, puts: int = 0, gets: int = 0, lists: int = 0, prices: Prices = S3_STANDARD) -> float:
+def billed_bytes(size_bytes: float, object_count: int, prices: Prices = S3_STANDARD) -> float:
+    """What so many objects of that size together are billed for: the class's smallest object, and its overhead.
+
+    Exact where all have one size; where some lie below the smallest and some above, ask for each.
+    """
+    if object_count <= 0:
+        return 0.0
+    return max(size_bytes, float(prices.min_bytes * object_count)) + prices.overhead_bytes * object_count
+
+
+def intelligent_storage(size_bytes: float, object_count: int, days_unread: float, prices: Prices) -> float:
+    """Dollars per month in a class that moves objects by itself, for objects that were last read so long ago."""
+    reached = [price for days, price in prices.later_bands if days_unread >= days]
+    storage = size_bytes / GIB * reached[-1] if reached else monthly_storage(size_bytes, prices)
+    return storage + object_count * prices.monitoring_per_1000 / 1000
+
+
+def early_deletion(size_bytes: float, age_days: float, prices: Prices) -> float:
+    """Dollars once for deleting what is younger than the class's minimum: the rest of that time is billed all the same.
+
+    Objects are taken as large enough to be billed for what they are.
+    """
+    return monthly_storage(size_bytes, prices) * max(0.0, prices.min_days - age_days) / DAYS_PER_MONTH
+
+
+def retrieval_cost(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
+    """Dollars for bytes read, beside their requests."""
+    return size_bytes / GIB * prices.retrieval_per_gb
+
+
+def request_cost(*, puts: float = 0, gets: float = 0, lists: float = 0, prices: Prices = S3_STANDARD) -> float:
     """Dollars for that many requests; deletes cost nothing."""
     return (puts * prices.put_per_1000 + gets * prices.get_per_1000 + lists * prices.list_per_1000) / 1000
+
+
+def break_even_reads(colder: Prices, warmer: Prices = S3_STANDARD, *, range_bytes: int | None = None) -> float | None:
+    """The share of the stored bytes read in a month (1.05 = all and a little more) at which both classes cost the same.
+
+    Below it the colder one is cheaper. By the first storage band of both, with GETs of `range_bytes` where given. None
+    where reading the colder one costs no more: then storage alone decides.
+    """
+    saved = warmer.storage_bands[0][1] - colder.storage_bands[0][1]
+    dearer = colder.retrieval_per_gb - warmer.retrieval_per_gb
+    if range_bytes:
+        dearer += (colder.get_per_1000 - warmer.get_per_1000) / 1000 * GIB / range_bytes
+    return saved / dearer if dearer > 0 else None
+
+
+def equal_object_bytes(prices: Prices = S3_STANDARD) -> float:
+    """The size of an object whose PUT costs what it costs to keep it for a month; below it requests dominate."""
+    return prices.put_per_1000 / 1000 / prices.storage_bands[0][1] * GIB
 
 
 def upload_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:

@@ -1,4 +1,4 @@
-"""A store that counts requests and bytes, in the classes that S3 bills."""
+"""A store that counts requests and bytes, in the classes that S3 bills, for each topic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from remote.keys import parse_topic_directory
 from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
 
 LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObjects
@@ -15,11 +16,14 @@ LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObj
 class RequestCounts:
     """Requests by class, and bytes. Uploads in parts count begin, each part and completion, all in the PUT class.
 
-    HEAD is in the GET class, as S3 bills it. Deletes are free there, and counted by request.
+    HEAD is in the GET class, as S3 bills it. Deletes are free there, and counted by request. `posts` are those of
+    `puts` that begin and complete uploads in parts, `heads` those of `gets` that ask for no body.
     """
 
     puts: int = 0
+    posts: int = 0
     gets: int = 0
+    heads: int = 0
     lists: int = 0
     deletes: int = 0
     bytes_in: int = 0
@@ -43,7 +47,7 @@ class MeteredStore:
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
         self._lock = threading.Lock()
-        self._counts = RequestCounts()
+        self._counts: dict[str, RequestCounts] = {}
 
     def __repr__(self) -> str:
         return f"MeteredStore({self._inner!r})"
@@ -55,67 +59,81 @@ class MeteredStore:
     def counts(self) -> RequestCounts:
         """Everything so far."""
         with self._lock:
-            return self._counts
+            return sum(self._counts.values(), RequestCounts())
+
+    def counts_by_topic(self) -> dict[str, RequestCounts]:
+        """Everything so far, by the directory of the topic in the store (`remote.keys.topic_directory`).
+
+        What belongs to no topic, such as a listing of the whole store, is under the empty name.
+        """
+        with self._lock:
+            return dict(self._counts)
 
     def put(self, key: str, body: Body) -> None:
-        self._count(RequestCounts(puts=1, bytes_in=len(body)))
+        self._count(key, RequestCounts(puts=1, bytes_in=len(body)))
         self._inner.put(key, body)
 
     def put_if_absent(self, key: str, body: Body) -> None:
-        self._count(RequestCounts(puts=1, bytes_in=len(body)))
+        self._count(key, RequestCounts(puts=1, bytes_in=len(body)))
         self._inner.put_if_absent(key, body)
 
     def upload(self, key: str, source: UploadSource) -> None:
-        self._inner.upload(key, UploadSource(parts=lambda: self._counted(source)))
+        self._inner.upload(key, UploadSource(parts=lambda: self._counted(key, source)))
 
-    def _counted(self, source: UploadSource) -> Iterator[Body]:
+    def _counted(self, key: str, source: UploadSource) -> Iterator[Body]:
         """The parts; the second one tells that there are a beginning and a completion as well."""
         for number, part in enumerate(source.parts()):
-            self._count(RequestCounts(puts=3 if number == 1 else 1, bytes_in=len(part)))
+            begun = RequestCounts(puts=2, posts=2) if number == 1 else RequestCounts()
+            self._count(key, begun + RequestCounts(puts=1, bytes_in=len(part)))
             yield part
 
     def get(self, key: str) -> bytes:
-        self._count(RequestCounts(gets=1))
-        return self._arrived(self._inner.get(key))
+        self._count(key, RequestCounts(gets=1))
+        return self._arrived(key, self._inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._count(RequestCounts(gets=1))
-        return self._arrived(self._inner.get_range(key, start, length))
+        self._count(key, RequestCounts(gets=1))
+        return self._arrived(key, self._inner.get_range(key, start, length))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        self._count(RequestCounts(gets=len(ranges)))
+        self._count(key, RequestCounts(gets=len(ranges)))
         bodies = self._inner.get_ranges(key, ranges)
-        self._count(RequestCounts(bytes_out=sum(map(len, bodies))))
+        self._count(key, RequestCounts(bytes_out=sum(map(len, bodies))))
         return bodies
 
     def head(self, key: str) -> ObjectInfo:
-        self._count(RequestCounts(gets=1))
+        self._count(key, RequestCounts(gets=1, heads=1))
         return self._inner.head(key)
 
     def list_prefixes(self, prefix: str) -> list[str]:
         names = self._inner.list_prefixes(prefix)
-        self._count(RequestCounts(lists=max(1, -(-len(names) // LIST_PAGE))))
+        self._count(prefix, RequestCounts(lists=max(1, -(-len(names) // LIST_PAGE))))
         return names
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        self._count(RequestCounts(lists=1))
+        self._count(prefix, RequestCounts(lists=1))
         for number, info in enumerate(self._inner.list(prefix, start_after=start_after)):
             if number and number % LIST_PAGE == 0:
-                self._count(RequestCounts(lists=1))
+                self._count(prefix, RequestCounts(lists=1))
             yield info
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = tuple(keys)
-        self._count(RequestCounts(deletes=-(-len(wanted) // LIST_PAGE)))
+        if wanted:
+            self._count(wanted[0], RequestCounts(deletes=-(-len(wanted) // LIST_PAGE)))
         self._inner.delete(wanted)
 
     def close(self) -> None:
         self._inner.close()
 
-    def _arrived(self, body: bytes) -> bytes:
-        self._count(RequestCounts(bytes_out=len(body)))
+    def _arrived(self, key: str, body: bytes) -> bytes:
+        self._count(key, RequestCounts(bytes_out=len(body)))
         return body
 
-    def _count(self, more: RequestCounts) -> None:
+    def _count(self, key: str, more: RequestCounts) -> None:
+        """`key` may be a prefix as well; keys of one request are of one topic, as all callers have it."""
+        name = key.partition("/")[0]
         with self._lock:
-            self._counts = self._counts + more
+            if name not in self._counts and parse_topic_directory(name) is None:
+                name = ""
+            self._counts[name] = self._counts.get(name, RequestCounts()) + more

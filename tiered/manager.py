@@ -9,7 +9,6 @@ bucket (the lock, the checkpoints, no such bucket, no access) is raised by whate
 Threads: every method may be called from any thread. Topics are created and altered one at a time, rounds (`tick`,
 `apply`) run one at a time, and both beside each other; appends, reads, `snapshots` and `plan` wait for neither. A
 `progress` callable must not create or alter topics. `close` and `abandon` come last, with nothing else under way.
-
 Somewhat longer than its neighbours: it is the one public face, and most of it is docstrings of that face.
 
 A manager opened with ``read_only=True`` takes no lock, writes nothing anywhere and sees the directory and the bucket as
@@ -40,7 +39,7 @@ from local.watched_storage import offline
 from policies.decisions import Decision, Plan
 from policies.plan import plan as plan_snapshots
 from policies.snapshot import PartitionSnapshot
-from remote.metered_store import MeteredStore, RequestCounts
+from remote.metered_store import RequestCounts
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all, raise_first
 from tiered.apply import Applied, apply_partition
@@ -48,6 +47,7 @@ from tiered.cleaning import CleanerSettings, Cleaning, reset_misplaced
 from tiered.config import Config
 from tiered.configured_store import configured_store, let_go
 from tiered.deleting import DeletedRecords, delete_records, plan_deletion
+from tiered.kept_meter import KeptMeter, kept_meter
 from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.offset_listing import find_offset
 from tiered.opening import Opener
@@ -71,7 +71,7 @@ ShouldStop = Callable[[], bool]
 class LogManager(Readable):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
-    def __init__(self, config: Config, directory: LogDirectories, store: MeteredStore | None, storage: Storage) -> None:
+    def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
         self.config = config
         # Replaced whole on every change, so whoever goes through it sees one moment.
         self.problems: dict[TopicPartition, LogError] = {}
@@ -113,7 +113,7 @@ class LogManager(Readable):
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
             store = store if store is not None else configured_store(config)
-            manager = cls(config, directory, MeteredStore(store) if store is not None else None, disk)
+            manager = cls(config, directory, kept_meter(store, directory, now_ms), disk)
         except BaseException:
             let_go(directory, store)
             raise
@@ -394,6 +394,7 @@ class LogManager(Readable):
             planned = self.cleaning.take_turns(self.plan(now_ms), partial(self.snapshots, now_ms))
             applied = self.apply(planned, should_stop=should_stop)
             more = self._deletion.step(now_ms)
+            self._opener.keep_counts(now_ms)
             if now_ms - self._checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
                 self._directory.write_checkpoints()
                 self._checkpointed_ms = now_ms
@@ -412,12 +413,11 @@ class LogManager(Readable):
 
         A partition that could not be opened was not recovered either, so its directory is not marked clean then.
         """
+        self._opener.keep_counts()
         try:
             self._directory.close(unrecovered=list(self._unopened))
         finally:
             self._opener.close()
-            if self._store is not None:
-                self._store.close()
 
     def abandon(self) -> None:
         """Let go of everything without writing, as after a crash."""

@@ -34,9 +34,9 @@ from remote.index_copies import index_copies
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
 from remote.range_reader import RemotePartition
-from remote.store import ObjectStore
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
+from tiered.kept_meter import KeptMeter
 from tiered.key_rings import load_key_ring
 from tiered.partition import Partition, check_agreement, check_bucket, reconcile
 from tiered.partition_source import PartitionSource
@@ -53,7 +53,7 @@ _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
 class Opener:
     """What it takes to open the partitions of a node. Thread safe for different partitions."""
 
-    def __init__(self, config: Config, directory: LogDirectories, store: ObjectStore | None, storage: Storage) -> None:
+    def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
         self._config = config
         self._directory = directory
         self._store = store
@@ -71,10 +71,17 @@ class Opener:
         )
         self.writer_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
+    def keep_counts(self, now_ms: int | None = None) -> None:
+        """Write down what was sent to the store (`tiered.kept_meter`)."""
+        if self._store is not None:
+            self._store.keep(now_ms)
+
     def close(self) -> None:
-        """Let another process have the cache on the disk. Idempotent."""
+        """Let another process have the cache on the disk, and let go of the store. Idempotent."""
         if self._disk_cache is not None:
             self._disk_cache.close()
+        if self._store is not None:
+            self._store.close()
 
     # -- settings ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from local.errors import InvalidRequest
+from tiered.cost_properties import COST_TABLE
 from tiered.property_table import TABLE, Kind, Property, Source, Value
 from tiered.units import parse_bytes, parse_ms
 
@@ -26,9 +27,9 @@ __all__ = [
     "parse",
 ]
 
-PROPERTIES: dict[str, Property] = {row.name: row for row in TABLE}
-ENVIRONMENT: dict[str, Property] = {row.environment_variable: row for row in TABLE}
-DEFAULTS: dict[str, str] = {row.name: row.default for row in TABLE}
+PROPERTIES: dict[str, Property] = {row.name: row for row in (*TABLE, *COST_TABLE)}
+ENVIRONMENT: dict[str, Property] = {row.environment_variable: row for row in PROPERTIES.values()}
+DEFAULTS: dict[str, str] = {row.name: row.default for row in PROPERTIES.values()}
 _NOWHERE: Mapping[str, object] = {}
 
 

@@ -1,0 +1,197 @@
+"""Requests counted by verb and topic, and kept over restarts and crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+from disk_model import ModelDisk, PowerCut
+from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
+
+from local.storage import replace_file
+from remote.memory_store import MemoryStore
+from remote.metered_store import MeteredStore, RequestCounts
+from remote.segment import PART_BYTES
+from remote.store import ranged_source
+from tiered.kept_meter import FILE, KeptMeter, added, month_of, read_history
+
+ORDERS, CLICKS = "orders-" + "A" * 22, "clicks-" + "B" * 22
+
+
+def kept(world, root="./data"):
+    return read_history(world.disk, root)
+
+
+def test_requests_are_counted_by_verb_and_topic():
+    store = MeteredStore(MemoryStore())
+    body = bytes(2 * PART_BYTES + 1)
+    store.upload(f"{ORDERS}/0/data/a", ranged_source(len(body), lambda start, length: body[start : start + length]))
+    store.put(f"{ORDERS}/0/data/b", b"12")
+    store.head(f"{ORDERS}/0/data/b")
+    store.get_ranges(f"{CLICKS}/0/x", []) or store.put(f"{CLICKS}/0/x", b"1234")
+    store.get_range(f"{CLICKS}/0/x", 1, 2)
+    list(store.list(""))
+    store.delete([])
+    store.delete([f"{CLICKS}/0/x"])
+    assert store.counts_by_topic() == {
+        ORDERS: RequestCounts(puts=6, posts=2, gets=1, heads=1, bytes_in=len(body) + 2),
+        CLICKS: RequestCounts(puts=1, gets=1, deletes=1, bytes_in=4, bytes_out=2),
+        "": RequestCounts(lists=1),
+    }
+    assert store.counts() == sum(store.counts_by_topic().values(), RequestCounts())
+
+
+def test_what_a_manager_sent_is_there_after_a_restart_and_added_to():
+    world, sent = World(), []
+    for turn in range(3):
+        with world.open(now_ms=NOW + turn * HOUR) as manager:
+            if turn == 0:
+                manager.create_topic("t", 1, TIERED, now_ms=NOW)
+            send(manager, 100, start=turn * 100)
+            manager.roll("t", now_ms=NOW)
+            settle(manager, NOW + turn * HOUR)
+            sent.append(manager.request_counts())
+        history = kept(world)
+        assert history.total() == sum(sent, RequestCounts())
+    assert (history.since_ms, history.upto_ms) == (NOW, NOW + 2 * HOUR)
+    assert history.url == "memory://bucket"
+    (month,) = history.months
+    assert {name[:2] for name in history.months[month]} <= {"t-", ""}
+
+
+def test_counts_belong_to_the_month_they_were_sent_in_and_old_months_go():
+    disk, store = ModelDisk(), MemoryStore("memory://b")
+    disk.make_directory("./d")
+    meter = KeptMeter(store, lambda: (disk, "./d"), NOW)
+    for turn in range(20):
+        meter.put(f"{ORDERS}/0/x", b"1")
+        meter.keep(NOW + turn * 31 * DAY)
+    meter.keep()
+    history = read_history(disk, "./d")
+    assert len(history.months) == 13
+    assert list(history.months) == sorted(history.months)
+    assert all(each[ORDERS].puts in (1, 2) for each in history.months.values())
+    assert month_of(history.since_ms) == next(iter(history.months))
+
+
+def test_nothing_is_written_while_nothing_is_sent_nor_more_often_than_once_a_minute():
+    disk, store = ModelDisk(), MemoryStore("memory://b")
+    disk.make_directory("./d")
+    meter = KeptMeter(store, lambda: (disk, "./d"), NOW)
+    meter.keep(NOW + DAY)
+    assert not disk.exists("./d/" + FILE)
+    meter.put(f"{ORDERS}/0/x", b"1")
+    meter.keep(NOW + DAY)
+    meter.put(f"{ORDERS}/0/x", b"1")
+    meter.keep(NOW + DAY + 59_999)
+    assert read_history(disk, "./d").total().puts == 1
+    meter.keep(NOW + DAY + 60_000)
+    assert read_history(disk, "./d").total().puts == 2
+    before = disk.digest()
+    meter.keep(NOW + 2 * DAY)
+    meter.keep()
+    assert disk.digest() == before
+
+
+def test_a_manager_that_only_looks_and_one_that_is_abandoned_write_nothing():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    before = kept(world)
+    with world.open(read_only=True, now_ms=NOW + DAY) as manager:
+        assert manager.request_counts().gets > 0
+    manager = world.open(now_ms=NOW + DAY)
+    manager.abandon()
+    assert kept(world) == before
+
+
+def test_a_power_cut_at_any_moment_leaves_the_old_counts_or_the_new_ones():
+    for cut in range(12):
+        disk, store = ModelDisk(), MemoryStore("memory://b")
+        disk.make_directory("./d")
+        disk.sync_directory(".")
+        meter = KeptMeter(store, lambda disk=disk: (disk, "./d"), NOW)
+        meter.put(f"{ORDERS}/0/x", b"1")
+        meter.keep()
+        meter.put(f"{ORDERS}/0/x", b"1")
+        disk.cut_at, disk.cut_before = disk.effects + 1 + cut // 2, cut % 2 == 0
+        with contextlib.suppress(PowerCut):
+            meter.keep()
+        for seed in range(5):
+            found = read_history(disk.crash(random.Random(seed)), "./d")
+            assert found is not None
+            assert found.total().puts in (1, 2)
+
+
+def test_a_write_that_failed_counts_nothing_twice():
+    from local.errors import DiskFailed
+
+    disk, store = ModelDisk(), MemoryStore("memory://b")
+    disk.make_directory("./d")
+    failing = {"is": True}
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(disk, name)
+
+        def sync_directory(self, path):
+            disk.sync_directory(path)
+            if failing["is"]:
+                raise DiskFailed("the disk fails")
+
+    meter = KeptMeter(store, lambda: (Failing(), "./d"), NOW)
+    meter.put(f"{ORDERS}/0/x", b"1")
+    meter.keep()
+    failing["is"] = False
+    meter.keep()
+    meter.put(f"{ORDERS}/0/x", b"1")
+    meter.keep()
+    assert read_history(disk, "./d").total().puts == 2
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"version": 2}', b"\xff"])
+def test_a_file_that_cannot_be_read_is_begun_anew_and_said_so(body, caplog):
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    replace_file(world.disk, "./data/" + FILE, body)
+    with world.open(now_ms=NOW + DAY) as manager:
+        sent = manager.request_counts()
+    assert kept(world).since_ms == NOW + DAY
+    assert kept(world).total().puts >= sent.puts
+    assert "begun anew" in caplog.text
+
+
+def test_counts_of_another_store_are_not_added_to():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
+    replace_file(world.disk, "./data/" + FILE, b'{"url": "s3://other", "since_ms": 1, "upto_ms": 2}')
+    with world.open() as manager:
+        manager.alter_topic("t", TIERED, now_ms=NOW)
+    assert kept(world).url == "memory://bucket"
+    assert kept(world).since_ms == NOW
+
+
+def test_counts_survive_a_store_that_is_down():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    before = kept(world).total()
+    down = SwitchableStore(world.store)
+    with world.open(store=down) as manager:
+        sent = manager.request_counts()
+        assert sent.lists + sent.gets > 0
+    assert kept(world).total() == before + sent
+    assert down.closed == 1
+
+
+def test_added_leaves_what_it_was_given():
+    from tiered.kept_meter import RequestHistory
+
+    history = RequestHistory(url="u", since_ms=NOW, upto_ms=NOW)
+    more = added(history, {ORDERS: RequestCounts(puts=1), CLICKS: RequestCounts()}, NOW)
+    assert history.months == {}
+    assert list(more.months[month_of(NOW)]) == [ORDERS]
+    assert more.of_topic(ORDERS).puts == 1

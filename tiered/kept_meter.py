@@ -1,0 +1,146 @@
+"""The meter of a manager's store whose counts outlive the process: what was sent in each month, topic by topic.
+
+``remote-requests.json`` in the first log directory: the store's url, since when and up to when it was counted, and for
+each calendar month (UTC) the counts by topic directory. It is put in its place whole (`local.storage.replace_file`), at
+most once in KEEP_INTERVAL_MS, at the end, and only when something was counted. A crash loses what was counted since the
+last time, never what was kept. A file that cannot be read, or of another store, is begun anew: these are counts for a
+bill, and nothing else depends on them.
+
+A manager that only looks writes nothing, so its requests are not kept. Tries again after a failed request are not seen
+(`remote.metered_store`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from local.errors import LogError, NotFound
+from local.log_dir_set import LogDirectories
+from local.storage import Storage, join, replace_file
+from remote.metered_store import MeteredStore, RequestCounts
+from remote.store import ObjectStore
+
+FILE = "remote-requests.json"
+VERSION = 1
+KEEP_INTERVAL_MS = 60_000
+MONTHS_KEPT = 13
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHistory:
+    """What was kept. `months` are ``2026-11`` and so on, ascending, each with counts by topic directory.
+
+    The first month counts from `since_ms`, the last up to `upto_ms`, both in ms.
+    """
+
+    version: int = VERSION
+    url: str
+    since_ms: int
+    upto_ms: int
+    months: Mapping[str, Mapping[str, RequestCounts]] = field(default_factory=dict)
+
+    def of_topic(self, directory: str) -> RequestCounts:
+        """All that was kept of one topic."""
+        return sum((each.get(directory, RequestCounts()) for each in self.months.values()), RequestCounts())
+
+    def total(self) -> RequestCounts:
+        """All that was kept."""
+        return sum((counts for each in self.months.values() for counts in each.values()), RequestCounts())
+
+
+class KeptMeter(MeteredStore):
+    """A `MeteredStore` that keeps its counts; see the module text. Thread safe."""
+
+    def __init__(self, inner: ObjectStore, place: Callable[[], tuple[Storage, str]] | None, now_ms: int) -> None:
+        """`place` says which directory keeps the file, None that nothing is written."""
+        super().__init__(inner)
+        self._place = place
+        self._kept: dict[str, RequestCounts] = {}
+        self._history: RequestHistory | None = None
+        self._is_written, self._is_closed = True, False
+        self._since_ms = self._kept_ms = self._now_ms = now_ms
+
+    def keep(self, now_ms: int | None = None) -> None:
+        """Write down what was counted; at a time only where the last one is long enough ago, without one at once.
+
+        A disk that refuses is told in the log; the counts stay for the next try.
+        """
+        self._now_ms = self._now_ms if now_ms is None else now_ms
+        is_early = now_ms is not None and now_ms - self._kept_ms < KEEP_INTERVAL_MS
+        counts = self.counts_by_topic()
+        if self._place is None or is_early or (self._is_written and counts == self._kept):
+            return
+        storage, root = self._place()
+        # Added up in memory and written whole, so a write that failed half way counts nothing twice.
+        more = {name: each - self._kept.get(name, RequestCounts()) for name, each in counts.items()}
+        self._history = added(self._history or self._begun(storage, root), more, self._now_ms)
+        self._kept, self._kept_ms, self._is_written = counts, self._now_ms, False
+        try:
+            replace_file(storage, join(root, FILE), msgspec.json.encode(self._history))
+        except LogError as error:
+            _log.warning("counts of requests could not be kept: cause=%s", error)
+            return
+        self._is_written = True
+
+    def close(self) -> None:
+        """Let go of the store, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            super().close()
+
+    def _begun(self, storage: Storage, root: str) -> RequestHistory:
+        known = read_history(storage, root)
+        if known is not None and known.url == self.url:
+            return known
+        return RequestHistory(url=self.url, since_ms=self._since_ms, upto_ms=self._now_ms)
+
+
+def kept_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> KeptMeter | None:
+    """The meter of a manager's store; it writes nothing for one that only looks."""
+    if store is None:
+        return None
+    return KeptMeter(store, None if directory.read_only else directory.first_online, now_ms)
+
+
+def read_history(storage: Storage, root: str) -> RequestHistory | None:
+    """What a log directory has kept; None where it has not, or where nobody can read it."""
+    try:
+        history = msgspec.json.decode(storage.read(join(root, FILE)), type=RequestHistory)
+    except NotFound:
+        return None
+    except msgspec.MsgspecError as error:
+        _log.warning("counts of requests are begun anew, the file is damaged: file=%s cause=%s", FILE, error)
+        return None
+    return history if history.version == VERSION else None
+
+
+def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: int) -> RequestHistory:
+    """`history` with counts of the month of `now_ms`, and without months that are too old."""
+    name = month_of(now_ms)
+    month = dict(history.months.get(name, {}))
+    for topic, counts in more.items():
+        if counts != RequestCounts():
+            month[topic] = month.get(topic, RequestCounts()) + counts
+    months = dict(sorted({**history.months, name: month}.items())[-MONTHS_KEPT:])
+    first_ms = _start_of(next(iter(months)))
+    return RequestHistory(
+        url=history.url,
+        since_ms=max(history.since_ms, first_ms),
+        upto_ms=max(history.upto_ms, now_ms),
+        months=months,
+    )
+
+
+def month_of(now_ms: int) -> str:
+    """``2026-11``, in UTC."""
+    return datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).strftime("%Y-%m")
+
+
+def _start_of(month: str) -> int:
+    return int(datetime.datetime.strptime(month, "%Y-%m").replace(tzinfo=datetime.UTC).timestamp() * 1000)
