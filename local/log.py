@@ -111,7 +111,7 @@ class Log(ShrinkableLog):
             log._producers = loaded.producers
         log._publish(segments, log_start_offset=start, next_offset=next_offset)
         log.recovery_point = next_offset
-        log._save_epochs(epochs.truncate_from_end(next_offset))
+        log._save_epochs(epochs.truncate_from_end(next_offset).truncate_from_start(log.first_known_offset))
         log.leader_epoch = log.epochs.latest or 0
         return log
 

@@ -66,6 +66,15 @@ class ReadableLog:
         return self._view.local_log_start_offset
 
     @property
+    def first_known_offset(self) -> int:
+        """Where the lineage begins: at the log start, or at the first segment where that lies below it.
+
+        An empty log remembers the epoch of the last record there was, as no later one has begun.
+        """
+        view = self._view
+        return max(0, min(view.log_start_offset, view.bases[0], view.next_offset - 1))
+
+    @property
     def next_offset(self) -> int:
         return self._view.next_offset
 

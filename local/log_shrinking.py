@@ -55,6 +55,7 @@ class ShrinkableLog(ReadableLog):
                 raise OffsetOutOfRange("raising the log start", partition=self.partition, **facts)
             if offset > self.log_start_offset:
                 self._publish(list(self._view.segments), log_start_offset=offset)
+                self._forget_old_epochs()
 
     def drop_before(self, offset: int, *, now_ms: int, delay_ms: int, raises_log_start: bool) -> int:
         """Drop sealed segments wholly below `offset`; returns how many. Their files go `delay_ms` later.
@@ -76,6 +77,7 @@ class ShrinkableLog(ReadableLog):
                     self._snapshots.settle(view.bases[at], view.bases[:at])
             start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
             self._publish(list(kept), log_start_offset=start)
+            self._forget_old_epochs()
             with self._failing():
                 for segment in doomed:
                     # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
@@ -228,6 +230,13 @@ class ShrinkableLog(ReadableLog):
         # Known only once it is written: after a write that failed the next append has to try again.
         checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
         self.epochs = epochs
+
+    def _forget_old_epochs(self) -> None:
+        """The lineage begins where the records do, as `LeaderEpochFileCache.truncateFromStart` has it.
+
+        Written with the next epoch and at every start; a longer lineage in the file does no harm until then.
+        """
+        self.epochs = self.epochs.truncate_from_start(self.first_known_offset)
 
     def _all_durable(self) -> None:
         """Under the lock: everything that was written is durable, and whoever waits for it may go on."""

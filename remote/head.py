@@ -97,6 +97,8 @@ class Head:
     the topic's settings when the writer last said so. `views` are the compacted views beside the log, by name.
     `boundary_number` and `void_upto` are the newest boundary of collected heads that the writer knew
     (`remote.head_chain`), 0 for none.
+    `tiered_upto` is one above the highest offset that was in the bucket when rows last left it, 0 before that; it never
+    goes back. Whoever asks how far the bucket ever reached asks `highest_next_offset`.
     `deleted_ms` is when the topic was deleted, None for a living one: nothing is readable any more, nobody becomes its
     writer but to remove it, and what is missing then is not damage. Nothing takes it back.
     """
@@ -119,6 +121,7 @@ class Head:
     boundary_number: int = 0
     void_upto: int = 0
     deleted_ms: int | None = None
+    tiered_upto: int = 0
     properties: dict[str, str]
 
     @property
@@ -131,6 +134,11 @@ class Head:
         """One above the highest offset of a row; 0 without rows."""
         last = self.segments[-1:] or self.spills[-1:]
         return last[0].next_offset if last else 0
+
+    @property
+    def highest_next_offset(self) -> int:
+        """One above the highest offset that was ever in the bucket; 0 while none was. Expiry does not lower it."""
+        return max(self.tiered_upto, self.rows_next_offset)
 
     @property
     def parts(self) -> tuple[SpillRow | RemoteSegment, ...]:
@@ -221,8 +229,8 @@ def contradiction(head: Head) -> str | None:
     """What in this head contradicts itself; None when it is sound."""
     if head.format_version != FORMAT_VERSION:
         return f"format_version is {head.format_version}"
-    if head.sequence < 1 or head.epoch < 1 or head.log_start_offset < 0 or not head.commit_id:
-        return "sequence, epoch, log_start_offset or commit_id is missing"
+    if head.sequence < 1 or head.epoch < 1 or min(head.log_start_offset, head.tiered_upto) < 0 or not head.commit_id:
+        return "sequence, epoch, log_start_offset, tiered_upto or commit_id is missing"
     reached = 0
     for spill in head.spills:
         if not reached <= spill.base_offset < spill.next_offset or spill.segment_count < 1 or spill.page_bytes < 1:

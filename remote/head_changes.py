@@ -23,8 +23,9 @@ Change = Callable[[Head], Head]
 def add_segments(rows: Sequence[RemoteSegment]) -> Change:
     """Make uploaded segments visible, in offset order. Raises InvalidRequest where their offsets are taken.
 
-    A segment that is there already under another name (an earlier commit of it whose answer was lost) stays as it is;
-    the objects of this second upload go on the list of those to delete.
+    A segment that is there already under another name (an earlier commit of it whose answer was lost) stays as it is,
+    and one wholly below the log start comes too late: it may have been here, expired and deleted. The objects of such
+    an upload go on the list of those to delete.
     """
 
     def change(head: Head) -> Head:
@@ -35,7 +36,9 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
         for row in rows:
             if row.ulid in known or row.data_key in known:
                 continue
-            if row.base_offset >= reached:
+            if row.next_offset <= head.log_start_offset:
+                doubled += objects_of(row, head.committed_ms, head.epoch)
+            elif row.base_offset >= reached:
                 added.append(replace(row, committed_ms=head.committed_ms))
                 reached = row.next_offset
             elif any(_is_same_segment(row, each) for each in (*head.segments, *added)):
@@ -167,6 +170,8 @@ def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
         return f"an object is neither in a row nor on the list of those to delete, key={key}"
     if old.deleted_ms is not None and new.deleted_ms != old.deleted_ms:
         return f"a partition that was deleted would live again, deleted_ms={old.deleted_ms}"
+    if new.highest_next_offset < old.highest_next_offset:
+        return f"the highest tiered offset would go back from {old.highest_next_offset} to {new.highest_next_offset}"
     if new.log_start_offset < old.log_start_offset:
         return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
     return None

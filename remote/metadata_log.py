@@ -433,7 +433,9 @@ class MetadataLog:
 
 
 def _stamped(base: Head, changed: Head) -> Head:
-    """With the sequence in every object that was unlinked by this change."""
+    """With the sequence in every object that was unlinked by this change, and how far the bucket reached before it."""
+    if changed.highest_next_offset < base.highest_next_offset:
+        changed = replace(changed, tiered_upto=base.highest_next_offset)
     known = {each.key for each in base.unlinked}
     unlinked = tuple(
         each if each.key in known else replace(each, unlinked_sequence=changed.sequence) for each in changed.unlinked

@@ -6,7 +6,7 @@
 | `EARLIEST` | -2 | the head's log start, the log's where nothing is tiered |
 | `MAX_TIMESTAMP` | -3 | the first record with the largest timestamp, wherever it lies |
 | `EARLIEST_LOCAL` | -4 | the first offset that the disk answers for |
-| `LATEST_TIERED` | -5 | the highest offset in the bucket; none where nothing is tiered |
+| `LATEST_TIERED` | -5 | the highest offset that was ever in the bucket (the epoch of one that is gone is unknown) |
 | `EARLIEST_PENDING_UPLOAD` | -6 | the first offset that waits for its upload; none for a topic that is not tiered |
 
 Any other number is a timestamp in ms: the first record at or after it. Source: kafka `OffsetSpec`,
@@ -68,18 +68,20 @@ def find_offset(
 
 
 def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
-    row = source.ask(MetadataIndex.last_row)
-    if row is None:
+    """What expired, or was deleted, does not lower it; a reader waits for it to rise. Source: `UnifiedLog`'s
+    ``highestOffsetInRemoteStorage``, KIP-1005."""
+    head = source.head()
+    if head is None or head.highest_next_offset == 0:
         return None
-    return FoundOffset(row.next_offset - 1, None, row.epochs[-1][0] if row.epochs else None)
+    offset = head.highest_next_offset - 1
+    return FoundOffset(offset, None, _epoch_at(source, offset) if offset >= head.log_start_offset else None)
 
 
 def _earliest_pending(source: PartitionSource) -> FoundOffset | None:
-    if source.head() is None:
+    head = source.head()
+    if head is None:
         return None
-    row = source.ask(MetadataIndex.last_row)
-    offset = max(row.next_offset if row is not None else 0, source.start_offset())
-    return FoundOffset(offset, None, _epoch_at(source, offset))
+    return FoundOffset(head.next_offset, None, _epoch_at(source, head.next_offset))
 
 
 def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: int) -> FoundOffset | None:

@@ -11,7 +11,7 @@ from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, World, settle, values
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
-from local.offset_spec import OffsetSpec
+from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
 from remote.memory_store import MemoryStore
 from tiered import apply
@@ -102,10 +102,7 @@ def test_case_1_what_is_tiered_is_read_after_a_restart_with_one_fetch_a_segment(
     assert read_cold(world, 1) == (records, fetches)
 
 
-@pytest.mark.parametrize("limit", [{"retention.bytes": "1"}, {"retention.ms": "1", "local.retention.ms": "-2"}])
-def test_cases_2_and_3_retention_of_the_whole_log_ends_all_but_the_active_segment(
-    world: World, limit: dict[str, str]
-) -> None:
+def expire_all_but_the_active_one(world: World, limit: dict[str, str]) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 1, 1)
@@ -118,20 +115,42 @@ def test_cases_2_and_3_retention_of_the_whole_log_ends_all_but_the_active_segmen
         assert bases(manager) == []
         assert manager.reader().offsets(NAME) == (3, 4)
         assert not [info for info in world.store.list("") if "/data/" in info.key]
-        assert manager.partitions()[0].log.epochs.epoch_at(3) == 1
+        assert manager.partitions()[0].log.epochs.entries == ((1, 3),)
     assert read_cold(world, 3) == (1, 0)
 
 
-def test_cases_4_and_5_delete_records_takes_whole_remote_segments_and_leaves_the_straddling_one(world: World) -> None:
+def test_case_2_retention_by_size_ends_all_but_the_active_segment(world: World) -> None:
+    expire_all_but_the_active_one(world, {"retention.bytes": "1"})
+
+
+def test_case_3_retention_by_time_ends_all_but_the_active_segment(world: World) -> None:
+    expire_all_but_the_active_one(world, {"retention.ms": "1", "local.retention.ms": "-2"})
+
+
+@pytest.fixture
+def deleted_upto_3(world: World) -> World:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 2, 1)
         settle(manager)
+        assert bases(manager) == [0, 2]
         manager.delete_records({NAME: 3}, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [2]
+    return world
+
+
+def test_case_4_delete_records_takes_whole_remote_segments_and_leaves_the_straddling_one(deleted_upto_3: World) -> None:
+    with deleted_upto_3.open() as manager:
         assert offset_of(manager, OffsetSpec.EARLIEST) == 3
-    assert read_cold(world, 3) == (2, 1)
+        assert manager.partitions()[0].log.epochs.entries[0] == (1, 3)
+        objects = {info.key.rsplit("/", 1)[-1][:20] for info in deleted_upto_3.store.list("") if "/data/" in info.key}
+        assert objects == {f"{2:020d}"}
+    assert read_cold(deleted_upto_3, 3) == (2, 1)
+
+
+def test_case_5_after_a_leader_change_delete_records_takes_segments_of_both_epochs(deleted_upto_3: World) -> None:
+    world = deleted_upto_3
     with world.open() as manager:  # another leader epoch
         write(manager, 1, 2, 2, start=5)
         settle(manager)
@@ -175,8 +194,36 @@ def test_case_7_named_offsets_and_times_over_both_tiers(world: World) -> None:
         assert times == [0, 1, 3, 5, None]
         manager.delete_records({NAME: 4}, now_ms=NOW)
         assert offset_of(manager, OffsetSpec.EARLIEST) == offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 4
-        assert offset_of(manager, LATEST_TIERED) == 3
+        assert ask(manager, LATEST_TIERED) == FoundOffset(3, None, None), "passed, so its epoch is unknown"
         assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 4
+
+
+@pytest.mark.parametrize("ends", ["delete-records", "retention"])
+def test_latest_tiered_stays_what_it_was_when_every_row_has_gone(world: World, ends: str) -> None:
+    """Over restarts, and on a machine that has only the bucket. Source: KIP-1005."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 2, 2, 1)
+        settle(manager)
+        if ends == "retention":
+            manager.alter_topic("t", {"retention.ms": "1", "local.retention.ms": "-2"}, now_ms=NOW)
+            settle(manager, NOW + HOUR)
+        else:
+            manager.delete_records({NAME: -1}, now_ms=NOW)
+        settle(manager, NOW + HOUR)
+        assert bases(manager) == []
+        highest = 4 if ends == "retention" else 3  # retention rolls the active segment, and copies it first
+        assert ask(manager, LATEST_TIERED) == FoundOffset(highest, None, None)
+    with world.open() as manager:
+        assert offset_of(manager, LATEST_TIERED) == highest
+        start = offset_of(manager, OffsetSpec.EARLIEST)
+        assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == start == 5
+    with world.open(disk=world.other_disk()) as manager:
+        assert offset_of(manager, LATEST_TIERED) == highest
+    with world.open() as manager:
+        write(manager, 2, 1, start=5)
+        settle(manager)
+        assert offset_of(manager, LATEST_TIERED) == 6
 
 
 def test_case_8_an_idle_active_segment_past_local_retention_is_rolled_and_uploaded(world: World) -> None:

@@ -1,0 +1,298 @@
+"""Kafka's tiering cases 10 to 18, each a rule of its own: lineage, overlaps, what is half done, what is under way.
+
+Kafka lets segments of contradicting histories and overlapping ones lie in the tier and decides at every look which of
+them count. Here neither comes into a head: a machine whose history contradicts the bucket's is refused before it writes
+(one head per sequence, one epoch per writer), and rows that overlap are refused by the head itself. So a case about
+choosing among them asks that they are told apart at the same offsets, and that nothing is lost by it. Leader epochs
+are as in Kafka's cases.
+"""
+
+from __future__ import annotations
+
+import pytest
+from disk_model import ModelDisk
+from log_world import open_log, read_all
+from manager_world import NAME, NOW, TIERED, World, send, settle, values
+from policy_samples import local, planned, snapshot
+from policy_samples import row as policy_row
+from remote_samples import head, row
+
+from local.errors import Conflict, InvalidRequest, LogError
+from local.log import Log
+from local.record import Record
+from policies.decisions import AdvanceLogStart, CopySegment, ExpireRemote
+from policies.remote_retention import expirations, log_bytes
+from policies.rules import PartitionRules
+from remote.head import Head, contradiction
+from remote.head_changes import add_segments, expire_segments, forget_unlinked, replace_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_index import MetadataIndex
+from remote.segment import RemoteSegment, SegmentState
+from tiered.partition import check_agreement, first_foreign_offset
+
+FINISHED = SegmentState.COPY_FINISHED
+
+
+def log_of(epochs: dict[int, int], end: int) -> Log:
+    """A local log of one record an offset, its leader epochs beginning where `epochs` says."""
+    log = open_log(ModelDisk())
+    starts = {start: epoch for epoch, start in epochs.items()}
+    for offset in range(end):
+        if offset in starts:
+            log.begin_epoch(starts[offset])
+        log.append([Record(b"k", b"%d" % offset, NOW)], now_ms=NOW)
+    return log
+
+
+def tier_of(first: int, last: int, epochs: dict[int, int], **more: object) -> Head:
+    """A head with one row, ``[first, last]`` as Kafka writes it."""
+    pairs = tuple((epoch, start) for epoch, start in epochs.items())
+    return head(row("S", first, last + 1, epochs=pairs), **more)
+
+
+# --- 10 to 12: lineage ----------------------------------------------------------------------------------------------
+
+
+def test_case_10_after_an_unclean_election_the_histories_part_at_150_and_nothing_is_taken_over() -> None:
+    log = log_of({0: 0, 1: 150, 2: 300}, 310)
+    tier = tier_of(0, 200, {0: 0})
+    assert first_foreign_offset(log, tier) == 150, "the last offset of one history is 149, in epoch 0"
+    before = [record.value for record in read_all(log)]
+    with pytest.raises(Conflict, match="another writer committed other records"):
+        check_agreement(log, tier)
+    assert [record.value for record in read_all(log)] == before
+    assert first_foreign_offset(log, tier_of(0, 149, {0: 0})) is None
+    check_agreement(log, tier_of(0, 149, {0: 0}))
+
+
+def test_case_10_a_writer_is_never_elected_over_offsets_that_another_has_committed() -> None:
+    """What makes such an election impossible: the old leader's next commit finds its name taken."""
+    world = World()
+    old = world.open()
+    old.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(old, 200)
+    settle(old)
+    with world.open(disk=world.other_disk()) as new:
+        send(new, 100, start=5000)
+        settle(new)
+        committed = values(new.reader())
+        send(old, 200, start=200)
+        old.tick(NOW)
+        assert isinstance(old.problems[NAME], Conflict)
+        assert values(new.reader()) == committed
+    old.abandon()
+
+
+LEADER = {0: 0, 1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 7: 70}
+
+
+@pytest.fixture(scope="module")
+def leader() -> Log:
+    return log_of(LEADER, 90)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "epochs", "parts_at"),
+    [
+        (15, 35, {1: 15, 2: 20, 3: 30}, None),
+        (15, 19, {1: 15}, None),
+        (55, 85, {5: 55, 6: 60, 7: 70}, 60),  # epoch 6 is unknown here
+        (15, 45, {1: 15, 2: 20, 4: 40}, 30),  # epoch 3 is missing there
+        (15, 35, {1: 15, 2: 20}, 30),  # past where our next epoch begins
+    ],
+    ids=["three epochs", "one epoch", "6 unknown", "3 missing", "past the next epoch's start"],
+)
+def test_case_11_a_segment_is_of_this_lineage_when_every_offset_has_the_same_epoch(
+    leader: Log, first: int, last: int, epochs: dict[int, int], parts_at: int | None
+) -> None:
+    tier = tier_of(first, last, epochs)
+    assert first_foreign_offset(leader, tier) == parts_at
+    if parts_at is None:
+        check_agreement(leader, tier)
+    else:
+        with pytest.raises(Conflict):
+            check_agreement(leader, tier)
+
+
+def test_case_11_a_segment_that_ends_above_the_log_end_is_not_of_this_log(leader: Log) -> None:
+    with pytest.raises(Conflict, match="its log ends before the bucket"):
+        check_agreement(leader, tier_of(85, 95, {7: 85}))
+    check_agreement(leader, tier_of(85, 89, {7: 85}))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "epochs", "parts_at"),
+    [
+        (14, 150, {5: 14, 7: 15, 9: 100}, None),
+        (2, 70, {2: 2, 3: 4}, 51),  # epochs that this log has forgotten, at offsets that it retains
+        (15, 150, {7: 15, 9: 101}, 100),
+        (99, 150, {9: 99}, 99),
+    ],
+    ids=["valid", "forgotten epochs", "9 begins later", "9 begins earlier"],
+)
+def test_case_12_after_trimming_only_what_is_retained_is_compared(
+    first: int, last: int, epochs: dict[int, int], parts_at: int | None
+) -> None:
+    log = log_of({2: 0, 3: 5, 5: 10, 7: 15, 9: 100}, 151)
+    log.roll(now_ms=NOW)
+    log.raise_log_start(51)
+    log.drop_before(51, now_ms=NOW, delay_ms=0, raises_log_start=False)
+    first_kept = log.segments()[0].base_offset
+    assert log.epochs.entries == ((7, first_kept), (9, 100))
+    log.restart_at(151, log.epochs.truncate_from_start(51), now_ms=NOW)  # the disk lets go of the rest, too
+    assert log.epochs.entries == ((7, 51), (9, 100))
+    assert first_foreign_offset(log, tier_of(first, last, epochs, log_start_offset=51)) == parts_at
+
+
+def test_case_12_what_lies_wholly_below_the_log_start_is_compared_with_nothing() -> None:
+    log = log_of({7: 0, 9: 100}, 151)
+    log.raise_log_start(51)
+    assert first_foreign_offset(log, tier_of(2, 7, {2: 2, 3: 4}, log_start_offset=51)) is None
+
+
+# --- 13 to 15: retention --------------------------------------------------------------------------------------------
+
+
+def test_case_13_overlapping_rows_that_are_both_breached_both_go_and_the_log_starts_at_105() -> None:
+    rules = PartitionRules(retention_ms=50, local_retention_ms=None)
+    rows = policy_row(0, 100, ulid="S0"), policy_row(0, 105, ulid="S1")
+    taken = snapshot(local(105, 110, age=0, active=True), remote=rows, rules=rules)
+    decided = planned(taken)
+    assert [each.ulid for each in decided if isinstance(each, ExpireRemote)] == ["S0", "S1"]
+    assert [each.offset for each in decided if isinstance(each, AdvanceLogStart)] == [105]
+
+
+def test_case_13_no_head_ever_holds_overlapping_rows() -> None:
+    first, second = row("S0", 0, 100), row("S1", 0, 105)
+    with pytest.raises(InvalidRequest, match="its offsets are taken"):
+        add_segments([second])(head(first))
+    assert contradiction(head(first, second)) is not None
+
+
+def finished(count: int, first: int = 0) -> tuple[RemoteSegment, ...]:
+    return tuple(policy_row(at, at + 1) for at in range(first, first + count))
+
+
+def test_case_14_only_finished_segments_count_and_after_one_more_copy_exactly_those_above_the_limit_go() -> None:
+    limit = PartitionRules(retention_ms=None, retention_bytes=1000, local_retention_ms=None)
+    others = [state for state in SegmentState if state is not FINISHED]
+    stuck = tuple(policy_row(0, 1, state=state, ulid=state.name) for state in others)
+    active = local(20, 21, size=0, active=True)
+    taken = snapshot(active, remote=(*stuck, *finished(11)), rules=limit)
+    assert log_bytes(taken) == 1100
+    assert [each.base_offset for each in expirations(taken)] == [0]
+    taken = snapshot(active, remote=(*stuck, *finished(12)), rules=limit)
+    assert [each.base_offset for each in expirations(taken)] == [0, 1]
+    assert all(each.ulid not in {each.name for each in others} for each in expirations(taken))
+
+
+def test_case_14_an_unfinished_copy_in_the_bucket_is_never_counted_by_size_retention() -> None:
+    world = World()
+    limited = {**TIERED, "remote.log.delete.grace.ms": "0"}
+    with world.open() as manager:
+        manager.create_topic("t", 1, limited, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        held = manager.partitions()[0]
+        rows = held.head().segments  # type: ignore[union-attr]
+        kept = sum(each.size_bytes for each in rows[1:])
+        stray = rows[-1].data_key.replace(rows[-1].ulid, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+        world.store.put(held.prefix + stray, b"x" * 50_000)  # its upload ended, its commit never came
+        local_bytes = sum(each.size_bytes for each in held.log.segments() if each.next_offset > rows[-1].next_offset)
+        manager.alter_topic("t", {"retention.bytes": str(kept + local_bytes)}, now_ms=NOW)
+        settle(manager)
+        assert held.head().segments == rows[1:]  # type: ignore[union-attr]
+        assert world.store.get(held.prefix + stray)
+
+
+def test_case_15_neither_a_segment_being_copied_nor_anything_after_it_goes_in_that_run() -> None:
+    rules = PartitionRules(retention_ms=50, local_retention_ms=50)
+    closed = tuple(local(at, at + 1) for at in range(4))
+    for copying, gone in ((2, [0, 1]), (0, []), (3, [0, 1, 2])):
+        taken = snapshot(
+            *closed, local(4, 5, age=0, active=True), remote=finished(4), rules=rules, copying=frozenset({copying})
+        )
+        decided = planned(taken)
+        assert [each.base_offset for each in decided if isinstance(each, ExpireRemote)] == gone
+        assert not [each for each in decided if isinstance(each, CopySegment)]
+
+
+# --- 16: a copy that fails ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["upload", "put"], ids=["the data", "the indexes"])
+def test_case_16_a_failed_copy_is_taken_back_in_the_same_attempt(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Kafka's other half, custom metadata above its limit, has nothing to stand on: a row is all there is."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        names: list[str] = []
+        real = getattr(MemoryStore, verb)
+
+        def fails(self: MemoryStore, key: str, body: object, *rest: object) -> object:
+            if "/data/" not in key:
+                return real(self, key, body, *rest)
+            names.append(key)
+            real(self, key, body, *rest)
+            raise InvalidRequest("refused", key=key)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryStore, verb, fails)
+            manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], LogError)
+        assert names
+        assert not [info for info in world.store.list("") if "/data/" in info.key], "deleted in the same attempt"
+        settle(manager)
+        again = {info.key for info in world.store.list("") if "/data/" in info.key}
+        assert again
+        assert not again & set(names), "the next attempt has another id"
+
+
+# --- 17 and 18: one segment in the place of another, late messages --------------------------------------------------
+
+
+def lookup(tier: Head, offset: int) -> str | None:
+    found = MetadataIndex(tier, lambda spill: ()).find_by_offset(offset)
+    return found.ulid if found is not None else None
+
+
+def test_case_17_the_later_segment_of_the_same_offsets_is_found_and_the_earlier_one_is_still_listed() -> None:
+    tier = head(row("S0", 0, 101), row("S2", 101, 201))
+    with pytest.raises(InvalidRequest, match="its offsets are taken"):
+        add_segments([row("S1", 0, 201)])(tier)  # never beside it ...
+    after = replace_segments(row("S1", 0, 201), ["S0", "S2"])(tier)  # ... only in its place
+    assert [lookup(after, offset) for offset in (0, 50, 150)] == ["S1", "S1", "S1"]
+    assert {each.key for each in after.unlinked} >= {"data/S0.log", "data/S2.log"}
+
+
+def test_case_17_what_partly_overlaps_is_found_by_the_segment_that_took_its_place() -> None:
+    tier = head(row("old", 10, 91))
+    for other in (row("S1", 5, 101), row("S2", 50, 101)):
+        with pytest.raises(InvalidRequest, match="its offsets are taken"):
+            add_segments([other])(tier)
+    tier = replace_segments(row("new", 10, 91), ["old"])(tier)
+    tier = add_segments([row("S1", 91, 101), row("S2", 101, 201)])(tier)
+    assert [lookup(tier, offset) for offset in (50, 95, 101)] == ["new", "S1", "S2"]
+
+
+def test_case_18_a_copy_that_finishes_after_its_deletion_changes_nothing() -> None:
+    late = row("S0", 0, 10)
+    tier = head(late, row("S1", 10, 20))
+    tier = expire_segments(["S0"], now_ms=NOW, log_start_offset=10)(tier)
+    assert add_segments([late])(tier) is tier, "its objects wait for their deletion"
+    tier = forget_unlinked([each.key for each in tier.unlinked])(tier)
+    after = add_segments([late])(tier)
+    assert after.segments == tier.segments
+    after = add_segments([late, row("S2", 20, 30)])(tier)
+    assert [each.ulid for each in after.segments] == ["S1", "S2"]
+    tier = expire_segments(["S1"], now_ms=NOW, log_start_offset=20)(tier)
+    tier = forget_unlinked([each.key for each in tier.unlinked])(tier)
+    assert add_segments([late])(tier).segments == (), "not even into an empty tier"
+
+
+def test_case_18_no_state_is_reached_by_a_jump() -> None:
+    for state, following in (("COPY_FINISHED", "DELETE_FINISHED"), ("DELETE_FINISHED", "COPY_FINISHED")):
+        with pytest.raises(InvalidRequest, match="changing a remote segment's state"):
+            row(state=SegmentState[state]).to(SegmentState[following])
+    assert row().to(FINISHED) == row(), "the same state again is no change"
