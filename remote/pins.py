@@ -17,6 +17,9 @@ written; whoever takes it out does so later, and looks for pins later still. No 
 between two steps for as long as it likes. A crash after the second step leaves a pin that keeps objects until it
 expires.
 
+A pin that its holder still needs is renewed: the same object, with a later end. One that has lapsed is not, for what it
+kept may be gone. Two who renew one pin at once leave either end, both of them later than the one before.
+
 Deleting looks in this order: listed as unlinked, grace time over, **then** the pins, then the epoch, then the deed.
 """
 
@@ -72,6 +75,21 @@ def pin_newest(
     raise Conflict("pinning a head, they are collected faster than pinned", prefix=prefix, tries=TRIES_MAX)
 
 
+def renew(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int, expires_ms: int) -> Pin | None:
+    """The pin with an end at or after `expires_ms`; None when it was let go of or has lapsed, and nothing is done.
+
+    One GET, and a PUT where the pin ends earlier. Raises Corrupt for one that cannot be read.
+    """
+    found = _read(store, prefix, pin.key)
+    if found is None or found.expires_ms <= now_ms:
+        return None
+    if found.expires_ms >= expires_ms:
+        return found
+    later = replace(found, expires_ms=expires_ms)
+    store.put(prefix + pin.key, msgspec.json.encode(_Body(later.sequence, later.commit_id, expires_ms, later.holder)))
+    return later
+
+
 def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:
     """Let go of pins. One that is gone already is no error."""
     store.delete([prefix + pin.key for pin in pins])
@@ -82,16 +100,20 @@ def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
     pins = []
     for info in store.list(prefix + PINS):
         key = info.key.removeprefix(prefix)
-        if parse_pin_key(key) is None:
-            continue
-        try:
-            body = msgspec.json.decode(store.get(info.key), type=_Body)
-        except NotFound:
-            continue  # let go of meanwhile
-        except msgspec.DecodeError as error:
-            raise Corrupt("reading a pin, its bytes are none", key=info.key, cause=str(error)) from error
-        pins.append(Pin(key=key, **msgspec.structs.asdict(body)))
+        if parse_pin_key(key) is not None and (pin := _read(store, prefix, key)) is not None:
+            pins.append(pin)
     return pins
+
+
+def _read(store: ObjectStore, prefix: str, key: str) -> Pin | None:
+    """None: let go of meanwhile."""
+    try:
+        body = msgspec.json.decode(store.get(prefix + key), type=_Body)
+    except NotFound:
+        return None
+    except msgspec.DecodeError as error:
+        raise Corrupt("reading a pin, its bytes are none", key=prefix + key, cause=str(error)) from error
+    return Pin(key=key, **msgspec.structs.asdict(body))
 
 
 def lowest_pinned(pins: Iterable[Pin], now_ms: int) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition
-from tiered.spark.options import EARLIEST, LATEST, SPLIT_BYTES, Bound, BoundKind, parse_options
+from tiered.spark.options import EARLIEST, LATEST, PIN_MS, SPLIT_BYTES, Bound, BoundKind, parse_options
 
 LEAST = {"path": "s3://b", "subscribe": "a"}
 
@@ -19,7 +19,22 @@ def test_the_defaults_are_those_of_kafkas_source():
     assert (options.url, options.topics, options.pattern, options.partitions) == ("s3://b", ("a",), None, None)
     assert (options.start, options.end) == (Bound(everywhere=EARLIEST), Bound(everywhere=LATEST))
     assert (options.include_headers, options.fail_on_data_loss, options.latest_without_match) == (False, True, False)
-    assert (options.split_bytes, options.partitions_min) == (SPLIT_BYTES, None)
+    assert (options.split_bytes, options.partitions_min, options.records_max) == (SPLIT_BYTES, None, None)
+    assert (options.is_committed, options.view, options.pins) == (False, None, {})
+    assert (options.pin_ms, options.must_pin) == (PIN_MS, False)
+
+
+def test_pins_have_a_life_or_are_left_out():
+    assert (parse_options(LEAST | {"pin": "6h"}).pin_ms, parse_options(LEAST | {"pin": "6h"}).must_pin) == (
+        21_600_000,
+        True,
+    )
+    assert parse_options(LEAST | {"pin": "none"}).pin_ms is None
+
+
+def test_isolation_and_views_are_asked_for_by_name():
+    asked = LEAST | {"KAFKA.isolation.level": "read_committed", "readCompacted": "true"}
+    assert (parse_options(asked).is_committed, parse_options(asked).view) == (True, "compacted")
 
 
 def test_names_ignore_case_for_spark_lowers_them():
@@ -83,7 +98,13 @@ def test_options_for_a_brokers_client_are_accepted_and_ignored():
         ({"splitBytes": "many"}, "not a number above zero: option=splitBytes"),
         ({"storeOptions": "[]"}, "not a JSON object: option=storeOptions"),
         ({"topicId": "x"}, "not 22 characters"),
-        ({"kafka.isolation.level": "read_committed"}, "transactions are not looked at"),
+        ({"kafka.isolation.level": "serializable"}, "not one of read_uncommitted, read_committed"),
+        ({"view": "x"}, "it needs readCompacted=true: option=view"),
+        ({"readCompacted": "true", "view": "/"}, "not a legal name"),
+        ({"pin": "-1"}, "not a number above zero: option=pin"),
+        ({"pin": "soon"}, "not a number above zero: option=pin"),
+        ({"pins": '{"a/0/":7}'}, "not what tiered.spark.pinning.pinned gave"),
+        ({"maxRecordsPerPartition": "0"}, "not a number above zero: option=maxRecordsPerPartition"),
     ],
 )
 def test_a_wrong_option_is_named(changes, problem):

@@ -211,7 +211,7 @@ class MeetingStore(WatchedStore):
 def test_partitions_are_planned_side_by_side_within_a_bound_and_in_order(bucket):
     for partition in range(40):
         fill(bucket, segments=1, partition=partition)
-    options = parse_options({"path": "memory://x", "subscribe": "orders"})
+    options = parse_options({"path": "memory://x", "subscribe": "orders", "pin": "none"})
     meeting = MeetingStore(bucket.store._objects, "/meta/head/", planning.THREADS)
     found = plan_read(meeting, options)
     assert found == plan_read(bucket.store, options)
@@ -224,7 +224,7 @@ def test_indexes_are_fetched_side_by_side_and_only_of_segments_that_are_cut(buck
     for partition in range(10):
         fill(bucket, segments=2, partition=partition)
     size_bytes = max(row.size_bytes for rows in bucket.segments.values() for row in rows)
-    options = {"path": "memory://x", "subscribe": "orders", "splitBytes": str(size_bytes // divided_by)}
+    options = {"path": "memory://x", "subscribe": "orders", "splitBytes": str(size_bytes // divided_by), "pin": "none"}
     meeting = MeetingStore(bucket.store._objects, ".indexes", 8)
     found = plan_read(meeting, parse_options(options))
     assert len(meeting.got) == len(set(meeting.got)) == asked

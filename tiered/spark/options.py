@@ -13,11 +13,15 @@
 | ``startingOffsetsByTimestampStrategy`` | no such record: ``error`` (default) or ``latest`` |
 | ``failOnDataLoss`` | offsets outside the log: ``true`` (default) an error, ``false`` moved to its edge |
 | ``includeHeaders`` | ``true`` adds the column ``headers`` |
-| ``minPartitions`` / ``splitBytes`` | at least so many tasks / at most so many stored bytes in each (64MiB) |
+| ``minPartitions`` / ``splitBytes`` | at least so many tasks / at most so many bytes of batches in each (64MiB) |
+| ``maxRecordsPerPartition`` | at most so many offsets in a task |
+| ``kafka.isolation.level`` | ``read_uncommitted`` (default) or ``read_committed`` |
+| ``readCompacted`` / ``view`` | ``true``: a compacted view below its horizon, then the log / its name |
+| ``pin`` | how long the heads stay pinned after the last sign of life: ``auto`` (default, 1h), ``6h``, ``none`` |
+| ``pins`` | heads that `tiered.spark.pinning.pinned` holds on to |
 
 As in Kafka's source a timestamp wins over offsets by timestamp, and these over offsets; names ignore case. Options
-that steer a broker's client (``kafka.*`` and a few more) are accepted and mean nothing here, save
-``kafka.isolation.level=read_committed``, which is refused: this source reads uncommitted. Source: Spark
+that steer a broker's client (``kafka.*`` and a few more) are accepted and mean nothing here. Source: Spark
 `KafkaSourceProvider`.
 """
 
@@ -32,9 +36,12 @@ from enum import Enum
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic, check_topic_id
-from tiered.units import parse_bytes
+from remote.keys import check_view
+from remote.view import DEFAULT_VIEW
+from tiered.units import parse_bytes, parse_ms
 
 SPLIT_BYTES = 64 << 20
+PIN_MS = 3_600_000  # renewed by tasks, so it only has to outlive the time in which none of them begins or reads
 EARLIEST, LATEST = -2, -1
 
 NAMES = (
@@ -57,13 +64,18 @@ NAMES = (
     "includeHeaders",
     "minPartitions",
     "splitBytes",
+    "maxRecordsPerPartition",
+    "readCompacted",
+    "view",
+    "pin",
+    "pins",
 )
+_ISOLATION = "kafka.isolation.level"
 _IGNORED = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
-    "maxRecordsPerPartition",
 )
 
 
@@ -83,7 +95,11 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What one ``load()`` asks for. Exactly one of `topics`, `pattern` and `partitions` is not None."""
+    """What one ``load()`` asks for. Exactly one of `topics`, `pattern` and `partitions` is not None.
+
+    `view` is the compacted view to read with, None for the log alone. `pin_ms` is None where nothing is to be pinned;
+    `must_pin` makes a bucket that cannot be written to an error. `pins` are heads pinned before, by prefix.
+    """
 
     url: str
     store_options: Mapping[str, object] = field(repr=False)
@@ -99,6 +115,12 @@ class ReadOptions:
     include_headers: bool = False
     partitions_min: int | None = None
     split_bytes: int = SPLIT_BYTES
+    records_max: int | None = None
+    is_committed: bool = False
+    view: str | None = None
+    pin_ms: int | None = PIN_MS
+    must_pin: bool = False
+    pins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
@@ -121,9 +143,22 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         latest_without_match=_word(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         fail_on_data_loss=_word(options, "failOnDataLoss", ("true", "false")) == "true",
         include_headers=_word(options, "includeHeaders", ("false", "true")) == "true",
-        partitions_min=_count("minPartitions", options["minpartitions"], int) if "minpartitions" in options else None,
+        partitions_min=_counted(options, "minPartitions"),
         split_bytes=_count("splitBytes", options.get("splitbytes", str(SPLIT_BYTES)), parse_bytes),
+        records_max=_counted(options, "maxRecordsPerPartition"),
+        is_committed=_word(options, _ISOLATION, ("read_uncommitted", "read_committed")) == "read_committed",
+        view=_view(options),
+        pin_ms=_pin_ms(options),
+        must_pin=options.get("pin", "auto").strip().lower() != "auto",
+        pins=_pins(options.get("pins", "{}")),
     )
+
+
+def includes_headers(given: Mapping[str, str]) -> bool:
+    """Whether the column ``headers`` is asked for. Raises InvalidRequest for names and topics as `parse_options`."""
+    options = _known(given)
+    _chosen_topics(options)
+    return _word(options, "includeHeaders", ("false", "true")) == "true"
 
 
 def _known(given: Mapping[str, str]) -> dict[str, str]:
@@ -133,9 +168,7 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
     options = {}
     for name, value in given.items():
         low = name.lower()
-        if low == "kafka.isolation.level" and value == "read_committed":
-            raise InvalidRequest("reading with spark, transactions are not looked at", option=name, value=value)
-        if low in real:
+        if low in real or low == _ISOLATION:
             options[low] = value
         elif low not in ignored and not low.startswith("kafka."):
             near = get_close_matches(low, real, n=1)
@@ -218,6 +251,38 @@ def _word(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
     if value not in words:
         raise _wrong(name, value, "not one of " + ", ".join(words))
     return value
+
+
+def _view(options: Mapping[str, str]) -> str | None:
+    if _word(options, "readCompacted", ("false", "true")) == "true":
+        return check_view(options.get("view", DEFAULT_VIEW))
+    if "view" in options:
+        raise _wrong("view", options["view"], "it needs readCompacted=true")
+    return None
+
+
+def _pin_ms(options: Mapping[str, str]) -> int | None:
+    text = options.get("pin", "auto").strip().lower()
+    match text:
+        case "auto":
+            return PIN_MS
+        case "none":
+            return None
+    return _count("pin", text, parse_ms)
+
+
+def _pins(text: str) -> dict[str, Mapping[str, object]]:
+    found: dict[str, Mapping[str, object]] = {}
+    for prefix, pin in _object("pins", text).items():
+        if not isinstance(pin, dict):
+            raise _wrong("pins", text, "not what tiered.spark.pinning.pinned gave")
+        found[prefix] = pin
+    return found
+
+
+def _counted(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name.lower())
+    return None if text is None else _count(name, text, int)
 
 
 def _integer(name: str, text: str) -> int:

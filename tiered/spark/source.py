@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from local.errors import InvalidRequest
-from tiered.spark.options import ReadOptions, parse_options
+from tiered.spark.options import ReadOptions, includes_headers, parse_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,23 +35,19 @@ COLUMNS = {
 
 
 class TieredSource(DataSource):
-    """See `tiered.spark.options` for the options; a wrong one raises InvalidRequest at ``load()``."""
-
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        self._read = parse_options(options)
+    """See `tiered.spark.options`. An unknown option and a wrong choice of topics raise InvalidRequest at ``load()``, a
+    wrong value does when the read is planned."""
 
     @classmethod
     def name(cls) -> str:
         return "tiered"
 
     def schema(self) -> str:
-        return ", ".join(
-            f"{name} {kind}" for name, kind in COLUMNS.items() if name != "headers" or self._read.include_headers
-        )
+        with_headers = includes_headers(self.options)
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name != "headers" or with_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BucketReader(self._read, chosen_columns(schema))
+        return BucketReader(parse_options(self.options), chosen_columns(schema))
 
 
 class BucketReader(DataSourceReader):

@@ -10,8 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
+from local.txn_index import AbortedTransaction
+from remote.pins import Pin
 from remote.segment import RemoteSegment
 
 Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
@@ -46,7 +49,8 @@ class Piece:
 class PartitionRange:
     """What is to be read of one partition: offsets ``[start_offset, next_offset)``, as the head `head_sequence` had it.
 
-    `prefix` is where the partition's keys begin in the store; `segments` are the rows of that head, ascending.
+    `prefix` is where the partition's keys begin in the store; `segments` are the rows of that head, ascending. Records
+    of the `aborted` transactions are left out. `pin` keeps the head, None where nothing does.
     """
 
     topic: str
@@ -56,6 +60,8 @@ class PartitionRange:
     start_offset: int
     next_offset: int
     segments: tuple[RemoteSegment, ...]
+    aborted: tuple[AbortedTransaction, ...] = ()
+    pin: Pin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,8 @@ class Split:
     start_offset: int
     next_offset: int
     pieces: tuple[Piece, ...]
+    aborted: tuple[AbortedTransaction, ...] = ()
+    pin: Pin | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -81,18 +89,21 @@ def plan_splits(
     *,
     split_bytes: int,
     partitions_min: int | None = None,
+    records_max: int | None = None,
     side_by_side: SideBySide = one_by_one,
 ) -> list[Split]:
     """Tasks that together hold every batch of `ranges` once, in the order of the ranges and their offsets.
 
     `index_of` gives a segment's offset index; it is asked only for segments that are to be cut. `partitions_min` makes
-    smaller splits, as far as batches can be parted. `side_by_side` is a `map` that gives a list, in order; only the
-    pieces go into it, so that few decoded indexes are held at a time.
+    smaller splits, as far as batches can be parted; `records_max` bounds the offsets of each. `side_by_side` is a `map`
+    that gives a list, in order; only the pieces go into it, so that few decoded indexes are held at a time.
     """
     ranges = [replace(each, segments=wanted_segments(each)) for each in ranges]
     if partitions_min is not None:
         total = sum(segment.size_bytes for each in ranges for segment in each.segments)
         split_bytes = max(1, min(split_bytes, -(-total // partitions_min)))
+    if records_max is not None:
+        ranges = [part for each in ranges for part in _of_records(each, records_max)]
     large = [(each, segment) for each in ranges for segment in each.segments if segment.size_bytes > split_bytes]
     cut = iter(side_by_side(lambda pair: list(_cut_at_index(*pair, index_of, split_bytes)), large))
     splits = []
@@ -114,6 +125,18 @@ def wanted_segments(each: PartitionRange) -> tuple[RemoteSegment, ...]:
         if segment.size_bytes
         and max(segment.base_offset, each.start_offset) < min(segment.next_offset, each.next_offset)
     )
+
+
+def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
+    """Equal ranges of at most so many offsets, as Kafka's source cuts its own; those without a segment are left out."""
+    span = each.next_offset - each.start_offset
+    shares = -(-span // records_max)
+    bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
+    for start, end in pairwise(bounds):
+        part = replace(each, start_offset=start, next_offset=end)
+        part = replace(part, segments=wanted_segments(part))
+        if part.segments:
+            yield part
 
 
 def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_offset: int) -> Piece:
@@ -187,7 +210,14 @@ def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
         start_offset=each.start_offset,
         next_offset=each.next_offset,
         pieces=tuple(pieces),
+        aborted=_within(each.aborted, pieces[0].segment.base_offset, pieces[-1].segment.next_offset),
+        pin=each.pin,
     )
+
+
+def _within(aborted: Sequence[AbortedTransaction], start: int, end: int) -> tuple[AbortedTransaction, ...]:
+    """Those that may have records in ``[start, end)``."""
+    return tuple(each for each in aborted if each.first_offset < end and each.last_offset >= start)
 
 
 def _offset(entry: tuple[int, int]) -> int:

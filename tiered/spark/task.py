@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from local import kernels, offset_index
 from local.columns import Columns
 from local.errors import Corrupt, NotFound
+from local.isolation import without_aborted
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.fsspec_store import open_store
@@ -22,6 +23,7 @@ from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.key_rings import load_key_ring
 from tiered.spark.options import ReadOptions
+from tiered.spark.pinning import PinKeeper
 from tiered.spark.rows import record_batches
 from tiered.spark.splits import Piece, Split, is_partial, trimmed
 
@@ -39,21 +41,27 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
     """
     store = open_store(options.url, options.store_options)
     try:
-        for columns in split_columns(store, split, load_key_ring(options.key_ring, os.environ)):
+        for columns in split_columns(store, split, load_key_ring(options.key_ring, os.environ), pin_ms=options.pin_ms):
             yield from record_batches(columns, names, split.topic, split.partition)
     finally:
         store.close()
 
 
-def split_columns(store: ObjectStore, split: Split, keys: KeyRing = NO_KEYS) -> Iterator[Columns]:
-    """The split's records in offset order, none of them outside its offsets."""
+def split_columns(
+    store: ObjectStore, split: Split, keys: KeyRing = NO_KEYS, *, pin_ms: int | None = None
+) -> Iterator[Columns]:
+    """The split's records in offset order, none of them outside its offsets or of an aborted transaction.
+
+    `pin_ms` is for how long its pin is renewed, None leaves it alone.
+    """
     remote = RemotePartition(store, split.prefix, ChunkCache(_CACHE_BYTES), read_ahead_chunks=0, keys=keys)
     with ThreadPoolExecutor(1, "tiered-ahead") as threads:
-        fetch = _Fetch(remote, threads)
+        fetch = _Fetch(remote, threads, PinKeeper(store, split.prefix, split.pin, pin_ms))
         try:
             pieces = [_tightened(remote, split, piece) for piece in split.pieces]
             for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
-                for columns in _piece_columns(fetch, piece, following):
+                for found in _piece_columns(fetch, piece, following):
+                    columns = without_aborted(found, split.aborted)
                     inside = (columns.offsets >= split.start_offset) & (columns.offsets < split.next_offset)
                     yield columns if inside.all() else columns.select(inside)
         except NotFound as error:
@@ -65,12 +73,14 @@ def split_columns(store: ObjectStore, split: Split, keys: KeyRing = NO_KEYS) -> 
 class _Fetch:
     """Reads windows, and warms the cache with the one that is likely next. An error there shows in the real read."""
 
-    def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:
         self._remote = remote
+        self._pin = pin
         self._threads = threads
         self._ahead: Future[memoryview] | None = None
 
     def window(self, piece: Piece, position: int, length: int) -> memoryview:
+        self._pin.keep()
         return self._remote.read(piece.segment, position, length)
 
     def ahead(self, piece: Piece, position: int) -> None:

@@ -1,0 +1,346 @@
+"""What a Spark read plans on: one pinned head, decided transactions, pages, views. Held against the plain reader."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+
+from local.batch_header import CONTROL
+from local.errors import AccessDenied, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
+from local.isolation import Isolation
+from local.producer_state import Producer
+from local.record import Record
+from remote import metadata_log
+from remote.keys import SPILLS
+from remote.pins import list_pins, release, renew
+from remote.spilling import SpillRule
+from tiered.remote_view import RemoteLog
+from tiered.spark import pinning, task
+from tiered.spark.options import parse_options
+from tiered.spark.planning import open_partitions, plan_read
+from tiered.views import build_views, plan_views
+
+COMMITTED = {"kafka.isolation.level": "read_committed"}
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def ask(**options):
+    return parse_options({"path": "memory://b", "subscribe": "t", **options})
+
+
+def plan(world, now_ms=NOW, **options):
+    return plan_read(world.store, ask(**options), now_ms=now_ms)
+
+
+def read(world, splits):
+    """(offset, value) of every record that the tasks give."""
+    found = []
+    for split in splits:
+        for columns in task.split_columns(world.store, split):
+            found += [(record.offset, record.value) for record in columns.records()]
+    return found
+
+
+def told(world, start=0, end=None, **choices):
+    """The same from the plain reader of the bucket."""
+    with RemoteLog(world.store) as log:
+        return [(record.offset, record.value) for record in log.reader(**choices).records(NAME, start, end)]
+
+
+def pins_of(world):
+    prefix = next(iter(world.store.list(""))).key.partition("/")[0] + "/0/"
+    return list_pins(world.store, prefix)
+
+
+def filled(world, count=300, *, properties=TIERED, **settings):
+    manager = world.open(**settings)
+    manager.create_topic("t", 1, properties, now_ms=NOW)
+    send(manager, count)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    return manager
+
+
+def transactions(world):
+    """Aborted and committed transactions, some across segments; the last one's marker is not in the bucket yet."""
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    log = manager._source(NAME).log
+    for turn in range(30):
+        for at in range(3):  # three transactions side by side
+            who = Producer(producer_id=3 * turn + at, producer_epoch=0, base_sequence=0, is_transactional=True)
+            log.append([Record(b"k%d" % at, b"%d of %d" % (at, turn), NOW)] * 4, now_ms=NOW, producer=who)
+        for at in range(3):
+            log.append_marker(3 * turn + at, 0, commit=(turn + at) % 3 != 0, coordinator_epoch=0, now_ms=NOW)
+    last = Producer(producer_id=999, producer_epoch=0, base_sequence=0, is_transactional=True)
+    log.append([Record(b"k", b"decided where the bucket does not see it", NOW)], now_ms=NOW, producer=last)
+    manager.roll("t", now_ms=NOW)
+    log.append_marker(999, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    settle(manager)
+    manager.close()
+
+
+def test_committed_records_are_those_of_the_plain_reader_however_they_are_cut(world):
+    transactions(world)
+    want = told(world, isolation=Isolation.READ_COMMITTED)
+    assert 100 < len(want) < len(told(world))
+    assert told(world)[-1][1].startswith(b"decided")
+    for split_bytes in ("300", "1500", "64MiB"):
+        splits = plan(world, splitBytes=split_bytes, **COMMITTED)
+        assert read(world, splits) == want
+    assert len(splits) == 1
+    assert read(world, plan(world)) == told(world)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 7), (5, 6), (100, 350), (400, 435)])
+def test_committed_ranges_are_those_of_the_plain_reader(world, start, end):
+    transactions(world)
+    bounds = {"startingOffsets": json.dumps({"t": {"0": start}}), "endingOffsets": json.dumps({"t": {"0": end}})}
+    assert read(world, plan(world, **bounds, **COMMITTED)) == told(
+        world, start, end, isolation=Isolation.READ_COMMITTED
+    )
+
+
+def test_splits_carry_only_the_aborted_transactions_that_they_may_meet(world):
+    transactions(world)
+    splits = plan(world, splitBytes="300", **COMMITTED)
+    all_of_them = {each for split in splits for each in split.aborted}
+    assert len(all_of_them) > 20
+    assert max(len(split.aborted) for split in splits) < len(all_of_them) / 2
+
+
+def test_at_most_so_many_offsets_in_a_task(world):
+    filled(world)
+    splits = plan(world, maxRecordsPerPartition="70")
+    assert [(split.start_offset, split.next_offset) for split in splits] == [
+        (0, 60),
+        (60, 120),
+        (120, 180),
+        (180, 240),
+        (240, 300),
+    ]
+    assert read(world, splits) == told(world)
+    assert len(plan(world, maxRecordsPerPartition="70", minPartitions="20", splitBytes="1GiB")) >= 20
+
+
+def test_rows_in_pages_are_read_and_only_the_pages_of_the_range(world, monkeypatch):
+    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    filled(world, 1500)
+    assert read(world, plan(world)) == told(world)
+    asked = []
+    get = world.store.get
+    monkeypatch.setattr(world.store, "get", lambda key: asked.append(key) or get(key))
+    found = plan_read(
+        world.store, ask(startingOffsets='{"t":{"0":700}}', endingOffsets='{"t":{"0":710}}', pin="none"), now_ms=NOW
+    )
+    assert [offset for offset, _ in read(world, found)] == list(range(700, 710))
+    assert (
+        len([key for key in asked if SPILLS in key])
+        == 1
+        < len({k.key for k in world.store.list("") if SPILLS in k.key})
+    )
+
+
+def test_a_view_and_the_log_behind_it_are_those_of_the_plain_reader(world):
+    manager = filled(world, 120)
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+    send(manager, 60, start=120)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    want = told(world, read_compacted=True)
+    assert len(want) < 80
+    for split_bytes in ("300", "64MiB"):
+        assert read(world, plan(world, readCompacted="true", splitBytes=split_bytes)) == want
+    late = {"startingTimestamp": str(NOW - DAY + 130)}
+    assert read(world, plan(world, readCompacted="true", **late)) == [each for each in want if each[0] >= 130]
+    with pytest.raises(NotFound, match="reading a compacted view, there is none"):
+        plan(world, readCompacted="true", view="other")
+
+
+# --- one state, however long it takes ---------------------------------------------------------------------------------
+
+
+def expired(world, manager, now_ms):
+    """Everything in the bucket goes: expired, unlinked, deleted after the grace time, heads collected."""
+    settle(manager, now_ms)
+    settle(manager, now_ms + 2 * HOUR)
+
+
+GOING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
+
+
+def test_a_planned_read_outlives_retention_deletion_and_the_collection_of_heads(world):
+    manager = filled(world, properties=GOING)
+    want = told(world)
+    splits = plan(world, pin="9d")
+    expired(world, manager, NOW + 2 * DAY)
+    assert manager.reader().offsets(NAME) == (300, 300)
+    assert read(world, splits) == want
+    release(world.store, splits[0].prefix, pins_of(world))
+    expired(world, manager, NOW + 3 * DAY)
+    with pytest.raises(NotFound, match="has left the bucket since this was planned"):
+        read(world, splits)
+
+
+def test_a_pin_that_nobody_renewed_ends_by_time(world):
+    manager = filled(world, properties=GOING)
+    splits = plan(world, pin="1d")
+    expired(world, manager, NOW + 2 * DAY)
+    with pytest.raises(NotFound, match="has left the bucket"):
+        read(world, splits)
+
+
+def test_tasks_renew_the_pin_in_the_second_half_of_its_life(world, monkeypatch):
+    monkeypatch.setattr(pinning, "_known_ends", {})
+    filled(world)
+    (split,) = plan(world, pin="2h")
+    (pin,) = pins_of(world)
+    assert (pin, pin.expires_ms) == (split.pin, NOW + 2 * HOUR)
+    now = [NOW + HOUR - 1]
+    keeper = pinning.PinKeeper(world.store, split.prefix, split.pin, 2 * HOUR, lambda: now[0])
+    keeper.keep()
+    assert pins_of(world) == [pin]
+    now[0] = NOW + HOUR
+    keeper.keep()
+    assert pins_of(world) == [replace(pin, expires_ms=NOW + 3 * HOUR)]
+    late = pinning.PinKeeper(world.store, split.prefix, split.pin, 2 * HOUR, lambda: NOW + 9 * HOUR)
+    late.keep()
+    assert pins_of(world) == [replace(pin, expires_ms=NOW + 3 * HOUR)], "a lapsed pin stays lapsed"
+
+
+def test_a_pin_is_renewed_to_the_later_end_and_never_made_anew(world):
+    filled(world)
+    (split,) = plan(world)
+    (pin,) = pins_of(world)
+    later = renew(world.store, split.prefix, pin, now_ms=NOW, expires_ms=NOW + 5 * HOUR)
+    assert later == replace(pin, expires_ms=NOW + 5 * HOUR)
+    assert renew(world.store, split.prefix, pin, now_ms=NOW, expires_ms=NOW + 3 * HOUR) == later
+    assert pins_of(world) == [later]
+    assert renew(world.store, split.prefix, pin, now_ms=later.expires_ms, expires_ms=NOW + DAY) is None
+    release(world.store, split.prefix, [pin])
+    assert renew(world.store, split.prefix, pin, now_ms=NOW, expires_ms=NOW + DAY) is None
+    assert pins_of(world) == []
+
+
+def test_a_task_keeps_its_pin_while_it_reads(world, monkeypatch):
+    filled(world)
+    (split,) = plan(world, pin="1h")
+    kept = []
+    monkeypatch.setattr(task, "PinKeeper", lambda store, prefix, pin, pin_ms: kept.append((pin, pin_ms)) or Keeper())
+
+    class Keeper:
+        def keep(self):
+            kept.append("kept")
+
+    list(task.split_columns(world.store, split, pin_ms=5))
+    assert kept[0] == (split.pin, 5)
+    assert kept[1:] == ["kept"] * len(split.pieces)
+
+
+def test_a_plan_that_fails_or_reads_nothing_leaves_no_pin(world):
+    filled(world)
+    with pytest.raises(OffsetOutOfRange):
+        plan(world, startingOffsets='{"t":{"0":999}}')
+    with pytest.raises(InvalidRequest):
+        plan(world, startingTimestamp=str(NOW + DAY))
+    assert plan(world, endingOffsets='{"t":{"0":0}}') == []
+    with pytest.raises(NotFound):
+        plan_read(world.store, parse_options({"path": "memory://b", "assign": '{"t":[0,5]}'}), now_ms=NOW)
+    assert pins_of(world) == []
+    plan(world, pin="none")
+    assert pins_of(world) == []
+    plan(world)
+    assert len(pins_of(world)) == 1
+
+
+def test_a_bucket_that_may_only_be_read_is_read_without_a_pin_unless_one_was_asked_for(world, monkeypatch):
+    filled(world)
+
+    def refuse(key, body):
+        raise AccessDenied("writing an object", key=key)
+
+    monkeypatch.setattr(world.store, "put", refuse)
+    splits = plan(world)
+    assert splits[0].pin is None
+    assert read(world, splits) == told(world)
+    with pytest.raises(AccessDenied):
+        plan(world, pin="6h")
+
+
+def test_heads_that_were_pinned_before_are_read_by_however_much_happened_since(world):
+    manager = filled(world, properties=GOING)
+    want = told(world)
+    (opened,) = open_partitions(world.store, ask(pin="9d"), NOW)
+    pins = json.dumps({opened.name.prefix: asdict(opened.pin)})
+    send(manager, 50, start=300)
+    expired(world, manager, NOW + 2 * DAY)
+    for _ in range(2):
+        assert read(world, plan(world, NOW + 2 * DAY, pins=pins)) == want
+    assert [pin.sequence for pin in pins_of(world)] == [opened.pin.sequence], "load() made no pin of its own"
+    for lapsed in (replace(opened.pin, sequence=999), replace(opened.pin, commit_id="another's")):
+        with pytest.raises(NotFound, match="reading a pinned head, it is gone"):
+            plan(world, NOW + 3 * DAY, pins=json.dumps({opened.name.prefix: asdict(lapsed)}))
+
+
+def test_a_driver_holds_its_heads_until_the_block_ends(world, monkeypatch):
+    filled(world)
+    monkeypatch.setattr(pinning, "open_store", lambda url, options: world.store)
+    with pinning.pinned("memory://b", subscribe="t") as heads:
+        (pin,) = pins_of(world)
+        assert json.loads(heads.options["pins"]).popitem()[1]["sequence"] == pin.sequence
+        assert read(world, plan(world, **heads.options)) == told(world)
+        assert pins_of(world) == [pin]
+    assert pins_of(world) == []
+    with pytest.raises(RuntimeError, match="in between"), pinning.pinned("memory://b", subscribe="t"):
+        raise RuntimeError("in between")
+    assert pins_of(world) == []
+
+
+# --- topics that come and go ------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_is_not_there_and_the_one_after_it_is(world):
+    manager = filled(world, properties={**GOING, "remote.log.delete.grace.ms": "9d"})
+    manager.delete_topic("t", now_ms=NOW)
+    settle(manager)
+    with pytest.raises(NotFound, match="the topic was deleted: topic=t"):
+        plan(world)
+    assert plan_read(world.store, parse_options({"path": "memory://b", "subscribePattern": ".*"}), now_ms=NOW) == []
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(manager, 20)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    assert [offset for offset, _ in read(world, plan(world))] == list(range(20))
+
+
+def test_trouble_with_one_partition_lets_go_of_the_pins_of_the_others(world, monkeypatch):
+    manager = world.open()
+    manager.create_topic("t", 3, TIERED, now_ms=NOW)
+    settle(manager)
+    get = world.store.get
+
+    def refusing(key):
+        if "/2/meta/head" in key:
+            raise Unavailable("reading", key=key)
+        return get(key)
+
+    monkeypatch.setattr(world.store, "get", refusing)
+    with pytest.raises(Unavailable):
+        plan(world)
+    monkeypatch.undo()
+    assert [info.key for info in world.store.list("") if "/meta/pin/" in info.key] == []
+
+
+def test_control_records_never_show(world):
+    transactions(world)
+    for split in plan(world):
+        for columns in task.split_columns(world.store, split):
+            assert not (columns.table.attributes[columns.batch_ordinals] & CONTROL).any()

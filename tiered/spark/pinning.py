@@ -1,0 +1,177 @@
+"""Pins of Spark jobs: a job of hours reads one state while retention, compaction and deletion go on.
+
+Who plans a read pins the heads it planned on (`remote.pins`). Nobody tells a batch source that its job is over, so such
+a pin ends by time, `PIN_MS` after the last task that said it still needs it: every task looks at it when it begins and
+while it reads, and renews it in the second half of its life. A job that crashes leaves pins that end by themselves.
+
+`pinned` is for a driver that can say when it is done: the heads are pinned before the first ``load()``, all loads read
+that one state, and at the end the pins are let go of.
+
+A bucket that may only be read cannot be pinned: such a read goes by the grace time alone, unless a pin was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from local.errors import AccessDenied, InvalidRequest, LogError
+from remote.fsspec_store import open_store
+from remote.metadata_log import MetadataLog
+from remote.pinned_head import PinnedLog
+from remote.pins import Pin, pin_newest, release, renew
+from remote.store import ObjectStore
+from tiered.spark.options import ReadOptions, parse_options
+
+_log = logging.getLogger(__name__)
+_known_ends: dict[str, int] = {}  # of this process: when a pin ends, as last seen
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
+    """The chain of a partition that has seen the head to read by, and what pins it.
+
+    A partition without a head has no pin. Raises AccessDenied where a pin was asked for and may not be written.
+    """
+    if (given := options.pins.get(prefix)) is not None:
+        pin = _pin_of(given)
+        pinned = PinnedLog(store, prefix, pin)
+        pinned.load()
+        return pinned, pin
+    metadata = MetadataLog(store, prefix)
+    if metadata.load() is None or options.pin_ms is None:
+        return metadata, None
+    expires_ms = now_ms + options.pin_ms
+    try:
+        pin, _ = pin_newest(store, prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder())
+    except AccessDenied as error:
+        if options.must_pin:
+            raise
+        _log.warning("a head cannot be pinned, the grace time has to do: prefix=%s cause=%s", prefix, error)
+        return metadata, None
+    return metadata, pin
+
+
+def holder() -> str:
+    return f"spark, process {os.getpid()} of {os.uname().nodename}"
+
+
+def let_go(store: ObjectStore, prefix: str, pin: Pin) -> None:
+    """Release a pin; one that cannot be released ends by itself."""
+    try:
+        release(store, prefix, [pin])
+    except LogError as error:
+        _log.warning("a pin stays until it expires: prefix=%s key=%s cause=%s", prefix, pin.key, error)
+
+
+class PinKeeper:
+    """What a task does for the pin of its split: renew it in the second half of its life. Not thread safe."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        pin: Pin | None,
+        pin_ms: int | None,
+        clock: Callable[[], int] = wall_ms,
+    ) -> None:
+        """`pin_ms`: how long after a renewal it ends; None leaves it to its holder."""
+        self._store = store
+        self._prefix = prefix
+        self._pin = pin if pin_ms is not None else None
+        self._pin_ms = pin_ms or 0
+        self._clock = clock
+
+    def keep(self) -> None:
+        """To be called again and again. What goes wrong is only told: the read goes on, perhaps on borrowed time."""
+        if self._pin is None:
+            return
+        now_ms, name = self._clock(), self._prefix + self._pin.key
+        ends_ms = max(self._pin.expires_ms, _known_ends.get(name, 0))
+        if ends_ms - now_ms > self._pin_ms // 2:
+            return
+        try:
+            later = renew(self._store, self._prefix, self._pin, now_ms=now_ms, expires_ms=now_ms + self._pin_ms)
+        except LogError as error:
+            _log.warning("a pin is not renewed: prefix=%s key=%s cause=%s", self._prefix, self._pin.key, error)
+            return
+        if later is None:
+            _log.warning("a pin has lapsed, or was let go of: prefix=%s key=%s", self._prefix, self._pin.key)
+            self._pin = None
+            return
+        _known_ends[name] = later.expires_ms
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedHeads:
+    """Heads that are held, by the prefix of their partition. `options` go to all that is to be read by them."""
+
+    pins: Mapping[str, Pin]
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"pins": json.dumps({prefix: asdict(pin) for prefix, pin in self.pins.items()})}
+
+
+@contextmanager
+def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
+    """Hold on to the newest heads of the partitions that `options` choose, until the block ends.
+
+    `options` are those of the source: ``subscribe`` and its like, ``storeOptions``, ``topicId``, and ``pin``: how long
+    the pins outlive the last task that renewed them. Raises as planning a read does.
+    """
+    from tiered.spark.planning import open_partitions
+
+    asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
+    if asked.pin_ms is None:
+        raise InvalidRequest("pinning heads for spark, pin=none pins nothing")
+    store = open_store(asked.url, asked.store_options)
+    try:
+        opened = open_partitions(store, asked, wall_ms())
+        pins = {each.name.prefix: each.pin for each in opened if each.pin is not None}
+        over = threading.Event()
+        keepers = [PinKeeper(store, prefix, pin, asked.pin_ms) for prefix, pin in pins.items()]
+        renewing = threading.Thread(target=_renew_until, args=(over, keepers, asked.pin_ms), daemon=True)
+        renewing.start()
+        try:
+            yield PinnedHeads(pins)
+        finally:
+            over.set()
+            renewing.join()
+            release_all(store, list(pins.items()))
+    finally:
+        store.close()
+
+
+def _renew_until(over: threading.Event, keepers: Sequence[PinKeeper], pin_ms: int) -> None:
+    """Drivers idle between their jobs, and no task renews anything then."""
+    while not over.wait(pin_ms / 4000):
+        for keeper in keepers:
+            keeper.keep()
+
+
+def release_all(store: ObjectStore, pins: Sequence[tuple[str, Pin]]) -> None:
+    for prefix, pin in pins:
+        let_go(store, prefix, pin)
+
+
+def _pin_of(given: Mapping[str, object]) -> Pin:
+    match given:
+        case {
+            "key": str(key),
+            "sequence": int(sequence),
+            "commit_id": str(commit_id),
+            "expires_ms": int(expires_ms),
+            "holder": str(holder),
+        }:
+            return Pin(key=key, sequence=sequence, commit_id=commit_id, expires_ms=expires_ms, holder=holder)
+    raise InvalidRequest("reading with spark, a wrong option, no pin", option="pins", value=dict(given))
