@@ -137,6 +137,12 @@ def parse_view_key(key: str) -> DataKey | None:
     return _data_key(*found.groups()) if found else None
 
 
+def is_segment_object(key: str) -> bool:
+    """Whether a full key, prefix included, has the place of a segment's data or indexes, the log's or a view's."""
+    parts = key.split("/", 4)
+    return len(parts) > 3 and parts[2] in (DATA[:-1], VIEWS[:-1])
+
+
 def check_view(name: str) -> str:
     """The name of a view unchanged. Raises InvalidRequest for one that could not be part of a key."""
     if not re.fullmatch(_VIEW, name, re.ASCII):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from remote.keys import parse_topic_directory
+from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
 
 LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObjects
@@ -17,7 +17,8 @@ class RequestCounts:
     """Requests by class, and bytes. Uploads in parts count begin, each part and completion, all in the PUT class.
 
     HEAD is in the GET class, as S3 bills it. Deletes are free there, and counted by request. `posts` are those of
-    `puts` that begin and complete uploads in parts, `heads` those of `gets` that ask for no body.
+    `puts` that begin and complete uploads in parts, `heads` those of `gets` that ask for no body. `data_*` are those of
+    segments' bytes, which may be kept in a storage class of their own; all else is small and in the bucket's.
     """
 
     puts: int = 0
@@ -28,6 +29,10 @@ class RequestCounts:
     deletes: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    data_puts: int = 0
+    data_gets: int = 0
+    data_bytes_in: int = 0
+    data_bytes_out: int = 0
 
     def __sub__(self, before: RequestCounts) -> RequestCounts:
         """What came since `before`."""
@@ -133,6 +138,14 @@ class MeteredStore:
     def _count(self, key: str, more: RequestCounts) -> None:
         """`key` may be a prefix as well; keys of one request are of one topic, as all callers have it."""
         name = key.partition("/")[0]
+        if is_segment_object(key) and not key.endswith(INDEXES_SUFFIX):
+            more = replace(
+                more,
+                data_puts=more.puts,
+                data_gets=more.gets,
+                data_bytes_in=more.bytes_in,
+                data_bytes_out=more.bytes_out,
+            )
         with self._lock:
             if name not in self._counts and parse_topic_directory(name) is None:
                 name = ""

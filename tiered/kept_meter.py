@@ -57,10 +57,13 @@ class RequestHistory:
 class KeptMeter(MeteredStore):
     """A `MeteredStore` that keeps its counts; see the module text. Thread safe."""
 
-    def __init__(self, inner: ObjectStore, place: Callable[[], tuple[Storage, str]] | None, now_ms: int) -> None:
-        """`place` says which directory keeps the file, None that nothing is written."""
+    def __init__(
+        self, inner: ObjectStore, place: Callable[[], tuple[Storage, str]], now_ms: int, *, read_only: bool = False
+    ) -> None:
+        """`place` says which directory keeps the file; with `read_only` nothing is written."""
         super().__init__(inner)
         self._place = place
+        self._read_only = read_only
         self._kept: dict[str, RequestCounts] = {}
         self._history: RequestHistory | None = None
         self._is_written, self._is_closed = True, False
@@ -74,13 +77,12 @@ class KeptMeter(MeteredStore):
         self._now_ms = self._now_ms if now_ms is None else now_ms
         is_early = now_ms is not None and now_ms - self._kept_ms < KEEP_INTERVAL_MS
         counts = self.counts_by_topic()
-        if self._place is None or is_early or (self._is_written and counts == self._kept):
+        if self._read_only or is_early or (self._is_written and counts == self._kept):
             return
-        storage, root = self._place()
         # Added up in memory and written whole, so a write that failed half way counts nothing twice.
-        more = {name: each - self._kept.get(name, RequestCounts()) for name, each in counts.items()}
-        self._history = added(self._history or self._begun(storage, root), more, self._now_ms)
+        self._history = self._with(counts)
         self._kept, self._kept_ms, self._is_written = counts, self._now_ms, False
+        storage, root = self._place()
         try:
             replace_file(storage, join(root, FILE), msgspec.json.encode(self._history))
         except LogError as error:
@@ -88,24 +90,46 @@ class KeptMeter(MeteredStore):
             return
         self._is_written = True
 
+    def history(self) -> RequestHistory:
+        """What was kept until now and counted since. Of one that only looks what the file said, and nothing else."""
+        return self._begun() if self._read_only else self._with(self.counts_by_topic())
+
     def close(self) -> None:
         """Let go of the store, once."""
         if not self._is_closed:
             self._is_closed = True
             super().close()
 
-    def _begun(self, storage: Storage, root: str) -> RequestHistory:
-        known = read_history(storage, root)
+    def _with(self, counts: Mapping[str, RequestCounts]) -> RequestHistory:
+        more = {name: each - self._kept.get(name, RequestCounts()) for name, each in counts.items()}
+        return added(self._history or self._begun(), more, self._now_ms)
+
+    def _begun(self) -> RequestHistory:
+        known = read_history(*self._place())
         if known is not None and known.url == self.url:
             return known
         return RequestHistory(url=self.url, since_ms=self._since_ms, upto_ms=self._now_ms)
+
+
+class Metered:
+    """The part of a manager that tells what it sent."""
+
+    _store: KeptMeter | None
+
+    def request_counts(self) -> RequestCounts | None:
+        """Requests sent to the store since it was opened; None without a store."""
+        return self._store.counts() if self._store is not None else None
+
+    def request_history(self) -> RequestHistory | None:
+        """Requests of this and earlier managers of the directory, by month and topic; None without a store."""
+        return self._store.history() if self._store is not None else None
 
 
 def kept_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> KeptMeter | None:
     """The meter of a manager's store; it writes nothing for one that only looks."""
     if store is None:
         return None
-    return KeptMeter(store, None if directory.read_only else directory.first_online, now_ms)
+    return KeptMeter(store, directory.first_online, now_ms, read_only=directory.read_only)
 
 
 def read_history(storage: Storage, root: str) -> RequestHistory | None:

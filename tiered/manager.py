@@ -39,7 +39,6 @@ from local.watched_storage import offline
 from policies.decisions import Decision, Plan
 from policies.plan import plan as plan_snapshots
 from policies.snapshot import PartitionSnapshot
-from remote.metered_store import RequestCounts
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all, raise_first
 from tiered.apply import Applied, apply_partition
@@ -47,7 +46,7 @@ from tiered.cleaning import CleanerSettings, Cleaning, reset_misplaced
 from tiered.config import Config
 from tiered.configured_store import configured_store, let_go
 from tiered.deleting import DeletedRecords, delete_records, plan_deletion
-from tiered.kept_meter import KeptMeter, kept_meter
+from tiered.kept_meter import KeptMeter, Metered, kept_meter
 from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.offset_listing import find_offset
 from tiered.opening import Opener
@@ -68,7 +67,7 @@ ApplyProgress = Callable[[TopicPartition, Decision], None]
 ShouldStop = Callable[[], bool]
 
 
-class LogManager(Readable):
+class LogManager(Readable, Metered):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
@@ -403,10 +402,6 @@ class LogManager(Readable):
     def offline_directories(self) -> Mapping[str, LogError]:
         """The log directories that cannot be used until the next start, and why; the others go on."""
         return self._directory.offline
-
-    def request_counts(self) -> RequestCounts | None:
-        """Requests sent to the store since it was opened; None without a store."""
-        return self._store.counts() if self._store is not None else None
 
     def close(self) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.

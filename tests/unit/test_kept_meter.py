@@ -27,15 +27,17 @@ def test_requests_are_counted_by_verb_and_topic():
     store = MeteredStore(MemoryStore())
     body = bytes(2 * PART_BYTES + 1)
     store.upload(f"{ORDERS}/0/data/a", ranged_source(len(body), lambda start, length: body[start : start + length]))
-    store.put(f"{ORDERS}/0/data/b", b"12")
-    store.head(f"{ORDERS}/0/data/b")
+    store.put(f"{ORDERS}/0/data/b.indexes", b"12")
+    store.head(f"{ORDERS}/0/data/b.indexes")
     store.get_ranges(f"{CLICKS}/0/x", []) or store.put(f"{CLICKS}/0/x", b"1234")
     store.get_range(f"{CLICKS}/0/x", 1, 2)
     list(store.list(""))
     store.delete([])
     store.delete([f"{CLICKS}/0/x"])
     assert store.counts_by_topic() == {
-        ORDERS: RequestCounts(puts=6, posts=2, gets=1, heads=1, bytes_in=len(body) + 2),
+        ORDERS: RequestCounts(
+            puts=6, posts=2, gets=1, heads=1, bytes_in=len(body) + 2, data_puts=5, data_bytes_in=len(body)
+        ),
         CLICKS: RequestCounts(puts=1, gets=1, deletes=1, bytes_in=4, bytes_out=2),
         "": RequestCounts(lists=1),
     }

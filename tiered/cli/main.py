@@ -34,6 +34,7 @@ COMMANDS = {
     "delete-records": ("tiered.cli.delete_records", "Delete the oldest records: raise the log start of partitions."),
     "transactions": ("tiered.cli.transactions", "Find transactions that nobody has ended, and end them."),
     "status": ("tiered.cli.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
+    "cost": ("tiered.cli.cost", "What the topics cost a month, what they would cost, and what would be cheaper."),
     "plan": ("tiered.cli.plan", "What would be done now, and why. Changes nothing."),
     "compact": ("tiered.cli.compact", "Clean a compacted topic now, or foretell what that would gain."),
     "view": ("tiered.cli.view", "Compacted views beside a topic's log: build, status, drop."),

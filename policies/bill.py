@@ -1,0 +1,211 @@
+"""What topics cost a month, by kind, from what they hold and what was sent for them. Pure, in US dollars.
+
+| kind | what |
+|---|---|
+| storage | segments in the bucket, by their classes; indexes and views with them |
+| index | heads, and pages of rows |
+| waiting | objects that left the index and wait for their deletion |
+| requests | PUT, COPY, POST, LIST and GET as metered, scaled to a month |
+| retrieval | bytes read from classes that charge for it, as metered |
+| disk | the local segments |
+
+`double` is the part of `disk` whose bytes are in the bucket as well: paid twice. `idle` is what a month without any
+append or read costs: everything but requests and retrieval, since an idle partition sends none.
+
+The bill's bands are of the whole bucket, so each topic pays the average price of its class over all topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from policies.cost import DAY_MS, DAYS_PER_MONTH, GIB, billed_bytes, intelligent_storage, monthly_storage, request_cost
+from policies.prices import STANDARD, PriceTable
+
+KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Objects of one storage class: how many, their bytes, and their bytes where one is billed as at least so much.
+
+    `floored` has for each minimum size of the price table the sum of max(size, minimum) over the objects.
+    """
+
+    objects: int = 0
+    size_bytes: int = 0
+    floored: Mapping[int, int] = field(default_factory=dict)
+
+    def billed(self, min_bytes: int) -> int:
+        return self.floored.get(min_bytes, max(self.size_bytes, min_bytes * self.objects))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Requests and bytes of some period: `lists` in the PUT class, `heads` in `gets`, as `remote.metered_store` counts.
+
+    `data_*` are those of segments' data, which are priced by the class of the topic's segments.
+    """
+
+    puts: float = 0
+    gets: float = 0
+    lists: float = 0
+    bytes_in: float = 0
+    bytes_out: float = 0
+    data_puts: float = 0
+    data_gets: float = 0
+    data_bytes_in: float = 0
+    data_bytes_out: float = 0
+
+    def scaled(self, factor: float) -> Requests:
+        return Requests(**{each.name: getattr(self, each.name) * factor for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicFacts:
+    """What a topic holds now and what was sent for it in `period_ms`. Sizes are bytes as stored.
+
+    `data` by storage class; `small_bytes` are indexes objects, `index_bytes` heads and pages, `waiting_bytes` what is
+    unlinked. `both_bytes` of `local_bytes` are in the bucket too. `requests` None where nothing was metered.
+    """
+
+    topic: str
+    data: Mapping[str, Stored] = field(default_factory=dict)
+    small_bytes: int = 0
+    index_bytes: int = 0
+    waiting_bytes: int = 0
+    local_bytes: int = 0
+    both_bytes: int = 0
+    segments: int = 0
+    requests: Requests | None = None
+    period_ms: int = 0
+
+    @property
+    def data_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.data.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicBill:
+    """Dollars a month, see the module text. `months` is how much of a month the requests were metered for."""
+
+    topic: str
+    storage: float
+    index: float
+    waiting: float
+    requests: float
+    retrieval: float
+    disk: float
+    double: float
+    months: float
+    data_bytes: int
+    local_bytes: int
+    both_bytes: int
+    segments: int
+    month_requests: Requests
+
+    @property
+    def total(self) -> float:
+        return sum(float(getattr(self, kind)) for kind in KINDS)
+
+    @property
+    def idle(self) -> float:
+        return self.storage + self.index + self.waiting + self.disk
+
+
+def bills(facts: Sequence[TopicFacts], prices: PriceTable) -> list[TopicBill]:
+    """A bill for each topic, in the order given; their sum is the bucket's."""
+    standard = _average(sum(each.small_bytes + each.index_bytes + each.waiting_bytes for each in facts), prices, facts)
+    return [_bill(each, prices, facts, standard) for each in facts]
+
+
+def _bill(of: TopicFacts, prices: PriceTable, facts: Sequence[TopicFacts], standard: float) -> TopicBill:
+    """`standard` is the average price of a byte in the class of everything small."""
+    storage = of.small_bytes * standard
+    for name, stored in of.data.items():
+        storage += _class_storage(name, stored, prices, facts, standard)
+    month = of.requests.scaled(_to_month(of.period_ms)) if of.requests is not None else Requests()
+    requests, retrieval = request_dollars(month, of.data, prices)
+    disk = prices.disk_per_gb_month / GIB
+    return TopicBill(
+        topic=of.topic,
+        storage=storage,
+        index=of.index_bytes * standard,
+        waiting=of.waiting_bytes * standard,
+        requests=requests,
+        retrieval=retrieval,
+        disk=of.local_bytes * disk,
+        double=of.both_bytes * disk,
+        months=of.period_ms / DAY_MS / DAYS_PER_MONTH,
+        data_bytes=of.data_bytes,
+        local_bytes=of.local_bytes,
+        both_bytes=of.both_bytes,
+        segments=of.segments,
+        month_requests=month,
+    )
+
+
+def request_dollars(month: Requests, data: Mapping[str, Stored], prices: PriceTable) -> tuple[float, float]:
+    """Dollars of the requests and of retrieval; those of data by the classes it lies in, by their share of bytes."""
+    small = prices.of(STANDARD)
+    dollars = request_cost(
+        puts=month.puts - month.data_puts, gets=month.gets - month.data_gets, lists=month.lists, prices=small
+    )
+    total = sum(each.size_bytes for each in data.values())
+    shares = {name: each.size_bytes / total for name, each in data.items()} if total else {STANDARD: 1.0}
+    retrieval = 0.0
+    for name, share in shares.items():
+        of = prices.of(name)
+        dollars += share * request_cost(puts=month.data_puts, gets=month.data_gets, prices=of)
+        retrieval += share * month.data_bytes_out / GIB * of.retrieval_per_gb
+        dollars += share * month.data_bytes_in / GIB * of.write_per_gb
+    return dollars, retrieval
+
+
+def _class_storage(
+    name: str, stored: Stored, prices: PriceTable, facts: Sequence[TopicFacts], standard: float
+) -> float:
+    of = prices.of(name)
+    if of is prices.of(STANDARD):
+        return stored.size_bytes * standard
+    billed = stored.billed(of.min_bytes) + of.overhead_bytes * stored.objects
+    if of.later_bands:
+        # As dear as it can be: how long each object has been unread is known to the store alone.
+        return intelligent_storage(billed, stored.objects, 0, of)
+    everybody = [each.data[name] for each in facts if name in each.data]
+    total = sum(each.billed(of.min_bytes) + of.overhead_bytes * each.objects for each in everybody)
+    return monthly_storage(total, of) * billed / total if total else 0.0
+
+
+def _average(small_bytes: int, prices: PriceTable, facts: Sequence[TopicFacts]) -> float:
+    """Dollars for a byte in a month in STANDARD, over everything that lies there."""
+    of = prices.of(STANDARD)
+    total = small_bytes + sum(
+        stored.size_bytes for each in facts for name, stored in each.data.items() if prices.of(name) is of
+    )
+    return monthly_storage(total, of) / total if total else monthly_storage(1, of)
+
+
+def _to_month(period_ms: int) -> float:
+    """From the metered period to a month. Less than a day is taken as a day: half an hour foretells nothing."""
+    return DAYS_PER_MONTH * DAY_MS / max(period_ms, DAY_MS)
+
+
+def stored_of(sizes: Sequence[int], prices: PriceTable) -> Stored:
+    """Objects of these sizes in one class."""
+    floors = sorted({each.min_bytes for each in prices.classes.values() if each.min_bytes})
+    return Stored(
+        objects=len(sizes),
+        size_bytes=sum(sizes),
+        floored={floor: sum(max(size, floor) for size in sizes) for floor in floors},
+    )
+
+
+def moved(stored: Stored, to: str, prices: PriceTable) -> float:
+    """Dollars a month that these objects would cost in another class, by themselves."""
+    of = prices.of(to)
+    billed = stored.billed(of.min_bytes) + of.overhead_bytes * stored.objects
+    if of.later_bands:
+        return intelligent_storage(billed_bytes(stored.size_bytes, stored.objects, of), stored.objects, 0, of)
+    return monthly_storage(billed, of)

@@ -1,0 +1,135 @@
+"""What topics cost a month: the bill over both tiers, from segments (those in pages too) and metered requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import NotFound
+from policies.bill import KINDS, Requests, Stored, TopicFacts, bills, moved, stored_of
+from policies.cost import GIB, monthly_storage
+from policies.prices import BUILT_IN
+from remote import metadata_log
+from remote.metered_store import RequestCounts
+from remote.spilling import SpillRule
+from tiered.cost import all_rows, cost_report
+
+MIB = 1 << 20
+
+
+def facts(**more):
+    given = {"topic": "t", "data": {"STANDARD": stored_of([GIB] * 100, BUILT_IN)}, "period_ms": 30 * DAY}
+    return TopicFacts(**{**given, **more})
+
+
+def test_two_topics_pay_together_what_one_bucket_pays():
+    small = facts(topic="a", data={"STANDARD": stored_of([GIB] * 20_000, BUILT_IN)}, small_bytes=GIB)
+    large = facts(topic="b", data={"STANDARD": stored_of([GIB] * 80_000, BUILT_IN)}, waiting_bytes=7 * GIB)
+    found = bills([small, large], BUILT_IN)
+    assert sum(each.total for each in found) == pytest.approx(monthly_storage(100_008 * GIB))
+    assert found[0].storage / found[1].storage == pytest.approx(20_001 / 80_000)
+    assert found[1].waiting == pytest.approx(7 * monthly_storage(100_008 * GIB) / 100_008)
+
+
+def test_each_kind_is_priced_by_its_own_price():
+    counts = Requests(puts=2000, gets=5000, lists=1000, data_puts=1000, data_gets=4000, data_bytes_out=10 * GIB)
+    (of,) = bills(
+        [
+            facts(
+                data={"GLACIER_IR": stored_of([GIB] * 100, BUILT_IN)},
+                local_bytes=10 * GIB,
+                both_bytes=4 * GIB,
+                requests=counts,
+            )
+        ],
+        BUILT_IN,
+    )
+    assert of.storage == pytest.approx(0.4)
+    assert of.requests == pytest.approx(0.005 + 0.0004 + 0.005 + 0.02 + 0.04)
+    assert of.retrieval == pytest.approx(0.3)
+    assert (of.disk, of.double) == pytest.approx((0.8, 0.32))
+    assert of.total == pytest.approx(of.idle + of.requests + of.retrieval)
+    assert of.total == pytest.approx(sum(getattr(of, kind) for kind in KINDS))
+
+
+@pytest.mark.parametrize(("days", "factor"), [(30, 1), (15, 2), (60, 0.5), (1, 30), (0.001, 30)])
+def test_requests_are_scaled_to_a_month_but_never_from_less_than_a_day(days, factor):
+    (of,) = bills([facts(requests=Requests(puts=100), period_ms=int(days * DAY))], BUILT_IN)
+    assert of.month_requests.puts == pytest.approx(100 * factor)
+
+
+def test_small_objects_of_a_cold_class_are_billed_for_its_minimum():
+    stored = stored_of([MIB, 1024, 128 * 1024], BUILT_IN)
+    assert stored.billed(128 * 1024) == MIB + 2 * 128 * 1024
+    assert stored.billed(0) == stored.size_bytes
+    assert moved(stored, "STANDARD_IA", BUILT_IN) == pytest.approx((MIB + 2 * 128 * 1024) / GIB * 0.0125)
+    assert Stored(objects=2, size_bytes=10).billed(100) == 200
+
+
+def test_a_topic_without_anything_costs_nothing():
+    (of,) = bills([TopicFacts(topic="t")], BUILT_IN)
+    assert of.total == 0
+
+
+# -- of a manager ------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_counts_every_row_those_in_pages_too(monkeypatch):
+    rule = SpillRule(head_bytes_max=1200, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 2000)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        head = manager.partition(NAME).head()
+        assert head.spills
+        report = cost_report(manager, NOW + 15 * DAY)
+        (bill,) = report.bills
+        rows = list(all_rows(manager.partition(NAME)))
+        assert bill.segments == len(rows) == head.segment_count
+        data = [info for info in world.store.list("") if "/data/" in info.key and info.key.endswith(".log")]
+        assert bill.data_bytes == sum(info.size_bytes for info in data) == sum(row.stored_bytes for row in rows)
+        assert bill.local_bytes == bill.both_bytes == head.size_bytes
+        sent = manager.request_counts()
+        assert bill.month_requests.puts == pytest.approx(2 * (sent.puts - 0), abs=2 * _of_no_topic(manager).puts)
+        assert report.total == pytest.approx(bill.total)
+        (row,) = report.rows()
+        assert row["dollars_per_month"] == pytest.approx(sum(row[f"{kind}_dollars"] for kind in KINDS))
+
+
+def _of_no_topic(manager):
+    return sum((each.get("", RequestCounts()) for each in manager.request_history().months.values()), RequestCounts())
+
+
+def test_a_later_manager_and_one_that_only_looks_report_what_an_earlier_one_sent():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        before = cost_report(manager, NOW + DAY).bills[0].month_requests
+    with world.open(read_only=True, now_ms=NOW + DAY) as manager:
+        after = cost_report(manager, NOW + DAY)
+        assert after.since_ms == NOW
+        assert after.bills[0].month_requests == replace(before)
+
+
+def test_a_topic_that_is_not_there_is_told():
+    world = World()
+    with world.open() as manager, pytest.raises(NotFound):
+        cost_report(manager, NOW, ["nothing"])
+
+
+def test_a_report_is_a_data_frame_for_who_wants_one():
+    pandas = pytest.importorskip("pandas")
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        frame = cost_report(manager, NOW).to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["topic"]) == ["t"]

@@ -1,0 +1,120 @@
+"""``tiered cost``: what the topics cost a month, by kind, and the prices it is reckoned with."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.units import format_bytes, format_dollars
+
+if TYPE_CHECKING:
+    from policies.prices import PriceTable
+    from tiered.cost import CostReport
+
+
+@click.group("cost")
+def cost() -> None:
+    """What the bucket and the disk cost, what they would cost, and what would make them cheaper."""
+
+
+@cost.command("show")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@output_option()
+@click.pass_obj
+def show(session: Session, topics: tuple[str, ...], output: str) -> None:
+    """Dollars a month for each topic, by kind, from its segments and from the requests that were metered.
+
+    DOUBLE is the part of DISK that is in the bucket as well; IDLE what a month without appends and reads costs.
+    """
+    from tiered.cost import cost_report
+
+    with session.manager(read_only=True) as manager:
+        report = cost_report(manager, now_ms(), topics or None)
+        problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
+    rows = report.rows()
+    if output == "table" and len(rows) > 1:
+        rows = [*rows, _sum(rows)]
+    emit("topics", rows, _COLUMNS, output, **report_facts(report))
+    session.tell_problems(problems)
+    session.say(_words(report))
+
+
+@cost.command("prices")
+@click.pass_obj
+def prices(session: Session) -> None:
+    """The prices that hold here, as JSON: the built-in ones with those of `cost.prices` over them.
+
+    Kept in a file and named by that setting, single numbers of it can be changed.
+    """
+    import json
+
+    from tiered.price_file import configured_prices, price_rows
+
+    click.echo(json.dumps(price_rows(configured_prices(session.config())), indent=2))
+
+
+def price_facts(table: PriceTable) -> dict[str, object]:
+    """What is said of prices beside figures in JSON."""
+    return {"as_of": table.as_of, "region": table.region}
+
+
+def report_facts(report: CostReport) -> dict[str, object]:
+    """What stands beside the rows in JSON."""
+    return {
+        "prices": price_facts(report.prices),
+        "dollars_per_month": report.total,
+        "metered_since_ms": report.since_ms,
+    }
+
+
+def _sum(rows: list[dict[str, object]]) -> dict[str, object]:
+    names = [column.name for column in _COLUMNS if column.title is not None and column.name != "topic"]
+    sums = {name: sum(float(str(row[name])) for row in rows) for name in names}
+    return {"topic": "total", **sums}
+
+
+def _words(report: CostReport) -> str:
+    table = report.prices
+    when = "no request was metered yet"
+    if report.since_ms is not None:
+        day = datetime.datetime.fromtimestamp(report.since_ms / 1000, datetime.UTC).strftime("%Y-%m-%d")
+        days = max(0, report.upto_ms - report.since_ms) / 86_400_000
+        when = f"requests metered since {day} ({days:.1f} days), a month of 30 days"
+    return f"dollars a month; {table.region}, prices of {table.as_of}; {when}"
+
+
+def _dollars(value: object) -> str:
+    return format_dollars(float(str(value)))
+
+
+def _bytes(value: object) -> str:
+    return format_bytes(round(float(str(value))))
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("remote_bytes", "REMOTE", _bytes, is_number=True),
+    Column("storage_dollars", "STORAGE", _dollars, is_number=True),
+    Column("index_dollars"),
+    Column("waiting_dollars", "WAITING", _dollars, is_number=True),
+    Column("requests_dollars", "REQUESTS", _dollars, is_number=True),
+    Column("retrieval_dollars"),
+    Column("disk_dollars", "DISK", _dollars, is_number=True),
+    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
+    Column("double_storage_dollars", "DOUBLE", _dollars, is_number=True),
+    Column("idle_dollars", "IDLE", _dollars, is_number=True),
+    Column("segments"),
+    Column("local_bytes"),
+    Column("double_bytes"),
+    *(
+        Column(f"{name}_per_month")
+        for name in ("puts", "gets", "lists", "bytes_in", "bytes_out", "data_puts", "data_gets")
+    ),
+    Column("data_bytes_in_per_month"),
+    Column("data_bytes_out_per_month"),
+    Column("metered_months"),
+)

@@ -1,0 +1,149 @@
+"""What the topics of a manager cost: the facts from both tiers and from the meter, then the bill (`policies.bill`).
+
+All rows are looked at, those in pages too; that costs a GET for each page that is not known yet. The size of the heads
+is that of the newest one times how many are kept. Requests are those that managers of this directory kept
+(`tiered.kept_meter`); what others read by themselves (Spark jobs, `open_remote`) is on the bill but not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from local.names import TopicPartition
+from policies.bill import KINDS, Requests, Stored, TopicBill, TopicFacts, bills, stored_of
+from policies.prices import STANDARD, PriceTable
+from remote.head import Head, encode_head
+from remote.keys import topic_directory
+from remote.metered_store import RequestCounts
+from remote.segment import RemoteSegment
+from tiered.kept_meter import RequestHistory
+from tiered.manager import LogManager
+from tiered.partition import Partition
+from tiered.price_file import configured_prices
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostReport:
+    """A bill for each topic by name. `since_ms` is when metering began, None where nothing was kept.
+
+    `problems` are the partitions without figures.
+    """
+
+    bills: tuple[TopicBill, ...]
+    prices: PriceTable
+    since_ms: int | None
+    upto_ms: int
+    problems: Mapping[TopicPartition, str]
+
+    @property
+    def total(self) -> float:
+        """Dollars a month, all topics."""
+        return sum(each.total for each in self.bills)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Flat fields for each topic, dollars unrounded."""
+        return [bill_row(each) for each in self.bills]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame, a line for each topic. Raises ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+
+def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> CostReport:
+    """What each topic (None: all) costs a month. Changes nothing. Raises NotFound for a topic that is not there."""
+    prices = configured_prices(manager.config)
+    history = manager.request_history()
+    names = sorted(set(topics)) if topics is not None else [topic.name for topic in manager.topics()]
+    for name in names:
+        manager.topic(name)
+    everything = [topic_facts(manager, each.name, prices, history, now_ms) for each in manager.topics()]
+    found = dict(zip([each.topic for each in everything], bills(everything, prices), strict=True))
+    return CostReport(
+        bills=tuple(found[name] for name in sorted(names)),
+        prices=prices,
+        since_ms=history.since_ms if history is not None else None,
+        upto_ms=now_ms,
+        problems={name: str(error) for name, error in manager.problems.items() if name.topic in names},
+    )
+
+
+def topic_facts(
+    manager: LogManager, topic: str, prices: PriceTable, history: RequestHistory | None, now_ms: int
+) -> TopicFacts:
+    """Both tiers of one topic, and what was sent for it."""
+    held = manager.partitions([topic])
+    rows = [row for each in held for row in all_rows(each)]
+    local_bytes = both_bytes = 0
+    for snapshot in manager.snapshots(now_ms, [topic]):
+        for segment in snapshot.segments:
+            local_bytes += segment.size_bytes
+            if snapshot.is_committed(segment.base_offset, segment.next_offset):
+                both_bytes += segment.size_bytes
+    heads = [head for head in (each.head() for each in held) if head is not None]
+    asked = manager.topic(topic)
+    counts = history.of_topic(topic_directory(topic, asked.topic_id)) if history is not None else None
+    return TopicFacts(
+        topic=topic,
+        data=stored_by_class(rows, prices),
+        small_bytes=sum(row.indexes_bytes for row in rows),
+        index_bytes=sum(_index_bytes(head) for head in heads),
+        waiting_bytes=sum(each.size_bytes for head in heads for each in head.unlinked),
+        local_bytes=local_bytes,
+        both_bytes=both_bytes,
+        segments=len(rows),
+        requests=as_requests(counts) if counts is not None else None,
+        period_ms=max(0, now_ms - history.since_ms) if history is not None else 0,
+    )
+
+
+def all_rows(held: Partition) -> Iterable[RemoteSegment]:
+    """Every row of a partition with objects in the bucket: the log's, oldest first, and its views'."""
+    head = held.head()
+    if head is None or held.metadata is None:
+        return
+    for spill in head.spills:
+        yield from held.metadata.page_rows(spill)
+    yield from head.segments
+    yield from head.view_rows
+
+
+def as_requests(counts: RequestCounts) -> Requests:
+    """What the policies know of a meter's counts."""
+    return Requests(**{each.name: getattr(counts, each.name) for each in fields(Requests)})
+
+
+def bill_row(bill: TopicBill) -> dict[str, object]:
+    """One bill as flat fields; dollars a month, requests a month."""
+    return {
+        "topic": bill.topic,
+        "dollars_per_month": bill.total,
+        **{f"{kind}_dollars": getattr(bill, kind) for kind in KINDS},
+        "double_storage_dollars": bill.double,
+        "idle_dollars": bill.idle,
+        "segments": bill.segments,
+        "remote_bytes": bill.data_bytes,
+        "local_bytes": bill.local_bytes,
+        "double_bytes": bill.both_bytes,
+        **{f"{each.name}_per_month": round(getattr(bill.month_requests, each.name)) for each in fields(Requests)},
+        "metered_months": bill.months,
+    }
+
+
+def stored_by_class(rows: Iterable[RemoteSegment], prices: PriceTable) -> dict[str, Stored]:
+    """Segments' data by storage class."""
+    sizes: dict[str, list[int]] = {}
+    for row in rows:
+        sizes.setdefault(row.storage_class or STANDARD, []).append(row.stored_bytes)
+    return {name: stored_of(each, prices) for name, each in sorted(sizes.items())}
+
+
+def _index_bytes(head: Head) -> int:
+    kept = max(1, head.sequence - head.void_upto)
+    return len(encode_head(head)) * kept + sum(spill.page_bytes for spill in head.spills)
