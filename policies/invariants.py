@@ -238,6 +238,8 @@ def _check_replace(world: _World, decision: ReplaceRemote | RaiseCleaned) -> lis
         broken.append("its rows do not tile the segment")
     if isinstance(decision, ReplaceRemote):
         world.replaced.update(decision.ulids)
+    elif any(row.made_by is not None for row in rows):
+        broken.append("vouches for a row that a job wrote, by counting the records of a segment that it is no copy of")
     return broken
 
 

@@ -10,6 +10,7 @@ of the first to the next offset of the last, without a gap between them:
 | lost enough | `ReplaceRemote`: it is uploaded, one row takes the place of those it tiles |
 | lost less | none; rows and tombstones stay until it has lost enough, or retention takes the rows |
 | lost no record | `RaiseCleaned`: the rows are as clean as the disk, one commit says so |
+| lost less or none, and a job wrote a row (`made_by`) | none: row and segment may have lost different records |
 
 Enough is both the share `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`. Whether a
 segment that is about as large lost a record is seen when it is looked at; `PartitionSnapshot.shrunk` tells which did,
@@ -99,7 +100,7 @@ def _decided(
                 reason=f"cleaned again, {saved_bytes} of {remote_bytes} bytes less",
             )
         ]
-    if segment.base_offset in snapshot.shrunk:
+    if segment.base_offset in snapshot.shrunk or any(row.made_by is not None for row in rows):
         return []
     return [
         RaiseCleaned(

@@ -86,6 +86,18 @@ class SpillRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobNote:
+    """What a job that works beside the managers has committed here, so that whoever runs it again finds it done.
+
+    `turn` is the last one of a job that commits again and again (the batch id of a stream), 0 for all others.
+    """
+
+    job_id: str
+    turn: int = 0
+    committed_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """See the module text. `segments` ascend and never overlap; gaps are allowed, an offset in one has no record.
 
@@ -99,6 +111,7 @@ class Head:
     (`remote.head_chain`), 0 for none.
     `tiered_upto` is one above the highest offset that was in the bucket when rows last left it, 0 before that; it never
     goes back. Whoever asks how far the bucket ever reached asks `highest_next_offset`.
+    `jobs` are the last few jobs that committed something, the newest last (`remote.job_changes`).
     `deleted_ms` is when the topic was deleted, None for a living one: nothing is readable any more, nobody becomes its
     writer but to remove it, and what is missing then is not damage. Nothing takes it back.
     """
@@ -122,6 +135,7 @@ class Head:
     void_upto: int = 0
     deleted_ms: int | None = None
     tiered_upto: int = 0
+    jobs: tuple[JobNote, ...] = ()
     properties: dict[str, str]
 
     @property

@@ -51,7 +51,9 @@ class RemoteSegment:
     older records holds the newer ones. `data_crc32c` covers the stored data object, `segment_crc32c` the segment in it
     (None: the object is the segment itself). `data_key`/`indexes_key` are relative to the partition's prefix. `codec`
     is how the object's chunks are compressed; `key_id` names the key that wrapped `wrapped_key`, the data key under
-    which they are encrypted, None where they are not (`remote.encryption`).
+    which they are encrypted, None where they are not (`remote.encryption`). `made_by` names the job that wrote these
+    objects beside the managers (`remote.guest`), None for the copy of a segment of a disk: only of such a copy is it
+    known that the segment's later cleanings took from it and changed nothing else.
     """
 
     ulid: str
@@ -75,6 +77,7 @@ class RemoteSegment:
     segment_crc32c: int | None = None
     key_id: str | None = None
     wrapped_key: str | None = None
+    made_by: str | None = None
     state: SegmentState = SegmentState.COPY_FINISHED
 
     @property

@@ -162,3 +162,15 @@ def test_tiling_is_exact() -> None:
     assert [each.base_offset for each in tiled(rows, 0, 5)] == [0, 2]
     assert [each.base_offset for each in tiled(rows, 7, 9)] == [7]
     assert tiled(rows, 0, 4) == tiled(rows, 1, 5) == tiled(rows, 2, 9) == tiled(rows, 5, 7) == tiled((), 0, 1) == ()
+
+
+def test_a_row_that_a_job_wrote_is_never_vouched_for_by_counting_but_may_be_replaced() -> None:
+    """Row and segment may have lost different records, and as many: a tombstone here, a value there."""
+    plain = (cleaned(0, 2, 100, 2), cleaned(2, 4, 100, 4))
+    by_job = (replace(plain[0], made_by="job"), plain[1])
+    whole = (local(0, 2, size=100), local(2, 4, size=100))
+    assert said(taken(*whole, remote=plain)) == [("RaiseCleaned", 0, 2)]
+    assert said(taken(*whole, remote=by_job)) == []
+    assert said(taken(*SHRUNK, remote=by_job)) == [("ReplaceRemote", 0, 2)]
+    vouch = RaiseCleaned(base_offset=0, next_offset=2, ulids=("u0",), cleaned_through=4, reason="")
+    assert violations(taken(*whole, remote=by_job), [vouch]) != []

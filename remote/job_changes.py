@@ -1,0 +1,155 @@
+"""The changes that jobs commit: rows in the place of others, and rows at the end. Pure functions, as in
+`remote.head_changes`; each leaves a note in the head, and a head that has the note already is given back as it is.
+
+A replacement is judged group by group (P11: what comes in tiles exactly what goes out). A group whose rows are not all
+there any more, because they expired or somebody else replaced them, is given up, and its new objects go on the list of
+those to delete; the other groups are committed all the same. That is sound for a compaction: a record went only because
+a newer one of its key was there, and a newer one leaves the bucket only for one that is newer still, or by retention,
+which takes the older ones first. Not so for tombstones, see `bound`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from local.errors import Conflict, InvalidRequest
+from remote.head import Head, JobNote, UnlinkedObject
+from remote.head_changes import Change, objects_of
+from remote.segment import RemoteSegment
+
+JOBS_KEPT = 64  # notes in a head; a job that is run again after so many others is not recognised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """`rows` that tile exactly the rows named `ulids`, neighbours both."""
+
+    ulids: tuple[str, ...]
+    rows: tuple[RemoteSegment, ...]
+
+
+def find_job(head: Head, job_id: str) -> JobNote | None:
+    """What a job has committed here, as far as it is still known."""
+    return next((note for note in head.jobs if note.job_id == job_id), None)
+
+
+def is_done(head: Head, note: JobNote) -> bool:
+    """Whether the head has this turn of a job, or a later one."""
+    known = find_job(head, note.job_id)
+    return known is not None and known.turn >= note.turn
+
+
+def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNote) -> Change:
+    """Add a job's segments at the end of a partition that ends at `start_offset`, all of them or none.
+
+    Raises Conflict when it ends elsewhere: the offsets were given to others meanwhile.
+    """
+
+    def change(head: Head) -> Head:
+        if is_done(head, note):
+            return head
+        if head.next_offset != start_offset:
+            facts = {"job": note.job_id, "expected": start_offset, "found": head.next_offset}
+            raise Conflict("adding a job's segments, the partition does not end where it did", **facts)
+        fresh = [replace(row, committed_ms=head.committed_ms, made_by=note.job_id) for row in rows]
+        return replace(head, segments=(*head.segments, *fresh), jobs=_noted(head, note))
+
+    return change
+
+
+def replace_tiled(
+    replacements: Sequence[Replacement],
+    *,
+    vouched: Collection[str] = (),
+    cleaned_through: int,
+    bound: int | None,
+    note: JobNote,
+) -> Change:
+    """Put the rows of each group in the place of those it tiles, and note that the `vouched` ones are clean as well.
+
+    `bound` is the offset below which the job took tombstones and markers away, or gave them the time after which they
+    go (I5; None: the bucket held no row, so there was nothing to take). Whether it still holds is looked at in the head
+    that is changed: raises Conflict when a row below it, or a view, may hold older records again. Raises InvalidRequest
+    for groups that do not tile, or whose objects have the name of others.
+    """
+    for each in replacements:
+        _check_neighbours(each.rows)
+    names = frozenset(vouched)
+
+    def change(head: Head) -> Head:
+        if is_done(head, note):
+            return head
+        if (found := tombstone_bound(head)) is not None and bound is not None and found < bound:
+            facts = {"job": note.job_id, "below": bound, "now": found}
+            raise Conflict("replacing a job's rows, older records may be back below its tombstones", **facts)
+        segments, unlinked = _replaced(head, replacements, note)
+        segments = [_raised(row, cleaned_through) if row.ulid in names else row for row in segments]
+        return replace(head, segments=tuple(segments), unlinked=(*head.unlinked, *unlinked), jobs=_noted(head, note))
+
+    return change
+
+
+def tombstone_bound(head: Head) -> int | None:
+    """Below which offset a job may take tombstones and markers away (I5); None for no bound, 0 for none at all.
+
+    Every row that begins below it, and that readers can reach, is clean through it; a row that is not says nothing of
+    what lies below its base. No view's horizon lies below it: one that is not built yet may be taking up anything.
+    """
+    found = min((view.horizon_offset if view.is_built else 0 for view in head.views), default=None)
+    for part in head.parts:
+        if found is not None and part.base_offset >= found:
+            break
+        if part.next_offset > head.log_start_offset:
+            cleaned = max(part.cleaned_through or 0, part.base_offset)
+            found = cleaned if found is None else min(found, cleaned)
+    return found
+
+
+def _replaced(
+    head: Head, replacements: Sequence[Replacement], note: JobNote
+) -> tuple[list[RemoteSegment], list[UnlinkedObject]]:
+    """(the head's rows with those of the groups, what is to be deleted for it)."""
+    at = {row.ulid: number for number, row in enumerate(head.segments)}
+    known = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
+    known |= {each.key for each in head.unlinked}
+    put: dict[int, tuple[RemoteSegment, ...]] = {}  # where rows go out, what comes in for them
+    unlinked: list[UnlinkedObject] = []
+    for group in replacements:
+        if not known.isdisjoint(row.data_key for row in group.rows):
+            raise InvalidRequest("replacing a job's rows, an object has the name of another", job=note.job_id)
+        places = [at[ulid] for ulid in group.ulids if ulid in at]
+        if len(places) < len(group.ulids):
+            unlinked += [each for row in group.rows for each in objects_of(row, head.committed_ms, head.epoch)]
+            continue
+        old = head.segments[places[0] : places[-1] + 1]
+        _check_tiled(old, group, note)
+        committed_ms = max(row.committed_ms for row in old)
+        put |= dict.fromkeys(places, ())
+        put[places[0]] = tuple(replace(row, committed_ms=committed_ms, made_by=note.job_id) for row in group.rows)
+        unlinked += [each for row in old for each in objects_of(row, head.committed_ms, head.epoch)]
+    rows = [row for number, one in enumerate(head.segments) for row in put.get(number, (one,))]
+    return rows, unlinked
+
+
+def _check_neighbours(rows: Sequence[RemoteSegment]) -> None:
+    ends = [row.next_offset for row in rows[:-1]]
+    if not rows or ends != [row.base_offset for row in rows[1:]]:
+        raise InvalidRequest("replacing a job's rows, those of a group are no neighbours", rows=len(rows))
+
+
+def _check_tiled(old: Sequence[RemoteSegment], group: Replacement, note: JobNote) -> None:
+    bounds = [group.rows[0].base_offset, *(row.next_offset for row in old)]
+    is_same = tuple(row.ulid for row in old) == group.ulids
+    if not is_same or [row.base_offset for row in old] != bounds[:-1] or bounds[-1] != group.rows[-1].next_offset:
+        facts = {"job": note.job_id, "base_offset": bounds[0], "next_offset": group.rows[-1].next_offset}
+        raise InvalidRequest("replacing a job's rows, they do not tile those they are for", **facts)
+
+
+def _raised(row: RemoteSegment, cleaned_through: int) -> RemoteSegment:
+    return replace(row, cleaned_through=max(row.cleaned_through or 0, cleaned_through))
+
+
+def _noted(head: Head, note: JobNote) -> tuple[JobNote, ...]:
+    others = [each for each in head.jobs if each.job_id != note.job_id]
+    return (*others[-(JOBS_KEPT - 1) :], replace(note, committed_ms=head.committed_ms))

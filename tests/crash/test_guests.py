@@ -1,0 +1,361 @@
+"""A job beside a live writer: every call of either cut, the other one let in between any two, epochs that change.
+
+The writer copies, expires and deletes as a manager would; the guest replaces a row by another copy of it. What must
+hold is `protocol_world.check`: one chain of heads, every acknowledged row there, every named object whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from fault_store import Fault, FaultStore, Killed
+from protocol_world import CHUNK, PREFIX, Writer, check, rows_of, segment_of
+
+from local.errors import Conflict, Fenced, InvalidRequest, LogError, NotFound, Unavailable
+from remote.guest import GuestLog
+from remote.head import Head, JobNote
+from remote.head_changes import delete_partition
+from remote.job_changes import Replacement, append_rows, find_job, replace_tiled, tombstone_bound
+from remote.keys import parse_data_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import LogState, MetadataLog
+from remote.orphans import find_orphans
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+from remote.transfer import copy_segment
+from remote.view import CompactedView
+
+NOW = 10
+
+
+def begun(store: ObjectStore, rows: int = 4) -> Writer:
+    writer = Writer(store)
+    writer.open()
+    for base in range(0, rows * 10, 10):
+        writer.copy(base)
+    return writer
+
+
+def again(store: ObjectStore, guest: GuestLog, base: int, epoch: int | None = None) -> RemoteSegment:
+    """Another copy of a row, under a name of the guest's."""
+    return copy_segment(store, PREFIX, segment_of(base), epoch=epoch or guest.epoch, now_ms=NOW, chunk_bytes=CHUNK)
+
+
+def work(store: ObjectStore, base: int = 10, job: str = "job", upto: int = 40, bound: int | None = 0) -> Head:
+    """A whole job: join, find the row, upload its successor, commit. Run again it finds itself done."""
+    guest = GuestLog(store, PREFIX)
+    head = guest.join()
+    if find_job(head, job) is not None:
+        return head
+    old = next(row for row in rows_of(guest, head) if row.base_offset == base)
+    new = replace(again(store, guest, base), cleaned_through=upto)
+    change = replace_tiled(
+        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=upto, bound=bound, note=JobNote(job_id=job)
+    )
+    return guest.commit(change, NOW, touches=(base, base + 10))
+
+
+def newest(store: ObjectStore) -> Head:
+    return MetadataLog(store, PREFIX).refresh(exact=True)
+
+
+def made_by(head: Head) -> list[int]:
+    return [row.base_offset for row in head.segments if row.made_by is not None]
+
+
+def test_a_guest_commits_in_the_writers_epoch_and_name_and_the_writer_goes_on() -> None:
+    store = MemoryStore()
+    writer = begun(store)
+    epoch = writer.log.epoch
+    head = work(store)
+    assert (head.epoch, head.writer_id) == (epoch, "a")
+    assert made_by(head) == [10]
+    assert [each.job_id for each in head.jobs] == ["job"]
+    writer.copy(40)  # by a head from before
+    assert writer.log.state is LogState.WRITER
+    assert made_by(newest(store)) == [10]
+    check(store, writer)
+
+
+def test_what_the_guest_replaced_is_deleted_by_the_writer_and_by_nobody_else() -> None:
+    store = MemoryStore()
+    writer = begun(store)
+    head = work(store)
+    assert len(head.unlinked) == 2
+    guest = GuestLog(store, PREFIX)
+    guest.join()
+    with pytest.raises(InvalidRequest):
+        guest.check_still_writer()
+    with pytest.raises(InvalidRequest):
+        guest.make_void(1)
+    with pytest.raises(InvalidRequest):
+        guest.become_writer("x", 1)
+    writer.delete_unlinked()
+    assert newest(store).unlinked == ()
+    check(store, writer)
+
+
+def test_a_job_that_is_run_again_changes_nothing() -> None:
+    store = MemoryStore()
+    writer = begun(store)
+    assert work(store).sequence == work(store).sequence
+    guest = GuestLog(store, PREFIX)
+    head = guest.join()
+    change = replace_tiled([], cleaned_through=40, bound=None, note=JobNote(job_id="job"))
+    assert guest.commit(change, NOW) == head
+    check(store, writer)
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
+def test_no_fault_in_a_guest_harms_the_writer_and_a_second_run_finishes(fault: Fault) -> None:
+    rehearsal = FaultStore(MemoryStore())
+    begun(rehearsal.inner)
+    work(rehearsal)
+    for at in range(len(rehearsal.calls)):
+        inner = MemoryStore()
+        writer = begun(inner)
+        store = FaultStore(inner, at, fault)
+        with suppress(LogError, Killed):
+            work(store)
+        writer.copy(40)
+        store.deliver(1 << 60)
+        check(inner, writer)
+        work(inner)
+        assert made_by(newest(inner)) == [10], (at, fault)
+        assert len(newest(inner).jobs) == 1
+        writer.copy(50)
+        check(inner, writer)
+
+
+def _meanwhile(writer: Writer) -> dict[str, Callable[[], object]]:
+    return {
+        "copies": lambda: writer.copy(40),
+        "expires the row": lambda: [writer.expire(base) for base in (0, 10)],
+        "deletes what is unlinked": writer.delete_unlinked,
+        "is succeeded": lambda: begun_anew(writer),
+        "meets another job": lambda: work(writer.store, job="other"),
+        "meets the same job twice": lambda: work(writer.store),
+    }
+
+
+def begun_anew(writer: Writer) -> None:
+    other = Writer(writer.store, "b")
+    other.open()
+
+
+@pytest.mark.parametrize("event", list(_meanwhile(begun(MemoryStore()))))
+def test_whatever_happens_between_two_calls_of_a_guest_the_bucket_is_sound(event: str) -> None:
+    rehearsal = FaultStore(MemoryStore())
+    begun(rehearsal.inner)
+    work(rehearsal)
+    for at in range(len(rehearsal.calls)):
+        inner = MemoryStore()
+        writer = begun(inner)
+
+        def meanwhile(number: int, at: int = at, writer: Writer = writer) -> None:
+            if number == at:
+                _meanwhile(writer)[event]()
+
+        with suppress(Fenced, Conflict, StopIteration, NotFound):
+            work(FaultStore(inner, before_call=meanwhile))
+        check(inner, writer)
+        rows = newest(inner).segments
+        assert sum(row.base_offset == 10 for row in rows) == (0 if event == "expires the row" else 1)
+        named = {row.data_key for row in rows}
+        assert not named & {each.key for each in newest(inner).unlinked}
+
+
+@pytest.mark.parametrize("fault", [None, Fault.AFTER, Fault.EXISTS, Fault.BEFORE, Fault.LATE_1])
+def test_a_guest_between_two_calls_of_a_writer_costs_it_a_rebase_and_nothing_else(fault: Fault | None) -> None:
+    def story(writer: Writer) -> None:
+        for step in (lambda: writer.copy(40), lambda: writer.expire(0), writer.delete_unlinked):
+            for _ in range(3):
+                try:
+                    step()
+                    break
+                except Unavailable:
+                    continue
+
+    rehearsal = FaultStore(MemoryStore())
+    writer = begun(rehearsal.inner)
+    writer.use(rehearsal)
+    story(writer)
+    for at in range(len(rehearsal.calls)):
+        inner = MemoryStore()
+        writer = begun(inner)
+
+        def meanwhile(number: int, at: int = at, inner: MemoryStore = inner) -> None:
+            if number == at:
+                work(inner, base=20)
+
+        store = FaultStore(inner, at, fault, before_call=meanwhile)
+        writer.use(store)
+        story(writer)
+        store.deliver(1 << 60)
+        writer.use(inner)
+        assert made_by(newest(inner)) == [20]
+        writer.copy(50)
+        check(inner, writer)
+
+
+def test_of_two_jobs_on_the_same_row_one_wins_and_the_others_objects_are_listed_for_deletion() -> None:
+    store = MemoryStore()
+    writer = begun(store)
+    guest = GuestLog(store, PREFIX)
+    old = guest.join().segments[1]
+    lost = again(store, guest, 10)
+    work(store, job="other")
+    group = Replacement(ulids=(old.ulid,), rows=(lost,))
+    head = guest.commit(replace_tiled([group], cleaned_through=40, bound=0, note=JobNote(job_id="job")), NOW)
+    assert {lost.data_key, lost.indexes_key} <= {each.key for each in head.unlinked}
+    assert {each.job_id for each in head.jobs} == {"job", "other"}
+    check(store, writer)
+
+
+def test_a_guest_of_an_epoch_that_is_over_is_fenced_and_its_objects_are_nobodys_only_then() -> None:
+    store = MemoryStore()
+    begun(store)
+    guest = GuestLog(store, PREFIX)
+    old = guest.join().segments[1]
+    new = again(store, guest, 10)
+
+    def orphans() -> list[str]:
+        return [each.key for each in find_orphans(store, PREFIX, MetadataLog(store, PREFIX), now_ms=NOW)]
+
+    assert orphans() == []
+    other = Writer(store, "b")
+    other.open()
+    change = replace_tiled(
+        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=40, bound=0, note=JobNote(job_id="job")
+    )
+    with pytest.raises(Fenced):
+        guest.commit(change, NOW)
+    assert orphans() == sorted([new.data_key, new.indexes_key])
+    assert made_by(newest(store)) == []
+    with pytest.raises(Fenced):
+        GuestLog(store, PREFIX).join(epoch=1)
+    check(store, other)
+
+
+def test_every_name_that_a_head_holds_says_the_heads_epoch_or_an_older_one() -> None:
+    store = MemoryStore()
+    begun(store)
+    begun_anew(Writer(store))
+    for row in work(store).segments:
+        parsed = parse_data_key(row.data_key)
+        assert parsed is not None
+        assert parsed.epoch == (2 if row.made_by else 1)
+
+
+def test_a_deleted_topic_takes_no_guests_and_no_commits_of_theirs() -> None:
+    store = MemoryStore()
+    writer = begun(store)
+    guest = GuestLog(store, PREFIX)
+    guest.join()
+    writer.log.commit(delete_partition(now_ms=5), 5)
+    with pytest.raises(Conflict):
+        guest.commit(replace_tiled([], cleaned_through=40, bound=None, note=JobNote(job_id="job")), NOW)
+    with pytest.raises(Conflict):
+        GuestLog(store, PREFIX).join()
+
+
+def test_without_a_head_there_is_nothing_to_join() -> None:
+    with pytest.raises(NotFound):
+        GuestLog(MemoryStore(), PREFIX).join()
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def _clean(head: Head, *through: int | None) -> Head:
+    rows = tuple(replace(row, cleaned_through=each) for row, each in zip(head.segments, through, strict=True))
+    return replace(head, segments=rows)
+
+
+@pytest.mark.parametrize(
+    ("through", "bound"),
+    [
+        ((40, 40, 40, 40), 40),
+        ((40, 40, 40, None), 30),
+        ((40, 40, 25, 40), 25),
+        ((40, 40, 20, None), 20),
+        ((40, 15, None, None), 15),
+        ((40, None, 40, 40), 10),
+        ((None, 40, 40, 40), 0),
+        ((7, 40, 40, 40), 7),
+    ],
+)
+def test_tombstones_go_below_what_every_row_that_begins_there_is_clean_through(
+    through: tuple[int | None, ...], bound: int
+) -> None:
+    head = _clean(newest(begun(MemoryStore()).store), *through)
+    assert tombstone_bound(head) == bound
+    views = (CompactedView(name="v", horizon_offset=12), CompactedView(name="new"))
+    assert tombstone_bound(replace(head, views=views[:1])) in (0, bound if bound < 12 else 12)
+    assert tombstone_bound(replace(head, views=views)) == 0
+
+
+def test_rows_below_the_log_start_bind_nothing() -> None:
+    head = _clean(newest(begun(MemoryStore()).store), None, 40, 40, 40)
+    assert tombstone_bound(replace(head, log_start_offset=10)) == 40
+    assert tombstone_bound(replace(head, segments=())) is None
+
+
+def test_a_bound_that_does_not_hold_any_more_commits_nothing() -> None:
+    store = MemoryStore()
+    begun(store)
+    before = newest(store)
+    with pytest.raises(Conflict):
+        work(store, bound=30)
+    assert newest(store) == before
+
+
+def test_groups_that_do_not_tile_are_refused() -> None:
+    store = MemoryStore()
+    begun(store)
+    guest = GuestLog(store, PREFIX)
+    rows = guest.join().segments
+    new = again(store, guest, 10)
+    wrong = [
+        Replacement(ulids=(rows[0].ulid, rows[1].ulid), rows=(new,)),
+        Replacement(ulids=(rows[0].ulid,), rows=(new,)),
+        Replacement(ulids=(rows[1].ulid,), rows=(replace(new, next_offset=25),)),
+        Replacement(ulids=(rows[1].ulid, rows[3].ulid), rows=(replace(new, next_offset=40),)),
+        Replacement(ulids=(rows[1].ulid,), rows=(rows[1],)),
+        Replacement(ulids=(rows[1].ulid,), rows=()),
+        Replacement(ulids=(rows[1].ulid,), rows=(replace(new, next_offset=15), replace(new, base_offset=16))),
+    ]
+    for each in wrong:
+        with pytest.raises(InvalidRequest):
+            guest.commit(replace_tiled([each], cleaned_through=40, bound=0, note=JobNote(job_id="j")), NOW)
+
+
+def test_rows_are_added_at_the_very_end_or_not_at_all() -> None:
+    store = MemoryStore()
+    writer = begun(store)
+    guest = GuestLog(store, PREFIX)
+    guest.join()
+    new = again(store, guest, 40)
+    with pytest.raises(Conflict):
+        guest.commit(append_rows([new], start_offset=50, note=JobNote(job_id="j")), NOW)
+    head = guest.commit(append_rows([new], start_offset=40, note=JobNote(job_id="j")), NOW)
+    assert guest.commit(append_rows([new], start_offset=40, note=JobNote(job_id="j")), NOW) == head
+    assert head.segments[-1].made_by == "j"
+    check(store, writer)
+
+
+def test_the_notes_of_jobs_are_few_and_the_newest_ones() -> None:
+    store = MemoryStore()
+    begun(store)
+    guest = GuestLog(store, PREFIX)
+    head = guest.join()
+    for number in range(70):
+        note = JobNote(job_id=f"j{number}" if number != 5 else "j4", turn=number)
+        change = replace_tiled([], cleaned_through=0, bound=None, note=note)
+        head = change(replace(head, sequence=head.sequence + 1))
+    assert len(head.jobs) == 64
+    assert head.jobs[-1].job_id == "j69"
+    assert change(head) is head
