@@ -19,10 +19,12 @@
 | ``readCompacted`` / ``view`` | ``true``: a compacted view below its horizon, then the log / its name |
 | ``pin`` | how long the heads stay pinned after the last sign of life: ``auto`` (default, 1h), ``6h``, ``none`` |
 | ``pins`` | heads that `tiered.spark.pinning.pinned` holds on to |
+| ``maxOffsetsPerTrigger`` / ``maxBytesPerTrigger`` | of a stream: at most so much in one micro-batch |
+| ``minOffsetsPerTrigger`` / ``maxTriggerDelay`` | of a stream: wait for so many offsets / but no longer (15m) |
 
 As in Kafka's source a timestamp wins over offsets by timestamp, and these over offsets; names ignore case. Options
-that steer a broker's client (``kafka.*`` and a few more) are accepted and mean nothing here. Source: Spark
-`KafkaSourceProvider`.
+that steer a broker's client (``kafka.*`` and a few more) are accepted and mean nothing here. A stream begins at
+``latest`` unless told otherwise, and has no end and no pins. Source: Spark `KafkaSourceProvider`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from remote.view import DEFAULT_VIEW
 from tiered.units import parse_bytes, parse_ms
 
 SPLIT_BYTES = 64 << 20
+TRIGGER_DELAY_MS = 15 * 60_000
 PIN_MS = 3_600_000  # renewed by tasks, so it only has to outlive the time in which none of them begins or reads
 EARLIEST, LATEST = -2, -1
 
@@ -69,6 +72,10 @@ NAMES = (
     "view",
     "pin",
     "pins",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
 )
 _ISOLATION = "kafka.isolation.level"
 _IGNORED = (
@@ -123,9 +130,42 @@ class ReadOptions:
     pins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """What one stream asks for: a read without an end, and how much of it at once; None for no limit."""
+
+    read: ReadOptions
+    offsets_max: int | None = None
+    bytes_max: int | None = None
+    offsets_min: int = 0
+    delay_max_ms: int = TRIGGER_DELAY_MS
+
+
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options checked and understood. Raises InvalidRequest naming the option that is wrong."""
+    """The options of a batch read, checked and understood; those of streams mean nothing to it.
+
+    Raises InvalidRequest naming the option that is wrong.
+    """
+    return _read_options(_known(given), is_stream=False)
+
+
+def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """The options of a stream. Raises as `parse_options`, and for an end."""
     options = _known(given)
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pins", "readCompacted"):
+        if name.lower() in options:
+            raise InvalidRequest("reading with spark, an option that a stream has not", option=name)
+    delay = options.get("maxtriggerdelay", str(TRIGGER_DELAY_MS))
+    return StreamOptions(
+        read=_read_options({**options, "pin": "none"}, is_stream=True),
+        offsets_max=_counted(options, "maxOffsetsPerTrigger"),
+        bytes_max=_counted(options, "maxBytesPerTrigger", parse_bytes),
+        offsets_min=_counted(options, "minOffsetsPerTrigger") or 0,
+        delay_max_ms=_count("maxTriggerDelay", delay, parse_ms),
+    )
+
+
+def _read_options(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
     topics, pattern, partitions = _chosen_topics(options)
     urls = [options[name] for name in ("path", "url") if name in options]
     if len(urls) != 1 or not urls[0]:
@@ -138,7 +178,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         partitions=partitions,
         topic_id=check_topic_id(options["topicid"]) if "topicid" in options else None,
         key_ring=options.get("keyring"),
-        start=_bound(options, "starting", EARLIEST),
+        start=_bound(options, "starting", EARLIEST, is_stream=is_stream),
         end=_bound(options, "ending", LATEST),
         latest_without_match=_word(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         fail_on_data_loss=_word(options, "failOnDataLoss", ("true", "false")) == "true",
@@ -203,7 +243,7 @@ def _chosen_topics(
     return None, None, tuple(dict.fromkeys(found))
 
 
-def _bound(options: Mapping[str, str], side: str, default: int) -> Bound:
+def _bound(options: Mapping[str, str], side: str, default: int, *, is_stream: bool = False) -> Bound:
     """`side` is ``starting`` or ``ending``."""
     if (text := options.get(f"{side}timestamp")) is not None:
         return Bound(kind=BoundKind.TIMESTAMP, everywhere=_integer(f"{side}Timestamp", text))
@@ -211,13 +251,15 @@ def _bound(options: Mapping[str, str], side: str, default: int) -> Bound:
         name = f"{side}OffsetsByTimestamp"
         return Bound(kind=BoundKind.TIMESTAMP, by_partition=_by_partition(name, text, lowest=0))
     text = options.get(f"{side}offsets", "").strip()
+    if is_stream and text.lower() in ("", "earliest", "latest"):
+        return Bound(everywhere=EARLIEST if text.lower() == "earliest" else LATEST)
     word = "earliest" if default == EARLIEST else "latest"
     if text.lower() in ("", word):
         return Bound(everywhere=default)
     if text.lower() in ("earliest", "latest"):
         raise _wrong(f"{side}Offsets", text, f"a batch read can only take {word} or JSON")
     by_partition = _by_partition(f"{side}Offsets", text, lowest=EARLIEST)
-    if -3 - default in by_partition.values():  # the other one of -2 and -1
+    if not is_stream and -3 - default in by_partition.values():  # the other one of -2 and -1
         raise _wrong(f"{side}Offsets", text, f"{-3 - default} makes an empty read of a batch, {default} is {word}")
     return Bound(by_partition=by_partition)
 
@@ -280,9 +322,9 @@ def _pins(text: str) -> dict[str, Mapping[str, object]]:
     return found
 
 
-def _counted(options: Mapping[str, str], name: str) -> int | None:
+def _counted(options: Mapping[str, str], name: str, parse: Callable[[str], int | None] = int) -> int | None:
     text = options.get(name.lower())
-    return None if text is None else _count(name, text, int)
+    return None if text is None else _count(name, text, parse)
 
 
 def _integer(name: str, text: str) -> int:

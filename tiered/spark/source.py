@@ -1,4 +1,4 @@
-"""The Spark data source ``tiered``: a batch read of the bucket, nobody's broker in between.
+"""The Spark data source ``tiered``: batch and streaming reads of the bucket, nobody's broker in between.
 
 `partitions` runs once for each ``load()``, so a DataFrame is a snapshot: call ``load()`` again to see newer segments.
 Spark prunes no columns of a Python source by itself; a schema given by hand does it:
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from local.errors import InvalidRequest
-from tiered.spark.options import ReadOptions, includes_headers, parse_options
+from tiered.spark.options import ReadOptions, includes_headers, parse_options, parse_stream_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +48,13 @@ class TieredSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BucketReader(parse_options(self.options), chosen_columns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        try:
+            from tiered.spark.stream import BucketStreamReader
+        except ImportError as error:
+            raise InvalidRequest("reading a stream with spark, Spark 4.2 or later is needed", cause=error) from error
+        return BucketStreamReader(parse_stream_options(self.options), chosen_columns(schema))
 
 
 class BucketReader(DataSourceReader):
