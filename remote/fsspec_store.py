@@ -1,4 +1,4 @@
-"""Opening a store by its URL: the one door to fsspec.
+"""Opening a store by its URL.
 
 | URL | store |
 |---|---|
@@ -19,7 +19,7 @@ import importlib.util
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from local.errors import InvalidRequest
@@ -75,28 +75,6 @@ def open_store(
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidRequest("opening a store, a file url needs an absolute path: file:///directory", url=shown)
     return RetryingStore(WatchedStore(FileStore(_unescaped(parts.path)), watchdog), retries)
-
-
-def make_filesystem(protocol: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
-    """A fresh fsspec file system, its client built: never a shared one, so closing it takes nothing from anybody else.
-
-    Left to itself it would build the client in its first request. Errors are the library's; the caller translates.
-    """
-    import fsspec
-
-    filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False, **options)
-    filesystem.connect()
-    return filesystem
-
-
-def make_hdfs_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
-    """As `make_filesystem`, for HDFS. `authority` is ``host:port``, a nameservice, or "" for the default one."""
-    import fsspec
-
-    host, _, port = authority.partition(":")
-    return fsspec.filesystem(
-        "hdfs", host=host or None, port=int(port) if port else None, skip_instance_cache=True, **options
-    )
 
 
 def _split(url: str) -> SplitResult:

@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.file_store import ASIDE
-from remote.fsspec_store import make_hdfs_filesystem
+from remote.filesystems import make_hdfs_filesystem
 from remote.hdfs_errors import translated
 from remote.keys import is_ulid, new_ulid
 from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range

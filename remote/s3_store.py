@@ -25,7 +25,7 @@ from itertools import chain
 from typing import Any
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
-from remote.fsspec_store import make_filesystem
+from remote.filesystems import make_filesystem
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.part_sending import PartSender, SentPart
 from remote.retrying_store import RetryPolicy

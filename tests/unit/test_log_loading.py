@@ -112,17 +112,17 @@ def test_progress_is_shown_only_when_loading_takes_long(monkeypatch, capfd, is_t
     monkeypatch.setattr(recovery_progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(recovery_progress.sys.stderr, "isatty", lambda: is_terminal, raising=False)
     told = LoadProgress(directory="/disk1", done=3, total=9, recovered_segments=4)
-    with recovery_progress.recovery_progress(Session(directory=".")) as tell:
+    with recovery_progress.recovery_progress(Session(directory=".").say) as tell:
         tell(told)
     assert capfd.readouterr() == ("", "")
-    with recovery_progress.recovery_progress(Session(directory=".")) as tell:
+    with recovery_progress.recovery_progress(Session(directory=".").say) as tell:
         clock.now += 11
         tell(told)
     out, err = capfd.readouterr()
     assert out == ""
     assert "/disk1" in err
     assert "3/9" in err or "3 of 9 logs, 4 segments recovered" in err
-    with recovery_progress.recovery_progress(Session(directory=".", is_quiet=True)) as tell:
+    with recovery_progress.recovery_progress(Session(directory=".").say, is_quiet=True) as tell:
         clock.now += 11
         tell(told)
     assert capfd.readouterr() == ("", "")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
-
-from tiered.cli.session import Session
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -20,26 +18,26 @@ LINE_EVERY_S = 10.0
 
 
 @contextmanager
-def recovery_progress(session: Session) -> Iterator[OnProgress]:
-    """A bar for each directory on a terminal, elsewhere a line every ten seconds; after a second without an end."""
-    if session.is_quiet:
+def recovery_progress(say: Callable[[str], None], *, is_quiet: bool = False) -> Iterator[OnProgress]:
+    """A bar for each directory on a terminal, elsewhere a line to `say` every ten seconds; nothing in the first one."""
+    if is_quiet:
         yield lambda told: None
     elif sys.stderr.isatty():
         with _Bars() as bars:
             yield bars.tell
     else:
-        yield _Lines(session).tell
+        yield _Lines(say).tell
 
 
 class _Lines:
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._due_s = time.monotonic() + LINE_EVERY_S
 
     def tell(self, told: LoadProgress) -> None:
         if time.monotonic() >= self._due_s:
             self._due_s = time.monotonic() + LINE_EVERY_S
-            self._session.say(in_words(told))
+            self._say(in_words(told))
 
 
 class _Bars:

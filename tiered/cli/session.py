@@ -65,7 +65,7 @@ class Session:
         from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager import LogManager
 
-        with recovery_progress(self) as tell:
+        with recovery_progress(self.say, is_quiet=self.is_quiet) as tell:
             return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell)
 
     def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
