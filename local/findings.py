@@ -20,13 +20,15 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`at` is a byte of the file, `offsets` the half-open range that it concerns; None where there is none."""
+    """`at` is a byte of the file, `length` how many from there, `offsets` the half-open range that it concerns; None
+    where there is none."""
 
     severity: Severity
     path: str
     what: str
     at: int | None = None
     offsets: tuple[int, int] | None = None
+    length: int | None = None
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

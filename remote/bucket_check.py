@@ -6,8 +6,9 @@ newest head names.
 * heads: each decodes, lies under its own name, is this partition's and follows its parent; none is missing in between;
   none forgets an object that its parent held responsible, or names again what a former one gave up for deletion.
 * rows of the newest head, the log's and those of its compacted views: the objects are there, have the recorded sizes
-  and the names that go with the row; indexes decode; every chunk has its CRC; and whatever the caller's `LookInside`
-  wants of the bytes.
+  and the names that go with the row; what a head says of a page is what its rows sum up to. `check_partition` looks
+  inside them as well (`remote.segment_check`): indexes decode; every chunk has its CRC; and whatever the caller's
+  `LookInside` wants of the bytes. `survey_partition` leaves that to others, who may do it row by row, anywhere.
 * unlinked objects: no row names them any more. That one is gone already is as it should be.
 
 All of that is damage (CORRUPT). A hole between two rows above the log start is a WARNING, as is an object whose name
@@ -20,22 +21,25 @@ Memory: the heads' rows, one name for each object, one range of a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
 from local.errors import Corrupt, NotFound
 from local.findings import Finding, Severity, damaged, told
+from remote.at_rest import CODECS
 from remote.chunk_cache import ChunkCache
+from remote.chunks import RAW, ZSTD
 from remote.encryption import NO_KEYS, KeyRing
 from remote.head import Head, decode_head
 from remote.head_chain import decode_boundary
 from remote.head_changes import loses_objects
-from remote.index_bundle import IndexBundle
 from remote.keys import (
+    ENCRYPTED_SUFFIX,
     HEADS,
     PROBES,
+    ZSTD_SUFFIX,
     parse_boundary_key,
     parse_data_key,
     parse_epoch,
@@ -43,13 +47,13 @@ from remote.keys import (
     parse_pin_key,
     parse_view_key,
 )
-from remote.metadata_index import MetadataIndex, Pages
-from remote.range_reader import RANGE_BYTES, RemotePartition
+from remote.metadata_index import Pages
+from remote.metadata_log import MetadataLog
+from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
+from remote.segment_check import LookInside, check_segment, only_read, wrong
+from remote.spill_page import summary_contradiction
 from remote.store import ObjectInfo, ObjectStore
-
-ReadRange = Callable[[int, int], memoryview]  # checked bytes [start, start + length) of one segment
-LookInside = Callable[[str, RemoteSegment, IndexBundle, ReadRange], Iterable[Finding]]
 
 
 class ObjectKind(Enum):
@@ -70,12 +74,15 @@ class ObjectKind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class BucketReport:
-    """`objects` by full key; `head` is the newest one that decodes."""
+    """`objects` by full key; `head` is the newest one that decodes; `rows` those whose objects are there, whole by
+    size: what is worth a look inside; `suspects` are all other rows."""
 
     prefix: str
     findings: list[Finding] = field(default_factory=list)
     objects: dict[str, ObjectKind] = field(default_factory=dict)
     head: Head | None = None
+    rows: list[RemoteSegment] = field(default_factory=list)
+    suspects: list[RemoteSegment] = field(default_factory=list)
     size_bytes: int = 0
 
     def counts(self) -> dict[ObjectKind, int]:
@@ -89,18 +96,39 @@ def check_partition(
 
     Raises what the store raises when it cannot be reached; everything that is wrong with the bytes is a finding.
     """
-    return _Check(store, prefix, keys).run(look_inside or _only_read)
+    report = survey_partition(store, prefix)
+    remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
+    for row in report.rows:
+        found = check_segment(store, remote, row, look_inside or only_read)
+        if found and is_still_named(store, prefix, row):
+            report.findings += found
+    return report
+
+
+def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
+    """See the module text: all of it but the insides of segments and of their indexes. Raises as `check_partition`."""
+    return _Check(store, prefix).run()
+
+
+def is_still_named(store: ObjectStore, prefix: str, row: RemoteSegment) -> bool:
+    """By the newest head there is now: a row may have expired, or been replaced, under the look."""
+    metadata = MetadataLog(store, prefix)
+    try:
+        newest = metadata.refresh()
+        is_of_view = any(each.ulid == row.ulid for each in newest.view_rows)
+        return is_of_view or metadata.ask(newest, lambda index: index.holds(row))
+    except (Corrupt, NotFound):
+        return True
 
 
 class _Check:
-    def __init__(self, store: ObjectStore, prefix: str, keys: KeyRing) -> None:
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
         self._pages = Pages(store, prefix)
         self._report = BucketReport(prefix=prefix)
-        self._remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
 
-    def run(self, look_inside: LookInside) -> BucketReport:
+    def run(self) -> BucketReport:
         report = self._report
         listed = {info.key.removeprefix(self._prefix): info for info in self._store.list(self._prefix)}
         report.size_bytes = sum(info.size_bytes for info in listed.values())
@@ -110,7 +138,8 @@ class _Check:
         self._classify(listed)
         if report.head is not None:
             self._check_unlinked(report.head)
-            self._check_rows(report.head, listed, look_inside)
+            self._check_pages(report.head)
+            self._check_rows(report.head, listed)
         elif any(kind in (ObjectKind.IN_FLIGHT, ObjectKind.ORPHAN) for kind in report.objects.values()):
             self._wrong("", "segments, and no head")
         return report
@@ -261,7 +290,16 @@ class _Check:
             if each.key in named:
                 self._wrong(each.key, "given up for deletion and still named by a row")
 
-    def _check_rows(self, head: Head, listed: dict[str, ObjectInfo], look_inside: LookInside) -> None:
+    def _check_pages(self, head: Head) -> None:
+        for spill in head.spills:
+            try:
+                rows = self._pages.rows(spill)
+            except (Corrupt, NotFound):
+                continue  # told with the rows
+            if (wrong_field := summary_contradiction(spill, rows)) is not None:
+                self._wrong(spill.key, f"a head says something else of a page than its rows: {wrong_field}")
+
+    def _check_rows(self, head: Head, listed: dict[str, ObjectInfo]) -> None:
         reached = None
         for row in self._rows(head, tells=True):
             if reached is not None and row.base_offset > max(reached, head.log_start_offset):
@@ -270,27 +308,12 @@ class _Check:
             reached = row.next_offset
         for row in self._named_rows(head):
             before = len(self._report.findings)
-            self._check_row(head, row, listed, look_inside)
-            if len(self._report.findings) > before and not self._is_still_named(row):
+            self._check_names(head, row)
+            sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
+            present = [self._check_size(key, size, listed, row) for key, size in sizes]
+            (self._report.rows if all(present) else self._report.suspects).append(row)
+            if len(self._report.findings) > before and not is_still_named(self._store, self._prefix, row):
                 del self._report.findings[before:]
-
-    def _check_row(
-        self, head: Head, row: RemoteSegment, listed: dict[str, ObjectInfo], look_inside: LookInside
-    ) -> None:
-        self._check_names(head, row)
-        sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
-        present = [self._check_size(key, size, listed, row) for key, size in sizes]
-        if not all(present):
-            return
-        where = self._prefix + row.data_key
-        try:
-            bundle = self._remote.indexes(row)
-            for finding in look_inside(where, row, bundle, lambda at, length: self._remote.read(row, at, length)):
-                self._report.findings.append(finding)
-        except Corrupt as error:
-            self._report.findings.append(damaged(error, str(error.facts.get("object", where))))
-        except NotFound:
-            self._wrong(row.data_key, "an object went away while it was looked at", row)
 
     def _check_names(self, head: Head, row: RemoteSegment) -> None:
         for key in (row.data_key, row.indexes_key):
@@ -301,6 +324,11 @@ class _Check:
                 self._wrong(key, "an object's name says another segment than its row", row)
             elif says.epoch > head.epoch:
                 self._wrong(key, f"a row of a later epoch than its head: epoch={says.epoch}", row)
+        if (row.key_id is None) != (row.wrapped_key is None):
+            self._wrong(row.data_key, f"a row has a data key without a key's name, or the other way: {row.key_id}", row)
+        kept = (CODECS[ZSTD] if ZSTD_SUFFIX in row.data_key else CODECS[RAW], row.data_key.endswith(ENCRYPTED_SUFFIX))
+        if kept != (row.codec, row.key_id is not None):
+            self._wrong(row.data_key, f"an object's name says another way of keeping it: codec={row.codec}", row)
         for name, where in row.indexes.items():
             if where.start < 0 or where.length < 0 or where.start + where.length > row.indexes_bytes:
                 self._wrong(row.indexes_key, f"an index lies outside its object: section={name}", row)
@@ -316,22 +344,5 @@ class _Check:
             self._wrong(key, f"an object's size differs: expected_bytes={size_bytes} found={info.size_bytes}", row)
         return info.size_bytes == size_bytes
 
-    def _is_still_named(self, row: RemoteSegment) -> bool:
-        """By the newest head there is now: a row may have expired under the look."""
-        try:
-            newest = self._remote.refresh()
-        except (Corrupt, NotFound):
-            return True
-        is_of_view = any(each.ulid == row.ulid for each in newest.view_rows)
-        return is_of_view or MetadataIndex(newest, self._pages.rows).holds(row)
-
     def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
-        offsets = (row.base_offset, row.next_offset) if row is not None else None
-        path = self._prefix + key
-        self._report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=offsets))
-
-
-def _only_read(path: str, row: RemoteSegment, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
-    for at in range(0, row.size_bytes, RANGE_BYTES):
-        read(at, min(RANGE_BYTES, row.size_bytes - at))
-    return ()
+        self._report.findings.append(wrong(self._prefix + key, what, row))

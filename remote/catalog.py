@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from local.names import TopicPartition
@@ -42,3 +43,19 @@ def list_partitions(store: ObjectStore) -> list[RemotePartitionName]:
         numbers = [number for each in below if (number := parse_partition(each)) is not None]
         found += [RemotePartitionName(topic, topic_id, number) for number in numbers]
     return sorted(found)
+
+
+def chosen_partitions(
+    store: ObjectStore, wanted: Iterable[tuple[str, int | None]] = (), *, topic_ids: Mapping[str, str] | None = None
+) -> list[RemotePartitionName]:
+    """The partitions of a bucket that (topic, partition or None for all of them) mean; every one where nothing is said.
+
+    `topic_ids` leaves only that one of several topics of a name.
+    """
+    asked, ids = list(wanted), topic_ids or {}
+    return [
+        name
+        for name in list_partitions(store)
+        if ids.get(name.topic, name.topic_id) == name.topic_id
+        and (not asked or any(name.topic == topic and number in (None, name.partition) for topic, number in asked))
+    ]

@@ -22,7 +22,7 @@ import msgspec
 from local.crc32c import crc32c
 from local.errors import Corrupt
 from remote.head import SpillRow
-from remote.keys import spill_key
+from remote.keys import parse_spill_key, spill_key
 from remote.segment import RemoteSegment
 from remote.store import Body
 
@@ -44,7 +44,20 @@ def encode_page(rows: Rows, epoch: int, ulid: str) -> tuple[SpillRow, bytes]:
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd", use_dictionary=False)
     body = sink.getvalue().to_pybytes()
-    return _summary(rows, body, epoch, ulid), body
+    return _summary(rows, (epoch, ulid), len(body), crc32c(body)), body
+
+
+def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
+    """The first field in which a head's row for a page differs from what the page's rows say; None when none does."""
+    name = parse_spill_key(spill.key)
+    if name is None:
+        return f"key={spill.key}"
+    true = _summary(rows, (name.epoch, name.ulid), spill.page_bytes, spill.page_crc32c)
+    for field in dataclasses.fields(SpillRow):
+        says, found = getattr(spill, field.name), getattr(true, field.name)
+        if says != found:
+            return f"{field.name}={says} found={found}"
+    return None
 
 
 def decode_page(spill: SpillRow, body: Body) -> tuple[RemoteSegment, ...]:
@@ -77,14 +90,14 @@ def _plain_rows(table: pa.Table) -> list[dict[str, object]]:
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _summary(rows: Rows, body: bytes, epoch: int, ulid: str) -> SpillRow:
+def _summary(rows: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: int) -> SpillRow:
     base, following = rows[0].base_offset, rows[-1].next_offset
     earliest = _least(each for row in rows for each in (row.min_timestamp_ms, row.max_timestamp_ms))
     latest = max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None)
     cleaned = [row.cleaned_through for row in rows]
     first = rows[0]
     return SpillRow(
-        key=spill_key(base, following, (earliest, latest), epoch, ulid),
+        key=spill_key(base, following, (earliest, latest), *name),
         base_offset=base,
         next_offset=following,
         min_timestamp_ms=earliest,
@@ -98,8 +111,8 @@ def _summary(rows: Rows, body: bytes, epoch: int, ulid: str) -> SpillRow:
         aborted_bytes=sum(row.aborted_bytes for row in rows),
         gaps=gaps_between(rows),
         epochs=_first_starts(rows),
-        page_bytes=len(body),
-        page_crc32c=crc32c(body),
+        page_bytes=page_bytes,
+        page_crc32c=page_crc32c,
     )
 
 

@@ -18,11 +18,12 @@ from local.columns import BatchTable
 from local.errors import Corrupt
 from local.findings import Finding, Severity, damaged, worst
 from local.index_checks import check_offset_index, check_time_index, places_of
-from remote.bucket_check import BucketReport, ReadRange, check_partition
+from remote.bucket_check import BucketReport, check_partition
 from remote.catalog import list_partitions
 from remote.encryption import NO_KEYS, KeyRing
 from remote.index_bundle import IndexBundle
 from remote.segment import RemoteSegment
+from remote.segment_check import ReadRange
 from remote.store import ObjectStore
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "consume": ("tiered.cli.consume", "Read records from both tiers, or from a bucket alone."),
     "dump": ("tiered.cli.dump", "Show batches, records or index entries as they are stored."),
     "verify": ("tiered.cli.verify", "Check segments, partitions and log directories against themselves."),
+    "scrub": ("tiered.cli.scrub", "Check a bucket: everything there, and with --deep every byte of it."),
     "get-offsets": (
         "tiered.cli.get_offsets",
         "First, last and other named offsets, or by time, over both tiers.",

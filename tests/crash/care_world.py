@@ -1,0 +1,170 @@
+"""Buckets to scrub, to repair and to rewrite: a partition for each way of keeping segments and rows.
+
+The segments are made as the manager makes them (indexes, epochs, facts taken from the bytes), without a manager in
+between, so that a thousand buckets are made in a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from local import kernels
+from local.batch import encode_batch
+from local.index_files import build_indexes
+from remote.at_rest import AS_IT_IS, AtRest
+from remote.catalog import RemotePartitionName
+from remote.chunks import ZSTD
+from remote.encryption import KeyRing
+from remote.head_changes import Change, add_segments, expire_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.segment import RemoteSegment
+from remote.spilling import SpillRule
+from remote.store import ObjectStore
+from remote.transfer import SegmentToCopy, copy_segment
+from remote.view import CompactedView, ViewRun
+from remote.view_changes import switch_view
+from tiered.copying import SegmentWatch
+
+NOW = 1_800_000_000_000
+TOPIC_ID = "B" * 22
+KEYS = KeyRing({"a": bytes(range(32)), "b": bytes(range(32, 64))})
+MODES = {
+    "raw": AS_IT_IS,
+    "zstd": AtRest(codec=ZSTD),
+    "encrypted": AtRest(key_id="a", keys=KEYS),
+    "both": AtRest(codec=ZSTD, key_id="a", keys=KEYS),
+}
+SMALL_PAGES = SpillRule(head_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+
+
+def named(topic: str, topic_id: str = TOPIC_ID) -> RemotePartitionName:
+    return RemotePartitionName(topic, topic_id, 0)
+
+
+def batches(base: int, counts: Sequence[int], *, epoch: int = 0, seed: int = 0) -> list[bytes]:
+    """Batches of that many records from `base`; values tell the offset."""
+    made, at = [], base
+    for count in counts:
+        records = [
+            (b"key-%d" % (each % 7), (b"value %d of %d " % (each, seed)) * 3, NOW - 1_000_000 + each, ())
+            for each in range(at, at + count)
+        ]
+        made.append(encode_batch(records, base_offset=at, leader_epoch=epoch))
+        at += count
+    return made
+
+
+def to_copy(
+    data: bytes, next_offset: int, epochs: tuple[tuple[int, int], ...] = (), *, base: int | None = None, **more: object
+) -> SegmentToCopy:
+    """What the manager would say of a segment with these bytes."""
+    table = kernels.scan_batches(data)
+    base = int(table.base_offsets[0]) if base is None else base
+    indexes = build_indexes(table, base, 200)
+    lineage = epochs or ((int(table.leader_epochs[0]), base),)
+    told = bytes(indexes.offset), bytes(indexes.time)
+    return SegmentToCopy(
+        base_offset=base,
+        next_offset=next_offset,
+        size_bytes=len(data),
+        epochs=lineage,
+        offset_index=told[0],
+        time_index=told[1],
+        leader_epochs=b"0\n%d\n" % len(lineage) + b"".join(b"%d %d\n" % each for each in lineage),
+        read=lambda start, length: data[start : start + length],
+        inspect=lambda: SegmentWatch("memory", base, next_offset, lineage, told),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class CareWorld:
+    """A store with any number of topics of one partition; `logs` are their writers."""
+
+    store: ObjectStore
+    logs: dict[str, MetadataLog]
+
+    @classmethod
+    def empty(cls) -> CareWorld:
+        return cls(MemoryStore("memory://b", now_ms=lambda: NOW), {})
+
+    def copied(self) -> CareWorld:
+        """The same objects in another store; nobody is a writer there."""
+        assert isinstance(self.store, MemoryStore)
+        other = MemoryStore("memory://b", now_ms=lambda: NOW)
+        other._objects = dict(self.store._objects)
+        return CareWorld(other, {})
+
+    def writer(self, topic: str, rule: SpillRule | None = None) -> MetadataLog:
+        if topic not in self.logs:
+            log = MetadataLog(self.store, named(topic).prefix, rule=rule)
+            log.become_writer("w", NOW, topic=topic, topic_id=TOPIC_ID, partition=0)
+            self.logs[topic] = log
+        return self.logs[topic]
+
+    def add(
+        self,
+        topic: str,
+        data: bytes,
+        next_offset: int,
+        *,
+        at_rest: AtRest = AS_IT_IS,
+        commit: bool = True,
+        **more: object,
+    ) -> RemoteSegment:
+        """One more segment of a topic."""
+        log = self.writer(topic)
+        view = more.pop("view", None)
+        source = to_copy(data, next_offset, **more)  # type: ignore[arg-type]
+        row = copy_segment(
+            self.store,
+            named(topic).prefix,
+            source,
+            epoch=log.epoch,
+            now_ms=NOW,
+            at_rest=at_rest,
+            chunk_bytes=512,
+            view=view,  # type: ignore[arg-type]
+        )
+        if commit:
+            self.commit(topic, add_segments([row]))
+        return row
+
+    def commit(self, topic: str, change: Change, **more: tuple[int, int]) -> None:
+        self.writer(topic).commit(change, NOW, **more)
+
+
+def fill(world: CareWorld, topic: str, at_rest: AtRest, segments: int = 5, rule: SpillRule | None = None) -> None:
+    """Segments of three batches, a hole in the offsets after each, two leader epochs, one segment given up."""
+    world.writer(topic, rule)
+    for number in range(segments):
+        base = 100 * number
+        data = b"".join(batches(base, (5, 9, 7), epoch=number // 3, seed=number))
+        cleaned = base if number % 2 else None
+        world.add(topic, data, base + 100, at_rest=at_rest, cleaned_through=cleaned)
+    first = next(iter(world.logs[topic].index(world.logs[topic].refresh()).rows()))
+    world.commit(topic, expire_segments([first.ulid], now_ms=NOW, log_start_offset=100), touches=(0, 100))
+
+
+def with_view(world: CareWorld, topic: str) -> None:
+    fill(world, topic, AS_IT_IS)
+    rows = tuple(
+        replace(world.add(topic, batches(base, (3, 2))[0], base + 50, commit=False, view="compacted"), committed_ms=NOW)
+        for base in (100, 200)
+    )
+    figures = {"from_offset": 0, "upto_offset": 300, "records_in": 42, "records_out": 6, "bytes_in": 1, "bytes_out": 1}
+    run = ViewRun(started_ms=NOW, took_ms=1, **figures)
+    built = CompactedView(name="compacted", horizon_offset=300, rows=rows, record_count=6, key_count=6, last_run=run)
+    world.commit(topic, switch_view(built, replaces=None, now_ms=NOW))
+
+
+def all_kinds() -> CareWorld:
+    """One topic for each way of keeping segments, one whose rows lie in pages, one with a view."""
+    world = CareWorld.empty()
+    for topic, at_rest in MODES.items():
+        fill(world, topic, at_rest)
+    fill(world, "paged", MODES["both"], 12, SMALL_PAGES)
+    with_view(world, "viewed")
+    return world

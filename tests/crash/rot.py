@@ -1,0 +1,237 @@
+"""Damage, drawn: one corruption of one object or row, in a bucket that was sound. Every one of them must be found.
+
+Left out is what nobody could know from a bucket: the newest head gone without a trace (the one before it is a sound
+bucket too, only older), and the fields of a row that say nothing about its bytes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from care_world import KEYS, named
+
+from local.errors import InvalidRequest
+from remote.bucket_check import survey_partition
+from remote.head import Head, encode_head
+from remote.index_bundle import SECTIONS
+from remote.keys import head_key, parse_head_key, parse_spill_key
+from remote.memory_store import MemoryStore
+from remote.metadata_index import Pages
+from remote.segment import IndexRange, RemoteSegment
+from remote.spill_page import encode_page
+from tiered.scrub import plan_scrub, report_of, run_scrub
+from tiered.scrub_report import ScrubReport
+
+NOW = 1_800_000_000_000
+
+
+def scrubbed(store: MemoryStore, topic: str, *, deep: bool = True) -> ScrubReport:
+    plan = plan_scrub(store, [named(topic)], deep=deep)
+    results = run_scrub(store, plan, keys=KEYS, threads=1)
+    assert results is not None
+    return report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
+
+
+class Rot:
+    """Draws corruptions of one topic's partition. `of(seed)` applies one to a copy of the store and names it."""
+
+    def __init__(self, store: MemoryStore, topic: str) -> None:
+        self._objects = dict(store._objects)
+        self._prefix = named(topic).prefix
+        survey = survey_partition(store, self._prefix)
+        assert survey.head is not None
+        self._head = survey.head
+        self._rows = survey.rows
+        pages = Pages(store, self._prefix)
+        self._pages = {spill: pages.rows(spill) for spill in self._head.spills}
+        named_keys = {key for row in self._rows for key in (row.data_key, row.indexes_key)}
+        named_keys |= {spill.key for spill in self._head.spills}
+        mine = [key.removeprefix(self._prefix) for key in self._objects if key.startswith(self._prefix)]
+        self._checked = sorted(key for key in mine if key in named_keys or parse_head_key(key) is not None)
+
+    def of(self, seed: object) -> tuple[MemoryStore, str]:
+        rng = random.Random(repr(seed))
+        store = MemoryStore("memory://b", now_ms=lambda: NOW)
+        store._objects = dict(self._objects)
+        kinds: list[Callable[[random.Random, MemoryStore], str]] = [
+            self._bit_flip,
+            self._truncation,
+            self._longer,
+            self._swap,
+            self._missing,
+            self._wrong_row,
+        ]
+        if self._pages:
+            kinds += [self._stale_page, self._wrong_summary]
+        return store, rng.choice(kinds)(rng, store)
+
+    # --- objects -----------------------------------------------------------------------------------------------------
+
+    def _bit_flip(self, rng: random.Random, store: MemoryStore) -> str:
+        key = rng.choice(self._checked)
+        body = bytearray(store.get(self._prefix + key))
+        at, bit = rng.randrange(len(body)), rng.randrange(8)
+        body[at] ^= 1 << bit
+        store.put(self._prefix + key, bytes(body))
+        return f"bit {bit} of byte {at} of {key}"
+
+    def _truncation(self, rng: random.Random, store: MemoryStore) -> str:
+        key = rng.choice(self._checked)
+        body = store.get(self._prefix + key)
+        length = rng.randrange(1, len(body))
+        store.put(self._prefix + key, body[:length])
+        return f"{key} cut to {length}"
+
+    def _longer(self, rng: random.Random, store: MemoryStore) -> str:
+        key = rng.choice(self._checked)
+        store.put(self._prefix + key, store.get(self._prefix + key) + rng.randbytes(rng.randrange(1, 40)))
+        return f"{key} made longer"
+
+    def _swap(self, rng: random.Random, store: MemoryStore) -> str:
+        while True:
+            one, other = (self._prefix + key for key in rng.sample(self._checked, 2))
+            bodies = store.get(one), store.get(other)
+            if bodies[0] != bodies[1]:
+                break
+        store.put(one, bodies[1])
+        store.put(other, bodies[0])
+        return f"{one} and {other} swapped"
+
+    def _missing(self, rng: random.Random, store: MemoryStore) -> str:
+        newest = head_key(self._head.sequence)
+        key = rng.choice([key for key in self._checked if key != newest])
+        store.delete([self._prefix + key])
+        return f"{key} missing"
+
+    # --- rows and pages ----------------------------------------------------------------------------------------------
+
+    def _wrong_row(self, rng: random.Random, store: MemoryStore) -> str:
+        """One field of one row says something else; heads and pages have all their checksums."""
+        row = rng.choice(self._rows)
+        field = rng.choice(_FIELDS)
+        wrong = replace(row, **{field: _other(rng, row, field, self._rows)})
+        if wrong == row:
+            return self._wrong_row(rng, store)
+
+        def changed(rows: tuple[RemoteSegment, ...]) -> tuple[RemoteSegment, ...]:
+            return tuple(wrong if each.ulid == row.ulid else each for each in rows)
+
+        head = replace(self._head, segments=changed(self._head.segments))
+        head = replace(head, views=tuple(replace(view, rows=changed(view.rows)) for view in head.views))
+        spills = []
+        for spill, rows in self._pages.items():
+            name = parse_spill_key(spill.key)
+            assert name is not None
+            fresh, body = encode_page(changed(rows), name.epoch, name.ulid)
+            if changed(rows) != rows:
+                store.put(self._prefix + fresh.key, body)
+                spills.append(fresh)
+            else:
+                spills.append(spill)
+        try:
+            self._put_head(store, replace(head, spills=tuple(spills)))
+        except InvalidRequest:
+            return self._wrong_row(rng, store)  # nobody can write such a head
+        return f"{field}={getattr(wrong, field)} in the row of {row.data_key}"
+
+    def _stale_page(self, rng: random.Random, store: MemoryStore) -> str:
+        """A page as it once was: another row less, more or different under the same name."""
+        spill, rows = rng.choice(list(self._pages.items()))
+        name = parse_spill_key(spill.key)
+        assert name is not None
+        at = rng.randrange(len(rows))
+        older = replace(rows[at], cleaned_through=rng.randrange(1, 90), committed_ms=rng.randrange(NOW))
+        _, body = encode_page((*rows[:at], older, *rows[at + 1 :]), name.epoch, name.ulid)
+        store.put(self._prefix + spill.key, body)
+        return f"{spill.key} is of another time"
+
+    def _wrong_summary(self, rng: random.Random, store: MemoryStore) -> str:
+        at = rng.randrange(len(self._head.spills))
+        spill = self._head.spills[at]
+        field = rng.choice(
+            [
+                "min_timestamp_ms",
+                "max_timestamp_ms",
+                "first_stamp_ms",
+                "record_count",
+                "size_bytes",
+                "stored_bytes",
+                "aborted_bytes",
+                "cleaned_through",
+                "gaps",
+                "epochs",
+                "page_crc32c",
+            ]
+        )
+        value: object = (getattr(spill, field) or 0) + 1 if field not in ("gaps", "epochs") else ((9, 101),)
+        wrong = replace(spill, **{field: value})
+        spills = (*self._head.spills[:at], wrong, *self._head.spills[at + 1 :])
+        self._put_head(store, replace(self._head, spills=spills))
+        return f"{field}={value} of the page {spill.key}"
+
+    def _put_head(self, store: MemoryStore, head: Head) -> None:
+        store.put(self._prefix + head_key(head.sequence), encode_head(head))
+
+
+_FIELDS = (
+    "ulid",
+    "next_offset",
+    "size_bytes",
+    "stored_bytes",
+    "record_count",
+    "max_timestamp_ms",
+    "min_timestamp_ms",
+    "epochs",
+    "data_crc32c",
+    "segment_crc32c",
+    "data_key",
+    "indexes_key",
+    "indexes_bytes",
+    "indexes",
+    "codec",
+    "key_id",
+    "wrapped_key",
+)
+
+
+def _other(rng: random.Random, row: RemoteSegment, field: str, rows: list[RemoteSegment]) -> object:
+    """Another value that a head can hold."""
+    value = getattr(row, field)
+    another = rng.choice([each for each in rows if each.ulid != row.ulid])
+    match field:
+        case "ulid" | "data_key" | "indexes_key":
+            return getattr(another, field)
+        case "next_offset":
+            return value - rng.randrange(1, 90)
+        case "epochs":
+            return tuple((epoch + 1, start) for epoch, start in value)
+        case "indexes":
+            section = rng.choice(SECTIONS[:-1])
+            where = value[section]
+            return {**value, section: IndexRange(start=where.start + rng.choice((0, 1)), length=where.length + 1)}
+        case "codec":
+            return "none" if value == "zstd" else "zstd"
+        case "key_id":
+            return None if value is not None else "a"
+        case "wrapped_key":
+            return "AAAA" if value is None else value[::-1]
+        case "segment_crc32c":
+            return (value or 0) ^ (1 << rng.randrange(32))
+        case "data_crc32c":
+            return value ^ (1 << rng.randrange(32))
+        case _:
+            return (value or 0) + rng.choice((-1, 1)) * rng.randrange(1, 5)
+
+
+def run(stores: Mapping[str, MemoryStore], count: int, first_seed: int = 0) -> list[str]:
+    """What was drawn and not found, over all topics in turn."""
+    rots = {topic: Rot(store, topic) for topic, store in stores.items()}
+    missed = []
+    for seed in range(first_seed, first_seed + count):
+        topic = sorted(rots)[seed % len(rots)]
+        store, what = rots[topic].of(seed)
+        if all(each.severity == "info" for each in scrubbed(store, topic).findings):
+            missed.append(f"seed={seed} topic={topic}: {what}")
+    return missed

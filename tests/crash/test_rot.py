@@ -1,0 +1,62 @@
+"""A deep scrub finds every corruption that is drawn, and nothing in a bucket that is as it should be."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import rot
+from care_world import KEYS, MODES, all_kinds, named
+
+from remote.memory_store import MemoryStore
+from tiered.scrub import plan_scrub, run_scrub
+
+CASES = int(os.environ.get("TIERED_ROT_CASES", "480"))
+TOPICS = (*MODES, "paged", "viewed")
+
+
+@pytest.fixture(scope="module")
+def store() -> MemoryStore:
+    found = all_kinds().store
+    assert isinstance(found, MemoryStore)
+    return found
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_sound_bucket_raises_no_alarm(store: MemoryStore, topic: str, deep: bool) -> None:
+    report = rot.scrubbed(store, topic, deep=deep)
+    assert [each.what for each in report.findings] == []
+    (partition,) = report.partitions
+    assert partition.segments == (11 if topic == "paged" else 4)
+    assert (report.read_bytes > 0) == deep
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_drawn_corruption_is_found(store: MemoryStore, topic: str) -> None:
+    missed = rot.run({topic: store}, CASES // len(TOPICS), first_seed=7_000)
+    assert missed == []
+
+
+def test_a_deep_scrub_reads_every_byte_of_every_segment(store: MemoryStore) -> None:
+    """Each byte of one segment's objects, turned over by itself."""
+    prefix = named("raw").prefix
+    plan = plan_scrub(store, [named("raw")], deep=True)
+    row = plan.jobs[1].row
+    missed = []
+    for key in (row.data_key, row.indexes_key):
+        body = store.get(prefix + key)
+        for at in range(len(body)):
+            bad = MemoryStore("memory://b")
+            bad._objects = dict(store._objects)
+            bad.put(prefix + key, body[:at] + bytes([body[at] ^ 0x10]) + body[at + 1 :])
+            (result,) = run_scrub(bad, _only(plan, 1), keys=KEYS, threads=1) or ()
+            if not result.findings:
+                missed.append((key, at))
+    assert missed == []
+
+
+def _only(plan, number):
+    from dataclasses import replace
+
+    return replace(plan, jobs=plan.jobs[number : number + 1])

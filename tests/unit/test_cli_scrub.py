@@ -1,0 +1,94 @@
+"""``tiered scrub``, from the command line to the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.main import invoke
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiered.toml").write_text(
+        f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n[defaults]\n"segment.bytes" = "4KiB"\n'
+    )
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "lines").write_text("".join(f"key{at % 20}:value {at}\n" for at in range(2000)))
+    words = ["-C", str(tmp_path)]
+    settings = ["-X", "remote.storage.enable=true", "-X", "append.batch.bytes=512"]
+    assert invoke([*words, "topic", "create", "t", *settings]) == 0
+    assert invoke([*words, "append", "t", "lines", "-K", ":"]) == 0
+    assert invoke([*words, "run", "--once"]) == 0
+    capfd.readouterr()
+    return words
+
+
+def _segments(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "bucket").glob("t-*/0/data/*.log"))
+
+
+def _flip(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[1000] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(bytes(body))
+
+
+@pytest.mark.parametrize("more", [[], ["--deep"], ["--deep", "--rate", "100MB/s", "--threads", "2"]])
+def test_a_sound_bucket_is_exit_0_and_leaves_no_file(at: list[str], tmp_path: Path, capfd, more: list[str]) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert invoke([*at, "scrub", *more]) == 0
+    said = capfd.readouterr().err
+    assert "corrupt=0 warning=0" in said
+    assert ("every byte" in said) == ("--deep" in more)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_damage_is_exit_4_with_a_report_that_names_it_and_the_good_copy(at: list[str], tmp_path: Path, capfd) -> None:
+    wrong = _segments(tmp_path)[1]
+    _flip(wrong)
+    assert invoke([*at, "scrub", "t"]) == 0
+    capfd.readouterr()
+    assert invoke([*at, "scrub", "t/0", "--deep", "--report", "found.json", "-o", "json"]) == 4
+    out, said = capfd.readouterr()
+    told = json.loads(out)
+    report = json.loads((tmp_path / "found.json").read_text())
+    assert report["schema_version"] == told["schema_version"] == 1
+    assert told["report"] == "found.json"
+    assert {each["object"] for each in told["findings"]} == {f"data/{wrong.name}"}
+    assert {each["good_copy"] for each in report["findings"]} == {"local"}
+    assert "next: tiered repair found.json --dry-run" in said
+
+
+def test_an_object_that_is_not_ours_is_exit_3(at: list[str], tmp_path: Path, capfd) -> None:
+    (_segments(tmp_path)[0].parent / "notes.txt").write_text("mine")
+    assert invoke([*at, "scrub", "--report", "r.json"]) == 3
+    assert "notes.txt" in capfd.readouterr().out
+
+
+def test_a_bucket_by_its_address_alone(at: list[str], tmp_path: Path, capfd) -> None:
+    _flip(_segments(tmp_path)[0])
+    (tmp_path / "elsewhere").mkdir()
+    words = ["-C", str(tmp_path / "elsewhere"), "scrub", "--deep", "--remote", f"file://{tmp_path}/bucket"]
+    assert invoke([*words, "-o", "json"]) == 4
+    told = json.loads(capfd.readouterr().out)
+    assert {each["good_copy"] for each in told["findings"]} == {None}
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [Path(told["report"]).name]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["no-such-topic"], 1, "there is none: name=no-such-topic"),
+        (["--resume"], 2, "--resume is for --deep"),
+        (["--deep", "--rate", "fast"], 2, "reading a rate"),
+        (["t", "--topic-id", "A" * 22], 1, "there is none"),
+    ],
+)
+def test_words_that_mean_nothing(at: list[str], capfd, more: list[str], code: int, said: str) -> None:
+    assert invoke([*at, "scrub", *more]) == code
+    assert said in capfd.readouterr().err

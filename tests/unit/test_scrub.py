@@ -1,0 +1,271 @@
+"""A scrub as its user meets it: what is named, what is kept when it is stopped, what it leaves alone."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from care_world import KEYS, CareWorld, all_kinds, fill, named
+from disk_model import ModelDisk
+
+from local.errors import Corrupt, InvalidRequest
+from remote.catalog import chosen_partitions
+from remote.encryption import KeyRing
+from remote.head import encode_head
+from remote.head_changes import expire_segments
+from remote.keys import head_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore
+from tiered.scrub import ScrubPlan, plan_scrub, report_of, run_scrub, scrub_segment
+from tiered.scrub_report import ScrubReport, decode_report, encode_report
+from tiered.scrub_state import ScrubState
+
+NOW = 1_800_000_000_000
+
+
+@pytest.fixture
+def world() -> CareWorld:
+    return all_kinds().copied()
+
+
+def _plan(world: CareWorld, topic: str) -> ScrubPlan:
+    return plan_scrub(world.store, [named(topic)], deep=True)
+
+
+def _report(world: CareWorld, topic: str, **more: object) -> ScrubReport:
+    plan = _plan(world, topic)
+    results = run_scrub(world.store, plan, keys=KEYS, threads=2)
+    assert results is not None
+    return report_of(world.store, plan, results, started_ms=NOW, now_ms=NOW + 5, **more)  # type: ignore[arg-type]
+
+
+def _flip(world: CareWorld, key: str, at: int) -> None:
+    body = bytearray(world.store.get(key))
+    body[at] ^= 1
+    world.store.put(key, bytes(body))
+
+
+def test_a_damaged_batch_is_named_with_its_place_and_its_offsets(world: CareWorld) -> None:
+    job = _plan(world, "raw").jobs[0]
+    _flip(world, job.name, 700)
+    found = _report(world, "raw").of("corrupt")
+    chunk, batch = found[0], found[1]
+    assert (chunk.object, chunk.at, chunk.length, chunk.ulid) == (job.row.data_key, 512, 512, job.row.ulid)
+    assert "checksum differs" in chunk.what
+    assert chunk.base_offset is not None
+    assert 100 <= chunk.base_offset <= 105
+    assert "crc" in batch.what.lower() or "checksum" in batch.what.lower()
+    assert batch.at is not None
+    assert batch.at <= 700
+
+
+@pytest.mark.parametrize("topic", ["zstd", "encrypted", "both"])
+def test_damage_below_compression_and_encryption_is_named_by_the_stored_range(world: CareWorld, topic: str) -> None:
+    job = _plan(world, topic).jobs[0]
+    at = job.row.stored_bytes - 5
+    _flip(world, job.name, at)
+    (found,) = _report(world, topic).of("corrupt")
+    assert found.at is not None
+    assert found.length is not None
+    assert found.at <= at < found.at + found.length
+    assert found.base_offset is not None
+    assert found.base_offset > 100
+
+
+def test_a_job_can_be_pickled_and_needs_nothing_but_the_store_and_the_keys(world: CareWorld) -> None:
+    job = pickle.loads(pickle.dumps(_plan(world, "both").jobs[2]))
+    result = pickle.loads(pickle.dumps(scrub_segment(job, world.store, KEYS)))
+    assert (result.findings, result.read_bytes) == ((), job.row.stored_bytes + job.row.indexes_bytes)
+
+
+def test_a_scrub_writes_nothing(world: CareWorld) -> None:
+    assert isinstance(world.store, MemoryStore)
+    before = dict(world.store._objects)
+    for topic in ("raw", "paged", "viewed"):
+        _report(world, topic)
+    assert world.store._objects == before
+
+
+def test_a_row_that_was_given_up_meanwhile_is_no_finding() -> None:
+    world = CareWorld.empty()
+    fill(world, "raw", all_kinds_at_rest())
+    plan = _plan(world, "raw")
+    job = plan.jobs[0]
+    _flip(world, job.name, 3)
+    results = run_scrub(world.store, plan, keys=KEYS, threads=1)
+    assert results is not None
+    assert results[0].findings
+    world.commit("raw", expire_segments([job.row.ulid], now_ms=NOW, log_start_offset=job.row.next_offset))
+    assert report_of(world.store, plan, results, started_ms=NOW, now_ms=NOW).of("corrupt") == []
+
+
+def all_kinds_at_rest():
+    from care_world import MODES
+
+    return MODES["raw"]
+
+
+def test_a_key_that_is_not_in_the_ring_is_a_warning(world: CareWorld) -> None:
+    plan = _plan(world, "encrypted")
+    results = run_scrub(world.store, plan, keys=KeyRing({}), threads=1)
+    assert results is not None
+    report = report_of(world.store, plan, results, started_ms=NOW, now_ms=NOW)
+    assert {each.severity for each in report.findings} == {"warning"}
+    assert len(report.findings) == len(plan.jobs)
+    assert "not in the key ring" in report.findings[0].what
+
+
+def test_a_good_copy_is_asked_for_each_damaged_segment_of_the_log(world: CareWorld) -> None:
+    jobs = _plan(world, "viewed").jobs
+    for job in (jobs[0], jobs[-1]):  # one of the log, one of its view
+        _flip(world, job.name, 3)
+    asked = []
+
+    def local_copy(name, row):
+        asked.append((name, row.ulid))
+        return True
+
+    found = [each for each in _report(world, "viewed", local_copy=local_copy).of("corrupt") if each.at == 0]
+    assert {each.good_copy for each in found if each.object.startswith("data/")} == {"local"}
+    assert {each.good_copy for each in found if each.object.startswith("view/")} == {None}
+    assert {ulid for _, ulid in asked} == {jobs[0].row.ulid}
+
+
+@pytest.mark.parametrize(
+    ("changes", "deep", "what"),
+    [
+        ({"indexes": {}}, True, "another place of an index: section=offset"),
+        ({"codec": "zstd"}, False, "another way of keeping it: codec=zstd"),
+        ({"wrapped_key": "AAAA"}, False, "without a key's name"),
+        ({"ulid": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, False, "says another segment than its row"),
+    ],
+)
+def test_a_row_that_says_something_else_is_named(
+    world: CareWorld, changes: dict[str, object], deep: bool, what: str
+) -> None:
+    """By the shallow scrub where names and heads alone tell."""
+    prefix = named("raw").prefix
+    log = MetadataLog(world.store, prefix)
+    head = log.refresh()
+    rows = (*head.segments[:-1], replace(head.segments[-1], **changes))  # type: ignore[arg-type]
+    world.store.put(prefix + head_key(head.sequence), encode_head(replace(head, segments=rows)))
+    plan = plan_scrub(world.store, [named("raw")], deep=deep)
+    results = run_scrub(world.store, plan, keys=KEYS, threads=1)
+    assert results is not None
+    found = report_of(world.store, plan, results, started_ms=NOW, now_ms=NOW).of("corrupt")
+    assert any(what in each.what for each in found), found
+
+
+# --- interrupted -----------------------------------------------------------------------------------------------------
+
+
+def _state(disk: ModelDisk, store: MemoryStore, *, resume: bool = True, now_ms: int = NOW) -> ScrubState:
+    return ScrubState(disk, "./care/state", store.url, now_ms=now_ms, resume=resume)
+
+
+def test_a_scrub_that_was_stopped_anywhere_goes_on_and_finds_the_same(world: CareWorld) -> None:
+    plan = _plan(world, "paged")
+    _flip(world, plan.jobs[1].name, 3)
+    whole = run_scrub(world.store, plan, keys=KEYS, threads=1)
+    assert whole is not None
+    for stop_after in range(len(plan.jobs)):
+        disk, metered = ModelDisk(), MeteredStore(world.store)
+        left = iter(range(stop_after))
+        with _state(disk, world.store) as state:
+            stopped = run_scrub(
+                metered, plan, keys=KEYS, state=state, threads=1, should_stop=lambda left=left: next(left, None) is None
+            )
+            assert stopped is None
+        with _state(disk, world.store, now_ms=NOW + 9) as state:
+            assert state.is_resumed
+            assert state.started_ms == NOW
+            told: list[int] = []
+            assert run_scrub(metered, plan, keys=KEYS, state=state, threads=1, progress=told.append) == whole
+        assert sum(told) == plan.size_bytes
+        reads = metered.counts().gets
+        assert reads <= run_requests(world, plan), "a segment was read twice"
+
+
+def run_requests(world: CareWorld, plan: ScrubPlan) -> int:
+    metered = MeteredStore(world.store)
+    run_scrub(metered, plan, keys=KEYS, threads=1)
+    return metered.counts().gets
+
+
+def test_a_state_torn_at_any_byte_only_costs_segments_read_again(world: CareWorld) -> None:
+    plan, disk = _plan(world, "raw"), ModelDisk()
+    _flip(world, plan.jobs[0].name, 3)
+    with _state(disk, world.store) as state:
+        whole = run_scrub(world.store, plan, keys=KEYS, state=state, threads=1)
+    body = disk.read("./care/state")
+    for length in range(0, len(body), 7):
+        torn = ModelDisk()
+        torn.make_directory("./care")
+        torn.create("./care/state").append(body[:length])
+        with _state(torn, world.store) as state:
+            assert run_scrub(world.store, plan, keys=KEYS, state=state, threads=1) == whole
+        with _state(torn, world.store) as state:
+            assert len(state.results(job.name for job in plan.jobs)) == len(plan.jobs)
+
+
+def test_without_resume_or_of_another_store_nothing_is_taken_over(world: CareWorld) -> None:
+    plan, disk = _plan(world, "raw"), ModelDisk()
+    with _state(disk, world.store) as state:
+        run_scrub(world.store, plan, keys=KEYS, state=state, threads=1)
+    with pytest.raises(InvalidRequest, match="another store's"):
+        ScrubState(disk, "./care/state", "memory://other", now_ms=NOW, resume=True)
+    with _state(disk, world.store, resume=False, now_ms=NOW + 1) as state:
+        assert (state.is_resumed, state.started_ms) == (False, NOW + 1)
+        assert state.results(job.name for job in plan.jobs) == {}
+        state.remove()
+    assert not disk.exists("./care/state")
+
+
+# --- which partitions, and the report --------------------------------------------------------------------------------
+
+
+def test_partitions_are_chosen_by_topic_number_and_id(world: CareWorld) -> None:
+    other = CareWorld(world.store, {})
+    other.store.put(f"raw-{'C' * 22}/0/meta/head/x", b"x")
+    names = [(name.topic, name.topic_id) for name in chosen_partitions(world.store, [("raw", None)])]
+    assert names == [("raw", "B" * 22), ("raw", "C" * 22)]
+    chosen = chosen_partitions(world.store, [("raw", 0), ("zstd", 1)], topic_ids={"raw": "B" * 22})
+    assert chosen == [named("raw")]
+    assert len(chosen_partitions(world.store)) == 7
+
+
+def test_a_report_comes_back_from_its_file_and_another_version_is_refused(world: CareWorld) -> None:
+    _flip(world, _plan(world, "raw").jobs[0].name, 3)
+    report = _report(world, "raw")
+    body = encode_report(report)
+    assert decode_report(body, "f") == report
+    with pytest.raises(InvalidRequest, match="another version"):
+        decode_report(encode_report(replace_version(report)), "f")
+    with pytest.raises(Corrupt, match="it is none"):
+        decode_report(b"{}", "f")
+
+
+def replace_version(report: ScrubReport) -> ScrubReport:
+    import msgspec
+
+    return msgspec.structs.replace(report, schema_version=2)
+
+
+def test_offsets_of_a_finding_are_never_narrower_than_the_damage(world: CareWorld) -> None:
+    """Every byte of a segment: the offsets that are told hold those of the batch that the byte lies in."""
+    from local import kernels
+    from remote.range_reader import RemotePartition
+    from remote.segment_check import offsets_between
+
+    job = _plan(world, "raw").jobs[1]
+    remote = RemotePartition(world.store, job.prefix)
+    bundle = remote.indexes(job.row)
+    table = kernels.scan_batches(remote.read(job.row, 0, job.row.size_bytes))
+    for at in range(0, job.row.size_bytes, 3):
+        batch = int((table.positions <= at).sum()) - 1
+        low, high = offsets_between(job.row, bundle, at, at + 1)
+        assert low <= int(table.base_offsets[batch])
+        assert int(table.last_offsets[batch]) < high
+    assert offsets_between(replace(job.row), bundle, 0, job.row.size_bytes) == (200, 300)

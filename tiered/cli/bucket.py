@@ -1,0 +1,107 @@
+"""What the commands for the care of a bucket share: the bucket itself, by the configuration or by its address alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, NotFound
+from tiered.cli.arguments import parse_partition
+from tiered.cli.session import Session, now_ms, store_options
+
+if TYPE_CHECKING:
+    from remote.catalog import RemotePartitionName
+    from remote.encryption import KeyRing
+    from remote.store import ObjectStore
+    from tiered.local_copies import LocalCopies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """`url` and `options` lead to it; `copies` is what this machine's disk holds of it, None without a directory."""
+
+    store: ObjectStore
+    keys: KeyRing
+    url: str
+    options: Mapping[str, object]
+    copies: LocalCopies | None = None
+
+    def partitions(self, targets: Sequence[str], topic_id: str | None) -> list[RemotePartitionName]:
+        """Those that ``TOPIC[/PARTITION]`` words mean, all without a word. Raises NotFound where a word means none."""
+        from remote.catalog import chosen_partitions
+
+        asked = [parse_partition(each) for each in targets]
+        ids = {topic: topic_id for topic, _ in asked} if topic_id is not None else {}
+        found = chosen_partitions(self.store, asked, topic_ids=ids)
+        for text, (topic, number) in zip(targets, asked, strict=True):
+            if not any(each.topic == topic and number in (None, each.partition) for each in found):
+                raise NotFound("looking for a partition in the bucket, there is none", name=text, store=self.store.url)
+        return found
+
+
+def bucket_options(command: Callable[..., object]) -> Callable[..., object]:
+    """``--remote``, ``--option`` and ``--topic-id`` of a command."""
+    for option in (
+        click.option("--topic-id", metavar="ID", help="Which of several topics of this name in the bucket."),
+        click.option(
+            "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote."
+        ),
+        click.option("--remote", "url", metavar="URL", help="This bucket alone; needs no configuration."),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def open_bucket(
+    session: Session, url: str | None, options: dict[str, object], *, rate: str | None = None, copies: bool = False
+) -> Iterator[Bucket]:
+    """The bucket at `url`, or the configured one. `rate` limits what is read and what is written, each for itself.
+
+    With `copies` this directory's logs are opened to read, as the place of good copies.
+    """
+    from remote.fsspec_store import open_store
+    from remote.throttled_store import ThrottledStore
+    from tiered.configured_store import configured_store
+    from tiered.configured_store import store_options as options_of
+    from tiered.key_rings import load_key_ring
+
+    limit = parse_rate(rate) if rate is not None else None
+    session.set_up_logging(tells_problems=True)
+    config = session.config() if url is None else None
+    store = configured_store(config) if config is not None else open_store(url or "", dict(options))
+    if store is None:
+        raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")
+    limited = ThrottledStore(store, limit, limit) if limit is not None else store
+    found = Bucket(
+        store=limited,
+        keys=load_key_ring(config.key_ring if config is not None else None, os.environ),
+        url=(config.remote_url or "") if config is not None else url or "",
+        options=options_of(config) if config is not None else options,
+    )
+    try:
+        if not copies or config is None:
+            yield found
+            return
+        from tiered.local_copies import LocalCopies
+        from tiered.manager import LogManager
+
+        with LogManager.open(config, now_ms=now_ms(), read_only=True, store=store) as manager:
+            yield replace(found, copies=LocalCopies(manager))
+    finally:
+        store.close()
+
+
+def parse_rate(text: str) -> int:
+    """``50MB/s`` as bytes per second. Raises InvalidRequest."""
+    from tiered.units import parse_bytes
+
+    rate = parse_bytes(text.removesuffix("/s"))
+    if rate is None or rate <= 0:
+        raise InvalidRequest("reading a rate", text=repr(text), expected="a size for a second, such as 50MB/s")
+    return rate

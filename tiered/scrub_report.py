@@ -1,0 +1,79 @@
+"""What a scrub found, as a value and as a file: versioned JSON, one object, fields only ever added within a version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from local.errors import Corrupt, InvalidRequest
+
+SCHEMA_VERSION = 1
+
+Weight = Literal["info", "warning", "corrupt"]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding. `object` is relative to the partition's prefix, empty for the partition as a whole.
+
+    `at` and `length` are bytes of the object, `base_offset` and `next_offset` the half-open range that it concerns.
+    `ulid` names the segment's row. `good_copy` says where the same bytes are whole: "local" on this machine's disk.
+    """
+
+    severity: Weight
+    topic: str
+    topic_id: str
+    partition: int
+    object: str
+    what: str
+    at: int | None = None
+    length: int | None = None
+    base_offset: int | None = None
+    next_offset: int | None = None
+    ulid: str | None = None
+    good_copy: str | None = None
+
+
+class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
+    """What a partition was like: its newest head, and how many objects of which kind lie below its prefix."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    sequence: int | None
+    epoch: int | None
+    segments: int
+    size_bytes: int
+    objects: dict[str, int]
+
+
+class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A scrub that came to its end. Findings are sorted, the heaviest first."""
+
+    schema_version: int = SCHEMA_VERSION
+    store: str
+    is_deep: bool
+    started_ms: int
+    finished_ms: int
+    read_bytes: int
+    partitions: list[PartitionScrub]
+    findings: list[Found]
+
+    def of(self, severity: Weight) -> list[Found]:
+        return [each for each in self.findings if each.severity == severity]
+
+
+def encode_report(report: ScrubReport) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def decode_report(data: bytes, path: str) -> ScrubReport:
+    """The inverse. Raises InvalidRequest for another version, Corrupt for what is no report."""
+    try:
+        report = msgspec.json.decode(data, type=ScrubReport)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt("reading a scrub's report, it is none", path=path, cause=str(error)) from error
+    if report.schema_version != SCHEMA_VERSION:
+        facts = {"version": report.schema_version, "known": SCHEMA_VERSION}
+        raise InvalidRequest("reading a scrub's report, of another version", path=path, **facts)
+    return report
