@@ -25,7 +25,9 @@ from local.verifying import VerifyOptions, size_of, verify
 from tiered.cli.main import invoke
 from tiered.manager import LogManager
 
-OPTIONS = VerifyOptions(deep=True, interval_bytes=200, known_names=frozenset(("topics.json", "remote-store.json")))
+OPTIONS = VerifyOptions(
+    deep=True, interval_bytes=200, known_names=frozenset(("topics.json", "remote-store.json", "remote-requests.json"))
+)
 MIXED = TopicPartition("mixed", 0)
 DIRECTORY = "./data/mixed-0"
 

@@ -42,7 +42,9 @@ def verify(
 
     storage, paths = DiskStorage(), _paths(session, targets)
     options = VerifyOptions(
-        deep=deep, threads=threads or os.cpu_count() or 1, known_names=frozenset(("topics.json", "remote-store.json"))
+        deep=deep,
+        threads=threads or os.cpu_count() or 1,
+        known_names=frozenset(("topics.json", "remote-store.json", "remote-requests.json")),
     )
     found: list[Finding] = check_together(storage, session.config().data_dirs) if not targets else []
     with _bar(session, sum(size_of(storage, path) for path in paths)) as on_bytes:
