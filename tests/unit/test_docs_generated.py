@@ -17,6 +17,7 @@ import pytest
 from tiered.cli.errors import Exit
 from tiered.cli.main import COMMANDS
 from tiered.properties import PROPERTIES, Kind, Property, Source
+from tiered.segment_table import COLUMNS as SEGMENT_COLUMNS
 from tiered.spark import options as spark_options
 from tiered.spark.rows import TYPES
 
@@ -103,7 +104,7 @@ def test_every_command_and_exit_code_has_its_place_on_the_page() -> None:
 
 def test_every_option_and_column_of_the_spark_source_has_its_place_on_the_page() -> None:
     page = (ROOT / "docs" / "reference" / "spark.md").read_text()
-    assert [name for name in (*spark_options.NAMES, *TYPES) if f"`{name}`" not in page] == []
+    assert [name for name in (*spark_options.NAMES, *TYPES, *SEGMENT_COLUMNS) if f"`{name}`" not in page] == []
 
 
 def test_every_module_has_its_line_in_the_architecture_page() -> None:

@@ -55,11 +55,13 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make ``spark.read.format("tiered")`` known to the session, which is returned. May repeat."""
+    """Make the sources ``tiered`` and ``tiered-segments`` known to the session, which is returned. May repeat."""
     ensure_pyspark()
+    from tiered.spark.segments_source import SegmentsSource
     from tiered.spark.source import TieredSource
 
     spark.dataSource.register(TieredSource)
+    spark.dataSource.register(SegmentsSource)
     return spark
 
 

@@ -10,7 +10,7 @@ share, so one query's filter leaks into the next (tests/spark/test_filter_leak.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -82,11 +82,11 @@ class BucketReader(DataSourceReader):
             yield from read_split(split, self._options, self._names)
 
 
-def chosen_columns(schema: StructType) -> tuple[str, ...]:
+def chosen_columns(schema: StructType, columns: Mapping[str, str] = COLUMNS) -> tuple[str, ...]:
     """The names in `schema`. Raises InvalidRequest unless they are columns of this source with their own types."""
     for field in schema.fields:
-        if COLUMNS.get(field.name) != field.dataType.simpleString():
+        if columns.get(field.name) != field.dataType.simpleString():
             asked = f"{field.name} {field.dataType.simpleString()}"
-            has = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+            has = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             raise InvalidRequest("reading with spark, no such column", asked=asked, has=has)
     return tuple(field.name for field in schema.fields)

@@ -1,0 +1,101 @@
+"""``tiered-segments`` asked with SQL, and records as Arrow batches before they are Spark's rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bucket_samples import NOW_MS, batch_at
+
+from remote.head_changes import expire_segments
+from tiered.spark import read_arrow
+
+pytestmark = pytest.mark.spark
+
+
+def fill(bucket, topic="orders", partition=0, segments=4):
+    for number in range(segments):
+        bucket.add(topic, partition, [batch_at(number * 30 + at, 10) for at in (0, 10, 20)])
+
+
+def test_segments_are_a_table_for_sql(spark, bucket):
+    fill(bucket)
+    fill(bucket, partition=1, segments=2)
+    fill(bucket, "other", segments=1)
+    _, log = bucket.log("orders", 0)
+    gone = bucket.segments["orders", 0][0]
+    log.commit(expire_segments([gone.ulid], now_ms=NOW_MS, log_start_offset=30), NOW_MS)
+    reader = spark.read.format("tiered-segments").option("storeOptions", json.dumps(bucket.options))
+    reader.load(bucket.url).createOrReplaceTempView("segments")
+    found = spark.sql(
+        """select topic, kind, count(*) as objects, sum(record_count) as records, sum(stored_bytes) as bytes,
+        sum(dollars_per_month) as dollars from segments group by topic, kind order by topic, kind"""
+    ).collect()
+    assert [(row["topic"], row["kind"], row["objects"], row["records"]) for row in found] == [
+        ("orders", "log", 5, 150),
+        ("orders", "waiting", 2, None),
+        ("other", "log", 1, 30),
+    ]
+    assert found[1]["bytes"] == gone.stored_bytes + gone.indexes_bytes
+    assert all(row["dollars"] > 0 for row in found)
+    some = reader.option("subscribe", "other").schema("topic string, base_offset bigint").load(bucket.url)
+    assert [tuple(row) for row in some.collect()] == [("other", 0)]
+    with pytest.raises(Exception, match="unknown option: option=startingoffsets"):
+        reader.option("startingOffsets", "earliest").load(bucket.url).count()
+
+
+def test_an_empty_bucket_is_an_empty_table(spark, file_bucket):
+    assert spark.read.format("tiered-segments").load(file_bucket.url).count() == 0
+
+
+def test_arrow_batches_are_the_records_of_the_data_source(spark, load, file_bucket):
+    fill(file_bucket)
+    options = {"subscribe": "orders", "splitBytes": "1KiB", "startingOffsets": '{"orders":{"0":15}}'}
+    fast = read_arrow(spark, file_bucket.url, columns=["offset", "key", "headers"], **options)
+    slow = load(file_bucket, includeHeaders="true", **options).select("offset", "key", "headers")
+    assert fast.schema == slow.schema
+    assert sorted(fast.collect()) == sorted(slow.collect())
+    assert fast.rdd.getNumPartitions() > 4
+    assert (
+        read_arrow(spark, file_bucket.url, subscribe="orders").columns
+        == slow.sparkSession.read.format("tiered").option("subscribe", "orders").load(file_bucket.url).columns
+    )
+
+
+def test_a_function_sees_the_batches_where_they_are_decoded(spark, file_bucket):
+    fill(file_bucket)
+
+    def largest(batches):
+        import pyarrow as pa
+
+        offsets = [value for batch in batches for value in batch.column("offset").to_pylist()]
+        yield pa.record_batch({"records": pa.array([len(offsets)], pa.int64()), "last": [max(offsets)]})
+
+    schema = "records long, last long"
+    options = {"subscribe": "orders", "splitBytes": "4KiB"}
+    found = read_arrow(spark, file_bucket.url, columns=["offset"], function=largest, schema=schema, **options)
+    rows = found.collect()
+    assert sum(row["records"] for row in rows) == 120
+    assert max(row["last"] for row in rows) == 119
+    assert len(rows) == found.rdd.getNumPartitions() > 1
+
+
+def test_nothing_to_read_is_an_empty_frame_and_mistakes_are_named(spark, file_bucket):
+    fill(file_bucket)
+    none = read_arrow(spark, file_bucket.url, subscribe="orders", endingOffsets='{"orders":{"0":0}}')
+    assert none.count() == 0
+    with pytest.raises(Exception, match="no such column: asked=nope"):
+        read_arrow(spark, file_bucket.url, columns=["nope"], subscribe="orders")
+    with pytest.raises(Exception, match="go together"):
+        read_arrow(spark, file_bucket.url, function=iter, subscribe="orders")
+
+
+def test_no_secret_stands_in_a_plan(spark, file_bucket):
+    fill(file_bucket)
+    secret = {"storeOptions": json.dumps({"auto_mkdir": True, "nobody_reads": "hunter2-secret"}), "subscribe": "orders"}
+    frames = [
+        spark.read.format("tiered").options(**secret).load(file_bucket.url),
+        spark.read.format("tiered-segments").options(**secret).load(file_bucket.url),
+    ]
+    for frame in frames:
+        assert "hunter2" not in frame._jdf.queryExecution().toString()

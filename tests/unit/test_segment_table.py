@@ -1,0 +1,118 @@
+"""The table of what a bucket keeps: every row and object of it once, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+
+from policies.cost import early_deletion, monthly_storage
+from policies.prices import BUILT_IN
+from remote import metadata_log
+from remote.catalog import list_partitions
+from remote.keys import HEADS
+from remote.spilling import SpillRule
+from tiered.cost import all_rows
+from tiered.segment_table import COLUMNS, TableOptions, arrow_types, record_batches, segment_rows
+from tiered.views import build_views, plan_views
+
+OPTIONS = TableOptions(now_ms=NOW + DAY)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    return World()
+
+
+def table(world):
+    return [row for name in list_partitions(world.store) for row in segment_rows(world.store, name, OPTIONS)]
+
+
+def filled(world, count=600, storage_class="STANDARD", **properties):
+    manager = world.open(remote_storage_class=storage_class)
+    manager.create_topic("t", 1, {**TIERED, **properties}, now_ms=NOW)
+    send(manager, count)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    return manager
+
+
+def test_every_object_of_a_partition_but_its_heads_is_in_the_table_once(world):
+    manager = filled(world, **{"retention.ms": "2d", "remote.log.delete.grace.ms": "9d"})
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+    send(manager, 600, start=600)
+    settle(manager)
+    seen = set()
+    for name, until in (("some", NOW), ("gone", NOW + 2 * DAY + HOUR)):
+        settle(manager, until)
+        rows = table(world)
+        keys = [row[column] for row in rows for column in ("data_key", "indexes_key") if row[column]]
+        there = {info.key: info.size_bytes for info in world.store.list("") if HEADS not in info.key}
+        assert len(keys) == len(set(keys)), name
+        assert set(keys) == set(there), name
+        for row in rows:
+            assert row["stored_bytes"] == there[row["data_key"]], row
+            assert row["indexes_bytes"] == there.get(row["indexes_key"]), row
+        seen |= {row["kind"] for row in rows}
+    assert seen == {"log", "view", "page", "waiting"}
+
+
+def test_segments_say_what_their_rows_say(world):
+    manager = filled(world)
+    (held,) = manager.partitions()
+    rows = [row for row in table(world) if row["kind"] == "log"]
+    want = list(all_rows(held))
+    assert [row["ulid"] for row in rows] == [each.ulid for each in want]
+    assert sum(row["record_count"] for row in rows) == 600
+    for row, each in zip(rows, want, strict=True):
+        assert (row["base_offset"], row["next_offset"]) == (each.base_offset, each.next_offset)
+        assert (row["size_bytes"], row["codec"], row["state"]) == (each.size_bytes, "none", "COPY_FINISHED")
+        assert row["max_timestamp"] == each.max_timestamp_ms * 1000
+        assert row["epochs"] == [{"epoch": epoch, "start_offset": start} for epoch, start in each.epochs]
+        assert row["is_readable"] is True
+
+
+def test_what_lies_below_the_log_start_is_not_readable(world):
+    manager = filled(world)
+    manager.delete_records({NAME: 300}, now_ms=NOW)
+    rows = [row for row in table(world) if row["kind"] == "log"]
+    assert {row["log_start_offset"] for row in rows} == {300}
+    assert {row["is_readable"] for row in rows} == {True, False}
+    assert all(row["is_readable"] is (row["next_offset"] > 300) for row in rows)
+
+
+def test_a_deleted_topic_is_told_as_such(world):
+    manager = filled(world, **{"remote.log.delete.grace.ms": "9d"})
+    manager.delete_topic("t", now_ms=NOW)
+    settle(manager)
+    rows = table(world)
+    assert rows
+    assert not any(row["is_readable"] for row in rows if row["kind"] != "page")
+    assert all(row["topic_deleted"] is not None for row in rows)
+
+
+def test_dollars_are_those_of_the_class(world):
+    filled(world, storage_class="STANDARD_IA")
+    row = next(row for row in table(world) if row["kind"] == "log")
+    prices = BUILT_IN.of("STANDARD_IA")
+    assert row["storage_class"] == "STANDARD_IA"
+    assert row["dollars_per_month"] == pytest.approx(
+        monthly_storage(max(row["stored_bytes"], prices.min_bytes), prices)
+        + monthly_storage(row["indexes_bytes"], BUILT_IN.of("STANDARD"))
+    )
+    assert row["dollars_to_delete_now"] == pytest.approx(early_deletion(row["stored_bytes"], 1, prices))
+    assert row["dollars_to_read"] > prices.get_per_1000 / 1000
+
+
+def test_columns_come_as_arrow_in_batches_of_bounded_rows(world):
+    filled(world)
+    rows = table(world)
+    (batch,) = record_batches(iter(rows), tuple(COLUMNS))
+    assert batch.schema.names == list(COLUMNS) == list(arrow_types())
+    assert batch.num_rows == len(rows)
+    many = record_batches(iter(rows * 800), ("topic", "stored_bytes"))
+    sizes = [each.num_rows for each in many]
+    assert sum(sizes) == 800 * len(rows)
+    assert max(sizes) <= 4096 < sum(sizes)
+    assert list(record_batches(iter([]), ("topic",))) == []

@@ -1,0 +1,111 @@
+"""The Spark data source ``tiered-segments``: what a bucket keeps, as a table for SQL (`tiered.segment_table`).
+
+| option | value |
+|---|---|
+| ``path`` or ``url``, ``storeOptions``, ``topicId`` | as of the source ``tiered`` |
+| ``subscribe``, ``subscribePattern``, ``assign`` | which topics; all of them where none is given |
+| ``prices`` | a file of prices on the driver, as of the setting ``cost.prices`` |
+
+Each task reads the newest heads of its partitions when it runs: a table that is to stay the same is cached. Topics that
+were deleted are in it as long as they have objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from local.errors import InvalidRequest
+from policies.prices import BUILT_IN, PriceTable
+from remote.catalog import RemotePartitionName
+from tiered.segment_table import COLUMNS, TableOptions
+from tiered.spark.options import ReadOptions, parse_options
+from tiered.spark.source import chosen_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+PARTITIONS_PER_TASK = 16  # their heads are read side by side
+_WAYS = ("subscribe", "subscribepattern", "assign")
+_NAMES = ("path", "url", "storeoptions", "topicid", "prices", *_WAYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentsOptions:
+    """What one ``load()`` asks for."""
+
+    read: ReadOptions
+    prices: PriceTable = field(default=BUILT_IN, repr=False)
+
+
+def parse_segments_options(given: Mapping[str, str]) -> SegmentsOptions:
+    """Raises InvalidRequest naming the option that is wrong, and what keeps the file of prices from being read."""
+    options = {name.lower(): value for name, value in given.items()}
+    for name in options:
+        if name not in _NAMES:
+            raise InvalidRequest("reading segments with spark, unknown option", option=name, there_are=",".join(_NAMES))
+    prices = options.pop("prices", None)
+    if not any(name in options for name in _WAYS):
+        options["subscribepattern"] = ".*"
+    if prices is None:
+        return SegmentsOptions(read=parse_options(options))
+    from tiered.price_file import load_prices
+
+    return SegmentsOptions(read=parse_options(options), prices=load_prices(prices))
+
+
+class SegmentsSource(DataSource):
+    """See the module text."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tiered-segments"
+
+    def schema(self) -> str:
+        parse_segments_options(self.options)
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return SegmentsReader(parse_segments_options(self.options), chosen_columns(schema, COLUMNS))
+
+
+class SegmentsReader(DataSourceReader):
+    """Lists partitions in one process and reads their heads in others."""
+
+    def __init__(self, options: SegmentsOptions, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+
+    def partitions(self) -> list[InputPartition]:
+        from remote.catalog import list_partitions
+        from remote.fsspec_store import open_store
+        from tiered.spark.planning import named_partitions
+
+        store = open_store(self._options.read.url, self._options.read.store_options)
+        try:
+            found = named_partitions(list_partitions(store), self._options.read)
+        finally:
+            store.close()
+        runs = [found[at : at + PARTITIONS_PER_TASK] for at in range(0, len(found), PARTITIONS_PER_TASK)]
+        return [InputPartition(run) for run in runs]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from remote.fsspec_store import open_store
+        from tiered.segment_table import record_batches, segment_rows
+        from tiered.spark.pinning import wall_ms
+        from tiered.spark.planning import side_by_side
+
+        run: list[RemotePartitionName] | Any = partition.value
+        if run is None:  # what Spark makes of an empty list of partitions
+            return
+        table = TableOptions(prices=self._options.prices, now_ms=wall_ms())
+        store = open_store(self._options.read.url, self._options.read.store_options)
+        try:
+            found = side_by_side(lambda name: list(segment_rows(store, name, table)), run)
+            yield from record_batches((row for rows in found for row in rows), self._names)
+        finally:
+            store.close()
