@@ -24,13 +24,13 @@ first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from local import kernels, offset_index, swap, time_index
+from local import kernels, swap
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
 from local.errors import CleaningAborted, Corrupt, InvalidRequest, NotFound
@@ -38,12 +38,11 @@ from local.index_files import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, segment_file
 from local.newest_records import Buffer, find_newest
-from local.segment import RELATIVE_OFFSET_MAX
+from local.regrouping import POSITION_MAX, grouped, survivors
 from local.segment_info import SegmentInfo
-from local.settings import DAY_MS, LogSettings
+from local.settings import DAY_MS
 from local.storage import Storage, join
 
-POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 DEFAULT_BUFFER = Buffer()
 Progress = Callable[[int, int], None]
 
@@ -212,7 +211,7 @@ def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, 
     """Every group, oldest first. What is made of old formats has no leader epoch of its own: the log knows it."""
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
-    groups = _groups(work, judged, apart_at)
+    groups = grouped(judged, work.log.settings, work.storage, work.pace, apart_at=apart_at)
     for done, group in enumerate(groups):
         progress(done, len(groups))
         _clean_group(work, group)
@@ -258,42 +257,6 @@ def _legacy_horizon(log: Log, first_dirty: int, delete_retention_ms: int) -> int
     return log.segment(clean[-1]).modified_ms - delete_retention_ms if clean else None
 
 
-def _groups(work: _Work, judged: Sequence[SegmentVerdict], apart_at: int) -> list[list[SegmentVerdict]]:
-    """Neighbours whose survivors together fit one segment become one; every other segment stays by itself.
-
-    Kafka groups by the sizes before cleaning; by those after it, what goes to the store is fewer and larger objects.
-    """
-    groups: list[list[SegmentVerdict]] = []
-    for each in judged:
-        if groups and each.segment.base_offset != apart_at and _fits(work, [*groups[-1], each]):
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    return groups
-
-
-def _fits(work: _Work, group: Sequence[SegmentVerdict]) -> bool:
-    """Whether the survivors of `group` make a legal segment. Their records are measured only where that decides."""
-    settings = work.log.settings
-    if group[-1].next_offset - 1 - group[0].segment.base_offset > RELATIVE_OFFSET_MAX:
-        return False
-    if _is_legal(group, sum(each.bytes_most for each in group), settings):
-        return True
-    if not _is_legal(group, sum(each.bytes_least for each in group), settings):
-        return False
-    for each in group:
-        each.measure(work.storage, work.pace)
-    return _is_legal(group, sum(each.bytes_most for each in group), settings)
-
-
-def _is_legal(group: Sequence[SegmentVerdict], size: int, settings: LogSettings) -> bool:
-    """Whether `size` bytes and both their indexes may be a segment's."""
-    # An entry is written once more than an interval's bytes have gone by, and the time index has a final one.
-    entries = min(size // (settings.index_interval_bytes + 1), sum(each.batches_after for each in group))
-    index_bytes = max(entries * offset_index.ENTRY_BYTES, (entries + 1) * time_index.ENTRY_BYTES)
-    return size <= min(settings.segment_bytes, POSITION_MAX) and index_bytes <= settings.segment_index_bytes
-
-
 def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
     """Swap in what is left of `group`, as one segment; each half by itself, should that come out too large after all.
 
@@ -333,7 +296,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     log, storage = work.log, work.storage
     base_offset, settings, rows = group[0].segment.base_offset, log.settings, IndexRows()
     try:
-        parts = work.pace.written(_survivors(work, group, rows))
+        parts = work.pace.written(survivors(group, work.storage, work.pace, rows, work.horizon_ms, work.out))
         path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
     except (CleaningAborted, Corrupt, NotFound):
         storage.unlink(join(log.directory, segment_file(base_offset, LOG) + CLEANED))
@@ -351,20 +314,3 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
         facts = {"path": group[0].segment.path(LOG), "size_bytes": size, "limit": POSITION_MAX}
         raise InvalidRequest("cleaning a segment, what stays of it is larger than a segment may be", **facts)
     return None
-
-
-def _survivors(work: _Work, group: Sequence[SegmentVerdict], rows: IndexRows) -> Iterator[memoryview]:
-    """The bytes of the new segment, each part valid until the next, and its batches into `rows`."""
-    is_empty = all(each.is_empty for each in group)
-    for each in group:
-        slices = work.pace.slices(work.storage, each.segment, each.mapped)
-        for (_, data), verdict in zip(slices, each.slices, strict=True):
-            actions = verdict.actions
-            if is_empty and each is group[-1] and verdict is each.slices[-1]:
-                actions = actions.copy()
-                actions[-1] = verdict.last_stays
-            for part in kernels.rebuilt_batches(data, verdict.keep, actions, work.horizon_ms, work.out):
-                table = kernels.scan_batches(part, verify=False)
-                assert table.valid_bytes == len(part)
-                rows.add(table)
-                yield part

@@ -32,8 +32,9 @@ Source: kafka `Cleaner.cleanInto`, `Cleaner.shouldRetainRecord`, `MemoryRecords.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ from local.cleaned_transactions import CleanedTransactions
 from local.cleaning_pace import Pace
 from local.columns import BatchTable, Columns
 from local.isolation import aborted_batches
-from local.newest_records import Flags, NewestRecords, check_whole
+from local.newest_records import Flags, check_whole
 from local.producer_snapshot import ProducerEntry
 from local.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 from local.record_bits import Bits, clear, packed
@@ -140,18 +141,38 @@ class SegmentVerdict:
         return self.is_empty and sum(len(each.actions) for each in self.slices) == 1 and not self.record_count
 
 
+class Newest(Protocol):
+    """What pass one found, or who else knows which records are the newest of their keys."""
+
+    def mapped(self, base_offset: int) -> memoryview | None:
+        """The bytes of the segment of that base, where they are at hand."""
+        ...
+
+    def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits] | None:
+        """(stays, is a tombstone) of each record of a slice, control records included; None: ask `superseded`."""
+        ...
+
+    def superseded(self, columns: Columns) -> Flags:
+        """Whether a newer record of each one's key was seen."""
+        ...
+
+
 class Judge:
     """Judges the segments of one pass, in order, each once: transactions are followed from one to the next."""
 
-    def __init__(
-        self, circumstances: Circumstances, newest: NewestRecords, aborted: Sequence[AbortedTransaction]
-    ) -> None:
+    def __init__(self, circumstances: Circumstances, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
         self.invalid_records = 0
         self._facts = circumstances
         self._newest = newest
         self._aborted = aborted
         self._last_data = np.array(sorted(each.last_offset for each in circumstances.producers.values()), np.int64)
         self._transactions = CleanedTransactions(aborted, tombstones_below=circumstances.tombstones_below)
+
+    def begin(self, producer_ids: Iterable[int], offset: int) -> None:
+        """Take it that data of these producers' open transactions lies before the first segment, which begins at
+        `offset`: for a pass over a part of a log. Their markers stay, be it longer than they have to."""
+        for producer_id in producer_ids:
+            self._transactions.meet(producer_id, offset - 1)
 
     def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: Pace) -> SegmentVerdict:
         """Raises Corrupt and CleaningAborted."""
@@ -193,7 +214,7 @@ class Judge:
             gone, control = aborted_batches(table, self._aborted), (table.attributes & CONTROL) != 0
             keyless = (columns.key_lengths < 0) & ~(gone | control)[ordinals]
             self.invalid_records += int(keyless.sum())
-            older = self._newest.keys.find(columns.data, columns.key_starts, columns.key_lengths)
+            older = self._newest.superseded(columns)
             keep = control[ordinals] | ~(older | keyless | gone[ordinals])
             yield keep, (columns.value_lengths < 0) & ~control[ordinals], due
             del columns  # before the next step is inflated

@@ -88,6 +88,10 @@ class NewestRecords:
         steps = slices[slice_number]
         return joined(self._keep, steps), joined(self._tombstones, steps)
 
+    def superseded(self, columns: Columns) -> Flags:
+        """Whether a newer record of each one's key was entered; columns of clean segments, all of them older."""
+        return self.keys.find(columns.data, columns.key_starts, columns.key_lengths)
+
     def mapped(self, base_offset: int) -> memoryview | None:
         """The bytes of a segment whose keys were entered; None of any other."""
         return self._mapped.get(base_offset)

@@ -299,7 +299,7 @@ def _open_transactions_cleaned(patch: Patch) -> None:
 def _markers_leave_before_their_data(patch: Patch) -> None:
     patch.setattr(CleanedTransactions, "end", lambda self, producer_id, last_offset, marker: True)
     patch.setattr(Judge, "_due_markers", lambda self, table, useless: np.flatnonzero(useless).tolist())
-    patch.setattr(cleaner, "_groups", lambda work, judged, *rest: [[each] for each in judged][::-1])
+    patch.setattr(cleaner, "grouped", lambda judged, *rest, **more: [[each] for each in judged][::-1])
 
 
 def _cleaner_checkpoint_ahead_of_the_swap(patch: Patch) -> None:

@@ -1,0 +1,108 @@
+"""128 bits for a key, by which keys are told apart where they cannot be compared: SipHash-2-4 with a secret.
+
+Machines that look for the newest record of each key send each other digests, not keys. Two keys with one digest would
+cost a record, so the digest is a keyed one (SipHash is a pseudorandom function): with a secret drawn for the job, the
+chance that any two of a billion keys meet is 2^-69, whatever the keys are, made by an adversary or not. Equal digests
+are therefore taken for equal keys.
+Source: Aumasson, Bernstein, "SipHash: a fast short-input PRF"; the 128-bit form of its reference implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local.errors import InvalidRequest
+
+SECRET_BYTES = 16
+_ROWS = 8192  # at once: four states and a word of each stay in the cache
+_BLOCK_BYTES = 4 << 20  # of gathered keys at once
+_START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+
+Words = NDArray[np.uint64]
+
+
+def digest_keys(
+    data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], secret: bytes
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Both halves of the digest of each key: `lengths` bytes of `data` from `starts`, none of them null.
+
+    Raises InvalidRequest for ranges outside `data` and a secret of another length.
+    """
+    if len(secret) != SECRET_BYTES:
+        raise InvalidRequest("hashing keys, a secret of another length", bytes=len(secret), expected=SECRET_BYTES)
+    low, high = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
+    if not len(starts):
+        return low, high
+    ends = starts + lengths
+    if int(lengths.min()) < 0 or int(starts.min()) < 0 or int(ends.max()) > len(data):
+        raise InvalidRequest("hashing keys, a range outside the data", bytes=len(data))
+    found = np.frombuffer(data, np.uint8) if len(data) else np.zeros(1, np.uint8)
+    for rows, words in _blocks(lengths):
+        first, second = _siphash(_words_of(found, starts[rows], lengths[rows], words), secret)
+        low[rows], high[rows] = first.view(np.int64), second.view(np.int64)
+    return low, high
+
+
+def _blocks(lengths: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Keys of as many words each, a bounded number at a time, as (their rows, the words)."""
+    words = lengths // 8 + 1
+    for count in np.unique(words).tolist():
+        rows = np.flatnonzero(words == count)
+        step = max(1, min(_ROWS, _BLOCK_BYTES // (8 * count)))
+        for at in range(0, len(rows), step):
+            yield rows[at : at + step], count
+
+
+def _words_of(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32], words: int) -> Words:
+    """A row for each word, a column for each key: its bytes, zeros, and in the last byte its length."""
+    at = np.arange(8 * words)
+    places = np.minimum(starts[:, None] + at, len(data) - 1)
+    gathered = np.where(at < lengths[:, None], data[places], 0).astype(np.uint8)
+    gathered[:, -1] = lengths & 0xFF
+    return np.ascontiguousarray(gathered.view("<u8").astype(np.uint64, copy=False).T)
+
+
+def _siphash(words: Words, secret: bytes) -> tuple[Words, Words]:
+    """Both halves, one value a column of `words`."""
+    keys = [int.from_bytes(secret[:8], "little"), int.from_bytes(secret[8:], "little")]
+    v = [np.full(words.shape[1], start ^ keys[at & 1], np.uint64) for at, start in enumerate(_START)]
+    v[1] ^= np.uint64(0xEE)
+    spare = np.empty(words.shape[1], np.uint64)
+    for word in words:
+        v[3] ^= word
+        _rounds(v, 2, spare)
+        v[0] ^= word
+    v[2] ^= np.uint64(0xEE)
+    _rounds(v, 4, spare)
+    first = v[0] ^ v[1] ^ v[2] ^ v[3]
+    v[1] ^= np.uint64(0xDD)
+    _rounds(v, 4, spare)
+    return first, v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def _rounds(v: list[Words], count: int, spare: Words) -> None:
+    v0, v1, v2, v3 = v
+    for _ in range(count):
+        v0 += v1
+        v2 += v3
+        _rotate(v1, 13, spare)
+        _rotate(v3, 16, spare)
+        v1 ^= v0
+        v3 ^= v2
+        _rotate(v0, 32, spare)
+        v2 += v1
+        v0 += v3
+        _rotate(v1, 17, spare)
+        _rotate(v3, 21, spare)
+        v1 ^= v2
+        v3 ^= v0
+        _rotate(v2, 32, spare)
+
+
+def _rotate(words: Words, bits: int, spare: Words) -> None:
+    np.right_shift(words, np.uint64(64 - bits), out=spare)
+    np.left_shift(words, np.uint64(bits), out=words)
+    words |= spare
