@@ -1,0 +1,69 @@
+"""``tiered gc``, from the command line to the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from remote.keys import data_key
+from tiered.cli.main import invoke
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
+    """A bucket with an object of an older epoch that nothing names, four days old, one of today, and a stranger's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "lines").write_text("a\nb\n")
+    words = ["-C", str(tmp_path)]
+    assert invoke([*words, "topic", "create", "t", "-X", "remote.storage.enable=true"]) == 0
+    assert invoke([*words, "append", "t", "lines"]) == 0
+    assert invoke([*words, "run", "--once"]) == 0
+    prefix = next((tmp_path / "bucket").glob("t-*")) / "0"
+    (prefix / "data").mkdir(exist_ok=True)
+    for ulid in ("01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAW"):
+        (prefix / data_key(90, 99, 1, ulid)).write_bytes(b"left behind")
+    old = prefix / data_key(90, 99, 1, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+    os.utime(old, (old.stat().st_atime, old.stat().st_mtime - 4 * 86400))
+    (prefix / "data" / "notes.txt").write_text("mine")
+    assert invoke([*words, "run", "--once"]) == 0
+    capfd.readouterr()
+    return words
+
+
+def _objects(tmp_path: Path) -> set[Path]:
+    return {path for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
+
+
+def test_first_the_list_then_what_is_on_it_and_old_enough(at: list[str], tmp_path: Path, capfd) -> None:
+    before = _objects(tmp_path)
+    assert invoke([*at, "gc", "--delete", "--yes"]) == 1
+    assert "run 'tiered gc' first" in capfd.readouterr().err
+    assert invoke([*at, "gc", "-o", "json"]) == 3
+    out, said = capfd.readouterr()
+    told = json.loads(out)
+    assert [each["size_bytes"] for each in told["orphans"]] == [11, 11]
+    assert told["size_bytes"] == 22
+    assert told["dollars_per_month"] > 0
+    assert "2 orphans" in said
+    assert "1 old enough" in said
+    assert _objects(tmp_path) == before
+    assert invoke([*at, "gc", "--delete"]) == 2
+    assert "say --yes" in capfd.readouterr().err
+    assert invoke([*at, "gc", "--delete", "--yes"]) == 0
+    assert "deleted 1, 11 B; kept 1 younger than 3d" in capfd.readouterr().err
+    assert len(before - _objects(tmp_path)) == 1
+    assert invoke([*at, "gc", "--delete", "--yes", "--older-than", "0"]) == 0
+    assert len(before - _objects(tmp_path)) == 2
+    assert invoke([*at, "gc", "t"]) == 0
+    assert invoke([*at, "scrub", "--deep", "--report", "r.json"]) == 3  # the stranger's
+
+
+def test_words_that_do_not_go_together(at: list[str], capfd) -> None:
+    assert invoke([*at, "gc", "t", "--delete", "--yes"]) == 2
+    assert invoke([*at, "gc", "--older-than", "soon"]) == 2
+    assert "reading --older-than" in capfd.readouterr().err

@@ -1,0 +1,172 @@
+"""Orphans in two steps: what was listed goes only when it is nobody's by a new look, and old enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from bucket_truth import assert_sound
+from care_world import NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, fill, named
+
+from local.errors import Corrupt, InvalidRequest
+from remote.at_rest import AS_IT_IS
+from remote.head_changes import add_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.unfinished_uploads import UnfinishedUpload, nobodys_uploads
+from tiered.garbage import GarbageList, decode_garbage, delete_garbage, encode_garbage, list_garbage
+
+DAY = 86_400_000
+LATER = NOW + 4 * DAY
+
+
+class FakeUploads:
+    """Unfinished uploads as S3 has them."""
+
+    def __init__(self, *uploads: UnfinishedUpload) -> None:
+        self.there = list(uploads)
+        self.aborted: list[UnfinishedUpload] = []
+
+    def list(self, prefix: str = "") -> list[UnfinishedUpload]:
+        return [each for each in self.there if each.key.startswith(prefix)]
+
+    def size_bytes(self, upload: UnfinishedUpload) -> int:
+        return 5
+
+    def abort(self, upload: UnfinishedUpload) -> None:
+        self.aborted.append(upload)
+        self.there = [each for each in self.there if each.upload_id != upload.upload_id]
+
+
+@pytest.fixture
+def world() -> CareWorld:
+    """A topic whose rows lie in pages, with an upload that was never committed and a writer who came after it."""
+    world = CareWorld.empty()
+    fill(world, "t", AS_IT_IS, 9, SMALL_PAGES)
+    world.add("t", batches(5000, (4,))[0], 5010, commit=False)
+    reopen(world)
+    return world
+
+
+def reopen(world: CareWorld) -> MetadataLog:
+    world.logs.clear()
+    return world.writer("t", SMALL_PAGES)
+
+
+def listed(world: CareWorld, now_ms: int = LATER, **more: object) -> GarbageList:
+    return list_garbage(world.store, [named("t")], now_ms=now_ms, **more)  # type: ignore[arg-type]
+
+
+def objects(world: CareWorld) -> dict[str, tuple[bytes, int]]:
+    assert isinstance(world.store, MemoryStore)
+    return dict(world.store._objects)
+
+
+def test_what_was_listed_and_is_nobodys_goes_and_nothing_else(world: CareWorld) -> None:
+    found, before = listed(world), objects(world)
+    names = {each.name.prefix + each.key for each in found.entries}
+    assert {name.rpartition(".")[2] for name in names} == {"log", "indexes"}
+    assert found.size_bytes == sum(len(before[name][0]) for name in names)
+    assert found.dollars_per_month > 0
+    done = delete_garbage(world.store, found, now_ms=LATER)
+    assert set(before) - set(objects(world)) == names
+    assert (len(done.entries), done.young, done.somebodys) == (2, 0, 0)
+    again = delete_garbage(world.store, found, now_ms=LATER)
+    assert (again.entries, again.somebodys) == ((), 2)
+    assert_sound(world.store)
+    assert listed(world).entries == []
+
+
+@pytest.mark.parametrize(("now_ms", "count"), [(NOW, 0), (NOW + 3 * DAY - 1, 0), (NOW + 3 * DAY, 2)])
+def test_what_is_younger_than_the_grace_time_stays(world: CareWorld, now_ms: int, count: int) -> None:
+    done = delete_garbage(world.store, listed(world), now_ms=now_ms)
+    assert (len(done.entries), done.young) == (count, 2 - count)
+
+
+def test_an_old_list_takes_nothing_that_is_somebodys_by_now(world: CareWorld) -> None:
+    """A list that names everything there is, live rows, heads, pages and other people's objects."""
+    world.store.put(f"{named('t').prefix}data/notes.txt", b"mine")
+    entry, before = listed(world).entries[0], objects(world)
+    orphans = {each.key for each in listed(world).entries}
+    everything = [
+        msgspec.structs.replace(entry, key=key.removeprefix(named("t").prefix), modified_ms=0) for key in before
+    ]
+    done = delete_garbage(world.store, msgspec.structs.replace(listed(world), entries=everything), now_ms=LATER)
+    assert {each.key for each in done.entries} == orphans
+    assert len(done.entries) == 2
+    assert len(objects(world)) == len(before) - 2
+    assert_sound_but_for_notes(world)
+
+
+def assert_sound_but_for_notes(world: CareWorld) -> None:
+    world.store.delete([f"{named('t').prefix}data/notes.txt"])
+    assert_sound(world.store)
+
+
+def test_the_present_writers_uploads_are_never_listed(world: CareWorld) -> None:
+    row = world.add("t", batches(6000, (4,))[0], 6010, commit=False)
+    found = listed(world)
+    assert not {row.data_key, row.indexes_key} & {each.key for each in found.entries}
+    delete_garbage(world.store, found, now_ms=LATER)
+    world.commit("t", add_segments([row]))
+    assert_sound(world.store)
+
+
+def test_a_listed_object_that_was_not_there_at_the_second_look_is_left_out(world: CareWorld) -> None:
+    found = listed(world)
+    world.store.delete([found.entries[0].name.prefix + found.entries[0].key])
+    done = delete_garbage(world.store, found, now_ms=LATER)
+    assert (len(done.entries), done.somebodys) == (1, 1)
+
+
+def test_a_partition_that_cannot_be_judged_is_told_and_nothing_of_it_goes(world: CareWorld) -> None:
+    found, newest = listed(world), MetadataLog(world.store, named("t").prefix).refresh()
+    page = named("t").prefix + newest.spills[0].key
+    body = world.store.get(page)
+    for damage in (lambda: world.store.put(page, body[:-1] + b"x"), lambda: world.store.delete([page])):
+        damage()
+        before = objects(world)
+        told = listed(world)
+        assert (told.entries, list(told.left_out)) == ([], [named("t").prefix])
+        assert delete_garbage(world.store, found, now_ms=LATER).entries == ()
+        assert objects(world) == before
+
+
+def test_a_list_of_another_store_or_version_is_refused(world: CareWorld) -> None:
+    found = listed(world)
+    assert decode_garbage(encode_garbage(found), "f") == found
+    with pytest.raises(InvalidRequest, match="another store's"):
+        delete_garbage(MemoryStore("memory://other"), found, now_ms=LATER)
+    with pytest.raises(InvalidRequest, match="another version"):
+        decode_garbage(encode_garbage(msgspec.structs.replace(found, schema_version=2)), "f")
+    with pytest.raises(Corrupt, match="it is none"):
+        decode_garbage(b"[]", "f")
+
+
+# --- unfinished uploads ----------------------------------------------------------------------------------------------
+
+
+def test_unfinished_uploads_of_older_epochs_are_listed_and_aborted_the_others_stay(world: CareWorld) -> None:
+    prefix = named("t").prefix
+    entry = listed(world).entries[1]
+    old = UnfinishedUpload(key=prefix + entry.key, upload_id="old", begun_ms=NOW)
+    young = replace(old, upload_id="young", begun_ms=LATER - 1)
+    present = replace(old, key=old.key.replace("-0000000001-", "-0000000002-"), upload_id="present")
+    unknown = replace(old, key=prefix + "data/backup.tar", upload_id="unknown")
+    uploads = FakeUploads(old, young, present, unknown)
+    found = listed(world, uploads=uploads)
+    assert [each.upload_id for each in found.entries if each.kind == "upload"] == ["old", "young"]
+    assert {each.size_bytes for each in found.entries if each.kind == "upload"} == {5}
+    done = delete_garbage(world.store, found, now_ms=LATER, uploads=uploads)  # type: ignore[arg-type]
+    assert [each.upload_id for each in uploads.aborted] == ["old"]
+    assert {each.upload_id for each in uploads.there} == {"young", "present", "unknown"}
+    assert done.young == 1
+
+
+def test_only_uploads_below_the_partition_and_of_older_epochs_are_nobodys() -> None:
+    prefix = f"t-{TOPIC_ID}/0/"
+    key = f"data/{0:020d}-{9:020d}-{3:010d}-01ARZ3NDEKTSV4RRFFQ69G5FAV.log"
+    one = UnfinishedUpload(key=prefix + key, upload_id="u", begun_ms=NOW)
+    assert [len(nobodys_uploads([one], prefix, epoch=epoch)) for epoch in (2, 3, 4)] == [0, 0, 1]
+    assert nobodys_uploads([one], f"t-{TOPIC_ID}/1/", epoch=9) == []

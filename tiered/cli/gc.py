@@ -1,0 +1,143 @@
+"""``tiered gc``: what of a bucket is nobody's, listed first, deleted from that list."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, NotFound
+from tiered.cli.bucket import Bucket, bucket_options, open_bucket
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.units import format_bytes, format_dollars, format_ms, parse_ms
+
+if TYPE_CHECKING:
+    from remote.unfinished_uploads import UnfinishedUploads
+    from tiered.garbage import Garbage, GarbageList
+
+LIST = "gc-list.json"
+
+
+@click.command("gc")
+@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
+@click.option("--delete", is_flag=True, help="Delete what the list says, is still nobody's, and is old enough.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--older-than", default="3d", show_default=True, metavar="AGE", help="The grace time.")
+@click.option("--list", "path", metavar="FILE", help=f"The list, written or read; default: {LIST} in the directory.")
+@bucket_options
+@output_option()
+@click.pass_obj
+def gc(
+    session: Session,
+    targets: tuple[str, ...],
+    delete: bool,
+    yes: bool,
+    older_than: str,
+    path: str | None,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """List what nothing names and nobody can name any more: objects, unfinished uploads. Deletes only with --delete."""
+    grace_ms = parse_ms(older_than)
+    if grace_ms is None or grace_ms < 0:
+        raise InvalidRequest("reading --older-than", text=repr(older_than), expected="a duration such as 3d")
+    if delete and targets:
+        raise click.UsageError("--delete takes what the list says; choose topics when listing")
+    where = path or os.path.join(session.directory, LIST)
+    with open_bucket(session, url, options) as bucket:
+        if delete:
+            return _delete(session, bucket, where, grace_ms, output, yes=yes)
+        return _list(session, bucket, targets, topic_id, where, grace_ms, output)
+
+
+def _list(
+    session: Session,
+    bucket: Bucket,
+    targets: tuple[str, ...],
+    topic_id: str | None,
+    path: str,
+    grace_ms: int,
+    output: str,
+) -> int:
+    from local.storage import DiskStorage, replace_file
+    from tiered.garbage import encode_garbage, list_garbage
+
+    names, now = bucket.partitions(targets, topic_id), now_ms()
+    listed = list_garbage(bucket.store, names, now_ms=now, uploads=_uploads(bucket))
+    replace_file(DiskStorage(), os.path.abspath(path), encode_garbage(listed))
+    facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": listed.dollars_per_month}
+    emit("orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, **facts)
+    for prefix, why in listed.left_out.items():
+        click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
+    due = sum(each.is_due(now, grace_ms) for each in listed.entries)
+    price = format_dollars(listed.dollars_per_month)
+    session.say(f"{len(listed.entries)} orphans, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
+    if due:
+        session.say("nothing changed; next: tiered gc --delete")
+    return Exit.CORRUPTION if listed.left_out else Exit.FINDINGS if listed.entries else Exit.DONE
+
+
+def _delete(session: Session, bucket: Bucket, path: str, grace_ms: int, output: str, *, yes: bool) -> int:
+    from tiered.garbage import decode_garbage, delete_garbage
+
+    try:
+        with open(path, "rb") as file:
+            listed = decode_garbage(file.read(), path)
+    except FileNotFoundError:
+        raise NotFound("deleting orphans, there is no list: run 'tiered gc' first", path=path) from None
+    if not yes:
+        _ask(listed, bucket)
+    done = delete_garbage(bucket.store, listed, now_ms=now_ms(), grace_ms=grace_ms, uploads=_uploads(bucket))
+    emit("deleted", [_row(each, now_ms()) for each in done.entries], _COLUMNS, output)
+    session.say(
+        f"deleted {len(done.entries)}, {format_bytes(done.size_bytes)}; "
+        f"kept {done.young} younger than {format_ms(grace_ms)}, {done.somebodys} that are somebody's or gone by now"
+    )
+    return Exit.DONE
+
+
+def _ask(listed: GarbageList, bucket: Bucket) -> None:
+    count, size = len(listed.entries), format_bytes(listed.size_bytes)
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{count} orphans, {size}, would be deleted from {bucket.store.url}; say --yes")
+    click.confirm(f"delete up to {count} orphans, {size}, from {bucket.store.url}?", abort=True, err=True)
+
+
+def _uploads(bucket: Bucket) -> UnfinishedUploads | None:
+    """None for a store that has no such thing."""
+    if not bucket.url.startswith("s3://"):
+        return None
+    from remote.unfinished_uploads import UnfinishedUploads
+
+    return UnfinishedUploads(bucket.url, bucket.options)
+
+
+def _row(each: Garbage, now: int) -> Row:
+    return {
+        "kind": each.kind,
+        "topic": each.topic,
+        "topic_id": each.topic_id,
+        "partition": each.partition,
+        "key": each.key,
+        "size_bytes": each.size_bytes,
+        "age_ms": max(0, now - each.modified_ms) if each.modified_ms is not None else None,
+        "upload_id": each.upload_id,
+    }
+
+
+_COLUMNS = (
+    Column("kind", "KIND"),
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("key", "KEY"),
+    Column("size_bytes", "SIZE", format_bytes, is_number=True),
+    Column("age_ms", "AGE", format_ms, is_number=True),
+    Column("topic_id"),
+    Column("upload_id"),
+)

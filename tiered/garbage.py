@@ -1,0 +1,184 @@
+"""What of a bucket is nobody's: found and listed with its bytes and its price, then, from that list, taken away.
+
+Two steps, so that somebody can look in between. The second believes the list only in what may go, never in that it may:
+
+| an entry of the list goes when | because |
+|---|---|
+| it is nobody's by a look that is made now | a rule that holds at any time; the list may be of last year |
+| it has lain there for the grace time, by the store's clock | courtesy: for people, and for a rule that was broken |
+
+So running it again, from an old list, on another machine, beside managers and jobs, deletes nothing that is somebody's.
+Order of effects: the look, then the deletes, a page of keys at a time. A crash between two leaves entries of the list
+that are gone already, which is no error. Nobody is fenced: no head is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from local.errors import Corrupt, InvalidRequest, NotFound
+from policies.cost import monthly_storage
+from remote.catalog import RemotePartitionName
+from remote.metadata_log import MetadataLog
+from remote.orphans import find_orphans
+from remote.store import ObjectStore
+from remote.unfinished_uploads import UnfinishedUpload, UnfinishedUploads, nobodys_uploads
+
+SCHEMA_VERSION = 1
+GRACE_MS = 3 * 86_400_000  # longer than any upload; courtesy, see the module text
+DELETE_PAGE = 1000  # keys of one request
+
+Kind = Literal["object", "upload"]
+
+
+class Garbage(msgspec.Struct, frozen=True, kw_only=True):
+    """One object, or one unfinished upload. `key` is relative to the partition's prefix."""
+
+    kind: Kind
+    topic: str
+    topic_id: str
+    partition: int
+    key: str
+    size_bytes: int
+    modified_ms: int | None
+    upload_id: str | None = None
+
+    @property
+    def name(self) -> RemotePartitionName:
+        return RemotePartitionName(self.topic, self.topic_id, self.partition)
+
+    def is_due(self, now_ms: int, grace_ms: int) -> bool:
+        """Whether it has lain there for the grace time; one whose age the store does not tell is never due."""
+        return self.modified_ms is not None and now_ms - self.modified_ms >= grace_ms
+
+
+class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
+    """What was nobody's at `listed_ms`. `left_out` are partitions that could not be judged, and why."""
+
+    schema_version: int = SCHEMA_VERSION
+    store: str
+    listed_ms: int
+    entries: list[Garbage]
+    left_out: dict[str, str] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.entries)
+
+    @property
+    def dollars_per_month(self) -> float:
+        """Storage alone, S3 Standard's list price."""
+        return monthly_storage(self.size_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """What went, and what of the list stayed: `young` ones, and those that are `somebodys` or gone by now."""
+
+    entries: tuple[Garbage, ...]
+    young: int = 0
+    somebodys: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.entries)
+
+
+def list_garbage(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    *,
+    now_ms: int,
+    uploads: UnfinishedUploads | None = None,
+    progress: Callable[[RemotePartitionName], None] = lambda name: None,
+) -> GarbageList:
+    """Everything of these partitions that is nobody's; reads alone. `uploads` are looked through too, where given.
+
+    A partition with a head or a page that is missing or cannot be read is left out, and told: it may name anything.
+    Raises Unavailable.
+    """
+    entries: list[Garbage] = []
+    left_out = {}
+    for name in names:
+        try:
+            entries += _of_partition(store, name, now_ms, uploads)
+        except (Corrupt, NotFound) as error:
+            left_out[name.prefix] = str(error)
+        progress(name)
+    return GarbageList(store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out)
+
+
+def delete_garbage(
+    store: ObjectStore,
+    listed: GarbageList,
+    *,
+    now_ms: int,
+    grace_ms: int = GRACE_MS,
+    uploads: UnfinishedUploads | None = None,
+) -> Deleted:
+    """Take away what was listed, is nobody's now, and is old enough. Raises InvalidRequest for another store's list."""
+    if listed.store != store.url:
+        raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
+    wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
+    names = sorted({each.name for each in listed.entries})
+    found = list_garbage(store, names, now_ms=now_ms, uploads=uploads).entries
+    asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
+    due = [each for each in asked if each.is_due(now_ms, grace_ms)]
+    keys = [each.name.prefix + each.key for each in due if each.kind == "object"]
+    for at in range(0, len(keys), DELETE_PAGE):
+        store.delete(keys[at : at + DELETE_PAGE])
+    for each in due:
+        if each.kind == "upload" and uploads is not None:
+            uploads.abort(_upload(each))
+    return Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=len(wanted) - len(asked))
+
+
+def encode_garbage(listed: GarbageList) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(listed), indent=1) + b"\n"
+
+
+def decode_garbage(data: bytes, path: str) -> GarbageList:
+    """The inverse. Raises InvalidRequest for another version, Corrupt for what is no list."""
+    try:
+        listed = msgspec.json.decode(data, type=GarbageList)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt("reading a list of orphans, it is none", path=path, cause=str(error)) from error
+    if listed.schema_version != SCHEMA_VERSION:
+        facts = {"version": listed.schema_version, "known": SCHEMA_VERSION}
+        raise InvalidRequest("reading a list of orphans, of another version", path=path, **facts)
+    return listed
+
+
+def _of_partition(
+    store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
+) -> list[Garbage]:
+    metadata = MetadataLog(store, name.prefix)
+    facts = {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
+    found = [
+        Garbage(kind="object", key=each.key, size_bytes=each.size_bytes, modified_ms=each.modified_ms, **facts)  # type: ignore[arg-type]
+        for each in find_orphans(store, name.prefix, metadata, now_ms=now_ms)
+    ]
+    head = metadata.cached
+    if uploads is not None and head is not None:
+        for each in nobodys_uploads(uploads.list(name.prefix), name.prefix, epoch=head.epoch):
+            found.append(
+                Garbage(
+                    kind="upload",
+                    key=each.key.removeprefix(name.prefix),
+                    size_bytes=uploads.size_bytes(each),
+                    modified_ms=each.begun_ms,
+                    upload_id=each.upload_id,
+                    **facts,  # type: ignore[arg-type]
+                )
+            )
+    return found
+
+
+def _upload(entry: Garbage) -> UnfinishedUpload:
+    assert entry.upload_id is not None
+    key = entry.name.prefix + entry.key
+    return UnfinishedUpload(key=key, upload_id=entry.upload_id, begun_ms=entry.modified_ms or 0)
