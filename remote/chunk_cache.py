@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from remote.index_bundle import IndexBundle
+from remote.store import Body
 
 CACHE_BYTES = 128 << 20
 
@@ -17,7 +18,7 @@ CACHE_BYTES = 128 << 20
 class Slice:
     """`size_bytes` bytes of `body` from `start`: a piece of what one request brought, not copied out of it."""
 
-    body: bytes
+    body: Body
     start: int
     size_bytes: int
 

@@ -100,7 +100,7 @@ class MeteredStore:
         self._count(key, RequestCounts(gets=1))
         return self._arrived(key, self._inner.get_range(key, start, length))
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         self._count(key, RequestCounts(gets=len(ranges)))
         bodies = self._inner.get_ranges(key, ranges)
         self._count(key, RequestCounts(bytes_out=sum(map(len, bodies))))

@@ -128,20 +128,20 @@ class ObstoreS3Store(S3Store):
         with self._at("reading an object", key):
             return bytes(clients.get(clients.once, self._name(key)).bytes())
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         if (clients := self._obstore()) is None:
             return super().get_ranges(key, ranges)
         for start, length in ranges:
             check_range(key, start, length)
         name = self._name(key)
 
-        def read(asked: tuple[int, int]) -> bytes:
+        def read(asked: tuple[int, int]) -> Body:
             start, length = asked
             if not length:
                 return b""
             attempt = "reading a range of an object"
             with self._at(attempt, key, start=start, length=length):
-                body = bytes(clients.get_range(clients.once, name, start=start, length=length))
+                body = memoryview(clients.get_range(clients.once, name, start=start, length=length))
             if len(body) != length:
                 facts = {"store": self.url, "key": key, "start": start, "length": length, "found": len(body)}
                 raise Corrupt(f"{attempt}, it ends before", **facts)

@@ -164,10 +164,13 @@ class _Try:
         tail, chunk_bytes = b"", self._segment.chunk_bytes
         for start, length in parts_of(self._segment.size_bytes):
             part = self._segment.read(start, length)
-            view = memoryview(part)
-            for at in range(0, length, chunk_bytes):
-                self._note(start + at, view[at : at + chunk_bytes])
-            tail = self._inspected(tail, view, start)
+            view, seen = memoryview(part), 0
+            for at in range(0, length, chunk_bytes):  # while its bytes are in the processor's cache
+                chunk = view[at : at + chunk_bytes]
+                self._note(start + at, chunk)
+                tail, taken = self._inspected(tail, view[seen : at + len(chunk)], start + seen)
+                seen += taken
+            tail += view[seen:]
             yield part
         self._check_end(tail)
 
@@ -232,18 +235,17 @@ class _Try:
         self._segment.note(len(self.sent), start, length, crc)
         self.sent.append((length, crc))
 
-    def _inspected(self, tail: bytes, part: memoryview, start: int) -> bytes:
-        """Show a part to the inspector, a batch that began in `tail` first; what it ends in the middle of."""
+    def _inspected(self, tail: bytes, data: memoryview, start: int) -> tuple[bytes, int]:
+        """Show `data` to the inspector, a batch that began in `tail` first: (what is still open, how much was seen)."""
         at, more = 0, _JOINED_BYTES
         while tail:
-            joined = memoryview(tail + bytes(part[:more]))
-            taken = self._taken(joined, start - len(tail))
+            taken = self._taken(memoryview(tail + data[:more]), start - len(tail))
             if taken:
                 at, tail = taken - len(tail), b""
-            elif more >= len(part):
-                return bytes(joined)
+            elif more >= len(data):
+                return tail, 0
             more *= 2
-        return bytes(part[at + self._taken(part[at:], start + at) :])
+        return b"", at + self._taken(data[at:], start + at)
 
     def _taken(self, data: memoryview, start: int) -> int:
         try:

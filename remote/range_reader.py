@@ -103,11 +103,12 @@ class RemotePartition:
         _, offset = time_index.lookup(bundle.time, segment.base_offset, timestamp_ms - 1)
         return offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
 
-    def read(self, segment: RemoteSegment, position: int, length: int) -> memoryview:
+    def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """Checked bytes ``[position, position + length)`` of the segment, fewer where it ends.
 
-        The bytes are immutable and may be a view of what is cached; as long as it is held, so is all that its GET
-        brought, at most RANGE_BYTES. Raises Corrupt.
+        With `in_one_piece` fewer, too, where one GET's bytes end, so that nothing is copied. The bytes are immutable
+        and may be a view of what is cached; as long as it is held, so is all that its GET brought, at most
+        RANGE_BYTES. Raises Corrupt.
         """
         assert position >= 0
         assert length >= 0
@@ -116,7 +117,7 @@ class RemotePartition:
         if not numbers:
             return memoryview(b"")
         skipped = position - table.chunk_range(numbers[0])[0]
-        return _cut_out(self._chunks(segment, table, numbers), skipped, length)
+        return _cut_out(self._chunks(segment, table, numbers), skipped, length, in_one_piece=in_one_piece)
 
     def warm(self, segment: RemoteSegment, position: int, length: int) -> None:
         """Have the cache hold what `read` will be asked for. Raises as `read` does."""
@@ -248,9 +249,10 @@ def _opened(table: ChunkTable, number: int, stored: Slice, cipher: ObjectCipher 
     return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])
 
 
-def _cut_out(chunks: Sequence[Slice], skipped: int, length: int) -> memoryview:
+def _cut_out(chunks: Sequence[Slice], skipped: int, length: int, *, in_one_piece: bool) -> memoryview:
     """`length` bytes behind the first `skipped` of the chunks, which are neighbours; fewer where they end."""
     runs = [list(run) for _, run in groupby(chunks, key=lambda chunk: id(chunk.body))]
+    runs = runs[:1] if in_one_piece else runs
     views = [memoryview(run[0].body)[run[0].start : run[-1].start + run[-1].size_bytes] for run in runs]
     views[0] = views[0][skipped:]
     before_last = sum(map(len, views[:-1]))

@@ -5,6 +5,9 @@ small GET. Each read that goes on where the last one ended doubles what is fetch
 doubles the step that the stream should ask for next (`step_bytes`). A jump begins anew. The window goes on in the
 following segment: near the end of one, the next one's indexes and first chunks are fetched.
 
+A segment is thought of as cells of RANGE_BYTES. Once the window is as large as that, whole cells are fetched, each by
+one GET, and what a read gives ends where its cell does: so nothing is copied together, and none waits for two GETs.
+
 Fetching ahead happens in a few threads that all streams share, into the cache where the real read finds it, or waits
 for it (one flight). What goes wrong there is not reported: the real read meets the same and tells.
 """
@@ -21,7 +24,7 @@ from local.errors import LogError
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
 
-WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream
+WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream, and up to a cell more
 STEP_BYTES_MIN, STEP_BYTES_MAX = 128 << 10, 8 << 20
 WINDOW_BYTES_MIN = 1 << 20
 THREADS = 4  # of all streams together
@@ -58,12 +61,14 @@ class SequentialReader:
         self._flights: deque[Future[None]] = deque()
         self.step_bytes = STEP_BYTES_MIN
 
-    def read(self, row: RemoteSegment, position: int, length: int) -> memoryview:
+    def read(self, row: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """As `RemotePartition.read`. A read that begins inside the last one (a batch was cut) goes on from it."""
         goes_on = self._goes_on(row, position)
         if not goes_on:
             self._begin_anew(row)
-        data = self._remote.read(row, position, length)
+        if in_one_piece:
+            length = min(length, _left_of_cell(position))
+        data = self._remote.read(row, position, length, in_one_piece=in_one_piece)
         reached = position + len(data)
         if goes_on:
             self._window = min(max(2 * self._window, WINDOW_BYTES_MIN), self._window_max)
@@ -107,9 +112,14 @@ class SequentialReader:
                 self._path.append(following)
                 self._covered = 0
                 continue
-            length = min(RANGE_BYTES, self._window - ahead, last.size_bytes - self._covered)
+            length = min(self._piece(self._window - ahead), last.size_bytes - self._covered)
             self._flights.append(_pool().submit(self._warm, last, self._covered, length))
             self._covered += length
+
+    def _piece(self, missing: int) -> int:
+        """How much to fetch next by one GET: a whole cell where the window has come to that."""
+        left = _left_of_cell(self._covered)
+        return left if self._window >= RANGE_BYTES else min(left, missing)
 
     def _come_to(self, row: RemoteSegment, reached: int) -> None:
         """Forget the path behind the stream."""
@@ -142,6 +152,10 @@ class SequentialReader:
             self._remote.warm(row, position, length)
         except LogError as error:
             _log.debug("reading ahead failed: object=%s cause=%s", row.data_key, error)
+
+
+def _left_of_cell(position: int) -> int:
+    return RANGE_BYTES - position % RANGE_BYTES
 
 
 def _pool() -> ThreadPoolExecutor:

@@ -130,7 +130,7 @@ class RetryingStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._policy.call(lambda: self._inner.get_range(key, start, length), verb="get_range", key=key)
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         return self._policy.call(lambda: self._inner.get_ranges(key, ranges), verb="get_ranges", key=key)
 
     def head(self, key: str) -> ObjectInfo:

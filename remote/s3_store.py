@@ -129,9 +129,9 @@ class S3Store:
             return bytes(self._fs.cat_file(self._path(key)))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self.get_ranges(key, [(start, length)])[0]
+        return bytes(self.get_ranges(key, [(start, length)])[0])
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         for start, length in ranges:
             check_range(key, start, length)
         path, asked = self._path(key), [each for each in ranges if each[1] > 0]

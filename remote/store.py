@@ -77,8 +77,11 @@ class ObjectStore(Protocol):
         """Exactly `length` bytes from `start`. Raises NotFound; Corrupt when the object ends before."""
         ...
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """`get_range` for each (start, length), in order, concurrently where the store can."""
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        """As `get_range` for each (start, length), in order, concurrently where the store can.
+
+        Immutable; each may be a view of what the client received, so that what is long is not copied.
+        """
         ...
 
     def head(self, key: str) -> ObjectInfo:

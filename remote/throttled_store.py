@@ -56,7 +56,7 @@ class ThrottledStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._arrived(self._inner.get_range(key, start, length))
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         bodies = self._inner.get_ranges(key, ranges)
         self._fetch.take(sum(map(len, bodies)))
         return bodies

@@ -82,7 +82,7 @@ class WatchedStore:
         attempt = "reading a range of an object"
         return self._run(lambda: self._inner.get_range(key, start, length), attempt, key, max(0, length))
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         attempt, size_bytes = "reading a range of an object", sum(max(0, length) for _, length in ranges)
         return self._run(lambda: self._inner.get_ranges(key, ranges), attempt, key, size_bytes)
 

@@ -17,8 +17,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 
+import numpy as np
+
 from local import kernels
-from local.batch import read_header
+from local.batch import HEADER_BYTES, read_header
 from local.columns import Columns
 from local.errors import Corrupt, LogError, NotFound, OffsetOutOfRange
 from local.isolation import Isolation, without_aborted
@@ -90,8 +92,9 @@ class TieredReader:
             return
         for data in self.batches(partition, start, end):
             for columns in _decode(data, partition):
-                inside = (columns.offsets >= start) & (columns.offsets < stop)
-                yield columns if inside.all() else columns.select(inside)
+                if len(columns) and (columns.offsets[0] < start or columns.offsets[-1] >= stop):
+                    columns = columns.select((columns.offsets >= start) & (columns.offsets < stop))
+                yield columns
 
     def records(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[StoredRecord]:
         """As `columns`, record by record."""
@@ -306,30 +309,36 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
 
 def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The rest of one remote segment from byte `position`, without the batches below `offset`."""
-    factor = 1
+    batch_bytes = 0  # of a batch that did not come in one piece
     while position < row.size_bytes:
-        data = stream.remote.read(row, position, min(factor * stream.remote.step_bytes, row.size_bytes - position))
-        whole, skipped, reached = _whole_batches(data, offset)
+        in_one_piece = batch_bytes == 0
+        data = stream.remote.read(row, position, batch_bytes or stream.remote.step_bytes, in_one_piece=in_one_piece)
+        whole, skipped, reached = _whole_batches(data, offset, object=row.data_key, position=position)
         if whole == 0:
             if position + len(data) >= row.size_bytes:
                 raise Corrupt("reading a remote segment, it ends inside a batch", object=row.data_key, at=position)
-            factor *= 2  # a batch larger than the step
+            header = read_header(data)
+            batch_bytes = HEADER_BYTES if header is None else header.size_bytes
             continue
-        position, factor = position + whole, 1
-        yield data[skipped:whole], max(reached, offset)
+        position, batch_bytes = position + whole, 0
+        if skipped < whole:
+            yield data[skipped:whole], max(reached, offset)
     yield memoryview(b""), row.next_offset
 
 
-def _whole_batches(data: memoryview, offset: int) -> tuple[int, int, int]:
-    """(length of the leading whole batches, of those below `offset`, one past the last offset)."""
-    at = skipped = 0
-    reached = offset
-    while (header := read_header(data, at)) and at + header.size_bytes <= len(data):
-        at += header.size_bytes
-        reached = header.next_offset
-        if reached <= offset:
-            skipped = at
-    return at, skipped, reached
+def _whole_batches(data: memoryview, offset: int, **facts: object) -> tuple[int, int, int]:
+    """(length of the leading whole batches, of those below `offset`, one past the last offset).
+
+    Raises Corrupt, told with `facts`, where already the first one makes no sense.
+    """
+    table = kernels.scan_batches(data, verify=False)
+    if len(table) == 0:
+        if table.is_corrupt:
+            raise Corrupt(f"reading batches, {table.problem}", **facts)
+        return 0, 0, offset
+    first = int(np.searchsorted(table.last_offsets, offset))
+    skipped = int(table.positions[first]) if first < len(table) else table.valid_bytes
+    return table.valid_bytes, skipped, int(table.last_offsets[-1]) + 1
 
 
 def _batches_below(data: memoryview, end: int) -> memoryview:

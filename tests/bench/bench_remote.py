@@ -1,174 +1,327 @@
-"""The remote tier against the bare client, in one run: ``python tests/bench/bench_remote.py [--mib 64] [--rounds 5]``.
+"""The remote tier against bare clients, on one real server, in one run: ``bench_remote.py [--mib 256] [--rounds 9]``.
 
 | row | ours | reference |
 |---|---|---|
-| upload | `copy_segment`: checksums, verification, indexes | boto3 multipart upload, same part size and threads |
-| read | `RemotePartition.read` of all, cold cache, checked | boto3 GETs of the same ranges, same threads |
-| cold random read | open a partition (head), look an offset up, read 64 KiB | one raw ranged GET of 64 KiB |
-| warm random read | the same again, everything cached | one raw ranged GET of 64 KiB |
+| upload | `copy_segment` of a file: every batch decoded, checksums, verification, indexes | multipart, same parts |
+| read | all batches of a segment, cold, checked, by `TieredReader`, then decoded too | ranged GETs of RANGE_BYTES |
+| random read | 64 KiB somewhere, by offset: nothing known, head known, indexes known, all known | one GET of 64 KiB |
 
-The server is moto on loopback, one process: it is the limit of every figure here, so only ratios mean anything; 1.0 is
-as fast as the reference, more is faster. The rounds are interleaved; medians and best of each.
+References are obstore's own functions, and where it is faster http.client on presigned URLs, which signs no bodies and
+checks nothing; what their GETs bring they throw away, while ours goes through one cache, full of another segment's
+chunks. The server is Versity S3 Gateway on loopback over files in memory; it shares the cores, so only ratios
+mean anything: 1.0 is as fast as the reference, more is faster. Everybody takes a turn in each round. A ratio is the
+median of the rounds' own ratios, in brackets that of the processor time of this process.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import os
 import random
-import statistics
 import struct
+import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
 
 import boto3
+import obstore
 from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from obstore.store import S3Store
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
+from local_servers import ACCESS_KEY, KINDS, SECRET_KEY, RunningServer
+
+from local.batch import encode_batch
+from local.names import TopicPartition
+from local.record import Record
 from remote.chunk_cache import ChunkCache
 from remote.fsspec_store import open_store
 from remote.head_changes import add_segments
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
-from remote.part_sending import PARTS_MAX
 from remote.range_reader import RANGE_BYTES, RemotePartition
-from remote.s3_store import READ_CONCURRENCY
-from remote.segment import PART_BYTES
+from remote.segment import PART_BYTES, RemoteSegment
 from remote.transfer import SegmentToCopy, copy_segment
-from tiered.demo.s3_endpoint import S3Endpoint
+from tiered.copying import SegmentWatch
+from tiered.partition_source import PartitionSource
+from tiered.reader import TieredReader
 
 BUCKET, TOPIC_ID = "bench-bucket", "A" * 22
-PREFIX = f"orders-{TOPIC_ID}/0/"
-STEP = 4096
+PREFIXES = [f"orders-{TOPIC_ID}/{number}/" for number in range(2)]
+PREFIX = PREFIXES[0]
+PARTITION = TopicPartition("orders", 0)
+BATCH_BYTES, VALUE_BYTES = 16 << 10, 100  # Kafka's batch.size, and small records: the most work for each byte
+SMALL_BYTES, SMALL_COUNT = 64 << 10, 20
+Work = Callable[[], object]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mib", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    body = random.Random(1).randbytes(1 << 20) * arguments.mib
-    with S3Endpoint() as endpoint:
-        endpoint.create_bucket(BUCKET)
-        Bench(endpoint, body, arguments.rounds).run()
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", choices=["upload", "read", "random"])
+    asked = parser.parse_args()
+    with workplace() as folder, RunningServer(KINDS["versitygw"], folder / "server") as server:
+        server.create_bucket(BUCKET)
+        segment = made_up_segment(folder / "00000000000000000000.log", asked.mib)
+        ours, raw = Ours(server, segment), Raw(server, segment)
+        print(f"{asked.mib} MiB, batches of 16 KiB with 100-byte values, {asked.rounds} rounds; load {load()}\n")
+        if asked.only in (None, "upload"):
+            uploads(ours, raw, asked.rounds)
+        if asked.only in (None, "read"):
+            reads(ours, raw, asked.rounds)
+        if asked.only in (None, "random"):
+            random_reads(ours, raw, asked.rounds)
+        print(f"load {load()}")
 
 
-class Bench:
-    def __init__(self, endpoint: S3Endpoint, body: bytes, rounds: int) -> None:
-        self.body, self.rounds = body, rounds
-        self.raw = boto3.client(
-            "s3",
-            endpoint_url=endpoint.url,
-            aws_access_key_id="loopback",
-            aws_secret_access_key="loopback",
-            region_name="us-east-1",
-        )
-        self.inner = open_store(f"s3://{BUCKET}/ours", endpoint.options())
-        self.store = MeteredStore(self.inner)
-        self.log = MetadataLog(self.store, PREFIX)
+def uploads(ours: Ours, raw: Raw, rounds: int) -> None:
+    works = {
+        "obstore multipart of the file": raw.obstore_upload,
+        "the same from memory": raw.obstore_upload_of_memory,
+        "boto3 multipart of the file": raw.boto3_upload,
+        "`copy_segment`": ours.upload,
+    }
+    taken = in_turns(works, rounds)
+    for reference in list(works)[:2]:
+        print_table(taken, reference, ours.segment.size_bytes)
 
-    def run(self) -> None:
-        self.log.become_writer("bench", 0, topic="orders", topic_id=TOPIC_ID, partition=0)
-        row = copy_segment(self.store, PREFIX, self.segment(), epoch=1, now_ms=0)
-        before = self.store.counts()
-        self.log.commit(add_segments([row]), now_ms=0)
-        commit = self.store.counts() - before
-        print(f"{len(self.body) >> 20} MiB, {self.rounds} rounds; medians (best); ratio of bests, 1.0 = reference")
-        self.compare("upload", self.upload, self.raw_upload, len(self.body))
-        self.compare("read", lambda: self.read(row), self.raw_read, len(self.body))
-        self.compare("cold random read", self.cold, self.raw_one)
-        reader, row = self.opened()
-        self.compare("warm random read", lambda: self.random_read(reader, row, 3 << 20), self.raw_one)
-        print()
-        self.count("copy one segment", lambda: copy_segment(self.store, PREFIX, self.segment(), epoch=1, now_ms=0))
-        print(f"{'commit':22} puts={commit.puts} gets={commit.gets}")
-        self.count("cold random read", self.cold)
-        self.count("read all, cold", lambda: self.read(row))
-        self.inner.close()
 
-    # --- ours --------------------------------------------------------------------------------------------------------
+def reads(ours: Ours, raw: Raw, rounds: int) -> None:
+    works = {
+        "obstore ranged GETs": raw.obstore_read,
+        "http.client ranged GETs": raw.http_read,
+        "`TieredReader.batches`": ours.batches,
+        "`TieredReader.columns`": ours.columns,
+    }
+    taken = in_turns(works, rounds)
+    for reference in list(works)[:2]:
+        print_table(taken, reference, ours.segment.size_bytes)
 
-    def segment(self) -> SegmentToCopy:
-        view, entry = memoryview(self.body), struct.Struct(">ii")
-        offsets = b"".join(entry.pack(at // 100, at) for at in range(STEP, len(view), STEP))
-        times = b"".join(struct.pack(">qi", at, at // 100) for at in range(STEP, len(view), STEP))
-        return SegmentToCopy(
-            base_offset=0,
-            next_offset=len(view) // 100 + 1,
-            size_bytes=len(view),
-            record_count=len(view) // 100,
-            max_timestamp_ms=len(view),
-            min_timestamp_ms=0,
-            epochs=((0, 0),),
-            offset_index=offsets,
-            time_index=times,
-            read=lambda start, length: view[start : start + length],
-        )
+
+def random_reads(ours: Ours, raw: Raw, rounds: int) -> None:
+    works = {"one raw GET": raw.small, **ours.random_reads()}
+    taken = in_turns(
+        {name: lambda work=work: [work() for _ in range(SMALL_COUNT)] for name, work in works.items()}, rounds
+    )
+    print("| 64 KiB by offset | ms | CPU ms | x one raw GET | requests |\n|---|---|---|---|---|")
+    for name, each in taken.items():
+        wall, cpu = (median(column) * 1e3 / SMALL_COUNT for column in zip(*each, strict=True))
+        told = ours.requests_of(works[name]) if name != "one raw GET" else "1 GET"
+        print(f"| {name} | {wall:.2f} | {cpu:.2f} | {ratio(taken, 'one raw GET', name)} | {told} |")
+    print()
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+Taken = dict[str, list[tuple[float, float]]]  # (seconds, seconds of processor time) of each round
+
+
+def in_turns(works: dict[str, Work], rounds: int) -> Taken:
+    for work in works.values():
+        work()
+    taken: Taken = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            begun, cpu = time.perf_counter(), time.process_time()
+            work()
+            taken[name].append((time.perf_counter() - begun, time.process_time() - cpu))
+    return taken
+
+
+def print_table(taken: Taken, reference: str, size_bytes: int) -> None:
+    print(f"| | MB/s, median (best) | CPU ms/MiB | x {reference} |\n|---|---|---|---|")
+    for name, each in taken.items():
+        walls, cpus = zip(*each, strict=True)
+        speed = f"{size_bytes / median(walls) / 1e6:.0f} ({size_bytes / min(walls) / 1e6:.0f})"
+        print(f"| {name} | {speed} | {median(cpus) * 1e3 / (size_bytes >> 20):.2f} | {ratio(taken, reference, name)} |")
+    print()
+
+
+def ratio(taken: Taken, reference: str, name: str) -> str:
+    pairs = list(zip(taken[reference], taken[name], strict=True))
+    wall, cpu = (median(theirs[at] / ours[at] for theirs, ours in pairs) for at in (0, 1))
+    return f"{wall:.2f} ({cpu:.2f})"
+
+
+def load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+# --- ours -----------------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    def __init__(self, server: RunningServer, segment: SegmentToCopy) -> None:
+        self.segment = segment
+        self.cache, self.turn = ChunkCache(), 0
+        self.store = MeteredStore(open_store(f"s3://{BUCKET}/ours", {**server.options(), "client": "obstore"}))
+        self.logs = [MetadataLog(self.store, prefix) for prefix in PREFIXES]
+        for number, log in enumerate(self.logs):
+            log.become_writer("bench", 0, topic="orders", topic_id=TOPIC_ID, partition=number)
+            log.commit(add_segments([self.copy(PREFIXES[number])]), now_ms=0)
+        self.log, self.row = self.logs[0], self.logs[0].refresh().segments[0]
+
+    def copy(self, prefix: str) -> RemoteSegment:
+        return copy_segment(self.store, prefix, self.segment, epoch=1, now_ms=0)
 
     def upload(self) -> None:
-        copy_segment(self.store, PREFIX, self.segment(), epoch=1, now_ms=0)
+        row = self.copy(PREFIX)
+        self.store.delete([PREFIX + row.data_key, PREFIX + row.indexes_key])
 
-    def read(self, row) -> None:
-        reader = RemotePartition(self.store, PREFIX, ChunkCache(2 * len(self.body)))
-        assert len(reader.read(row, 0, len(self.body))) == len(self.body)
+    def batches(self) -> None:
+        read = sum(map(len, self.reader().batches(PARTITION, 0)))
+        assert read == self.segment.size_bytes
 
-    def opened(self):
-        reader = RemotePartition(self.store, PREFIX, ChunkCache(), read_ahead_chunks=0)
-        row = reader.head().segments[0]
-        return reader, row
+    def columns(self) -> None:
+        count = sum(map(len, self.reader().columns(PARTITION, 0)))
+        assert count == self.segment.next_offset
 
-    def random_read(self, reader, row, position) -> None:
-        found = reader.position_of_offset(row, position // 100)
-        assert reader.read(row, found, 64 << 10) == self.body[found : found + (64 << 10)]
+    def partition(self, cache: ChunkCache | None = None) -> RemotePartition:
+        return RemotePartition(self.store, PREFIX, cache or ChunkCache(), metadata=self.log)
 
-    def cold(self) -> None:
-        self.random_read(*self.opened(), random.randrange(len(self.body) - (1 << 20)))
+    def reader(self) -> TieredReader:
+        """Of both partitions in turn: what is cached is the other one's."""
+        self.turn += 1
+        log, prefix = self.logs[self.turn % 2], PREFIXES[self.turn % 2]
+        remote = RemotePartition(self.store, prefix, self.cache, metadata=log)
+        return TieredReader(lambda partition: PartitionSource(partition, None, remote, log))
 
-    # --- the reference -----------------------------------------------------------------------------------------------
+    def random_reads(self) -> dict[str, Work]:
+        known = self.partition(cache := ChunkCache())
+        chunks = [(PREFIX + self.row.data_key, number) for number in range(len(known.indexes(self.row).chunks))]
+        warm = self.partition(ChunkCache(2 * self.segment.size_bytes))
+        warm.warm(self.row, 0, self.segment.size_bytes)
 
-    def raw_upload(self) -> None:
-        import io
+        def with_indexes() -> None:
+            cache.drop(chunks)
+            self.read_small(known)
 
-        config = TransferConfig(PART_BYTES, max_concurrency=PARTS_MAX, multipart_chunksize=PART_BYTES)
-        self.raw.upload_fileobj(io.BytesIO(self.body), BUCKET, "raw", Config=config)
+        return {
+            "nothing known": lambda: self.read_small(RemotePartition(self.store, PREFIX)),
+            "head known": lambda: self.read_small(self.partition()),
+            "head and indexes known": with_indexes,
+            "all known": lambda: self.read_small(warm),
+        }
 
-    def raw_range(self, start: int, length: int) -> bytes:
-        answer = self.raw.get_object(Bucket=BUCKET, Key="raw", Range=f"bytes={start}-{start + length - 1}")
-        return answer["Body"].read()
+    def read_small(self, partition: RemotePartition) -> None:
+        row = partition.head().segments[0]
+        offset = random.randrange(row.next_offset * 9 // 10)
+        assert len(partition.read(row, partition.position_of_offset(row, offset), SMALL_BYTES)) == SMALL_BYTES
 
-    def raw_read(self) -> None:
-        starts = range(0, len(self.body), RANGE_BYTES)
-        with ThreadPoolExecutor(READ_CONCURRENCY) as pool:
-            whole = b"".join(
-                pool.map(lambda start: self.raw_range(start, min(RANGE_BYTES, len(self.body) - start)), starts)
-            )
-        assert len(whole) == len(self.body)
-
-    def raw_one(self) -> None:
-        assert len(self.raw_range(random.randrange(len(self.body) - (1 << 20)), 64 << 10)) == 64 << 10
-
-    # --- measuring ---------------------------------------------------------------------------------------------------
-
-    def compare(self, name, ours, reference, size_bytes=None) -> None:
-        reference()
-        ours()
-        took = ([], [])
-        for _ in range(self.rounds):
-            for kept, work in zip(took, (ours, reference), strict=True):
-                begun = time.perf_counter()
-                work()
-                kept.append(time.perf_counter() - begun)
-        told = [
-            f"{self.told(statistics.median(each), size_bytes)} ({self.told(min(each), size_bytes)})" for each in took
-        ]
-        print(f"{name:22} ours {told[0]:26} reference {told[1]:26} ratio {min(took[1]) / min(took[0]):.2f}")
-
-    def told(self, seconds, size_bytes) -> str:
-        return f"{size_bytes / seconds / 1e6:.0f} MB/s" if size_bytes else f"{seconds * 1e3:.1f} ms"
-
-    def count(self, name, work) -> None:
+    def requests_of(self, work: Work) -> str:
         before = self.store.counts()
         work()
         made = self.store.counts() - before
-        print(f"{name:22} puts={made.puts} gets={made.gets} in={made.bytes_in} out={made.bytes_out}")
+        counts = {"GET": made.gets, "LIST": made.lists, "PUT": made.puts}
+        return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none"
+
+
+# --- the references -------------------------------------------------------------------------------------------------
+
+
+class Raw:
+    def __init__(self, server: RunningServer, segment: SegmentToCopy) -> None:
+        assert segment.path is not None
+        self.body, self.path = bytes(segment.read(0, segment.size_bytes)), Path(segment.path)
+        size = len(self.body)
+        self.ranges = [(start, min(RANGE_BYTES, size - start)) for start in range(0, size, RANGE_BYTES)]
+        self.obstore = S3Store(
+            BUCKET, endpoint=server.url, access_key_id=ACCESS_KEY, secret_access_key=SECRET_KEY, region="us-east-1",
+            client_options={"allow_http": True},
+        )  # fmt: skip
+        self.boto3 = boto3.client(
+            "s3", endpoint_url=server.url, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1", config=Config(signature_version="s3v4", proxies={}),
+        )  # fmt: skip
+        self.obstore_upload()
+        place, names = urlsplit(server.url), {"Bucket": BUCKET, "Key": "obstore"}
+        self.host, self.port = place.hostname, place.port
+        url = self.boto3.generate_presigned_url("get_object", Params=names, ExpiresIn=36000)
+        self.target = url.removeprefix(server.url)
+        self.idle: list[http.client.HTTPConnection] = []
+
+    def obstore_upload(self) -> None:
+        obstore.put(self.obstore, "obstore", self.path, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
+
+    def obstore_upload_of_memory(self) -> None:
+        obstore.put(self.obstore, "obstore", self.body, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
+
+    def boto3_upload(self) -> None:
+        config = TransferConfig(PART_BYTES, max_concurrency=4, multipart_chunksize=PART_BYTES)
+        self.boto3.upload_file(str(self.path), BUCKET, "boto3", Config=config)
+
+    def obstore_read(self) -> None:
+        self.side_by_side(lambda asked: len(self.obstore_get(*asked)))
+
+    def obstore_get(self, start: int, length: int) -> obstore.Bytes:
+        return obstore.get_range(self.obstore, "obstore", start=start, length=length)
+
+    def http_read(self) -> None:
+        self.side_by_side(lambda asked: len(self.http_get(*asked)))
+
+    def http_get(self, start: int, length: int) -> bytes:
+        connection = self.idle.pop() if self.idle else http.client.HTTPConnection(self.host, self.port)
+        connection.request("GET", self.target, None, {"Range": f"bytes={start}-{start + length - 1}"})
+        answer = connection.getresponse()
+        body = answer.read()
+        assert answer.status == 206, body
+        self.idle.append(connection)
+        return body
+
+    def side_by_side(self, get: Callable[[tuple[int, int]], int]) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(get, self.ranges)) == len(self.body)
+
+    def small(self) -> None:
+        start = random.randrange(len(self.body) - SMALL_BYTES)
+        assert len(self.http_get(start, SMALL_BYTES)) == SMALL_BYTES
+
+
+# --- a segment ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """In memory where the system has such a place."""
+    shared = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def made_up_segment(path: Path, mib: int) -> SegmentToCopy:
+    """Batches of BATCH_BYTES, all alike but for their offsets, with an offset index of each fourth."""
+    draw = random.Random(1)
+    count = BATCH_BYTES // (VALUE_BYTES + 24)
+    records = [Record(b"key-%08d" % n, draw.randbytes(VALUE_BYTES), 1_700_000_000_000 + n) for n in range(count)]
+    batch, offset, entries = bytearray(encode_batch(records, base_offset=0)), 0, []
+    with path.open("wb") as file:
+        while file.tell() < mib << 20:
+            if offset and offset // count % 4 == 0:
+                entries.append(struct.pack(">ii", offset, file.tell()))
+            struct.pack_into(">q", batch, 0, offset)
+            file.write(batch)
+            offset += count
+    descriptor, epochs = os.open(path, os.O_RDONLY), ((0, 0),)
+    return SegmentToCopy(
+        base_offset=0,
+        next_offset=offset,
+        size_bytes=path.stat().st_size,
+        epochs=epochs,
+        offset_index=b"".join(entries),
+        time_index=b"",
+        read=lambda start, length: os.pread(descriptor, length, start),
+        path=str(path),
+        inspect=lambda: SegmentWatch(str(path), 0, offset, epochs),
+    )
 
 
 if __name__ == "__main__":

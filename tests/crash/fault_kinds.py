@@ -163,7 +163,7 @@ class FaultStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._read("get_range", key, lambda: self.inner.get_range(key, start, length), start, length)
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         if not ranges:
             return []
         first = self._read("get_ranges", key, lambda: self.inner.get_range(key, *ranges[0]), *ranges[0])

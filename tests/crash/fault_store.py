@@ -122,7 +122,7 @@ class FaultStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self._do("get_range", lambda: self.inner.get_range(key, start, length))
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         return self._do("get_ranges", lambda: self.inner.get_ranges(key, ranges))
 
     def head(self, key: str) -> ObjectInfo:

@@ -299,8 +299,8 @@ class GatedStore:
         found: bytes = self._do(f"get {_short(key)}", lambda: self.race.inner.get_range(key, start, length))
         return found
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        found: list[bytes] = self._do(f"get {_short(key)}", lambda: self.race.inner.get_ranges(key, ranges))
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        found: Sequence[Body] = self._do(f"get {_short(key)}", lambda: self.race.inner.get_ranges(key, ranges))
         return found
 
     def head(self, key: str) -> ObjectInfo:

@@ -1,0 +1,211 @@
+"""Streaming a remote segment in pieces: every batch whole, once and in order, however batches, cells and chunks lie."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+
+from local.batch import encode_batch
+from local.errors import Corrupt
+from local.names import TopicPartition
+from local.record import Record
+from remote import range_reader, read_ahead
+from remote.at_rest import AtRest
+from remote.chunk_cache import ChunkCache
+from remote.chunks import ZSTD
+from remote.head_changes import add_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
+from remote.store import Body
+from remote.transfer import SegmentToCopy, copy_segment
+from tiered.copying import SegmentWatch
+from tiered.partition_source import PartitionSource
+from tiered.reader import TieredReader
+
+TOPIC_ID = "A" * 22
+PREFIX = f"orders-{TOPIC_ID}/0/"
+PARTITION = TopicPartition("orders", 0)
+CHUNK = 4096
+CELL = 4 * CHUNK
+
+
+class Views(MemoryStore):
+    """Gives views, as a client may whose memory is not Python's. `noise` names objects that come with a wrong bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+        self.given: dict[int, bytes] = {}
+        self.noise: set[str] = set()
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        self.asked += ranges
+        bodies = [self.get_range(key, *each) for each in ranges]
+        self.given.update((id(body), body) for body in bodies)
+        return [memoryview(body) for body in bodies]
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        body = super().get_range(key, start, length)
+        return body if key not in self.noise else body[:-1] + bytes([body[-1] ^ 1])
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "RANGE_BYTES", CELL)
+    sizes = {"STEP_BYTES_MIN": CHUNK, "STEP_BYTES_MAX": CELL, "WINDOW_BYTES_MIN": CHUNK, "RANGE_BYTES": CELL}
+    for name, value in sizes.items():
+        monkeypatch.setattr(read_ahead, name, value)
+    monkeypatch.setattr(read_ahead, "_pool", AtOnce)
+
+
+class AtOnce:
+    def submit(self, act: object, *arguments: object) -> Future[object]:
+        done: Future[object] = Future()
+        done.set_result(act(*arguments))  # type: ignore[operator]
+        return done
+
+
+def batches_of(sizes: Sequence[int]) -> list[bytes]:
+    """A batch for each size, of about so many bytes, with three offsets each."""
+    draw = random.Random(5)
+    records = ([Record(None, draw.randbytes(max(1, size // 3)), 1000 + n) for n in range(3)] for size in sizes)
+    return [encode_batch(each, base_offset=3 * at) for at, each in enumerate(records)]
+
+
+def uploaded(store: MemoryStore, batches: Sequence[bytes], at_rest: AtRest) -> tuple[RemoteSegment, MetadataLog]:
+    body, end, epochs = b"".join(batches), 3 * len(batches), ((0, 0),)
+    segment = SegmentToCopy(
+        base_offset=0,
+        next_offset=end,
+        size_bytes=len(body),
+        epochs=epochs,
+        offset_index=b"",
+        time_index=b"",
+        read=lambda start, length: body[start : start + length],
+        inspect=partial(SegmentWatch, "the.log", 0, end, epochs),
+    )
+    log = MetadataLog(store, PREFIX)
+    log.become_writer("test", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=at_rest, chunk_bytes=CHUNK)
+    log.commit(add_segments([row]), now_ms=1)
+    return row, log
+
+
+def reader_of(store: MemoryStore, log: MetadataLog, cache_bytes: int = 1 << 20) -> TieredReader:
+    remote = RemotePartition(store, PREFIX, ChunkCache(cache_bytes), metadata=log)
+    return TieredReader(lambda partition: PartitionSource(partition, None, remote, log))
+
+
+def pieces(reader: TieredReader, start: int) -> Iterator[memoryview]:
+    return reader.batches(PARTITION, start)
+
+
+SHAPES = {
+    "small": [300] * 400,
+    "as large as a chunk": [CHUNK] * 30,
+    "larger than a cell": [CELL + 700, 200, 3 * CELL, 200, 200, CELL - 50] * 2,
+    "drawn": [random.Random(9).choice([100, 500, 3000, CHUNK, CELL, 2 * CELL]) for _ in range(60)],
+}
+
+
+@pytest.mark.parametrize("at_rest", [AtRest(), AtRest(codec=ZSTD)], ids=["as it is", "zstd"])
+@pytest.mark.parametrize("cache_bytes", [0, 3 * CELL, 1 << 20])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stream_is_every_batch_from_any_offset_on(shape: str, cache_bytes: int, at_rest: AtRest) -> None:
+    store, batches = Views(), batches_of(SHAPES[shape])
+    _, log = uploaded(store, batches, at_rest)
+    for start in (0, 1, 3, 3 * len(batches) // 2, 3 * len(batches) - 1):
+        found = b"".join(pieces(reader_of(store, log, cache_bytes), start))
+        assert found == b"".join(batches[start // 3 :]), f"from offset {start}"
+
+
+def test_once_the_stream_runs_every_cell_comes_by_one_get_and_is_given_without_a_copy() -> None:
+    store, batches = Views(), batches_of([300] * 1000)
+    row, log = uploaded(store, batches, AtRest())
+    given = list(pieces(reader_of(store, log), 0))
+    late = [asked for asked in store.asked if asked[0] >= 2 * CELL]
+    cells = [(at, min(CELL, row.size_bytes - at)) for at in range(2 * CELL, row.size_bytes, CELL)]
+    assert late == cells
+    assert sum(length for _, length in store.asked) == row.size_bytes
+    copied = [piece for piece in given if id(piece.obj) not in store.given]
+    assert all(len(piece) < 700 for piece in copied), "more than the batches that lie over a seam"
+    assert len(copied) <= len(store.asked)
+    assert sum(map(len, given)) == row.size_bytes
+
+
+@pytest.mark.parametrize("at_rest", [AtRest(), AtRest(codec=ZSTD)], ids=["as it is", "zstd"])
+def test_a_wrong_bit_in_what_a_client_gives_a_view_of_is_found_before_it_is_given_out(at_rest: AtRest) -> None:
+    store, batches = Views(), batches_of([300] * 100)
+    row, log = uploaded(store, batches, at_rest)
+    store.noise.add(PREFIX + row.data_key)
+    with pytest.raises(Corrupt, match=row.data_key):
+        list(pieces(reader_of(store, log), 0))
+
+
+@pytest.mark.parametrize("at", [8, 16, 23])  # length, magic, last offset delta
+def test_batches_that_make_no_sense_are_corrupt_where_they_begin_and_those_before_are_given(at: int) -> None:
+    """The chunk checksums fit: it went up so, past every inspection."""
+    store, batches = Views(), batches_of([300] * 20)
+    spoilt = bytearray(batches[10])
+    spoilt[at] ^= 0x80
+    body = b"".join([*batches[:10], spoilt, *batches[11:]])
+    segment = SegmentToCopy(
+        base_offset=0,
+        next_offset=60,
+        size_bytes=len(body),
+        epochs=((0, 0),),
+        offset_index=b"",
+        time_index=b"",
+        record_count=60,
+        read=lambda start, length: body[start : start + length],
+    )
+    log = MetadataLog(store, PREFIX)
+    log.become_writer("test", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
+    log.commit(add_segments([copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=CHUNK)]), now_ms=1)
+    got: list[memoryview] = []
+    with pytest.raises(Corrupt, match=log.refresh().segments[0].data_key):
+        got.extend(pieces(reader_of(store, log), 0))
+    assert b"".join(got) == b"".join(batches[:10])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("part_bytes", [CHUNK, 2 * CHUNK, 16 * CHUNK])
+def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunks_cut_them(
+    shape: str, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from remote import outgoing
+
+    batches = batches_of(SHAPES[shape])
+    body = b"".join(batches)
+    spans = [(start, min(part_bytes, len(body) - start)) for start in range(0, len(body), part_bytes)]
+    monkeypatch.setattr(outgoing, "parts_of", lambda size_bytes: spans)
+    monkeypatch.setattr(outgoing, "_JOINED_BYTES", 64)
+    seen: list[bytes] = []
+
+    class Seeing(SegmentWatch):
+        def take(self, data: memoryview) -> int:
+            taken = super().take(data)
+            seen.append(bytes(data[:taken]))
+            return taken
+
+    store = MemoryStore()
+    segment = SegmentToCopy(
+        base_offset=0,
+        next_offset=3 * len(batches),
+        size_bytes=len(body),
+        epochs=((0, 0),),
+        offset_index=b"",
+        time_index=b"",
+        read=lambda start, length: body[start : start + length],
+        inspect=lambda: Seeing("the.log", 0, 3 * len(batches), ((0, 0),)),
+    )
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=CHUNK)
+    assert b"".join(seen) == body
+    assert row.record_count == 3 * len(batches)
+    assert store.get(PREFIX + row.data_key) == body
