@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from local import kernels, offset_index, time_index
 from local.batch import encode_batch
 from local.record import TimestampType
-from remote.head_changes import add_segments
+from remote.head_changes import add_segments, replace_segments
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
 from remote.transfer import SegmentToCopy, copy_segment
@@ -62,13 +62,18 @@ class SampleBucket:
         index_bytes=0,
         chunk_bytes=4096,
         keep_rows=True,
+        base_offset=None,
+        replaces=(),
     ):
-        """One segment of encoded batches; an index entry for every batch, or one for every `index_bytes`."""
+        """One segment of encoded batches; an index entry for every batch, or one for every `index_bytes`.
+
+        `replaces` are rows whose place it takes, `base_offset` then the first one's.
+        """
         prefix, log = self.log(topic, partition, topic_id)
         data = b"".join(batches)
         columns = kernels.decode_columns(data, verify=False)
         table = columns.table
-        base_offset = int(table.base_offsets[0])
+        base_offset = int(table.base_offsets[0]) if base_offset is None else base_offset
         next_offset = int(table.last_offsets[-1]) + 1 if next_offset is None else next_offset
         offsets, times, indexed, largest = [], [], 0, -1
         for number in range(len(table)):
@@ -98,7 +103,8 @@ class SampleBucket:
             now_ms=NOW_MS,
             chunk_bytes=chunk_bytes,
         )
-        log.commit(add_segments([row]), NOW_MS)
+        change = replace_segments(row, [each.ulid for each in replaces]) if replaces else add_segments([row])
+        log.commit(change, NOW_MS)
         self.segments.setdefault((topic, partition), []).append(row)
         self.rows += (
             []

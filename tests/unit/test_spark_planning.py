@@ -9,7 +9,7 @@ import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.batch_header import CONTROL
-from local.errors import AccessDenied, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
+from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
 from local.isolation import Isolation
 from local.producer_state import Producer
 from local.record import Record
@@ -302,6 +302,40 @@ def test_a_driver_holds_its_heads_until_the_block_ends(world, monkeypatch):
     with pytest.raises(RuntimeError, match="in between"), pinning.pinned("memory://b", subscribe="t"):
         raise RuntimeError("in between")
     assert pins_of(world) == []
+
+
+# --- data loss: offsets deleted while the job runs --------------------------------------------------------------------
+
+
+def left(world, splits):
+    found = []
+    for split in splits:
+        for columns in task.split_columns(world.store, split, fail_on_data_loss=False):
+            found += [(record.offset, record.value) for record in columns.records()]
+    return found
+
+
+def test_without_failure_on_data_loss_what_expired_is_left_out_and_the_rest_is_read(world):
+    manager = filled(world, properties=GOING)
+    splits = plan(world, pin="none", splitBytes="300")
+    before = told(world)
+    manager.delete_records({NAME: 137}, now_ms=NOW)
+    expired(world, manager, NOW + 2 * HOUR)
+    with pytest.raises(NotFound, match="has left the bucket"):
+        read(world, splits)
+    found = left(world, splits)
+    first = next(row.base_offset for row in manager.partitions()[0].head().segments)
+    assert 0 < first <= 137
+    assert found == [each for each in before if each[0] >= first]
+
+
+@pytest.mark.damages_bucket
+def test_a_missing_object_that_the_newest_head_names_is_damage(world):
+    filled(world)
+    splits = plan(world, pin="none")
+    world.store.delete([splits[0].prefix + splits[0].pieces[2].segment.data_key])
+    with pytest.raises(Corrupt, match="its object is missing"):
+        left(world, splits)
 
 
 # --- topics that come and go ------------------------------------------------------------------------------------------

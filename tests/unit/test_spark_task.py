@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import threading
 
+import numpy as np
 import pytest
 from bucket_samples import NOW_MS, SampleBucket, batch_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from local import kernels
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
 from remote.memory_store import MemoryStore
 from tiered.spark import planning, task
@@ -122,6 +124,62 @@ def test_a_segment_that_is_gone_is_named_with_its_partition_and_head(bucket):
     bucket.store.delete([bucket.data_object(row, "orders", 0)])
     with pytest.raises(NotFound, match=rf"load\(\) again: topic=orders partition=0 head=\d+ .*{row.ulid}"):
         read(bucket, splits)
+
+
+def left(bucket, splits):
+    return [
+        int(offset)
+        for split in splits
+        for part in task.split_columns(bucket.store, split, fail_on_data_loss=False)
+        for offset in part.offsets
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(300, 4000),
+    st.tuples(st.integers(0, 120), st.integers(0, 120)),
+    st.sets(st.integers(0, 119)),
+    st.integers(0, 900),
+    st.sampled_from([(0,), (1,), (0, 1)]),
+    st.booleans(),
+)
+def test_what_was_rewritten_under_a_job_is_read_once_from_what_took_its_place(
+    split_bytes, bounds, gone, index_bytes, numbers, is_one
+):
+    """Segments give way to others with fewer records, each to one or both to one; the tasks were cut before."""
+    bucket, (start, end) = SampleBucket(MemoryStore("memory://any")), sorted(bounds)
+    for base in (0, 60):
+        parts = [batch_at(base + number * 10, 10) for number in range(6)]
+        bucket.add("orders", 0, parts, index_bytes=index_bytes, chunk_bytes=512)
+    range_asked = {"startingOffsets": f'{{"orders":{{"0":{start}}}}}', "endingOffsets": f'{{"orders":{{"0":{end}}}}}'}
+    splits = plan(bucket, splitBytes=str(split_bytes), pin="none", **range_asked)
+    rows = [bucket.segments["orders", 0][number] for number in numbers]
+    gone = {offset for offset in gone if any(row.holds(offset) for row in rows)}
+    for run in [rows] if is_one else [[row] for row in rows]:
+        data = b"".join(bucket.store.get(bucket.data_object(row, "orders", 0)) for row in run)
+        offsets = kernels.decode_columns(data).offsets
+        new = kernels.filter_batches(data, ~np.isin(offsets, list(gone)), keep_last_batch=True)
+        facts = {"base_offset": run[0].base_offset, "next_offset": run[-1].next_offset}
+        bucket.add("orders", 0, [new], replaces=run, keep_rows=False, chunk_bytes=512, **facts)
+        bucket.store.delete([bucket.data_object(row, "orders", 0) for row in run])
+    assert left(bucket, splits) == [offset for offset in range(start, end) if offset not in gone]
+
+
+def test_a_job_whose_segment_goes_while_it_is_read_goes_on_behind_what_it_gave(bucket, monkeypatch):
+    monkeypatch.setattr(task, "WINDOW_BYTES", 500)
+    fill(bucket, segments=1)
+    (row,) = bucket.segments["orders", 0]
+    (split,) = plan(bucket, pin="none")
+    given = []
+    for columns in task.split_columns(bucket.store, split, fail_on_data_loss=False):
+        given += columns.offsets.tolist()
+        if row is not None:
+            data = bucket.store.get(bucket.data_object(row, "orders", 0))
+            bucket.add("orders", 0, [data], replaces=[row], keep_rows=False, base_offset=0)
+            bucket.store.delete([bucket.data_object(row, "orders", 0)])
+            row = None
+    assert given == list(range(40))
 
 
 def test_a_segment_that_ends_inside_a_batch_is_corrupt(bucket):

@@ -11,7 +11,7 @@
 | ``startingTimestamp`` / ``endingTimestamp`` | ms: from the first record at or after it / up to that record |
 | ``startingOffsetsByTimestamp`` / ``endingOffsetsByTimestamp`` | ms for each partition, ``{"a":{"0":1000}}`` |
 | ``startingOffsetsByTimestampStrategy`` | no such record: ``error`` (default) or ``latest`` |
-| ``failOnDataLoss`` | offsets outside the log: ``true`` (default) an error, ``false`` moved to its edge |
+| ``failOnDataLoss`` | offsets outside the log, segments gone: ``true`` (default) an error, ``false`` what is left |
 | ``includeHeaders`` | ``true`` adds the column ``headers`` |
 | ``minPartitions`` / ``splitBytes`` | at least so many tasks / at most so many bytes of batches in each (64MiB) |
 | ``maxRecordsPerPartition`` | at most so many offsets in a task |

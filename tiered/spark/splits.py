@@ -18,6 +18,7 @@ from remote.pins import Pin
 from remote.segment import RemoteSegment
 
 Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
+OFFSET_MAX = 2**63 - 1
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,11 +35,16 @@ def one_by_one(work: Callable[[T], R], of: Sequence[T], /) -> list[R]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Whole batches of one segment: bytes ``[position, end_position)``."""
+    """Whole batches of one segment: bytes ``[position, end_position)``.
+
+    Where the segment was cut, these are its batches with last offsets in ``[from_last, upto_last)``.
+    """
 
     segment: RemoteSegment
     position: int
     end_position: int
+    from_last: int = 0
+    upto_last: int = OFFSET_MAX
 
     @property
     def size_bytes(self) -> int:
@@ -133,10 +139,10 @@ def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRan
     shares = -(-span // records_max)
     bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
     for start, end in pairwise(bounds):
-        part = replace(each, start_offset=start, next_offset=end)
-        part = replace(part, segments=wanted_segments(part))
-        if part.segments:
-            yield part
+        first = bisect_right(each.segments, start, key=lambda segment: segment.next_offset)
+        past = bisect_left(each.segments, end, key=lambda segment: segment.base_offset)
+        if first < past:
+            yield replace(each, start_offset=start, next_offset=end, segments=each.segments[first:past])
 
 
 def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_offset: int) -> Piece:
@@ -174,18 +180,20 @@ def _cut_at_index(
 def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
     """Equal shares no larger than `split_bytes`, as nearly as batch starts in the index allow."""
     shares = -(-piece.size_bytes // split_bytes)
-    starts = [position for _, position in entries if piece.position < position < piece.end_position]
-    position = piece.position
+    inside = [entry for entry in entries if piece.position < entry[1] < piece.end_position]
+    starts = [position for _, position in inside]
+    position, from_last = piece.position, piece.from_last
     for share in range(1, shares):
         ideal = piece.position + share * piece.size_bytes // shares
         at = bisect_left(starts, ideal)
         if at == len(starts):
             break
         if starts[at] > position:
-            yield replace(piece, position=position, end_position=starts[at])
-            position = starts[at]
+            last = inside[at][0]
+            yield replace(piece, position=position, end_position=starts[at], from_last=from_last, upto_last=last)
+            position, from_last = starts[at], last
     if position < piece.end_position:
-        yield replace(piece, position=position)
+        yield replace(piece, position=position, from_last=from_last)
 
 
 def _packed(pieces: Sequence[Piece], split_bytes: int) -> Iterator[list[Piece]]:

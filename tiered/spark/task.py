@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from local import kernels, offset_index
@@ -22,6 +24,7 @@ from remote.fsspec_store import open_store
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.key_rings import load_key_ring
+from tiered.spark.leftovers import leftovers
 from tiered.spark.options import ReadOptions
 from tiered.spark.pinning import PinKeeper
 from tiered.spark.rows import record_batches
@@ -48,26 +51,46 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
 
 
 def split_columns(
-    store: ObjectStore, split: Split, keys: KeyRing = NO_KEYS, *, pin_ms: int | None = None
+    store: ObjectStore,
+    split: Split,
+    keys: KeyRing = NO_KEYS,
+    *,
+    pin_ms: int | None = None,
+    fail_on_data_loss: bool = True,
 ) -> Iterator[Columns]:
     """The split's records in offset order, none of them outside its offsets or of an aborted transaction.
 
-    `pin_ms` is for how long its pin is renewed, None leaves it alone.
+    `pin_ms` is for how long its pin is renewed, None leaves it alone. Raises as `read_split`; without
+    `fail_on_data_loss` segments that are gone are made up for by what the newest head has of their offsets.
     """
     remote = RemotePartition(store, split.prefix, ChunkCache(_CACHE_BYTES), read_ahead_chunks=0, keys=keys)
     with ThreadPoolExecutor(1, "tiered-ahead") as threads:
         fetch = _Fetch(remote, threads, PinKeeper(store, split.prefix, split.pin, pin_ms))
-        try:
-            pieces = [_tightened(remote, split, piece) for piece in split.pieces]
-            for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
-                for found in _piece_columns(fetch, piece, following):
-                    columns = without_aborted(found, split.aborted)
-                    inside = (columns.offsets >= split.start_offset) & (columns.offsets < split.next_offset)
-                    yield columns if inside.all() else columns.select(inside)
-        except NotFound as error:
-            gone = "reading a segment that has left the bucket since this was planned; load() again"
-            where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
-            raise NotFound(gone, **where, **error.facts) from error
+        for piece, following in zip(split.pieces, [*split.pieces[1:], None], strict=True):
+            reached = 0
+            try:
+                likely_next = _tightened_if_there(remote, split, following)
+                for columns in _piece_columns(fetch, _tightened(remote, split, piece), likely_next):
+                    reached = columns.next_offset
+                    yield _wanted(columns, split)
+            except NotFound as error:
+                if fail_on_data_loss:
+                    raise _gone(split, error) from error
+                for columns in leftovers(store, remote, split, piece, reached):
+                    yield _wanted(columns, split)
+
+
+def _wanted(columns: Columns, split: Split) -> Columns:
+    committed = without_aborted(columns, split.aborted)
+    inside = (committed.offsets >= split.start_offset) & (committed.offsets < split.next_offset)
+    return committed if inside.all() else committed.select(inside)
+
+
+def _gone(split: Split, error: NotFound) -> NotFound:
+    where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
+    return NotFound(
+        "reading a segment that has left the bucket since this was planned; load() again", **where, **error.facts
+    )
 
 
 class _Fetch:
@@ -98,7 +121,14 @@ def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
     tight = trimmed(entries, segment, split.start_offset, split.next_offset)
     position = max(piece.position, tight.position)
     end_position = max(position, min(piece.end_position, tight.end_position))
-    return Piece(segment=segment, position=position, end_position=end_position)
+    return replace(piece, position=position, end_position=end_position)
+
+
+def _tightened_if_there(remote: RemotePartition, split: Split, piece: Piece | None) -> Piece | None:
+    """For reading ahead; that its segment is gone is told when it is read."""
+    with suppress(NotFound):
+        return _tightened(remote, split, piece) if piece is not None else None
+    return None
 
 
 def _piece_columns(fetch: _Fetch, piece: Piece, following: Piece | None) -> Iterator[Columns]:
