@@ -122,8 +122,28 @@ class ExpireRemote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpirePage:
+    """Take a whole page of rows out of the index, unread; the objects of all its rows stay for the grace time."""
+
+    key: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteUnlinked:
     """Delete one object that no row has named for the grace time; the writer proves its epoch first."""
+
+    key: str
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePage:
+    """Delete the objects of all rows of a page that left the index a grace time ago, then the page."""
 
     key: str
     size_bytes: int
@@ -149,7 +169,9 @@ Decision = (
     | BuildView
     | AdvanceLogStart
     | ExpireRemote
+    | ExpirePage
     | DeleteUnlinked
+    | DeletePage
     | CollectHeads
 )
 

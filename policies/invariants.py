@@ -21,8 +21,10 @@ from policies.decisions import (
     CollectHeads,
     CopySegment,
     Decision,
+    DeletePage,
     DeleteUnlinked,
     DropLocal,
+    ExpirePage,
     ExpireRemote,
     RaiseCleaned,
     ReplaceRemote,
@@ -98,6 +100,7 @@ def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> li
 def _world(snapshot: PartitionSnapshot) -> _World:
     rows = [row for row in snapshot.remote if row.state is SegmentState.COPY_FINISHED]
     unlinked_ms = {unlinked.key: unlinked.unlinked_ms for unlinked in snapshot.unlinked}
+    unlinked_ms |= {page.spill.key: page.unlinked_ms for page in snapshot.unlinked_pages}
     unknown = [each for spill in snapshot.spills for each in spill.ranges()]
     return _World(
         snapshot=snapshot,
@@ -157,7 +160,9 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_advance(world, decision)
         case ExpireRemote():
             return _check_expire(world, decision)
-        case DeleteUnlinked():
+        case ExpirePage():
+            return _check_expire_page(world, decision)
+        case DeleteUnlinked() | DeletePage():
             return _check_delete(world, decision)
         case CollectHeads():
             return _check_collect(world.snapshot, decision)
@@ -299,7 +304,26 @@ def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
     return broken
 
 
-def _check_delete(world: _World, decision: DeleteUnlinked) -> list[str]:
+def _check_expire_page(world: _World, decision: ExpirePage) -> list[str]:
+    """A page leaves unread, so all that may be in it must lie below the log start."""
+    snapshot = world.snapshot
+    page = next((each for each in (*snapshot.known_pages, *snapshot.spills) if each.key == decision.key), None)
+    if page is None or (page.base_offset, page.next_offset) != (decision.base_offset, decision.next_offset):
+        return ["no page of the index"]
+    broken = []
+    held = {row.ulid for row in world.rows.values() if row.base_offset < page.next_offset}
+    if any(row.base_offset < page.base_offset for row in world.rows.values()):
+        broken.append("not the oldest")
+    if page.next_offset > world.log_start_offset:
+        broken.append(f"holds records at or above the log start {world.log_start_offset}")
+        world.gaps = None
+    for ulid in held:
+        del world.rows[ulid]
+    world.unknown = [each for each in world.unknown if each[0] >= page.next_offset]
+    return broken
+
+
+def _check_delete(world: _World, decision: DeleteUnlinked | DeletePage) -> list[str]:
     snapshot = world.snapshot
     unlinked_ms = world.unlinked_ms.get(decision.key)
     if unlinked_ms is None:
@@ -326,11 +350,11 @@ def _where(decision: Decision) -> str:
             return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
         case BuildView():
             return f"[{decision.from_offset}, {decision.upto_offset})"
-        case CopySegment() | ReplaceRemote() | RaiseCleaned() | DropLocal() | ExpireRemote():
+        case CopySegment() | ReplaceRemote() | RaiseCleaned() | DropLocal() | ExpireRemote() | ExpirePage():
             return f"[{decision.base_offset}, {decision.next_offset})"
         case AdvanceLogStart():
             return f"to {decision.offset}"
-        case DeleteUnlinked():
+        case DeleteUnlinked() | DeletePage():
             return decision.key
         case CollectHeads():
             return f"up to {decision.upto_sequence}"

@@ -51,7 +51,8 @@ def local_expirations(
     being copied: then only rows of the store expire. An older row that stays keeps it empty too, and nothing at or
     after a segment under way goes.
     """
-    if snapshot.is_copying_on or len(expired) < snapshot.committed_count:
+    gone_count = len(expired) + sum(page.segment_count for page in snapshot.dead_pages)
+    if snapshot.is_copying_on or gone_count < snapshot.committed_count:
         return []
 
     def may_go(segment: SegmentInfo) -> bool:

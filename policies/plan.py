@@ -18,7 +18,7 @@ from policies.decisions import AdvanceLogStart, Decision, DropLocal, ExpireRemot
 from policies.head_collection import head_collections
 from policies.local_retention import local_drops, local_expirations
 from policies.recompaction import replacements
-from policies.remote_retention import deletions, expirations
+from policies.remote_retention import deletions, expirations, leaving
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, rolls
 from policies.view import held_back, view_builds
@@ -45,7 +45,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
         *built,
         *_advance(snapshot, expired, ended),
         *ended,
-        *expired,
+        *leaving(snapshot, expired),
         *deletions(snapshot),
         *head_collections(snapshot),
     ]

@@ -3,14 +3,23 @@
 Source: `RemoteLogManager.cleanupExpiredRemoteLogSegments`: per row from the oldest, log start, then time (**not**
 strict, unlike the local test), then size; the first row that may not go ends the scan. Bytes follow rows only after the
 grace time, so a reader with an older head still finds them (DESIGN, commit protocol 5).
+
+What expires is one question, what leaves the index now is another: a head has to list every object that waits for its
+deletion, and has room for so many. A page whose rows have all expired leaves whole, as one entry. Of single rows as
+many leave as there is room for; the others are below the log start by then, and leave when there is room again.
 """
 
 from __future__ import annotations
 
-from policies.decisions import DeleteUnlinked, ExpireRemote
+from collections.abc import Sequence
+
+from policies.decisions import DeletePage, DeleteUnlinked, ExpirePage, ExpireRemote
 from policies.snapshot import PartitionSnapshot
 from remote.head import SpillRow
 from remote.segment import RemoteSegment
+
+UNLINKED_MAX = 4096  # objects that a head lists one by one: 20 bytes each, a third of what a head may take
+PAGES_DELETED_MAX = 2  # in one round; some 16,000 objects
 
 
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
@@ -38,19 +47,42 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
     return expired
 
 
-def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked]:
-    """The unlinked objects whose grace time has passed and that no row names, the log's or a view's."""
-    grace_ms = snapshot.rules.delete_grace_ms
-    live = snapshot.named_keys
+def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> list[ExpirePage | ExpireRemote]:
+    """What leaves the index now, oldest first: whole pages, then as many of the rows `expired` as there is room for.
+
+    `expired` are what `expirations` says, or the first of them.
+    """
+    passed = expired[-1].next_offset if expired else 0
+    whole = [page for page in snapshot.known_pages if page.next_offset <= passed]
+    left_whole = whole[-1].next_offset if whole else 0
+    singles = [row for row in expired if row.base_offset >= left_whole]
+    room = max(0, UNLINKED_MAX - len(snapshot.unlinked)) // 2
     return [
-        DeleteUnlinked(
-            key=unlinked.key,
-            size_bytes=unlinked.size_bytes,
-            reason=f"unlinked {snapshot.now_ms - unlinked.unlinked_ms} ms ago, grace {grace_ms} ms",
-        )
-        for unlinked in snapshot.unlinked
-        if snapshot.now_ms - unlinked.unlinked_ms >= grace_ms and unlinked.key not in live
+        *(_expire_page(page, f"all below the log start {snapshot.log_start_offset}") for page in snapshot.dead_pages),
+        *(_expire_page(page, f"all its rows, the last one: {expired[-1].reason}") for page in whole),
+        *singles[:room],
     ]
+
+
+def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
+    """The unlinked objects whose grace time has passed and that no row names, the log's or a view's; then pages."""
+    grace_ms, now_ms = snapshot.rules.delete_grace_ms, snapshot.now_ms
+    live = snapshot.named_keys
+
+    def waited(unlinked_ms: int) -> str:
+        return f"unlinked {now_ms - unlinked_ms} ms ago, grace {grace_ms} ms"
+
+    objects = [
+        DeleteUnlinked(key=unlinked.key, size_bytes=unlinked.size_bytes, reason=waited(unlinked.unlinked_ms))
+        for unlinked in snapshot.unlinked
+        if now_ms - unlinked.unlinked_ms >= grace_ms and unlinked.key not in live
+    ]
+    pages = [
+        DeletePage(key=page.spill.key, size_bytes=page.spill.stored_bytes, reason=waited(page.unlinked_ms))
+        for page in snapshot.unlinked_pages
+        if now_ms - page.unlinked_ms >= grace_ms
+    ]
+    return [*objects, *pages[:PAGES_DELETED_MAX]]
 
 
 def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:
@@ -58,7 +90,7 @@ def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:
 
     Asked again of the fuller snapshot, it may name the next page.
     """
-    spill = next(iter(snapshot.spills), None)
+    spill = snapshot.oldest_unknown
     if spill is None or len(expirations(snapshot)) < len(snapshot.known_oldest()):
         return None
     limits = snapshot.rules.log_limits
@@ -110,5 +142,15 @@ def _expire(row: RemoteSegment, reason: str) -> ExpireRemote:
         size_bytes=row.size_bytes,
         data_key=row.data_key,
         indexes_key=row.indexes_key,
+        reason=reason,
+    )
+
+
+def _expire_page(page: SpillRow, reason: str) -> ExpirePage:
+    return ExpirePage(
+        key=page.key,
+        base_offset=page.base_offset,
+        next_offset=page.next_offset,
+        size_bytes=page.size_bytes,
         reason=reason,
     )

@@ -18,7 +18,7 @@ from policies.rules import PartitionRules
 from remote.segment import RemoteSegment, SegmentState
 
 if TYPE_CHECKING:
-    from remote.head import SpillRow, UnlinkedObject
+    from remote.head import SpillRow, UnlinkedObject, UnlinkedPage
     from remote.view import CompactedView
 
 
@@ -34,8 +34,8 @@ class PartitionSnapshot:
 
     `remote` holds the rows of the store that are known one by one, ascending: the newest always, older ones as far as
     they were asked for. `spills` stand for all others, a page of rows each, ascending, none of them in `remote`; they
-    may lie between its rows. `head_sequence` is the newest head's, 0 without one; heads up to `heads_void_upto` were
-    collected.
+    may lie between its rows. `known_pages` are those whose rows are in `remote`. `head_sequence` is the newest head's,
+    0 without one; heads up to `heads_void_upto` were collected.
     """
 
     partition: TopicPartition
@@ -48,7 +48,9 @@ class PartitionSnapshot:
     is_tiered: bool = False
     remote: tuple[RemoteSegment, ...] = ()
     spills: tuple[SpillRow, ...] = ()
+    known_pages: tuple[SpillRow, ...] = ()
     unlinked: tuple[UnlinkedObject, ...] = ()
+    unlinked_pages: tuple[UnlinkedPage, ...] = ()
     views: tuple[CompactedView, ...] = ()
     cleaner_offset: int | None = None
     cleaner_reach: int = 0
@@ -93,11 +95,28 @@ class PartitionSnapshot:
         """What the rows that readers see hold, known or not."""
         return sum(each.size_bytes for each in self.committed_parts)
 
+    @property
+    def dead_pages(self) -> tuple[SpillRow, ...]:
+        """Those of `spills` that lie wholly below the log start: no row of theirs needs to be known any more."""
+        return tuple(spill for spill in self.spills if spill.next_offset <= self.log_start_offset)
+
+    @property
+    def oldest_unknown(self) -> SpillRow | None:
+        """The first page that reaches above the log start and whose rows are not known."""
+        return next((spill for spill in self.spills if spill.next_offset > self.log_start_offset), None)
+
     def known_oldest(self) -> tuple[RemoteSegment, ...]:
-        """The committed rows below which none is unknown, ascending."""
-        if not self.spills:
+        """The committed rows below which none is unknown but for dead ones, ascending."""
+        unknown = self.oldest_unknown
+        if unknown is None:
             return self.committed
-        return tuple(row for row in self.committed if row.base_offset < self.spills[0].base_offset)
+        return tuple(row for row in self.committed if row.base_offset < unknown.base_offset)
+
+    @property
+    def unlinked_bytes(self) -> int:
+        """What waits for its deletion."""
+        pages = sum(each.spill.stored_bytes + each.spill.page_bytes for each in self.unlinked_pages)
+        return pages + sum(each.size_bytes for each in self.unlinked)
 
     @property
     def remote_ranges(self) -> Iterator[tuple[int, int]]:

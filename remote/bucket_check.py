@@ -53,6 +53,7 @@ from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.segment_check import LookInside, check_segment, only_read, wrong
 from remote.spill_page import summary_contradiction
+from remote.spilling import waiting_keys
 from remote.store import ObjectInfo, ObjectStore
 
 
@@ -214,7 +215,7 @@ class _Check:
             again |= given_up & {spill.key for spill in head.spills}
             for name in sorted(again):
                 self._wrong(name, f"named again after it was given up for deletion: sequence={head.sequence}")
-            given_up |= {each.key for each in head.unlinked}
+            given_up |= self._waiting(head)
             before = head
 
     def _lost(self, before: Head, head: Head) -> str | None:
@@ -238,6 +239,13 @@ class _Check:
                     self._report.findings.append(damaged(error, self._prefix + spill.key))
         return [*rows, *head.segments]
 
+    def _waiting(self, head: Head) -> set[str]:
+        """What was given up for deletion; of a page that cannot be read only the page."""
+        try:
+            return set(waiting_keys(head, self._pages.rows))
+        except Corrupt:
+            return {*(each.key for each in head.unlinked), *(each.spill.key for each in head.unlinked_pages)}
+
     def _named_rows(self, head: Head) -> list[RemoteSegment]:
         """Everything that has objects: the rows of the log, then those of its compacted views."""
         return [*self._rows(head), *head.view_rows]
@@ -248,7 +256,7 @@ class _Check:
         head, report = self._report.head, self._report
         kinds: dict[str, ObjectKind] = {}
         if head is not None:
-            kinds |= {each.key: ObjectKind.UNLINKED for each in head.unlinked}
+            kinds |= dict.fromkeys(self._waiting(head), ObjectKind.UNLINKED)
             kinds |= {row.data_key: ObjectKind.SEGMENT for row in self._named_rows(head)}
             kinds |= {row.indexes_key: ObjectKind.INDEXES for row in self._named_rows(head)}
             kinds |= {spill.key: ObjectKind.PAGE for spill in head.spills}
@@ -286,9 +294,8 @@ class _Check:
     def _check_unlinked(self, head: Head) -> None:
         named = {key for row in self._named_rows(head) for key in (row.data_key, row.indexes_key)}
         named |= {spill.key for spill in head.spills}
-        for each in head.unlinked:
-            if each.key in named:
-                self._wrong(each.key, "given up for deletion and still named by a row")
+        for key in sorted(self._waiting(head) & named):
+            self._wrong(key, "given up for deletion and still named by a row")
 
     def _check_pages(self, head: Head) -> None:
         for spill in head.spills:

@@ -98,6 +98,19 @@ class JobNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnlinkedPage:
+    """A page that left the index whole: it, and the objects of all its rows, wait for their deletion.
+
+    The page goes last; is it gone, nothing of it is left. Other fields as of `UnlinkedObject`.
+    """
+
+    spill: SpillRow
+    unlinked_ms: int
+    epoch: int
+    unlinked_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """See the module text. `segments` ascend and never overlap; gaps are allowed, an offset in one has no record.
 
@@ -129,6 +142,7 @@ class Head:
     committed_ms: int
     segments: tuple[RemoteSegment, ...] = ()
     unlinked: tuple[UnlinkedObject, ...] = ()
+    unlinked_pages: tuple[UnlinkedPage, ...] = ()
     spills: tuple[SpillRow, ...] = ()
     views: tuple[CompactedView, ...] = ()
     boundary_number: int = 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from local.errors import InvalidRequest
-from remote.head import Head, UnlinkedObject
+from remote.head import Head, UnlinkedObject, UnlinkedPage
 from remote.segment import RemoteSegment
 from remote.spilling import RowsOf, lost_object
 
@@ -134,6 +134,24 @@ def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: in
     return change
 
 
+def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
+    """Take whole pages of rows out, which lie below the log start: one entry on a list stands for all their objects."""
+    names = frozenset(keys)
+
+    def change(head: Head) -> Head:
+        gone = [spill for spill in head.spills if spill.key in names]
+        if not gone:
+            return head
+        if gone[-1].next_offset > head.log_start_offset:
+            facts = {"next_offset": gone[-1].next_offset, "log_start_offset": head.log_start_offset}
+            raise InvalidRequest("taking out a page of rows, it is retained", key=gone[-1].key, **facts)
+        pages = tuple(UnlinkedPage(spill=spill, unlinked_ms=now_ms, epoch=head.epoch) for spill in gone)
+        kept = tuple(spill for spill in head.spills if spill.key not in names)
+        return replace(head, spills=kept, unlinked_pages=head.unlinked_pages + pages)
+
+    return change
+
+
 def delete_partition(*, now_ms: int) -> Change:
     """Mark the partition as deleted: nothing of it is readable from here on. Rows and bytes go after the grace time."""
 
@@ -152,6 +170,17 @@ def forget_unlinked(keys: Collection[str]) -> Change:
     def change(head: Head) -> Head:
         kept = tuple(each for each in head.unlinked if each.key not in gone)
         return head if len(kept) == len(head.unlinked) else replace(head, unlinked=kept)
+
+    return change
+
+
+def forget_pages(keys: Collection[str]) -> Change:
+    """Strike pages off the list once they and their rows' objects are deleted."""
+    gone = frozenset(keys)
+
+    def change(head: Head) -> Head:
+        kept = tuple(each for each in head.unlinked_pages if each.spill.key not in gone)
+        return head if len(kept) == len(head.unlinked_pages) else replace(head, unlinked_pages=kept)
 
     return change
 

@@ -436,11 +436,16 @@ def _stamped(base: Head, changed: Head) -> Head:
     """With the sequence in every object that was unlinked by this change, and how far the bucket reached before it."""
     if changed.highest_next_offset < base.highest_next_offset:
         changed = replace(changed, tiered_upto=base.highest_next_offset)
-    known = {each.key for each in base.unlinked}
+    known = {each.key for each in base.unlinked} | {each.spill.key for each in base.unlinked_pages}
     unlinked = tuple(
         each if each.key in known else replace(each, unlinked_sequence=changed.sequence) for each in changed.unlinked
     )
-    return changed if unlinked == changed.unlinked else replace(changed, unlinked=unlinked)
+    pages = tuple(
+        each if each.spill.key in known else replace(each, unlinked_sequence=changed.sequence)
+        for each in changed.unlinked_pages
+    )
+    is_same = unlinked == changed.unlinked and pages == changed.unlinked_pages
+    return changed if is_same else replace(changed, unlinked=unlinked, unlinked_pages=pages)
 
 
 class _NewPages:

@@ -23,7 +23,7 @@ from remote.head_chain import HeadChain
 from remote.keys import parse_epoch
 from remote.metadata_log import MetadataLog
 from remote.pins import list_pins
-from remote.spilling import RowsOf, named_keys
+from remote.spilling import RowsOf, named_keys, waiting_keys
 from remote.store import ObjectInfo, ObjectStore
 
 
@@ -56,11 +56,11 @@ def nobodys(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str])
 
 
 def named_by(head: Head, rows_of: RowsOf) -> set[str]:
-    """Every key that a head names: rows, those of its pages and views, pages, objects that wait for their deletion.
+    """Every key that a head names: rows, those of its pages and views, pages, all that waits for its deletion.
 
     Raises what `rows_of` raises for a page that cannot be read: then nothing may be called nobody's.
     """
-    return {*named_keys(head, rows_of), *(each.key for each in head.unlinked)}
+    return named_keys(head, rows_of) | set(waiting_keys(head, rows_of))
 
 
 def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[Orphan]:

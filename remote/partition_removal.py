@@ -5,13 +5,14 @@
 | 1 | epoch + 1: whoever wrote it is fenced | the partition as it was; again from here |
 | 2 | a head that says `deleted_ms` and a log start at the end | a deleted partition, readable for nobody |
 | 3 | the grace time passes, counted from `deleted_ms` | the same |
-| 4 | rows out of the head, their objects on its list | objects on the list |
-| 5 | no pin in the way, this writer proved to be the last, the listed objects deleted | a list of what is gone |
-| 6 | a head without that list; 4 again for the next page | 4, or the end |
+| 4 | pages or rows out of the head, on its lists | objects on a list |
+| 5 | no pin, epoch still ours: listed objects deleted, or a page with its rows' | a list of what is gone |
+| 6 | a head without them; 5 again for the next page, 4 for what is left | 4, 5, or the end |
+| 7 | nothing is left: the heads before the last are collected (`remote.head_collection`) | one head, and void ones |
 
-The heads stay: the last one tells "deleted" from "lost", to readers and to a machine that comes back. Nothing but what
-a head names is deleted. The grace time is for readers with an older head; as nobody begins to read a deleted partition,
-it is waited for once, not for every page.
+The last head stays: it tells "deleted" from "lost", to readers and to a machine that comes back. Nothing but heads and
+what a head names is deleted. The grace time is for readers with an older head; as nobody begins to read a deleted
+partition, it is waited for once, not for every page.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ from __future__ import annotations
 from enum import Enum
 
 from remote.head import Head
-from remote.head_changes import delete_partition, expire_segments, forget_unlinked
+from remote.head_changes import delete_partition, expire_pages, expire_segments, forget_unlinked
+from remote.head_collection import collect_heads
+from remote.keys import HEADS, head_key
 from remote.metadata_log import LogState, MetadataLog
+from remote.page_removal import delete_pages
 from remote.pins import list_pins, lowest_pinned
 from remote.store import ObjectStore
 from remote.view_changes import drop_view
+
+ROWS_AT_ONCE = 2048  # whose objects a head lists one by one
 
 
 class Removal(Enum):
@@ -50,7 +56,7 @@ class PartitionRemoval:
         """The next step. Raises Fenced when another machine removes it, Unavailable, and Corrupt for a damaged head."""
         if self._log.state is LogState.READER:
             head = self._log.load()
-            if head is None or _is_empty(head):
+            if head is None or (_is_empty(head) and not self._old_heads(head)):
                 return Removal.DONE
             self._log.become_writer(
                 self._writer_id,
@@ -63,37 +69,47 @@ class PartitionRemoval:
         head = self._log.commit(delete_partition(now_ms=now_ms), now_ms)
         assert head.deleted_ms is not None
         if _is_empty(head):
-            return Removal.DONE
+            if self._old_heads(head):
+                collect_heads(self._store, self._prefix, self._log, head.sequence - 1, now_ms=now_ms)
+            return Removal.WAITING if self._old_heads(head) else Removal.DONE
         if now_ms - head.deleted_ms < grace_ms:
             return Removal.WAITING
-        if head.unlinked:
+        if head.unlinked or head.unlinked_pages:
             return self._delete(head, now_ms)
         self._unlink(head, head.deleted_ms, now_ms)
         return Removal.UNDER_WAY
 
+    def _old_heads(self, head: Head) -> bool:
+        """Whether a head below `head`, the last one, is still there: not collected yet, or pinned."""
+        first = next(iter(self._store.list(self._prefix + HEADS)), None)
+        return first is not None and first.key != self._prefix + head_key(head.sequence)
+
     def _unlink(self, head: Head, deleted_ms: int, now_ms: int) -> None:
-        """The views, the oldest page, or the head's own rows: one of them, so that no head grows large."""
+        """The views, all pages (unread, an entry each), or some of the head's own rows: one of them, so that no head
+        grows large."""
         if head.views:
             for view in head.views:
                 self._log.commit(drop_view(view.name, now_ms=deleted_ms), now_ms)
-            return
-        index = self._log.index(head)
-        oldest = head.parts[0]
-        end = oldest.next_offset if head.spills else head.rows_next_offset
-        ulids = [row.ulid for row in index.rows_with_dead(oldest.base_offset, end)]
-        touches = (oldest.base_offset, end)
-        self._log.commit(expire_segments(ulids, now_ms=deleted_ms), now_ms, touches=touches)
+        elif head.spills:
+            self._log.commit(expire_pages([spill.key for spill in head.spills], now_ms=deleted_ms), now_ms)
+        else:
+            ulids = [row.ulid for row in head.segments[:ROWS_AT_ONCE]]
+            self._log.commit(expire_segments(ulids, now_ms=deleted_ms), now_ms)
 
     def _delete(self, head: Head, now_ms: int) -> Removal:
         held = lowest_pinned(list_pins(self._store, self._prefix), now_ms)
         keys = [each.key for each in head.unlinked if held is None or each.unlinked_sequence <= held]
-        if not keys:
+        pages = [each for each in head.unlinked_pages if held is None or each.unlinked_sequence <= held]
+        if not keys and not pages:
             return Removal.WAITING
-        self._log.check_still_writer()
-        self._store.delete([self._prefix + key for key in keys])
-        self._log.commit(forget_unlinked(keys), now_ms)
+        newest = self._log.check_still_writer()
+        if keys:
+            self._store.delete([self._prefix + key for key in keys])
+            self._log.commit(forget_unlinked(keys), now_ms)
+        else:
+            delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms)
         return Removal.UNDER_WAY
 
 
 def _is_empty(head: Head) -> bool:
-    return head.deleted_ms is not None and not (head.has_rows or head.views or head.unlinked)
+    return head.deleted_ms is not None and not (head.has_rows or head.views or head.unlinked or head.unlinked_pages)

@@ -128,6 +128,6 @@ def _came_in_time(log: MetadataLog, head: Head) -> bool:
     if log.is_void(head.sequence):
         return False
     try:
-        return lost_object(head, replace(newest, unlinked=()), log.page_rows) is None
+        return lost_object(head, replace(newest, unlinked=(), unlinked_pages=()), log.page_rows) is None
     except NotFound:
         return False  # a page that it names is gone

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from local.errors import NotFound
 from remote.head import Head, SpillRow, UnlinkedObject
 from remote.segment import RemoteSegment
 from remote.spill_page import Rows
@@ -89,28 +91,39 @@ def spill_oldest(head: Head, rule: SpillRule, new_page: NewPage) -> Head:
 def lost_object(old: Head, new: Head, rows_of: RowsOf) -> str | None:
     """The key of an object that `old` answers for and `new` does not; None when there is none.
 
-    A head answers for what its rows, the rows of its pages, its pages and its list of unlinked objects name; of the
-    latter only pages and rows count here, for striking off is what the list is for. Pages that both name are the same
-    and are not read.
+    A head answers for what its rows, the rows of its pages, its pages and its lists of unlinked objects and pages name;
+    of what waits on a list in `old` nothing counts here, for striking off is what the lists are for. Pages that both
+    name are the same and are not read.
     """
-    before, after = set(old.spills), set(new.spills)
+    before, after = set(old.spills), {*new.spills, *(each.spill for each in new.unlinked_pages)}
+    after -= {each.spill for each in old.unlinked_pages}
     named = {each.key for each in new.unlinked} | {spill.key for spill in after}
-    named.update(_keys_of(_own_rows(new)))
+    named.update(keys_of(_own_rows(new)))
     for spill in after - before:
-        named.update(_keys_of(rows_of(spill)))
+        named.update(keys_of(rows_of(spill)))
     gone = before - after
-    held = [*_keys_of(_own_rows(old)), *(spill.key for spill in gone)]
+    held = [*keys_of(_own_rows(old)), *(spill.key for spill in gone)]
     for spill in gone:
-        held += _keys_of(rows_of(spill))
+        held += keys_of(rows_of(spill))
     return next((key for key in held if key not in named), None)
 
 
 def named_keys(head: Head, rows_of: RowsOf) -> set[str]:
     """The objects of a head's rows, of its views, of its pages' rows, and the pages. Reads every page."""
-    named = {*_keys_of(_own_rows(head)), *(spill.key for spill in head.spills)}
+    named = {*keys_of(_own_rows(head)), *(spill.key for spill in head.spills)}
     for spill in head.spills:
-        named.update(_keys_of(rows_of(spill)))
+        named.update(keys_of(rows_of(spill)))
     return named
+
+
+def waiting_keys(head: Head, rows_of: RowsOf) -> Iterator[str]:
+    """What left the index and waits for its deletion: objects, pages, and the objects of the rows of those."""
+    for each in head.unlinked:
+        yield each.key
+    for page in head.unlinked_pages:
+        with suppress(NotFound):  # it goes last, so nothing of it is left
+            yield from keys_of(rows_of(page.spill))
+        yield page.spill.key
 
 
 def _own_rows(head: Head) -> Iterator[RemoteSegment]:
@@ -120,7 +133,8 @@ def _own_rows(head: Head) -> Iterator[RemoteSegment]:
         yield from view.rows
 
 
-def _keys_of(rows: Iterable[RemoteSegment]) -> list[str]:
+def keys_of(rows: Iterable[RemoteSegment]) -> list[str]:
+    """The objects of rows: two of each."""
     return [key for row in rows for key in (row.data_key, row.indexes_key)]
 
 

@@ -9,16 +9,18 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 * view: `tiered.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
-* delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone.
+* delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone; of a
+  page of rows: `remote.page_removal`.
 * collect: prove it → declare old heads void → delete them (`remote.head_collection`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
 from local.cleaner import CleaningResult
 from local.errors import InvalidRequest
@@ -31,8 +33,10 @@ from policies.decisions import (
     CollectHeads,
     CopySegment,
     Decision,
+    DeletePage,
     DeleteUnlinked,
     DropLocal,
+    ExpirePage,
     ExpireRemote,
     RaiseCleaned,
     ReplaceRemote,
@@ -40,8 +44,9 @@ from policies.decisions import (
 )
 from policies.invariants import violations
 from policies.view import held_from
-from remote.head_changes import add_segments, expire_segments, forget_unlinked
+from remote.head_changes import add_segments, expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
+from remote.page_removal import delete_pages
 from remote.pins import list_pins, lowest_pinned
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
@@ -52,6 +57,7 @@ from tiered.view_building import ViewWork, build_view
 
 _log = logging.getLogger(__name__)
 
+Deletion = TypeVar("Deletion", DeleteUnlinked, DeletePage)
 Progress = Callable[[Decision], None]
 Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
 
@@ -113,6 +119,10 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
     match run[0]:
         case ExpireRemote():
             _record(state, run, _expire(state, [each for each in run if isinstance(each, ExpireRemote)]))
+        case ExpirePage():
+            _record(state, run, _expire_pages(state, [each for each in run if isinstance(each, ExpirePage)]))
+        case DeletePage():
+            _record(state, run, _delete_pages(state, [each for each in run if isinstance(each, DeletePage)]))
         case DeleteUnlinked():
             _record(state, run, _delete(state, [each for each in run if isinstance(each, DeleteUnlinked)]))
         case RaiseCleaned():
@@ -152,13 +162,14 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return _advance(state, decision)
         case CollectHeads():
             return _collect(state, decision)
-        case RaiseCleaned() | ExpireRemote() | DeleteUnlinked():
+        case RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
             raise AssertionError("applied in runs")
 
 
 def _record(state: _Round, run: Sequence[Decision], done: Sequence[Decision]) -> None:
     state.done += done
-    state.skipped += [decision for decision in run if decision not in done]
+    known = {id(decision) for decision in done}  # there may be thousands
+    state.skipped += [decision for decision in run if id(decision) not in known]
     for decision in done:
         _log.info("applied: partition=%s decision=%s", state.partition.name, decision)
 
@@ -274,25 +285,50 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
     return list(due)
 
 
+def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
+    metadata, head = state.partition.metadata, state.partition.head()
+    if metadata is None or head is None:
+        return []
+    dead = {spill.key for spill in head.spills if spill.next_offset <= head.log_start_offset}
+    due = [each for each in run if each.key in dead]
+    metadata.commit(expire_pages([each.key for each in due], now_ms=state.now_ms), state.now_ms)
+    return list(due)
+
+
 def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
     metadata, head, store = state.partition.metadata, state.partition.head(), state.store
     if metadata is None or store is None or head is None:
         return []
-    listed = {each.key for each in head.unlinked}
-    due = [decision for decision in run if decision.key in listed]
+    since = {each.key: each.unlinked_sequence for each in head.unlinked}
+    due = _not_pinned(state, store, [decision for decision in run if decision.key in since], since)
     if not due:
         return []
-    held = lowest_pinned(list_pins(store, state.partition.prefix), state.now_ms)
-    if held is not None:
-        since = {each.key: each.unlinked_sequence for each in head.unlinked}
-        due = [decision for decision in due if since[decision.key] <= held]
-        if not due:
-            return []
     # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
     metadata.check_still_writer()
     store.delete([state.partition.prefix + decision.key for decision in due])
     metadata.commit(forget_unlinked([decision.key for decision in due]), state.now_ms)
     return list(due)
+
+
+def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
+    metadata, head, store = state.partition.metadata, state.partition.head(), state.store
+    if metadata is None or store is None or head is None:
+        return []
+    listed = {page.spill.key: page for page in head.unlinked_pages}
+    since = {key: page.unlinked_sequence for key, page in listed.items()}
+    due = _not_pinned(state, store, [decision for decision in run if decision.key in since], since)
+    if not due:
+        return []
+    newest = metadata.check_still_writer()
+    pages = [listed[decision.key] for decision in due]
+    delete_pages(store, state.partition.prefix, metadata, newest, pages, state.now_ms)
+    return list(due)
+
+
+def _not_pinned(state: _Round, store: ObjectStore, due: list[Deletion], since: Mapping[str, int]) -> list[Deletion]:
+    """Those that left the index before every pin that counts; `since` is the sequence in which they did."""
+    held = lowest_pinned(list_pins(store, state.partition.prefix), state.now_ms) if due else None
+    return due if held is None else [decision for decision in due if since[decision.key] <= held]
 
 
 def _collect(state: _Round, decision: CollectHeads) -> bool:

@@ -219,7 +219,8 @@ _NO_PRODUCERS = Sheet(name="producers", fields=("producerId",), rows=[])
 def _head(data: bytes) -> list[Sheet]:
     """The rows in the order of their fields; what the head says of itself as facts."""
     head = msgspec.to_builtins(decode_head(data))
-    lists = {name: head.pop(name) for name in ("segments", "unlinked", "spills")}
+    lists = {name: head.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
+    lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]
     return [
         Sheet(name=name, fields=_fields(rows, _HEAD_FIELDS[name]), rows=rows, facts=head if name == "segments" else {})
         for name, rows in lists.items()
@@ -229,6 +230,7 @@ def _head(data: bytes) -> list[Sheet]:
 _HEAD_FIELDS = {
     "segments": ("base_offset", "next_offset", "size_bytes", "data_key"),
     "unlinked": ("key", "size_bytes", "unlinked_ms", "epoch"),
+    "unlinked_pages": ("base_offset", "next_offset", "segment_count", "stored_bytes", "key", "unlinked_ms"),
     "spills": ("base_offset", "next_offset", "segment_count", "size_bytes", "key"),
 }
 

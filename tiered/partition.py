@@ -143,6 +143,7 @@ class Partition:
             remote=head.segments if head else (),
             spills=head.spills if head else (),
             unlinked=head.unlinked if head else (),
+            unlinked_pages=head.unlinked_pages if head else (),
             views=head.views if head else (),
             cleaner_offset=self.log.cleaner_offset,
             cleaner_reach=self.log.cleaner_reach,
@@ -156,8 +157,9 @@ class Partition:
     def _with_oldest_rows(self, snapshot: PartitionSnapshot, head: Head) -> PartitionSnapshot:
         assert self.metadata is not None, "a head comes with its chain"
         index = self.metadata.index(head)
-        for spill in head.spills[:OLDEST_PAGES_MAX]:
-            if page_to_know(snapshot) is not spill:
+        for _ in range(OLDEST_PAGES_MAX):
+            spill = page_to_know(snapshot)
+            if spill is None:
                 break
             try:
                 rows = index.page(spill)
@@ -165,8 +167,12 @@ class Partition:
                 _log.warning("retention waits for a page of rows: partition=%s page=%s %s", self.name, spill.key, error)
                 break
             at = len(snapshot.known_oldest())
-            remote = (*snapshot.remote[:at], *rows, *snapshot.remote[at:])
-            snapshot = replace(snapshot, remote=remote, spills=snapshot.spills[1:])
+            snapshot = replace(
+                snapshot,
+                remote=(*snapshot.remote[:at], *rows, *snapshot.remote[at:]),
+                spills=tuple(each for each in snapshot.spills if each is not spill),
+                known_pages=(*snapshot.known_pages, spill),
+            )
         return snapshot
 
 

@@ -52,7 +52,7 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
         lag_segments=len(waiting) if snapshot.is_tiered else 0,
         lag_bytes=sum(each.size_bytes for each in waiting) if snapshot.is_tiered else 0,
         at_risk_bytes=sum(each.size_bytes for each in only_here),
-        unlinked_bytes=sum(each.size_bytes for each in snapshot.unlinked),
+        unlinked_bytes=snapshot.unlinked_bytes,
         cleaner_offset=snapshot.cleaner_offset,
         problem=problem,
     )

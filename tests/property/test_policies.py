@@ -21,6 +21,7 @@ from policies.decisions import (
     CopySegment,
     Decision,
     DropLocal,
+    ExpirePage,
     ExpireRemote,
     RaiseCleaned,
     ReplaceRemote,
@@ -420,9 +421,21 @@ def _in_pages(taken: PartitionSnapshot, sizes: list[int]) -> tuple[PartitionSnap
     return replace(taken, remote=tuple(known), spills=tuple(pages)), rows_of
 
 
-def _without_replacements(taken: PartitionSnapshot) -> list[Decision]:
-    """Rows in pages are not replaced: what is older than a head's worth of rows has left the disk, as a rule."""
-    return [one for one in plan_partition(taken) if not isinstance(one, ReplaceRemote | RaiseCleaned)]
+def _row_by_row(taken: PartitionSnapshot, rows_of: dict[str, Rows]) -> list[Decision | str]:
+    """The plan, told of rows where it tells of pages, and without replacements: of rows in pages there are none, as what
+    is older than a head's worth of rows has left the disk, as a rule."""
+    told: list[Decision | str] = []
+    for one in plan_partition(taken):
+        match one:
+            case ReplaceRemote() | RaiseCleaned():
+                pass
+            case ExpirePage():
+                told += [row.ulid for row in rows_of[one.key]]
+            case ExpireRemote():
+                told.append(one.ulid)
+            case _:
+                told.append(one)
+    return told
 
 
 @CALM
@@ -437,8 +450,10 @@ def test_what_lies_in_pages_is_judged_as_if_it_were_known(full: PartitionSnapsho
     while (spill := page_to_know(taken)) is not None:
         at = len(taken.known_oldest())
         remote = (*taken.remote[:at], *rows_of[spill.key], *taken.remote[at:])
-        taken = replace(taken, remote=remote, spills=taken.spills[1:])
-    assert _without_replacements(taken) == _without_replacements(full)
+        spills = tuple(each for each in taken.spills if each is not spill)
+        taken = replace(taken, remote=remote, spills=spills, known_pages=(*taken.known_pages, spill))
+    assert violations(taken, plan_partition(taken)) == []
+    assert _row_by_row(taken, rows_of) == _row_by_row(full, rows_of)
     assert (taken.committed_count, taken.committed_bytes) == (full.committed_count, full.committed_bytes)
     assert taken.coverage == full.coverage
     assert tombstones_below(taken, is_bucket_known=True) in (tombstones_below(full, is_bucket_known=True), 0)

@@ -199,7 +199,7 @@ def test_pages_leave_the_head_small_and_the_newest_rows_in_it():
     world = filled(100)
     head = world.log.cached
     assert RULE.kept_rows_min <= len(head.segments) < RULE.kept_rows_min + RULE.page_rows_min
-    assert {spill.segment_count for spill in head.spills} == {3, 5}
+    assert {spill.segment_count for spill in head.spills} <= {3, 4, 5}
     wide = MetadataLog(
         world.store, PREFIX, rule=SpillRule(head_bytes_max=1800, page_rows_max=50, page_rows_min=1, kept_rows_min=2)
     )

@@ -35,7 +35,7 @@ GOLDEN = (
     b'"epochs":[[0,0],[2,4]],"data_crc32c":4294967295,"data_key":"data/U1.log","indexes_key":"data/U1.indexes",'
     b'"indexes_bytes":50,"indexes":{"offset":{"start":0,"length":8}},"codec":"none","storage_class":null,'
     b'"cleaned_through":10,"committed_ms":1699999999999,"segment_crc32c":null,"key_id":null,"wrapped_key":null,"made_by":null,"state":1}],"unlinked":[{"key":"data/U0.log","size_bytes":99,'
-    b'"unlinked_ms":1699999999998,"epoch":2,"unlinked_sequence":6}],"spills":[],"views":[],"boundary_number":0,"void_upto":0,"deleted_ms":null,"tiered_upto":0,"jobs":[],"properties":{"retention.ms":"1"}}'
+    b'"unlinked_ms":1699999999998,"epoch":2,"unlinked_sequence":6}],"unlinked_pages":[],"spills":[],"views":[],"boundary_number":0,"void_upto":0,"deleted_ms":null,"tiered_upto":0,"jobs":[],"properties":{"retention.ms":"1"}}'
 )
 
 

@@ -13,11 +13,13 @@ from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send,
 from local.errors import Conflict, LogError, NotFound
 from local.record import Record
 from remote.bucket_check import ObjectKind
+from remote.keys import HEADS
 from remote.memory_store import MemoryStore
 from tiered.bucket_check import check_bucket
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 
+LEFT = {ObjectKind.HEAD, ObjectKind.BOUNDARY}  # of a deleted partition
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "2h"}
 
 
@@ -66,7 +68,7 @@ def test_it_is_gone_at_once_and_its_bytes_follow(world: World) -> None:
         settle(manager, NOW + 2 * HOUR - 1)
         assert ObjectKind.SEGMENT in _kinds(world.store), "readers have their grace time"
         settle(manager, NOW + 2 * HOUR)
-        assert _kinds(world.store) == {ObjectKind.HEAD}
+        assert _kinds(world.store) == LEFT
         assert manager._registry.deleted() == ()
     assert b"deleted" in world.disk.read("./data/topics.json")
 
@@ -93,7 +95,7 @@ def test_a_topic_of_the_same_name_shares_nothing_with_it(world: World) -> None:
         settle(manager, NOW + 3 * HOUR)
         assert [value for _, value in values(manager.reader())] == [b"value %d" % at for at in range(1000, 1200)]
         reports = {report.prefix.split("/")[0]: report for report in check_bucket(world.store)}
-        assert set(reports[f"t-{old_id}"].counts()) == {ObjectKind.HEAD}
+        assert set(reports[f"t-{old_id}"].counts()) == LEFT
         assert ObjectKind.SEGMENT in reports[f"t-{new.topic_id}"].counts()
     with world.open() as manager:
         assert len(values(manager.reader())) == 200
@@ -112,7 +114,7 @@ def test_a_machine_that_still_knows_the_topic_is_refused_and_keeps_its_files(wor
         assert "the topic was deleted" in str(first.problems[NAME])
         first.tick(NOW)
     assert held <= set(world.disk.names)
-    assert _kinds(world.store) == {ObjectKind.HEAD}
+    assert _kinds(world.store) == LEFT
 
 
 def test_a_writer_whose_topic_is_deleted_by_another_machine_is_fenced(world: World) -> None:
@@ -147,7 +149,7 @@ def test_a_bucket_that_is_away_holds_up_only_its_own_part(world: World) -> None:
         store.is_down = False
         settle(manager, NOW + HOUR)
         settle(manager, NOW + 4 * HOUR)
-    assert _kinds(world.store) == {ObjectKind.HEAD}
+    assert _kinds(world.store) == LEFT
 
 
 def test_the_cleaner_lets_go_and_comes_to_no_deleted_log(world: World) -> None:
@@ -158,7 +160,7 @@ def test_the_cleaner_lets_go_and_comes_to_no_deleted_log(world: World) -> None:
         manager.delete_topic("t", now_ms=NOW)
         assert not log.cleaning.try_start()
         settle(manager, NOW + 3 * HOUR)
-        assert _kinds(world.store) <= {ObjectKind.HEAD}
+        assert _kinds(world.store) <= LEFT
 
 
 def test_an_unknown_topic_is_named(world: World) -> None:
@@ -189,7 +191,9 @@ def _check_after(world: World) -> None:
             settle(manager, NOW + hours * HOUR)
         assert manager._registry.deleted() == ()
     assert _directories(world.disk) == []
-    assert _kinds(world.store) <= {ObjectKind.HEAD, ObjectKind.PROBE, ObjectKind.ORPHAN}
+    assert _kinds(world.store) <= {*LEFT, ObjectKind.PROBE, ObjectKind.ORPHAN}
+    heads = [info.key for info in world.store.list("") if HEADS in info.key]
+    assert len(heads) <= 1, "the last one says that it was deleted"
 
 
 def _prepared() -> World:

@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     from tiered.dumping import Filter, LogDump
 
 _DECODERS = ("utf8", "hex", "base64", "json", "short", "integer", "long", "float", "double")
-_SECTIONS = ("offset", "time", "txn", "producers", "epochs", "chunks", "segments", "unlinked", "spills")
+_SECTIONS = (
+    "offset",
+    "time",
+    "txn",
+    "producers",
+    "epochs",
+    "chunks",
+    "segments",
+    "unlinked",
+    "unlinked_pages",
+    "spills",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,9 @@ _VERBS = {
     "BuildView": ("+", "view"),
     "AdvanceLogStart": ("~", "log start"),
     "ExpireRemote": ("-", "expire"),
+    "ExpirePage": ("-", "expire page"),
     "DeleteUnlinked": ("-", "delete"),
+    "DeletePage": ("-", "delete page"),
     "CollectHeads": ("-", "collect"),
 }
 
@@ -74,7 +76,15 @@ def _row(name: TopicPartition, decision: Decision) -> dict[str, object]:
 
 def _what(decision: Decision) -> str:
     """The half-open offsets, or whatever else the decision is about."""
-    from policies.decisions import AdvanceLogStart, BuildView, CleanLog, CollectHeads, DeleteUnlinked, RollActive
+    from policies.decisions import (
+        AdvanceLogStart,
+        BuildView,
+        CleanLog,
+        CollectHeads,
+        DeletePage,
+        DeleteUnlinked,
+        RollActive,
+    )
 
     match decision:
         case RollActive():
@@ -85,7 +95,7 @@ def _what(decision: Decision) -> str:
             return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
         case AdvanceLogStart():
             return f"to {decision.offset}"
-        case DeleteUnlinked():
+        case DeleteUnlinked() | DeletePage():
             return decision.key
         case CollectHeads():
             return f"heads up to {decision.upto_sequence}"

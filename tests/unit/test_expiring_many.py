@@ -1,0 +1,182 @@
+"""Thousands of rows expire: no head grows past its limit on the way, and in the end all is expired and deleted."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World
+
+from policies.remote_retention import UNLINKED_MAX
+from remote.chunks import ChunkTable
+from remote.head import Head, decode_head
+from remote.head_changes import add_segments
+from remote.index_bundle import IndexBundle, encode_bundle
+from remote.keys import HEADS, data_key, indexes_key, new_ulid, parse_head_key
+from remote.metadata_log import SPILL_RULE
+from remote.segment import IndexRange, RemoteSegment
+from remote.store import ObjectStore
+from tiered.manager import LogManager
+
+pytestmark = pytest.mark.damages_bucket  # the rows' objects are none
+ROWS, SOME_ROWS = 12_000, 9_000
+LIMIT = SPILL_RULE.head_bytes_max
+KEEPS = {**TIERED, "remote.log.delete.grace.ms": "1h"}
+
+
+def indexes(chunks: ChunkTable) -> tuple[bytes, dict[str, IndexRange]]:
+    return encode_bundle(IndexBundle(offset=b"", time=b"", txn=b"", producers=b"", epochs=b"", chunks=chunks))
+
+
+def rows(count: int, *, step_ms: int = 0) -> Iterator[tuple[RemoteSegment, bytes]]:
+    rng, reached = random.Random(count), 0
+    for at in range(count):
+        ulid, base, reached = new_ulid(NOW + at), reached, reached + rng.randrange(9_000, 11_000)
+        size_bytes = rng.randrange(900_000, 1_000_000)  # so that entries are as large as they are
+        names = base, reached - 1, 1, ulid
+        chunks = ChunkTable(lengths=(size_bytes,), crcs=(at * 2_654_435_761 % (1 << 32),))
+        body, ranges = indexes(chunks)
+        row = RemoteSegment(
+            ulid=ulid,
+            base_offset=base,
+            next_offset=reached,
+            size_bytes=size_bytes,
+            stored_bytes=size_bytes,
+            record_count=10,
+            max_timestamp_ms=NOW - DAY + at * step_ms,
+            min_timestamp_ms=NOW - DAY,
+            epochs=((1, base),),
+            data_crc32c=chunks.whole_crc,
+            data_key=data_key(*names),
+            indexes_key=indexes_key(*names),
+            indexes_bytes=len(body),
+            indexes=ranges,
+        )
+        yield row, body
+
+
+@cache
+def _filled(count: int, step_ms: int) -> World:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEPS, now_ms=NOW)
+        held = manager.partitions()[0]
+        made = list(rows(count, step_ms=step_ms))
+        for row, body in made:
+            world.store.put(held.prefix + row.data_key, b"log")
+            world.store.put(held.prefix + row.indexes_key, body)
+        assert held.metadata is not None
+        for at in range(0, count, 3000):
+            held.metadata.commit(add_segments([row for row, _ in made[at : at + 3000]]), NOW)
+    return world
+
+
+def filled(count: int, *, step_ms: int = 0) -> World:
+    """A topic whose bucket holds so many rows, of which the disk has nothing."""
+    ready, world = _filled(count, step_ms), World()
+    world.disk = copy.deepcopy(ready.disk)
+    world.store._objects = dict(ready.store._objects)
+    return world
+
+
+def heads(store: ObjectStore) -> dict[str, bytes]:
+    return {info.key: bytes(store.get(info.key)) for info in store.list("") if HEADS in info.key}
+
+
+def data_objects(store: ObjectStore) -> int:
+    return sum("/data/" in info.key for info in store.list(""))
+
+
+def others(store: ObjectStore) -> set[str]:
+    """What is neither a head nor a probe."""
+    keys = [info.key.split("/", 2)[-1] for info in store.list("")]
+    return {key for key in keys if parse_head_key(key) is None and not key.startswith("meta/probe")}
+
+
+def head_of(manager: LogManager) -> Head:
+    head = manager.partitions()[0].head()
+    assert head is not None
+    return head
+
+
+def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str], *, rounds_max: int = 200) -> int:
+    """Rounds until there is nothing more to do at this moment; how many. Every head that is written is looked at."""
+    for count in range(rounds_max):
+        more = manager.tick(now_ms)
+        assert manager.problems == {}
+        for key, body in heads(world.store).items():
+            if key not in seen:
+                seen.add(key)
+                assert len(body) <= LIMIT, f"{key} has {len(body)} bytes: {_parts(body)}"
+        if not more:
+            return count
+    raise AssertionError("the rounds do not come to an end")
+
+
+def _parts(body: bytes) -> str:
+    head = decode_head(body)
+    return f"segments={len(head.segments)} unlinked={len(head.unlinked)} spills={len(head.spills)}"
+
+
+@pytest.mark.parametrize("how", ["time", "size", "delete-records"])
+def test_no_head_outgrows_its_limit_while_thousands_of_rows_expire_and_all_goes_in_the_end(how: str) -> None:
+    world = filled(ROWS)
+    seen: set[str] = set()
+    with world.open() as manager:
+        assert head_of(manager).segment_count == ROWS
+        last = head_of(manager).segments[-1]
+        # By size the last one stays: without it there would be less than one byte.
+        end, kept = (last.base_offset, [last]) if how == "size" else (last.next_offset, [])
+        if how == "delete-records":
+            manager.delete_records({NAME: -1}, now_ms=NOW)
+        else:
+            limit = {"retention.ms": "1", "local.retention.ms": "-2"} if how == "time" else {"retention.bytes": "1"}
+            manager.alter_topic("t", limit, now_ms=NOW)
+        run_to_the_end(world, manager, NOW, seen)
+        assert manager.reader().offsets(NAME)[0] == end, "readers see retention at once"
+        assert data_objects(world.store) == 2 * ROWS, "nothing is deleted within the grace time"
+        for hours in range(1, 30):
+            if run_to_the_end(world, manager, NOW + 2 * hours * HOUR, seen) == 0:
+                break
+        head = head_of(manager)
+        assert list(head.parts) == kept
+        assert not head.unlinked
+        assert not head.unlinked_pages
+    assert others(world.store) == {key for row in kept for key in (row.data_key, row.indexes_key)}
+
+
+def test_rows_that_expire_a_few_at_a_time_wait_for_room_and_no_reader_sees_them_longer_for_it() -> None:
+    """With a grace time far longer than it takes for them all to expire."""
+    world = filled(SOME_ROWS, step_ms=1000)
+    seen: set[str] = set()
+    with world.open() as manager:
+        manager.alter_topic("t", {"remote.log.delete.grace.ms": "2d", "retention.ms": "1d"}, now_ms=NOW)
+        bases = [row.base_offset for row in _rows(manager)]
+        for due in range(700, SOME_ROWS, 700):
+            run_to_the_end(world, manager, NOW + 1000 * (due - 1), seen)
+            assert manager.reader().offsets(NAME)[0] == bases[due]
+            head = head_of(manager)
+            assert len(head.unlinked) <= UNLINKED_MAX + 64, "those of rows, and pages that were opened"
+            assert len(_rows(manager)) + len(head.unlinked) // 2 + _waiting_in_pages(head) >= SOME_ROWS
+        run_to_the_end(world, manager, NOW + 1000 * SOME_ROWS, seen)
+        for days in (3, 6, 9, 12):
+            run_to_the_end(world, manager, NOW + days * DAY, seen)
+        head = head_of(manager)
+        assert not head.has_rows
+        assert not head.unlinked
+        assert not head.unlinked_pages
+    assert others(world.store) == set()
+
+
+def _rows(manager: LogManager) -> list[RemoteSegment]:
+    metadata = manager.partitions()[0].metadata
+    assert metadata is not None
+    head = head_of(manager)
+    return list(metadata.index(head).rows_with_dead(0, head.next_offset))
+
+
+def _waiting_in_pages(head: Head) -> int:
+    return sum(each.spill.segment_count for each in head.unlinked_pages)

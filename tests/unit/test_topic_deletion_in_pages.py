@@ -1,0 +1,26 @@
+"""The tests of topic deletion once more, with heads that keep hardly a row: all others lie in pages of two."""
+
+from __future__ import annotations
+
+import pytest
+import test_topic_deletion as tests
+from manager_world import NAME, World
+from test_topic_deletion import *  # noqa: F403
+
+from remote import metadata_log
+from remote.keys import SPILLS
+from remote.spilling import SpillRule
+
+
+@pytest.fixture(autouse=True)
+def pages_of_two_rows(monkeypatch):
+    rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+
+
+def test_the_rows_lie_in_pages_when_the_deletion_begins():
+    world = World()
+    with tests._filled(world) as manager:
+        head = manager.partition(NAME).head()
+        assert len(head.segments) <= 1 < len(head.spills)
+        assert [info for info in world.store.list("") if SPILLS in info.key]
