@@ -78,7 +78,7 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
         if now_ms - unlinked.unlinked_ms >= grace_ms and unlinked.key not in live
     ]
     pages = [
-        DeletePage(key=page.spill.key, size_bytes=page.spill.stored_bytes, reason=waited(page.unlinked_ms))
+        DeletePage(key=page.spill.key, size_bytes=page.size_bytes, reason=waited(page.unlinked_ms))
         for page in snapshot.unlinked_pages
         if now_ms - page.unlinked_ms >= grace_ms
     ]

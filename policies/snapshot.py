@@ -115,8 +115,7 @@ class PartitionSnapshot:
     @property
     def unlinked_bytes(self) -> int:
         """What waits for its deletion."""
-        pages = sum(each.spill.stored_bytes + each.spill.page_bytes for each in self.unlinked_pages)
-        return pages + sum(each.size_bytes for each in self.unlinked)
+        return sum(each.size_bytes for each in self.unlinked) + sum(each.size_bytes for each in self.unlinked_pages)
 
     @property
     def remote_ranges(self) -> Iterator[tuple[int, int]]:

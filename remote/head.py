@@ -109,6 +109,11 @@ class UnlinkedPage:
     epoch: int
     unlinked_sequence: int = 0
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all that goes with it but the rows' indexes, whose sizes only the page knows."""
+        return self.spill.stored_bytes + self.spill.page_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
@@ -188,6 +193,11 @@ class Head:
     @property
     def size_bytes(self) -> int:
         return sum(each.size_bytes for each in self.parts)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What left the index and waits for its deletion."""
+        return sum(each.size_bytes for each in self.unlinked) + sum(each.size_bytes for each in self.unlinked_pages)
 
     @property
     def view_rows(self) -> Iterator[RemoteSegment]:

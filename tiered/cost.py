@@ -94,7 +94,7 @@ def topic_facts(
         data=stored_by_class(rows, prices),
         small_bytes=sum(row.indexes_bytes for row in rows),
         index_bytes=sum(_index_bytes(head) for head in heads),
-        waiting_bytes=sum(each.size_bytes for head in heads for each in head.unlinked),
+        waiting_bytes=sum(head.waiting_bytes for head in heads),
         local_bytes=local_bytes,
         both_bytes=both_bytes,
         segments=len(rows),

@@ -17,13 +17,16 @@ than its bill (`tiered.cost` has the bands). Waiting objects and pages are taken
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from local.errors import NotFound
 from policies.cost import DAY_MS, billed_bytes, early_deletion, monthly_storage, request_cost, retrieval_cost
 from policies.prices import BUILT_IN, STANDARD, PriceTable
 from remote.catalog import RemotePartitionName
 from remote.head import Head, SpillRow, UnlinkedObject
+from remote.head_changes import objects_of
 from remote.metadata_index import MetadataIndex
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RANGE_BYTES
@@ -146,8 +149,23 @@ def _rows_of(index: MetadataIndex, name: RemotePartitionName, options: TableOpti
         for row in view.rows:
             more = {"kind": "view", "view": view.name, "is_readable": head.deleted_ms is None}
             yield _full({**common, **_segment(row, name, options), **more})
-    for each in head.unlinked:
+    for each in (*head.unlinked, *_of_unlinked_pages(index)):
         yield _full({**common, **_waiting(each, head, name, options)})
+
+
+def _of_unlinked_pages(index: MetadataIndex) -> Iterator[UnlinkedObject]:
+    """The objects of the rows of each, and the page itself, which goes last."""
+    for each in index.head.unlinked_pages:
+        with suppress(NotFound):
+            for row in index.page(each.spill):
+                yield from objects_of(row, each.unlinked_ms, each.epoch)
+        yield UnlinkedObject(
+            key=each.spill.key,
+            size_bytes=each.spill.page_bytes,
+            unlinked_ms=each.unlinked_ms,
+            epoch=each.epoch,
+            unlinked_sequence=each.unlinked_sequence,
+        )
 
 
 def _full(row: Row) -> Row:

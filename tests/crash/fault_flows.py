@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -23,8 +23,10 @@ from local.errors import LogError
 from local.log import Durability
 from local.names import TopicPartition
 from local.record import Record
+from remote import metadata_log
 from remote.bucket_check import ObjectKind
 from remote.memory_store import MemoryStore
+from remote.spilling import SpillRule
 from remote.watched_store import Deadlines, WatchedStore
 from tiered import apply
 from tiered.config import Config
@@ -239,6 +241,39 @@ def _expired() -> World:
     return world
 
 
+@cache
+def _in_pages() -> World:
+    """As `_dropped`, with nearly all rows in pages of three."""
+    with pages_of_three():
+        world = _written().copied()
+        manager = world.open()
+        world.settle(manager)
+        world.append(manager, 10)
+        world.clock.now_ms += 2 * HOUR
+        world.settle(manager)
+        head = manager.partitions()[0].head()
+        assert head is not None
+        assert len(head.spills) > 1
+        manager.close()
+    return world
+
+
+@cache
+def _pages_expired() -> World:
+    """Pages left the index whole, and wait for the grace time."""
+    with pages_of_three():
+        world = _in_pages().copied()
+        world.log_start = 60
+        manager = world.open()
+        manager.delete_records({NAME: 60}, now_ms=world.clock.now_ms)
+        world.settle(manager)
+        head = manager.partitions()[0].head()
+        assert head is not None
+        assert head.unlinked_pages
+        manager.close()
+    return world
+
+
 @dataclass(frozen=True)
 class Scene:
     """A flow, the state that it begins in, and whether opening the manager is part of it."""
@@ -247,6 +282,7 @@ class Scene:
     flow: Flow
     opens: bool = False
     loses_disk: bool = False
+    in_pages: bool = False
 
 
 def _nothing(world: World, manager: LogManager) -> None:
@@ -274,6 +310,8 @@ SCENES = {
     "deletion of the unlinked": Scene(_expired, delete_unlinked),
     "delete-records": Scene(_dropped, delete_records),
     "write, roll, copy": Scene(_dropped, write_on),
+    "retention of pages": Scene(_in_pages, remote_retention, in_pages=True),
+    "deletion of pages": Scene(_pages_expired, delete_unlinked, in_pages=True),
 }
 
 
@@ -286,6 +324,17 @@ def small_chunks() -> Iterator[None]:
         yield
     finally:
         apply.copy_segment = real
+
+
+@contextmanager
+def pages_of_three() -> Iterator[None]:
+    """Heads keep hardly a row then."""
+    real = metadata_log.SPILL_RULE
+    metadata_log.SPILL_RULE = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    try:
+        yield
+    finally:
+        metadata_log.SPILL_RULE = real
 
 
 def _begin(scene: Scene) -> World:
@@ -306,7 +355,12 @@ def _begin(scene: Scene) -> World:
 
 def calls_of(name: str) -> list[str]:
     """The calls of a scene without any fault."""
-    world, scene = _begin(SCENES[name]), SCENES[name]
+    with pages_of_three() if SCENES[name].in_pages else nullcontext():
+        return _calls_of(SCENES[name])
+
+
+def _calls_of(scene: Scene) -> list[str]:
+    world = _begin(scene)
     manager = None if scene.opens else world.open()
     world.store.arm()
     manager = manager or world.open()
@@ -339,7 +393,11 @@ def run_drawn(name: str, seed: int) -> bool:
 
 
 def _run(name: str, plan: Plan, kind: Kind | None) -> bool:
-    scene = SCENES[name]
+    with pages_of_three() if SCENES[name].in_pages else nullcontext():
+        return _run_scene(SCENES[name], plan, kind)
+
+
+def _run_scene(scene: Scene, plan: Plan, kind: Kind | None) -> bool:
     world = _begin(scene)
     if kind is Kind.HANG:
         world.watched = WatchedStore(world.store, deadlines=SHORT)

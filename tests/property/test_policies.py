@@ -422,7 +422,7 @@ def _in_pages(taken: PartitionSnapshot, sizes: list[int]) -> tuple[PartitionSnap
 
 
 def _row_by_row(taken: PartitionSnapshot, rows_of: dict[str, Rows]) -> list[Decision | str]:
-    """The plan, told of rows where it tells of pages, and without replacements: of rows in pages there are none, as what
+    """The plan, told of rows where it tells of pages, and without replacements: rows in pages have none, as what
     is older than a head's worth of rows has left the disk, as a rule."""
     told: list[Decision | str] = []
     for one in plan_partition(taken):

@@ -5,19 +5,24 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 
 import pytest
-from manager_world import DAY, HOUR, NAME, NOW, TIERED, World
+from fault_store import Fault, FaultStore, Killed
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from policies.remote_retention import UNLINKED_MAX
+from remote import metadata_log
 from remote.chunks import ChunkTable
 from remote.head import Head, decode_head
 from remote.head_changes import add_segments
 from remote.index_bundle import IndexBundle, encode_bundle
 from remote.keys import HEADS, data_key, indexes_key, new_ulid, parse_head_key
-from remote.metadata_log import SPILL_RULE
+from remote.metadata_log import SPILL_RULE, MetadataLog
+from remote.pins import pin_newest, release
 from remote.segment import IndexRange, RemoteSegment
+from remote.spilling import SpillRule
 from remote.store import ObjectStore
 from tiered.manager import LogManager
 
@@ -76,10 +81,7 @@ def _filled(count: int, step_ms: int) -> World:
 
 def filled(count: int, *, step_ms: int = 0) -> World:
     """A topic whose bucket holds so many rows, of which the disk has nothing."""
-    ready, world = _filled(count, step_ms), World()
-    world.disk = copy.deepcopy(ready.disk)
-    world.store._objects = dict(ready.store._objects)
-    return world
+    return _copy_of(_filled(count, step_ms))
 
 
 def heads(store: ObjectStore) -> dict[str, bytes]:
@@ -148,6 +150,27 @@ def test_no_head_outgrows_its_limit_while_thousands_of_rows_expire_and_all_goes_
     assert others(world.store) == {key for row in kept for key in (row.data_key, row.indexes_key)}
 
 
+def test_what_a_reader_has_pinned_stays_though_its_pages_left_the_index() -> None:
+    world = filled(SOME_ROWS, step_ms=1000)
+    with world.open() as manager:
+        held = manager.partitions()[0]
+        reader = MetadataLog(world.store, held.prefix)
+        pin, pinned = pin_newest(
+            world.store, held.prefix, reader, now_ms=NOW, expires_ms=NOW + 9 * HOUR, holder="a long read"
+        )
+        manager.delete_records({NAME: -1}, now_ms=NOW)
+        run_to_the_end(world, manager, NOW, set())
+        assert head_of(manager).unlinked_pages
+        for hours in (1, 5, 8):
+            run_to_the_end(world, manager, NOW + hours * HOUR, set())
+            for row in reader.index(pinned).rows():
+                assert world.store.head(held.prefix + row.data_key)
+        release(world.store, held.prefix, [pin])
+        run_to_the_end(world, manager, NOW + 8 * HOUR, set())
+        run_to_the_end(world, manager, NOW + 10 * HOUR, set())
+    assert others(world.store) == set()
+
+
 def test_rows_that_expire_a_few_at_a_time_wait_for_room_and_no_reader_sees_them_longer_for_it() -> None:
     """With a grace time far longer than it takes for them all to expire."""
     world = filled(SOME_ROWS, step_ms=1000)
@@ -180,3 +203,48 @@ def _rows(manager: LogManager) -> list[RemoteSegment]:
 
 def _waiting_in_pages(head: Head) -> int:
     return sum(each.spill.segment_count for each in head.unlinked_pages)
+
+
+@cache
+def _with_pages_to_delete() -> World:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEPS, now_ms=NOW)
+        send(manager, 400)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        manager.delete_records({NAME: -1}, now_ms=NOW)
+        settle(manager)
+        assert len(head_of(manager).unlinked_pages) > 1
+    return world
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER])
+def test_a_process_killed_at_any_call_of_a_deletion_of_pages_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    for at in range(1000):
+        world = _copy_of(_with_pages_to_delete())
+        store = FaultStore(world.store, at, fault)
+        is_killed = True
+        with suppress(Killed):
+            manager = world.open(store=store, now_ms=NOW + 2 * HOUR)
+            settle(manager, NOW + 2 * HOUR)
+            is_killed = False
+        if not is_killed:
+            assert at > 10, "every call has been the last one"
+            return
+        world.disk.locks.clear()
+        with world.open(now_ms=NOW + 2 * HOUR) as manager:
+            settle(manager, NOW + 2 * HOUR)
+            assert not head_of(manager).unlinked_pages
+        assert others(world.store) == set(), f"call {at}"
+
+
+def _copy_of(ready: World) -> World:
+    world = World()
+    world.disk = copy.deepcopy(ready.disk)
+    world.store._objects = dict(ready.store._objects)
+    return world

@@ -14,7 +14,9 @@ from local.errors import Corrupt, InvalidRequest
 from remote.head import UnlinkedObject, decode_head, decode_line, encode_head, encode_line
 from remote.head_changes import (
     add_segments,
+    expire_pages,
     expire_segments,
+    forget_pages,
     forget_unlinked,
     loses_objects,
     raise_cleaned,
@@ -23,6 +25,8 @@ from remote.head_changes import (
     unlink_uploads,
 )
 from remote.segment import SegmentState
+from remote.spill_page import encode_page
+from remote.spilling import lost_object
 
 sys.path.insert(0, str(Path(__file__).parent))
 from remote_samples import head, row
@@ -230,3 +234,18 @@ def test_uploads_are_listed_for_deletion_unless_they_were_committed_after_all():
     changed = unlink_uploads([row("A", 0, 4), row("N", 9, 10)])(THREE)
     assert [each.key for each in changed.unlinked] == ["data/N.log", "data/N.indexes"]
     assert unlink_uploads([row("N", 9, 10)])(changed) is changed
+
+
+def test_a_page_leaves_whole_only_from_below_the_log_start():
+    rows = (row("A", 0, 10), row("B", 10, 20))
+    spill, _ = encode_page(rows, 3, "P" * 26)
+    tier = head(row("C", 20, 30), spills=(spill,), log_start_offset=15)
+    with pytest.raises(InvalidRequest, match="it is retained"):
+        expire_pages([spill.key], now_ms=5)(tier)
+    tier = replace(tier, log_start_offset=20)
+    after = expire_pages([spill.key], now_ms=5)(tier)
+    assert (after.spills, [each.spill for each in after.unlinked_pages]) == ((), [spill])
+    assert lost_object(tier, after, lambda page: rows) is None
+    assert lost_object(tier, replace(after, unlinked_pages=()), lambda page: rows) in {"data/A.log", spill.key}
+    assert expire_pages([spill.key], now_ms=5)(after) is after
+    assert forget_pages([spill.key])(after).unlinked_pages == ()
