@@ -235,7 +235,9 @@ class RemotePartition:
 def _is_of(table: ChunkTable, segment: RemoteSegment) -> bool:
     sizes = (table.size_bytes, table.stored_bytes) == (segment.size_bytes, segment.stored_bytes)
     kinds = (CODECS[table.codec], table.cipher != PLAIN) == (segment.codec, segment.key_id is not None)
-    return sizes and kinds and (table.whole_crc, table.segment_crc) == (segment.data_crc32c, segment.content_crc32c)
+    whole = table.whole_crc
+    content = whole if table.is_as_it_is else table.segment_crc
+    return sizes and kinds and (whole, content) == (segment.data_crc32c, segment.content_crc32c)
 
 
 def _opened(table: ChunkTable, number: int, stored: Slice, cipher: ObjectCipher | None) -> Slice:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.at_rest import AS_IT_IS, CODECS, AtRest, Seal
-from remote.chunks import CHUNK_BYTES, RAW, ZSTD, ChunkTable
+from remote.chunks import CHUNK_BYTES, RAW, SEALED_CHUNK_BYTES, ZSTD, ChunkTable
 from remote.encryption import ObjectCipher
 from remote.file_ahead import FileAhead
 from remote.index_bundle import IndexBundle, encode_bundle
@@ -80,12 +80,13 @@ def copy_segment(
     now_ms: int,
     view: str | None = None,
     at_rest: AtRest = AS_IT_IS,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> RemoteSegment:
     """Upload and verify a segment; the row to commit. Memory stays bounded whatever the segment's size.
 
     With `view` it is a part of the compacted view of that name, and its objects lie among that view's.
+    `chunk_bytes` None takes what `remote.chunks` says.
     `progress` is told the bytes read for the first time, one call at a time, in sum the segment's size. On an error
     the objects of this attempt are deleted as well as it can be done, and the error goes on. Raises Unavailable when
     the store does not have what was sent, Corrupt when the segment changed while it was read or its bytes contradict
@@ -116,7 +117,7 @@ class _Copy:
         names: tuple[int, int, int, str],
         view: str | None,
         at_rest: AtRest,
-        chunk_bytes: int,
+        chunk_bytes: int | None,
         progress: Callable[[int], None],
     ) -> None:
         self._store = store
@@ -124,7 +125,7 @@ class _Copy:
         self._segment = segment
         self._at_rest = at_rest
         self._ulid = names[-1]
-        codec = self._codec(chunk_bytes)
+        codec = self._codec(chunk_bytes or SEALED_CHUNK_BYTES)
         self._indexes_key = indexes_key(*names, view=view)
         self._data_key = data_key(*names, view=view, is_zstd=codec == ZSTD, is_encrypted=at_rest.key_id is not None)
         self._cipher: ObjectCipher | None = None
@@ -132,11 +133,12 @@ class _Copy:
         if at_rest.key_id is not None:
             self._cipher, self._wrapped_key = at_rest.keys.new_object(at_rest.key_id, stem_of(self._data_key))
         self._ahead = FileAhead(segment.path, segment.size_bytes, segment.read) if segment.path is not None else None
+        seal = Seal(codec=codec, level=at_rest.level, cipher=self._cipher)
         self._outgoing = Outgoing(
             segment.size_bytes,
             segment.read if self._ahead is None else self._ahead.read,
-            seal=Seal(codec=codec, level=at_rest.level, cipher=self._cipher),
-            chunk_bytes=chunk_bytes,
+            seal=seal,
+            chunk_bytes=chunk_bytes or (CHUNK_BYTES if seal.is_nothing else SEALED_CHUNK_BYTES),
             inspect=segment.inspect,
             progress=progress,
         )

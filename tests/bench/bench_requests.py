@@ -1,0 +1,91 @@
+"""Requests and dollars for each TiB, metered: ``python tests/bench/bench_requests.py [--mib 64 256 1024]``.
+
+A segment of each size is copied and committed, then read from end to end by one stream, then at random places, all
+cold; what the store was asked for is counted as S3 bills it and multiplied by the price list of `policies.prices`
+(S3 Standard). The figures depend on the sizes alone, not on the machine: the store is a directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segment, workplace
+
+from policies.cost import GIB, S3_STANDARD, request_cost
+from remote.fsspec_store import open_store
+from remote.head_changes import add_segments
+from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore, RequestCounts
+from remote.range_reader import RemotePartition
+from remote.store import ObjectStore
+from remote.transfer import copy_segment
+from tiered.partition_source import PartitionSource
+from tiered.reader import TieredReader
+
+TIB = 1 << 40
+READS = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mib", type=int, nargs="+", default=[64, 256, 1024])
+    asked = parser.parse_args()
+    print(f"S3 Standard, {S3_STANDARD.region}, prices of {S3_STANDARD.as_of}\n")
+    print("| segments of | copied and committed, each | a TiB written | read by one stream, each | a TiB read |")
+    print("|---|---|---|---|---|")
+    for mib in asked.mib:
+        with workplace() as folder:
+            (folder / "bucket").mkdir()
+            store = MeteredStore(open_store(f"file://{folder}/bucket", {}))
+            written, read, small = measured(store, folder / "00000000000000000000.log", mib)
+        many = TIB / (mib << 20)
+        columns = [f"{mib} MiB"]
+        for counts in (written, read):
+            columns += [told(counts), f"{sum(requests(counts)) * many:,.0f} requests, ${dollars(counts) * many:.3f}"]
+        print(f"| {' | '.join(columns)} |")
+    each = RequestCounts(**{name: getattr(small, name) / READS for name in small.__slots__})
+    print(f"\nA random read of 64 KiB in a segment never read before, the head known: {told(each)}, ", end="")
+    print(f"{each.bytes_out / 1024:,.0f} KiB, ${dollars(each) * 1e6:.2f} a million. ", end="")
+    print(f"To keep a TiB for a month: ${TIB / GIB * S3_STANDARD.storage_bands[0][1]:.2f}.")
+
+
+def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts, RequestCounts, RequestCounts]:
+    """What it took to copy and commit, to read all, and to read small pieces READS times."""
+    segment = made_up_segment(path, mib)
+    log = MetadataLog(store, PREFIX)
+    log.become_writer("bench", 0, topic="orders", topic_id=TOPIC_ID, partition=0)
+    begun = store.counts()
+    log.commit(add_segments([copy_segment(store, PREFIX, segment, epoch=1, now_ms=0)]), now_ms=0)
+    written, row = store.counts() - begun, log.refresh().segments[0]
+    begun = store.counts()
+    stream = TieredReader(lambda partition: PartitionSource(partition, None, cold(store, log), log))
+    assert sum(map(len, stream.batches(PARTITION, 0))) == row.size_bytes
+    read = store.counts() - begun
+    begun, draw = store.counts(), random.Random(2)
+    for _ in range(READS):
+        partition = cold(store, log)
+        at = partition.position_of_offset(row, draw.randrange(row.next_offset * 9 // 10))
+        assert len(partition.read(row, at, SMALL_BYTES)) == SMALL_BYTES
+    return written, read, store.counts() - begun
+
+
+def cold(store: ObjectStore, log: MetadataLog) -> RemotePartition:
+    return RemotePartition(store, PREFIX, metadata=log)
+
+
+def requests(counts: RequestCounts) -> tuple[float, float, float]:
+    return counts.puts, counts.gets, counts.lists
+
+
+def told(counts: RequestCounts) -> str:
+    named = zip(requests(counts), ("PUT", "GET", "LIST"), strict=True)
+    return ", ".join(f"{count:g} {name}" for count, name in named if count)
+
+
+def dollars(counts: RequestCounts) -> float:
+    return request_cost(puts=counts.puts, gets=counts.gets, lists=counts.lists)
+
+
+if __name__ == "__main__":
+    main()
