@@ -1,0 +1,82 @@
+"""A driver of its own whose tasks die at their first attempts, and which is killed itself between two effects.
+
+    python faulty_job.py URL N
+
+Every task's first attempt ends after its first upload, by an error or with the worker process gone; the driver is
+killed (SIGKILL) before its effect N (from 0) on the bucket. Run by tests; what it leaves behind is for them to judge.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from local.errors import Unavailable
+from tiered.spark.bucket import Bucket
+from tiered.spark.compaction import compact
+from tiered.spark.session import spark_session
+
+EFFECTS = ("put", "put_if_absent", "upload", "delete")
+SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4096"}
+
+
+class Faulty:
+    """A store whose effects are counted; `strikes` is told before and after each."""
+
+    def __init__(self, inner: Any, strikes: Any) -> None:
+        self._inner, self._strikes, self._effects = inner, strikes, 0
+
+    def __getattr__(self, verb: str) -> Any:
+        real = getattr(self._inner, verb)
+        if verb not in EFFECTS:
+            return real
+
+        def call(*words: Any, **more: Any) -> Any:
+            number, self._effects = self._effects, self._effects + 1
+            self._strikes(number, verb, False)
+            done = real(*words, **more)
+            self._strikes(number, verb, True)
+            return done
+
+        return call
+
+
+@dataclass(frozen=True)
+class Strikes:
+    """When somebody dies. `driver` is the number of the driver's effect that does not happen any more."""
+
+    driver: int
+
+    def __call__(self, number: int, verb: str, is_after: bool) -> None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None and number == self.driver and not is_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if context is None or context.attemptNumber() > 0 or not is_after or verb != "upload":
+            return
+        if context.partitionId() % 2:
+            raise Unavailable("injected fault", number=number)
+        os._exit(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyBucket(Bucket):
+    strikes: Any = None
+
+    def open_store(self) -> Any:
+        return Faulty(super().open_store(), self.strikes)
+
+
+def main() -> None:
+    url, effect = sys.argv[1:]
+    spark = spark_session("faulty", master="local[2,4]")
+    bucket = FaultyBucket(url=url, strikes=Strikes(int(effect)))
+    compact(spark, url, ["t"], settings=SETTINGS, group_bytes=3000, job_id="nightly", bucket=bucket)
+
+
+if __name__ == "__main__":
+    main()

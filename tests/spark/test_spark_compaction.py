@@ -1,0 +1,156 @@
+"""Compaction as a Spark job: equal to the same passes in one process, and to a plain dict."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bucket_samples import NOW_MS, SampleBucket
+from bucket_truth import assert_sound
+
+from local.batch import encode_batch
+from local.errors import InvalidRequest, NotFound
+from local.names import TopicPartition
+from local.storage import DiskStorage
+from remote.bucket_check import ObjectKind
+from remote.catalog import list_partitions
+from remote.memory_store import MemoryStore
+from tiered.bucket_passes import compact_partition
+from tiered.remote_view import RemoteLog
+from tiered.spark.compaction import compact
+
+pytestmark = pytest.mark.spark
+
+SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4096", "delete.retention.ms": "1000"}
+HOUR = 3_600_000
+
+
+def fill(bucket, topic="t", partitions=3, seed=7):
+    """Partitions of segments of random size: gaps, tombstones, segments of one record, batches of all codecs."""
+    rng = random.Random(seed)
+    for partition in range(partitions):
+        offset = 0
+        for _ in range(rng.randint(3, 7)):
+            batches = []
+            for _ in range(rng.choice([1, 1, 4, 8])):
+                count = rng.choice([1, 5, 20])
+                records = []
+                for at in range(offset, offset + count):
+                    key = b"key-%d" % rng.randrange(40)
+                    value = None if rng.random() < 0.2 else b"%d-%d-" % (partition, at) + bytes(rng.randrange(60))
+                    records.append((key, value, NOW_MS + at, ()))
+                batches.append(encode_batch(records, base_offset=offset, codec=rng.choice([0, 0, 1, 4])))
+                offset += count + rng.choice([0, 0, 3])
+            bucket.add(topic, partition, batches, next_offset=offset)
+    return bucket
+
+
+def newest(rows, topic="t"):
+    """(partition, key) to the newest (offset, value)."""
+    found = {}
+    for row in rows:
+        if row.topic == topic:
+            found[row.partition, row.key] = row.offset, row.value
+    return found
+
+
+def there(store, topic="t"):
+    """What readers of the bucket see, by partition."""
+    log, found = RemoteLog(store), []
+    for partition in (each.partition for each in list_partitions(store) if each.topic == topic):
+        name = TopicPartition(topic, partition)
+        start, end = log.reader().offsets(name)
+        found += [(partition, r.key, r.offset, r.value) for r in log.reader().records(name, start) if start < end]
+    return found
+
+
+@pytest.mark.parametrize("group_bytes", [1, 3000, 1 << 28])
+def test_the_newest_record_of_each_key_stays_and_nothing_else(spark, file_bucket, group_bytes):
+    fill(file_bucket)
+    outcomes = compact(
+        spark, file_bucket.url, ["t"], settings=SETTINGS, group_bytes=group_bytes, now_ms=NOW_MS, buffer_bytes=600
+    )
+    wanted = newest(file_bucket.rows)
+    assert sorted(there(file_bucket.store)) == sorted((p, key, *rest) for (p, key), rest in wanted.items())
+    assert sum(each.records_before for each in outcomes) == len(file_bucket.rows)
+    assert sum(each.records_after for each in outcomes) == len(wanted)
+    assert_sound(file_bucket.store)
+
+
+def test_spark_makes_what_one_process_makes(spark, file_bucket, tmp_path_factory):
+    """Three jobs, so that tombstones get their horizon and go."""
+    other = fill(SampleBucket(MemoryStore()))
+    fill(file_bucket)
+    for number in range(3):
+        now_ms = NOW_MS + number * HOUR
+        compact(spark, file_bucket.url, ["t"], settings=SETTINGS, group_bytes=3000, now_ms=now_ms)
+        for name in list_partitions(other.store):
+            directory = str(tmp_path_factory.mktemp("job"))
+            more = {"storage": DiskStorage(), "directory": directory, "group_bytes": 3000}
+            compact_partition(other.store, name, now_ms=now_ms, settings=SETTINGS, **more)
+        assert there(file_bucket.store) == there(other.store)
+        assert rows_of(file_bucket.store) == rows_of(other.store)
+    assert not any(value is None for *_, value in there(file_bucket.store))
+    assert {key for _, key, *_ in there(file_bucket.store)} != set()
+
+
+def rows_of(store):
+    names = ("base_offset", "next_offset", "size_bytes", "record_count", "cleaned_through", "content_crc32c")
+    return [
+        tuple(getattr(row, each) for each in names)
+        for name in list_partitions(store)
+        for row in RemoteLog(store).head(name.topic_partition).segments
+    ]
+
+
+def test_over_a_real_s3_api_compressed(spark, s3_bucket):
+    fill(s3_bucket, partitions=1)
+    compact(
+        spark,
+        s3_bucket.url,
+        ["t"],
+        store_options=s3_bucket.options,
+        settings={**SETTINGS, "remote.compression": "zstd"},
+        now_ms=NOW_MS,
+        job_id="nightly",
+    )
+    wanted = newest(s3_bucket.rows)
+    assert {(p, key): rest for p, key, *rest in there(s3_bucket.store)} == {k: list(v) for k, v in wanted.items()}
+    assert_sound(s3_bucket.store)
+    again = compact(spark, s3_bucket.url, ["t"], store_options=s3_bucket.options, settings=SETTINGS, job_id="nightly")
+    assert [each.was_done for each in again] == [True]
+
+
+def test_only_the_partitions_that_are_named_and_only_topics_that_are_compacted(spark, file_bucket):
+    fill(file_bucket)
+    chosen = [TopicPartition("t", 1)]
+    (outcome,) = compact(spark, file_bucket.url, ["t"], partitions=chosen, settings=SETTINGS, now_ms=NOW_MS)
+    assert outcome.name.partition == 1
+    with pytest.raises(InvalidRequest, match="not compacted"):
+        compact(spark, file_bucket.url, ["t"])
+    for wrong in ({"topics": ["u"]}, {"topics": ["t"], "partitions": [TopicPartition("t", 9)]}):
+        with pytest.raises(NotFound):
+            compact(spark, file_bucket.url, settings=SETTINGS, **wrong)
+
+
+def test_tasks_that_die_after_uploads_and_a_driver_that_dies_between_commits_leave_what_a_second_run_ends(
+    spark, file_bucket
+):
+    fill(file_bucket, partitions=2)
+    script = Path(__file__).with_name("faulty_job.py")
+    words = [sys.executable, script, file_bucket.url, "1"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+    log = RemoteLog(file_bucket.store)
+    assert [len(log.head(TopicPartition("t", partition)).jobs) for partition in (0, 1)] == [1, 0]
+    kinds = [kind for report in assert_sound(file_bucket.store) for kind in report.objects.values()]
+    assert ObjectKind.IN_FLIGHT in kinds, "no attempt left anything behind: nothing was tested"
+    outcomes = compact(spark, file_bucket.url, ["t"], settings=SETTINGS, group_bytes=3000, job_id="nightly")
+    assert [each.was_done for each in outcomes] == [True, False]
+    wanted = newest(file_bucket.rows)
+    assert sorted(there(file_bucket.store)) == sorted((p, key, *rest) for (p, key), rest in wanted.items())
+    assert_sound(file_bucket.store)

@@ -1,0 +1,55 @@
+"""Where a job's bucket is: what travels to the tasks in the place of a client, which none can."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from remote.encryption import KeyRing
+from remote.fsspec_store import open_store
+from remote.object_settings import BUCKETS_OWN
+from remote.store import ObjectStore
+from tiered.configured_store import object_settings
+from tiered.key_rings import load_key_ring
+from tiered.properties import DEFAULTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Each process that works on the bucket opens it for itself: a client made before a fork hangs or fails after it.
+
+    `settings` are those of the topics that the job writes, as far as they are the store's (``remote.storage.class``,
+    ``remote.sse``). `key_ring` is a file on every worker; where it is None the environment may name one.
+    `work_directory` is where tasks put files, None for the system's place for them.
+    """
+
+    url: str
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    key_ring: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    work_directory: str | None = None
+
+    def open_store(self) -> ObjectStore:
+        """The caller closes it. Raises InvalidRequest as `remote.fsspec_store.open_store`."""
+        objects = object_settings({**DEFAULTS, **self.settings}) if self.url.startswith("s3:") else BUCKETS_OWN
+        return open_store(self.url, self.options, objects=objects)
+
+    @contextmanager
+    def opened(self) -> Iterator[ObjectStore]:
+        store = self.open_store()
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def keys(self) -> KeyRing:
+        return load_key_ring(self.key_ring, os.environ)
+
+    @contextmanager
+    def scratch(self) -> Iterator[str]:
+        """A directory of this attempt's own, removed with all in it. A killed task leaves it to the system's care."""
+        with tempfile.TemporaryDirectory(prefix="tiered-", dir=self.work_directory) as directory:
+            yield directory
