@@ -65,13 +65,15 @@ def replace_tiled(
     cleaned_through: int,
     bound: int | None,
     note: JobNote,
+    keeps_maker: bool = False,
 ) -> Change:
     """Put the rows of each group in the place of those it tiles, and note that the `vouched` ones are clean as well.
 
     `bound` is the offset below which the job took tombstones and markers away, or gave them the time after which they
     go (I5; None: the bucket held no row, so there was nothing to take). Whether it still holds is looked at in the head
-    that is changed: raises Conflict when a row below it, or a view, may hold older records again. Raises InvalidRequest
-    for groups that do not tile, or whose objects have the name of others.
+    that is changed: raises Conflict when a row below it, or a view, may hold older records again. With `keeps_maker`
+    the rows have the very same records as those they replace, and whoever made those still did (`made_by`). Raises
+    InvalidRequest for groups that do not tile, or whose objects have the name of others.
     """
     for each in replacements:
         _check_neighbours(each.rows)
@@ -83,7 +85,7 @@ def replace_tiled(
         if (found := tombstone_bound(head)) is not None and bound is not None and found < bound:
             facts = {"job": note.job_id, "below": bound, "now": found}
             raise Conflict("replacing a job's rows, older records may be back below its tombstones", **facts)
-        segments, unlinked = _replaced(head, replacements, note)
+        segments, unlinked = _replaced(head, replacements, note, keeps_maker=keeps_maker)
         segments = [_raised(row, cleaned_through) if row.ulid in names else row for row in segments]
         return replace(head, segments=tuple(segments), unlinked=(*head.unlinked, *unlinked), jobs=_noted(head, note))
 
@@ -107,7 +109,7 @@ def tombstone_bound(head: Head) -> int | None:
 
 
 def _replaced(
-    head: Head, replacements: Sequence[Replacement], note: JobNote
+    head: Head, replacements: Sequence[Replacement], note: JobNote, *, keeps_maker: bool
 ) -> tuple[list[RemoteSegment], list[UnlinkedObject]]:
     """(the head's rows with those of the groups, what is to be deleted for it)."""
     at = {row.ulid: number for number, row in enumerate(head.segments)}
@@ -126,7 +128,9 @@ def _replaced(
         _check_tiled(old, group, note)
         committed_ms = max(row.committed_ms for row in old)
         put |= dict.fromkeys(places, ())
-        put[places[0]] = tuple(replace(row, committed_ms=committed_ms, made_by=note.job_id) for row in group.rows)
+        makers = {row.made_by for row in old}
+        made_by = makers.pop() if keeps_maker and len(makers) == 1 else note.job_id
+        put[places[0]] = tuple(replace(row, committed_ms=committed_ms, made_by=made_by) for row in group.rows)
         unlinked += [each for row in old for each in objects_of(row, head.committed_ms, head.epoch)]
     rows = [row for number, one in enumerate(head.segments) for row in put.get(number, (one,))]
     return rows, unlinked

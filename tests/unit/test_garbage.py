@@ -113,6 +113,13 @@ def test_the_present_writers_uploads_are_never_listed(world: CareWorld) -> None:
     assert_sound(world.store)
 
 
+def test_an_orphan_that_is_not_on_the_list_stays(world: CareWorld) -> None:
+    found = listed(world)
+    done = delete_garbage(world.store, msgspec.structs.replace(found, entries=found.entries[:1]), now_ms=LATER)
+    assert [each.key for each in done.entries] == [found.entries[0].key]
+    assert [each.key for each in listed(world).entries] == [found.entries[1].key]
+
+
 def test_a_listed_object_that_was_not_there_at_the_second_look_is_left_out(world: CareWorld) -> None:
     found = listed(world)
     world.store.delete([found.entries[0].name.prefix + found.entries[0].key])

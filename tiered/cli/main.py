@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": ("tiered.cli.verify", "Check segments, partitions and log directories against themselves."),
     "scrub": ("tiered.cli.scrub", "Check a bucket: everything there, and with --deep every byte of it."),
     "gc": ("tiered.cli.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
+    "rewrite": ("tiered.cli.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
     "get-offsets": (
         "tiered.cli.get_offsets",
         "First, last and other named offsets, or by time, over both tiers.",

@@ -1,0 +1,145 @@
+"""Every flow that rewrites a bucket, cut at each of its calls, and read from at each of them.
+
+A flow runs, one call of it meets a fault. Before every call that writes a reader opens the bucket anew and reads all of
+it, and another one that began before the flow reads on a little: both must see every record once. Then the store is
+well, the flow is begun again and comes to its end, another writer opens the partition, what is nobody's is taken away:
+the records are the same, and nothing is left in the bucket that no head names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named
+from fault_kinds import PUTS, Clock, FaultStore, Kind
+
+from local.errors import LogError
+from local.names import TopicPartition
+from remote.bucket_check import ObjectKind
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.store import ObjectStore
+from tiered.garbage import delete_garbage, list_garbage
+from tiered.remote_view import RemoteLog
+from tiered.rewriting import plan_merge, plan_recode, run_rewrite
+
+NAME = TopicPartition("t", 0)
+CHUNK = 512
+WRITES = PUTS | {"delete"}
+Record = tuple[int, bytes | None, bytes | None, int]
+Flow = Callable[[ObjectStore], None]
+
+
+def merge(store: ObjectStore) -> None:
+    plan = plan_merge(store, named("t"), now_ms=NOW, target_bytes=3000)
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_head=2, chunk_bytes=CHUNK)
+
+
+def compress(store: ObjectStore) -> None:
+    plan = plan_recode(store, named("t"), now_ms=NOW, codec="zstd")
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_head=3, chunk_bytes=CHUNK)
+
+
+def encrypt(store: ObjectStore) -> None:
+    plan = plan_recode(store, named("t"), now_ms=NOW, key_id="b")
+    run_rewrite(store, plan, now_ms=lambda: NOW, keys=KEYS, groups_a_head=3, chunk_bytes=CHUNK)
+
+
+FLOWS: dict[str, Flow] = {"merge": merge, "compress": compress, "encrypt": encrypt}
+
+
+def small_segments(mode: str = "raw", count: int = 6, *, paged: bool = False) -> CareWorld:
+    """Small neighbours, one hole between two of them, two leader epochs, some cleaned, some in pages."""
+    world = CareWorld.empty()
+    world.writer("t", SMALL_PAGES if paged else None)
+    base = 0
+    for number in range(count):
+        following = base + 12
+        data = b"".join(batches(base, (4, 5), epoch=number // 3, seed=number))
+        cleaned = 5 + number if number < count // 2 else None
+        world.add("t", data, following, at_rest=MODES[mode], cleaned_through=cleaned)
+        base = following + (7 if number == 1 else 0)
+    return world
+
+
+def records(store: ObjectStore) -> list[Record]:
+    with RemoteLog(store, keys=KEYS) as bucket:
+        return list(_read(bucket))
+
+
+def _read(bucket: RemoteLog) -> Iterator[Record]:
+    reader = bucket.reader()
+    for record in reader.records(NAME, reader.offsets(NAME)[0]):
+        yield record.offset, record.key, record.value, record.timestamp_ms
+
+
+@dataclass
+class Watched:
+    """A store at whose every call readers look at the bucket behind it."""
+
+    faults: FaultStore
+    truth: list[Record]
+    slow: Iterator[Record]
+    seen: list[Record] = field(default_factory=list)
+
+    def __getattr__(self, verb: str) -> object:
+        target = getattr(self.faults, verb)
+        if not callable(target):
+            return target
+
+        def call(*args: object, **more: object) -> object:
+            if verb in WRITES:
+                self.look()
+            return target(*args, **more)
+
+        return call
+
+    def look(self) -> None:
+        assert records(self.faults.inner) == self.truth, "a reader that came in between saw something else"
+        for _ in range(2):
+            if (record := next(self.slow, None)) is not None:
+                self.seen.append(record)
+
+
+def run_case(flow: Flow, world: CareWorld, at: int | None, kind: Kind | None) -> list[str]:
+    """One case from its beginning to its end; the calls of the flow. Raises AssertionError for a broken promise."""
+    assert isinstance(world.store, MemoryStore)
+    truth = records(world.store)
+    old = RemoteLog(world.store, keys=KEYS)
+    faults = FaultStore(world.store, Clock(NOW))
+    watched = Watched(faults, truth, _read(old))
+    faults.arm(-1 if at is None else at, kind)
+    try:
+        flow(watched)  # type: ignore[arg-type]
+    except LogError:
+        assert kind is not None, "without a fault nothing fails"
+    calls = list(faults.calls)
+    faults.heal()
+    watched.look()
+    flow(world.store)
+    watched.look()
+    watched.seen += watched.slow
+    assert watched.seen == truth, "a reader that began before saw something else"
+    check_end(world, truth)
+    return calls
+
+
+def check_end(world: CareWorld, truth: list[Record]) -> None:
+    """Another writer comes, the grace time passes, orphans go: the records are there, and nothing is left over."""
+    world.logs.clear()
+    MetadataLog(world.store, named("t").prefix).become_writer("next", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
+    later = NOW + 30 * 86_400_000
+    delete_garbage(world.store, list_garbage(world.store, [named("t")], now_ms=later), now_ms=later)
+    assert records(world.store) == truth
+    (report,) = assert_sound_with_keys(world)
+    kinds = {ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT, ObjectKind.UNKNOWN}
+    assert not kinds & set(report.counts()), report.counts()
+
+
+def assert_sound_with_keys(world: CareWorld) -> list:
+    from tiered.bucket_check import check_bucket, damage
+
+    reports = check_bucket(world.store, keys=KEYS)
+    assert damage(reports) == []
+    return reports

@@ -1,0 +1,80 @@
+"""``tiered rewrite``, from the command line to the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.main import invoke
+
+KEY = "2026-a " + "A" * 43 + "=\n"
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ring").write_text(KEY)
+    (tmp_path / "tiered.toml").write_text(
+        f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\nkey_ring = "{tmp_path}/ring"\n'
+        '[defaults]\n"segment.bytes" = "4KiB"\n'
+    )
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "lines").write_text("".join(f"key{at % 20}:value {at}\n" for at in range(2000)))
+    words = ["-C", str(tmp_path)]
+    settings = ["-X", "remote.storage.enable=true", "-X", "append.batch.bytes=512", "-X", "local.retention.ms=1"]
+    assert invoke([*words, "topic", "create", "t", *settings]) == 0
+    assert invoke([*words, "append", "t", "lines", "-K", ":"]) == 0
+    assert invoke([*words, "run", "--once"]) == 0
+    capfd.readouterr()
+    return words
+
+
+def _read(at: list[str], tmp_path: Path, capfd) -> str:
+    assert invoke([*at, "consume", "t", "--remote", f"file://{tmp_path}/bucket", "-f", "%o %k %v\\n"]) == 0
+    return str(capfd.readouterr().out)
+
+
+def _run(at: list[str], capfd, *words: str) -> dict[str, object]:
+    assert invoke([*at, "rewrite", *words, "-o", "json"]) == 0
+    (row,) = json.loads(capfd.readouterr().out)["partitions"]
+    return row
+
+
+def test_a_dry_run_shows_what_merging_then_does(at: list[str], tmp_path: Path, capfd) -> None:
+    before = _read(at, tmp_path, capfd)
+    planned = _run(at, capfd, "merge", "t", "--target", "20KiB", "--dry-run")
+    assert invoke([*at, "rewrite", "merge", "t", "--target", "20KiB"]) == 2
+    assert "say --yes" in capfd.readouterr().err
+    done = _run(at, capfd, "merge", "t", "--target", "20KiB", "--yes", "--rate", "100MB/s")
+    assert (done["rows_before"], done["rows_after"]) == (planned["segments"], planned["groups"])
+    assert float(str(planned["dollars"])) > 0
+    assert _read(at, tmp_path, capfd) == before
+    assert invoke([*at, "rewrite", "merge", "t", "--target", "20KiB", "--yes"]) == 0
+    assert invoke([*at, "run", "--once"]) == 0
+    assert invoke([*at, "scrub", "--deep"]) == 0
+    assert _read(at, tmp_path, capfd).endswith(before)
+
+
+def test_another_codec_and_a_key(at: list[str], tmp_path: Path, capfd) -> None:
+    done = _run(at, capfd, "recode", "t", "--codec", "zstd", "--key-id", "2026-a", "--yes")
+    assert done["rows_before"] == done["rows_after"]
+    assert int(str(done["stored_after"])) < int(str(done["stored_before"]))
+    assert invoke([*at, "scrub", "--deep"]) == 0
+    assert invoke([*at, "rewrite", "recode", "t", "--codec", "zstd", "--key-id", "2026-a", "--yes"]) == 0
+    assert "nothing to rewrite" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["recode", "t", "--yes"], "nothing to change"),
+        (["recode", "t", "--key-id", "nobodys", "--yes"], "not in the key ring"),
+        (["merge", "t", "--target", "much"], "reading --target"),
+        (["recode", "t", "--storage-class", "GLACIER_IR", "--yes"], "are S3's"),
+    ],
+)
+def test_words_that_mean_nothing(at: list[str], capfd, words: list[str], said: str) -> None:
+    assert invoke([*at, "rewrite", *words]) == 2
+    assert said in capfd.readouterr().err

@@ -1,0 +1,329 @@
+"""Plans to rewrite a bucket, and what comes of them: the same bytes, the same offsets, kept as asked for."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from care_world import KEYS, MODES, NOW, CareWorld, batches, named
+from remote_samples import row
+from rewrite_flows import records, small_segments
+
+from local import offset_index
+from local.errors import AccessDenied, Corrupt, Fenced, InvalidRequest, NotFound
+from remote.encryption import KeyRing
+from remote.head import Head
+from remote.head_changes import add_segments, expire_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore
+from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
+from tiered.joined_segments import check_same_bytes
+from tiered.rewriting import (
+    RewritePlan,
+    commit_groups,
+    cost_of,
+    plan_merge,
+    plan_recode,
+    rewrite_group,
+    run_rewrite,
+    small_runs,
+)
+
+
+def _merge_plan(world: CareWorld, target_bytes: int = 10_000) -> RewritePlan:
+    return plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=target_bytes)
+
+
+def _head(world: CareWorld) -> Head:
+    return MetadataLog(world.store, named("t").prefix).refresh()
+
+
+def _run(world: CareWorld, plan: RewritePlan, **more: object):
+    return run_rewrite(world.store, plan, now_ms=lambda: NOW, keys=KEYS, chunk_bytes=512, **more)  # type: ignore[arg-type]
+
+
+# --- which rows ------------------------------------------------------------------------------------------------------
+
+
+def _rows(*sizes: int, **changes: object) -> list[RemoteSegment]:
+    return [
+        row(f"U{number}", 10 * number, 10 * number + 10, size_bytes=size, **changes)
+        for number, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "runs"),
+    [
+        ((), []),
+        ((10,), []),
+        ((10, 10), [2]),
+        ((10, 60, 10), []),
+        ((10, 10, 60, 10, 10), [2, 2]),
+        ((40, 40, 40, 40), [2, 2]),
+        ((49, 49, 2, 1), [3]),
+        ((50, 50), []),
+    ],
+)
+def test_small_neighbours_are_merged_up_to_the_target(sizes: tuple[int, ...], runs: list[int]) -> None:
+    assert [len(run) for run in small_runs(_rows(*sizes), 100)] == runs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_offset": 12},
+        {"codec": "zstd"},
+        {"key_id": "a", "wrapped_key": "w"},
+        {"storage_class": "GLACIER_IR"},
+        {"cleaned_through": 5},
+        {"next_offset": 2**31 + 30},
+    ],
+)
+def test_a_hole_another_way_of_keeping_and_uncleaned_rows_are_no_neighbours(changes: dict[str, object]) -> None:
+    one, other = _rows(10, 10)
+    assert len(list(small_runs([one, other], 100))) == 1
+    assert list(small_runs([one, replace(other, **changes)], 100)) == []  # type: ignore[arg-type]
+
+
+# --- what comes of them ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+@pytest.mark.parametrize("paged", [False, True])
+def test_merged_segments_have_the_same_records_and_every_index(mode: str, paged: bool) -> None:
+    world = small_segments(mode, 7, paged=paged)
+    before, old = records(world.store), list(_rows_of(world))
+    outcome = _run(world, _merge_plan(world))
+    assert records(world.store) == before
+    merged = list(_rows_of(world))
+    assert (outcome.rows_before - outcome.rows_after, outcome.given_up) == (len(old) - len(merged), 0)
+    assert len(merged) == 3  # a hole, and uncleaned rows beside cleaned ones
+    assert [each.base_offset for each in merged] == [0, 31, 43]
+    assert [each.next_offset for each in merged] == [24, 43, 91]
+    assert [each.cleaned_through for each in merged] == [5, 7, None]
+    assert sum(each.record_count for each in merged) == sum(each.record_count for each in old)
+    assert all(each.made_by is None for each in merged)
+    remote = RemotePartition(world.store, named("t").prefix, keys=KEYS)
+    for each in merged:
+        assert [start for _, start in each.epochs] == sorted({start for _, start in each.epochs})
+        for _, position in offset_index.entries(bytes(remote.indexes(each).offset), each.base_offset):
+            assert position < each.size_bytes
+    assert _run(world, _merge_plan(world)).groups == 0
+
+
+def _rows_of(world: CareWorld):
+    log = MetadataLog(world.store, named("t").prefix)
+    return log.index(log.refresh()).rows()
+
+
+def test_a_segment_of_many_tiny_ones_has_index_entries() -> None:
+    world = CareWorld.empty()
+    for base in range(0, 400, 10):
+        world.add("t", batches(base, (10,))[0], base + 10)
+    before = records(world.store)
+    _run(world, _merge_plan(world, 1 << 20))
+    (merged,) = _rows_of(world)
+    remote = RemotePartition(world.store, named("t").prefix)
+    entries = offset_index.entries(bytes(remote.indexes(merged).offset), 0)
+    assert len(entries) >= merged.size_bytes // 6000
+    assert records(world.store) == before
+
+
+def test_a_merged_row_keeps_the_epochs_and_is_as_clean_as_the_least_clean() -> None:
+    world = small_segments("raw", 6)
+    _run(world, _merge_plan(world))
+    assert [each.epochs for each in _rows_of(world)] == [((0, 0),), ((0, 31),), ((1, 43),)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "kept"),
+    [
+        ("raw", {"codec": "zstd"}, ("zstd", None)),
+        ("zstd", {"codec": "none"}, ("none", None)),
+        ("raw", {"key_id": "b"}, ("none", "b")),
+        ("both", {"key_id": "b"}, ("zstd", "b")),
+        ("both", {"decrypts": True}, ("zstd", None)),
+        ("both", {"codec": "none", "decrypts": True}, ("none", None)),
+    ],
+)
+def test_rows_are_kept_in_another_way_and_nothing_else_changes(
+    mode: str, asked: dict[str, object], kept: tuple[str, str | None]
+) -> None:
+    world = small_segments(mode, 5)
+    before, old = records(world.store), list(_rows_of(world))
+    outcome = _run(world, plan_recode(world.store, named("t"), now_ms=NOW, **asked))  # type: ignore[arg-type]
+    fresh = list(_rows_of(world))
+    assert {(each.codec, each.key_id) for each in fresh} == {kept}
+    same = ("base_offset", "next_offset", "size_bytes", "record_count", "epochs", "cleaned_through", "content_crc32c",
+            "max_timestamp_ms", "min_timestamp_ms", "committed_ms", "made_by")  # fmt: skip
+    assert [[getattr(each, name) for name in same] for each in fresh] == [
+        [getattr(each, name) for name in same] for each in old
+    ]
+    assert records(world.store) == before
+    assert (outcome.groups, outcome.unchanged) == (5, 0)
+    assert plan_recode(world.store, named("t"), now_ms=NOW, **asked).groups == ()  # type: ignore[arg-type]
+
+
+def test_a_storage_class_is_noted_and_the_uploads_go_to_the_store_that_was_opened_with_it() -> None:
+    world = small_segments("raw", 3)
+    target = MeteredStore(world.store)
+    plan = plan_recode(world.store, named("t"), now_ms=NOW, storage_class="GLACIER_IR")
+    _run(world, plan, target=target)
+    assert {each.storage_class for each in _rows_of(world)} == {"GLACIER_IR"}
+    assert target.counts().puts == 6
+
+
+def test_rows_that_do_not_shrink_are_left_alone_without_an_upload() -> None:
+    import os
+
+    from local.batch import encode_batch
+
+    world = CareWorld.empty()
+    world.add("t", encode_batch([(None, os.urandom(900), NOW, ())], base_offset=0), 1)
+    metered = MeteredStore(world.store)
+    plan = plan_recode(metered, named("t"), now_ms=NOW, codec="zstd")
+    outcome = run_rewrite(metered, plan, now_ms=lambda: NOW)
+    assert (outcome.groups, outcome.unchanged, metered.counts().puts) == (1, 1, 0)
+
+
+def test_words_that_mean_nothing_are_refused() -> None:
+    world = small_segments("raw", 2)
+    with pytest.raises(InvalidRequest, match="no such codec"):
+        _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="lzma"))
+    with pytest.raises(InvalidRequest, match="at the same time"):
+        plan_recode(world.store, named("t"), now_ms=NOW, key_id="a", decrypts=True)
+    with pytest.raises(NotFound):
+        plan_merge(MemoryStore(), named("t"), now_ms=NOW)
+
+
+# --- beside others ---------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_expired_meanwhile_is_given_up_and_its_objects_are_listed() -> None:
+    world = small_segments("raw", 6)
+    plan = _merge_plan(world)
+    done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
+    gone = plan.groups[0].rows[0]
+    world.commit("t", expire_segments([gone.ulid], now_ms=NOW, log_start_offset=gone.next_offset))
+    before = records(world.store)
+    outcome = commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
+    assert outcome.given_up == 1
+    assert records(world.store) == before
+    made = done[0].replacement
+    assert made is not None
+    assert made.rows[0].data_key in {each.key for each in _head(world).unlinked}
+
+
+def test_the_manager_goes_on_beside_a_rewriting_and_neither_undoes_the_other() -> None:
+    world = small_segments("raw", 4)
+    plan = _merge_plan(world)
+    done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
+    fresh = world.add("t", batches(55, (4,))[0], 59)
+    commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
+    world.commit("t", add_segments([world.add("t", batches(59, (4,))[0], 63, commit=False)]))
+    assert fresh.ulid in {each.ulid for each in _rows_of(world)}
+    assert [record[0] for record in records(world.store)][-8:] == [*range(55, 63)]
+    assert len(list(_rows_of(world))) == 4  # both sides of the hole merged, and two new ones
+
+
+def test_a_plan_of_an_epoch_that_is_over_commits_nothing() -> None:
+    world = small_segments("raw", 4)
+    plan = _merge_plan(world)
+    done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
+    world.logs.clear()
+    world.writer("t")
+    before = _head(world)
+    with pytest.raises(Fenced):
+        commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
+    assert _head(world) == before
+
+
+def test_a_commit_repeated_with_its_turn_changes_nothing() -> None:
+    world = small_segments("raw", 4)
+    plan = _merge_plan(world)
+    done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
+    commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
+    after = _head(world)
+    commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
+    assert _head(world) == after
+
+
+def test_told_to_stop_what_is_done_is_committed_and_the_rest_is_planned_again() -> None:
+    world = small_segments("raw", 6)
+    before = records(world.store)
+    plan = plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd")
+    stops = iter([False, False, True])
+    outcome = _run(world, plan, should_stop=lambda: next(stops), groups_a_head=4)
+    assert (outcome.groups, outcome.is_complete) == (2, False)
+    assert [each.codec for each in _rows_of(world)] == ["zstd"] * 2 + ["none"] * 4
+    again = plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd")
+    assert len(again.groups) == 4
+    assert _run(world, again).is_complete
+    assert records(world.store) == before
+
+
+# --- refused ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_segment_is_not_carried_over() -> None:
+    world = small_segments("raw", 4)
+    first = next(iter(_rows_of(world)))
+    key = named("t").prefix + first.data_key
+    body = bytearray(world.store.get(key))
+    body[100] ^= 1
+    world.store.put(key, bytes(body))
+    before = _head(world).segments
+    with pytest.raises(Corrupt):
+        _run(world, _merge_plan(world))
+    assert _head(world).segments == before
+
+
+def test_rows_that_say_something_else_than_their_bytes_are_not_carried_over() -> None:
+    world = small_segments("raw", 4)
+    plan = _merge_plan(world)
+    wrong = replace(plan.groups[0], rows=tuple(replace(each, record_count=3) for each in plan.groups[0].rows))
+    with pytest.raises(Corrupt, match="something else than its row"):
+        rewrite_group(plan, wrong, world.store, keys=KEYS)
+
+
+def test_a_copy_with_other_bytes_is_refused() -> None:
+    one, other = _rows(10, 20)
+    with pytest.raises(Corrupt, match="other bytes"):
+        check_same_bytes(replace(one, data_crc32c=5), [one, other])
+
+
+def test_a_key_that_is_missing_is_refused() -> None:
+    world = small_segments("raw", 2)
+    plan = plan_recode(world.store, named("t"), now_ms=NOW, key_id="b")
+    with pytest.raises(AccessDenied):
+        run_rewrite(world.store, plan, now_ms=lambda: NOW, keys=KeyRing({}))
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_can_be_pickled_and_foretells_its_requests_and_bytes() -> None:
+    world = small_segments("raw", 6)
+    plan = pickle.loads(pickle.dumps(_merge_plan(world)))
+    metered = MeteredStore(world.store)
+    done = [rewrite_group(plan, group, metered, keys=KEYS) for group in plan.groups]
+    told = metered.counts()
+    heads = 1
+    assert plan.cost.puts == told.puts + heads
+    assert plan.cost.gets >= told.gets
+    assert plan.cost.write_bytes == sum(group.size_bytes for group in plan.groups)
+    assert plan.cost.dollars > 0
+    assert pickle.loads(pickle.dumps(done)) == done
+
+
+def test_a_class_that_bills_reads_costs_more() -> None:
+    (one,) = _rows(1 << 30)
+    rows = [replace(one, stored_bytes=1 << 30, storage_class=name) for name in (None, "GLACIER_IR")]
+    from tiered.rewriting import Keeping
+
+    standard, archive = (cost_of([each], Keeping()).dollars for each in rows)
+    assert archive > standard + 0.02

@@ -1,0 +1,224 @@
+"""``tiered rewrite``: small segments merged, segments kept in another way; plans first, beside managers at work."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.bucket import Bucket, bucket_options, open_bucket
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import Stop, stop_signals
+from tiered.units import format_bytes, format_count, format_dollars, parse_bytes
+
+if TYPE_CHECKING:
+    from remote.catalog import RemotePartitionName
+    from remote.store import ObjectStore
+    from tiered.rewriting import RewriteOutcome, RewritePlan
+
+Planner = Callable[[Bucket, "RemotePartitionName"], "RewritePlan"]
+
+
+@click.group("rewrite")
+def rewrite() -> None:
+    """Rewrite what is in the bucket; records, offsets and readers stay as they are."""
+
+
+def _shared(command: Callable[..., object]) -> Callable[..., object]:
+    options = (
+        click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]"),
+        click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--rate", metavar="SIZE/s", help="Read and write no faster than this, each for itself."),
+        bucket_options,
+        output_option(),
+        click.pass_obj,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@rewrite.command("merge")
+@click.option(
+    "--target", default="256MiB", show_default=True, metavar="SIZE", help="How large a merged segment may be."
+)
+@_shared
+def merge(session: Session, targets: tuple[str, ...], target: str, **shared: object) -> int:
+    """Make one segment of small neighbours."""
+    from tiered.rewriting import plan_merge
+
+    size = parse_bytes(target)
+    if size is None or size <= 0:
+        raise InvalidRequest("reading --target", text=repr(target), expected="a size such as 256MiB")
+    plan: Planner = lambda bucket, name: plan_merge(bucket.store, name, now_ms=now_ms(), target_bytes=size)  # noqa: E731
+    return _run(session, targets, plan, None, **shared)  # type: ignore[arg-type]
+
+
+@rewrite.command("recode")
+@click.option("--codec", type=click.Choice(["none", "zstd"]), help="At rest.")
+@click.option("--key-id", metavar="ID", help="Encrypt anew, with this key of the ring.")
+@click.option("--decrypt", is_flag=True, help="Keep them unencrypted.")
+@click.option("--storage-class", metavar="CLASS", help="S3's, such as GLACIER_IR.")
+@_shared
+def recode(
+    session: Session,
+    targets: tuple[str, ...],
+    codec: str | None,
+    key_id: str | None,
+    decrypt: bool,
+    storage_class: str | None,
+    **shared: object,
+) -> int:
+    """Keep segments in another way: codec at rest, encryption key, storage class."""
+    from tiered.rewriting import plan_recode
+
+    if codec is key_id is storage_class is None and not decrypt:
+        raise click.UsageError("nothing to change: name --codec, --key-id, --decrypt or --storage-class")
+
+    def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
+        if key_id is not None and key_id not in bucket.keys:
+            raise InvalidRequest("rewriting, the key is not in the key ring", key_id=key_id)
+        return plan_recode(
+            bucket.store,
+            name,
+            now_ms=now_ms(),
+            codec=codec,
+            key_id=key_id,
+            decrypts=decrypt,
+            storage_class=storage_class,
+        )
+
+    return _run(session, targets, plan, storage_class, **shared)  # type: ignore[arg-type]
+
+
+def _run(
+    session: Session,
+    targets: Sequence[str],
+    planned: Planner,
+    storage_class: str | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+    rate: str | None,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
+        plans = [planned(bucket, name) for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
+        due = [plan for plan in plans if plan.groups]
+        dollars = sum(plan.cost.dollars for plan in due)
+        if dry_run or not due:
+            emit("partitions", [_planned(plan) for plan in due], _PLANNED, output, dry_run=dry_run, dollars=dollars)
+            session.say("nothing to rewrite" if not due else f"${format_dollars(dollars)}; nothing changed")
+            return Exit.DONE
+        if not yes:
+            _ask(due, dollars)
+        done = _done(session, bucket, due, storage_class, stop)
+    emit("partitions", [_row(plan, outcome) for plan, outcome in done], _DONE, output, dry_run=False)
+    if stop.is_set:
+        session.say("interrupted; what is done is committed, running it again goes on")
+        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    return Exit.DONE
+
+
+def _done(
+    session: Session, bucket: Bucket, plans: Sequence[RewritePlan], storage_class: str | None, stop: Stop
+) -> list[tuple[RewritePlan, RewriteOutcome]]:
+    from tiered.rewriting import run_rewrite
+
+    target, done = _target(bucket, storage_class), []
+    try:
+        for plan in plans:
+            if stop.is_set:
+                break
+            outcome = run_rewrite(
+                bucket.store, plan, now_ms=now_ms, keys=bucket.keys, target=target, should_stop=lambda: stop.is_set
+            )
+            done.append((plan, outcome))
+            session.say(f"{plan.name.topic}/{plan.name.partition}: {outcome.groups} of {len(plan.groups)} groups")
+    finally:
+        if target is not None:
+            target.close()
+    return done
+
+
+def _target(bucket: Bucket, storage_class: str | None) -> ObjectStore | None:
+    """The same bucket, new objects going to that class."""
+    if storage_class is None:
+        return None
+    from remote.fsspec_store import open_store
+    from remote.object_settings import ObjectSettings
+
+    objects = ObjectSettings(storage_class=storage_class)
+    return open_store(bucket.url, dict(bucket.options), objects=objects)
+
+
+def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
+    """Whether there is a head, of a topic that was not deleted."""
+    from remote.metadata_log import MetadataLog
+
+    head = MetadataLog(bucket.store, name.prefix).load()
+    return head is not None and head.deleted_ms is None
+
+
+def _ask(plans: Sequence[RewritePlan], dollars: float) -> None:
+    groups = sum(len(plan.groups) for plan in plans)
+    size = format_bytes(sum(plan.cost.write_bytes for plan in plans))
+    told = f"{groups} segments, {size}, for about ${format_dollars(dollars)}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{told} would be written; say --yes")
+    click.confirm(f"write {told}?", abort=True, err=True)
+
+
+def _planned(plan: RewritePlan) -> Row:
+    cost = plan.cost
+    return {
+        "topic": plan.name.topic,
+        "partition": plan.name.partition,
+        "groups": len(plan.groups),
+        "segments": sum(len(group.rows) for group in plan.groups),
+        "read_bytes": cost.read_bytes,
+        "write_bytes": cost.write_bytes,
+        "gets": cost.gets,
+        "puts": cost.puts,
+        "dollars": cost.dollars,
+    }
+
+
+def _row(plan: RewritePlan, outcome: RewriteOutcome) -> Row:
+    names = ("groups", "unchanged", "given_up", "rows_before", "rows_after", "stored_before", "stored_after")
+    where = {"topic": plan.name.topic, "partition": plan.name.partition}
+    return {**where, **{name: getattr(outcome, name) for name in names}}
+
+
+_PLANNED = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("segments", "SEGMENTS", format_count, is_number=True),
+    Column("groups", "BECOME", format_count, is_number=True),
+    Column("read_bytes", "READ", format_bytes, is_number=True),
+    Column("write_bytes", "WRITE", format_bytes, is_number=True),
+    Column("gets", "GET", format_count, is_number=True),
+    Column("puts", "PUT", format_count, is_number=True),
+    Column("dollars", "$", format_dollars, is_number=True),
+)
+_DONE = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("rows_before", "SEGMENTS", format_count, is_number=True),
+    Column("rows_after", "NOW", format_count, is_number=True),
+    Column("stored_before", "BYTES", format_bytes, is_number=True),
+    Column("stored_after", "NOW", format_bytes, is_number=True),
+    Column("unchanged", "AS THEY WERE", format_count, is_number=True),
+    Column("given_up", "GIVEN UP", format_count, is_number=True),
+    Column("groups"),
+)
