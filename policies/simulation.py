@@ -1,0 +1,487 @@
+"""A simulation of one partition's life: append → roll → copy → compact → read → expire → delete. Pure, no clock.
+
+It walks from one round of `tiered run` that has something to do to the next, and counts the requests and bytes that
+each step sends, verb by verb, as the meter of a manager would (`remote.metered_store`); tests hold it against weeks of
+a real manager. Segments are numbers: with a steady stream every fact of a segment follows from its number, so a
+partition with a million of them costs nothing to begin with.
+
+| step | requests of one partition |
+|---|---|
+| copy a segment | its data in 1 PUT or parts + 2, its indexes 1 PUT, a HEAD of each, a commit |
+| compact | none; what a pass left is copied segment by segment, with one commit |
+| expire | two commits: the log start, then the rows; a page of rows that loses some is written anew |
+| delete | 1 LIST of pins, 2 GETs to prove who writes, 1 DELETE for 1000 objects, a commit |
+| collect heads | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
+| commit | 1 PUT of a head, 1 GET of the boundary; a page of rows when the head is full |
+| read | to begin 3 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
+
+What is left out: bursts (the stream is steady), cleaning again of what is in the bucket already (`ReplaceRemote`),
+`max.compaction.lag.ms`, transactions, restarts, tries again, views.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from math import ceil
+
+from policies.cost import DAY_MS, upload_requests
+from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
+from policies.rules import PartitionRules
+from remote.metered_store import LIST_PAGE
+from remote.segment import PART_BYTES
+from remote.spilling import SpillRule
+
+RANGE_BYTES = 8 << 20  # what a long read asks for at once (`remote.range_reader`)
+BOUNDARY_BYTES = 47
+PAGES_KEPT = 8  # pages of rows that a writer remembers (`remote.metadata_index`)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """Every `every_ms` somebody reads `share` of the segments whose records are at most `oldest_ms` old (None: all).
+
+    A share below 1 stands for many readers of single segments. `range_bytes` is what a GET of data brings.
+    """
+
+    every_ms: int
+    share: float = 1.0
+    oldest_ms: int | None = None
+    range_bytes: int = RANGE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One partition's stream and what becomes of its bytes on the way; all of it measured (`tiered.cost_history`).
+
+    A batch of `batch_bytes` comes every `batch_ms`. Compaction leaves `compacted_share` of a segment, `stored_share` of
+    that is what compression in the bucket leaves. Indexes take `index_base_bytes` and `index_share` of a segment.
+    A head takes `head_base_bytes`, and so much more for each row, each object that waits for its deletion, each page.
+    """
+
+    batch_bytes: int
+    batch_ms: int
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    part_bytes: int = PART_BYTES
+    compacted_share: float = 1.0
+    stored_share: float = 1.0
+    index_base_bytes: float = 300.0
+    index_share: float = 0.005
+    head_base_bytes: float = 900.0
+    row_bytes: float = 65.0
+    unlinked_bytes: float = 26.0
+    spill_bytes: float = 110.0
+    page_row_bytes: float = 135.0
+    tick_ms: int = 30_000
+    reads: Reads | None = None
+
+    @property
+    def batches_per_segment(self) -> int:
+        """How many batches come before a segment rolls, by size or by time, as `local.rolling` has it."""
+        return max(1, min(self.segment_bytes // self.batch_bytes, self.segment_ms // self.batch_ms + 1))
+
+    @property
+    def rolled_bytes(self) -> int:
+        return self.batches_per_segment * self.batch_bytes
+
+    @property
+    def bytes_per_month(self) -> float:
+        return self.batch_bytes * 30 * DAY_MS / self.batch_ms
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Requests and bytes; names and meaning are those of `remote.metered_store.RequestCounts`."""
+
+    puts: float = 0
+    posts: float = 0
+    gets: float = 0
+    heads: float = 0
+    lists: float = 0
+    deletes: float = 0
+    bytes_in: float = 0
+    bytes_out: float = 0
+    data_puts: float = 0
+    data_gets: float = 0
+    data_bytes_in: float = 0
+    data_bytes_out: float = 0
+
+    def copy(self) -> Counts:
+        return replace(self)
+
+    def minus(self, before: Counts) -> Counts:
+        return Counts(**{each.name: getattr(self, each.name) - getattr(before, each.name) for each in fields(self)})
+
+    def times(self, factor: float) -> Counts:
+        return Counts(**{each.name: getattr(self, each.name) * factor for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What one partition did and held in `window_ms`. Bytes and objects are averages over the window.
+
+    `short_byte_days` has, for each minimum duration in days that was asked about, the byte-days that deleted data
+    objects fell short of it.
+    """
+
+    window_ms: int
+    counts: Counts
+    stored_bytes: float
+    objects: float
+    small_bytes: float
+    index_bytes: float
+    waiting_bytes: float
+    local_bytes: float
+    both_bytes: float
+    object_bytes: float
+    short_byte_days: dict[float, float] = field(default_factory=dict)
+
+
+def simulate(
+    workload: Workload,
+    rules: PartitionRules,
+    *,
+    window_ms: int,
+    is_from_empty: bool = False,
+    min_days: Iterable[float] = (),
+    rule: SpillRule | None = None,
+) -> Simulated:
+    """`window_ms` of a partition: from its first batch on, or of one that has run for longer than its retention."""
+    world = _Partition(workload, rules, tuple(min_days), rule or SpillRule())
+    if not is_from_empty:
+        world.fill()
+    return world.run(window_ms)
+
+
+class _Partition:
+    """Segments are numbers from 0; of each tier and queue only how far it has come is kept."""
+
+    def __init__(self, workload: Workload, rules: PartitionRules, min_days: tuple[float, ...], rule: SpillRule) -> None:
+        self.of, self.rules, self.rule = workload, rules, rule
+        self.counts = Counts()
+        self.now = self.begun = self.last = 0
+        self.settled = -1
+        self.closed = self.cleaned = self.copied = self.dropped = self.expired = 0
+        self.waiting: deque[tuple[int, int, float]] = deque()  # (since, objects, bytes)
+        self.waiting_objects, self.waiting_bytes = 0, 0.0
+        self.head_rows, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
+        self.next_read = workload.reads.every_ms if workload.reads is not None else None
+        self.short = dict.fromkeys(min_days, 0.0)
+        self.sums = [0.0] * 6
+        compacted = workload.compacted_share if rules.cleanup_compact else 1.0
+        self.object_bytes = workload.rolled_bytes * compacted
+        self.stored = self.object_bytes * workload.stored_share
+        self.indexes = workload.index_base_bytes + workload.index_share * self.object_bytes
+        self.upload_puts = upload_requests(max(1, round(self.stored)), workload.part_bytes)
+
+    # -- times: each is the first moment at which a round would do it ------------------------------------------------
+
+    def closes(self, number: int) -> int:
+        """The first batch of the next segment closes one; its own last batch came `batch_ms` before."""
+        return (number + 1) * self.of.batches_per_segment * self.of.batch_ms
+
+    def newest(self, number: int) -> int:
+        return self.closes(number) - self.of.batch_ms
+
+    def after_bytes(self, number: int, size_bytes: int, share: float = 1.0) -> int:
+        """When so many bytes have come after a segment's end."""
+        return self.newest(number) + ceil(size_bytes / share / self.of.batch_bytes) * self.of.batch_ms
+
+    def copies(self, number: int) -> float:
+        lag_ms, lag_bytes = self.rules.copy_lag_ms, self.rules.copy_lag_bytes
+        if self.rules.copy_disabled:
+            return float("inf")
+        if lag_ms == 0 or lag_bytes == 0:
+            return self.closes(number)
+        by_age = float("inf") if lag_ms is None else self.newest(number) + lag_ms
+        by_size = float("inf") if lag_bytes is None else self.after_bytes(number, lag_bytes)
+        return max(self.closes(number), min(by_age, by_size))
+
+    def drops(self, number: int) -> float:
+        limits = self.rules.local_limits
+        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms + 1
+        by_size = float("inf") if limits.bytes is None else self.after_bytes(number, limits.bytes)
+        return max(self.closes(number), min(by_age, by_size))
+
+    def expires(self, number: int) -> float:
+        limits = self.rules.log_limits
+        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
+        share = self.of.compacted_share if self.rules.cleanup_compact else 1.0
+        by_size = float("inf") if limits.bytes is None else self.after_bytes(number, limits.bytes, share)
+        return min(by_age, by_size)
+
+    def ticks(self, moment: float) -> float:
+        """The round at or after a moment."""
+        return moment if moment == float("inf") else ceil(moment / self.of.tick_ms) * self.of.tick_ms
+
+    # -- a partition that has run for long ---------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Begin where the oldest segments expire, or where there is something to see when none ever does."""
+        number = 1000
+        end = self.expires(number)
+        # A month's bill of an unlimited log is one of its first year.
+        start = end + self.rules.delete_grace_ms if end != float("inf") else 365 * DAY_MS
+        self.now = self.begun = self.last = int(self.ticks(start))
+        self.closed = self.now // self.of.batch_ms // self.of.batches_per_segment
+        self.cleaned = self.copied = self._passed(self.copies, self.closed)
+        self.dropped = min(self.copied, self._passed(self.drops, self.closed))
+        self.expired = min(self.copied, self._passed(self.expires, self.copied))
+        grace = self.rules.delete_grace_ms
+        for at in range(self.expired - self._passed(lambda each: self.expires(each) + grace, self.expired), 0, -1):
+            self._unlink(int(self.ticks(self.expires(self.expired - at))), 2, self.stored + self.indexes)
+        live = self.copied - self.expired
+        room = self._head_room()
+        self.head_rows = live if live <= room else self.rule.kept_rows_min + (room - self.rule.kept_rows_min) // 2
+        page = max(1, min(room - self.rule.kept_rows_min, self.rule.page_rows_max))
+        rest = live - self.head_rows
+        self.pages = deque([page] * (rest // page))
+        self.head_rows += rest % page
+        self.sequence, self.void = HEADS_KEPT + HEADS_AT_ONCE // 2, 0
+        if self.next_read is not None:
+            self.next_read = self.now
+
+    def _passed(self, when: Callable[[int], float], upper: int) -> int:
+        """How many of the first `upper` segments have their moment behind them; it rises with the number."""
+        low, high = 0, upper
+        while low < high:
+            middle = (low + high) // 2
+            if self.ticks(when(middle)) <= self.now:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _head_room(self) -> int:
+        """How many rows a head without pages and waiting objects has room for."""
+        return max(1, int((self.rule.head_bytes_max - self.of.head_base_bytes) / self.of.row_bytes))
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def run(self, window_ms: int) -> Simulated:
+        end = self.begun + window_ms
+        before = self.counts.copy()
+        while (moment := self._next()) < end:
+            self._pass_time(int(moment))
+            while self._round():
+                pass
+            self._read()
+            self.settled = self.now
+        self._pass_time(end)
+        spans = [each / window_ms for each in self.sums]
+        return Simulated(
+            window_ms=window_ms,
+            counts=self.counts.minus(before),
+            stored_bytes=spans[0] * self.stored,
+            objects=spans[0],
+            small_bytes=spans[0] * self.indexes,
+            index_bytes=spans[1],
+            waiting_bytes=spans[2],
+            local_bytes=spans[3],
+            both_bytes=spans[4],
+            object_bytes=self.stored,
+            short_byte_days=dict(self.short),
+        )
+
+    def _next(self) -> float:
+        """The next round with something to do."""
+        moments: list[float] = [self.closes(self.closed)]
+        if self.copied < (self.cleaned if self.rules.cleanup_compact else self.closed):
+            moments.append(self.copies(self.copied))
+        if self.dropped < self.copied:
+            moments.append(self.drops(self.dropped))
+        if self.expired < self.copied:
+            moments.append(self.expires(self.expired))
+        if self.waiting:
+            moments.append(self.waiting[0][0] + self.rules.delete_grace_ms)
+        if self.next_read is not None:
+            moments.append(self.next_read)
+        return self.ticks(max(min(moments), self.settled + 1))
+
+    def _pass_time(self, now: int) -> None:
+        span = now - self.last
+        if span > 0:
+            heads = self.sequence - self.void
+            self.sums[0] += span * (self.copied - self.expired)
+            self.sums[1] += span * (self._head_bytes() * heads + sum(self.pages) * self.of.page_row_bytes)
+            self.sums[2] += span * self.waiting_bytes
+            middle = (self.last + now) / 2
+            self.sums[3] += span * self._local_bytes(middle)
+            self.sums[4] += span * (self.copied - self.dropped) * self.object_bytes
+        self.last = self.now = now
+
+    def _local_bytes(self, moment: float) -> float:
+        kept = (self.copied - self.dropped) * self.object_bytes
+        return kept + moment / self.of.batch_ms * self.of.batch_bytes - self.copied * self.of.rolled_bytes
+
+    def _round(self) -> bool:
+        """One plan, decided on what is there when it begins; whether it did anything."""
+        self.closed = max(self.closed, self.now // self.of.batch_ms // self.of.batches_per_segment)
+        copied, expired_upto, dropped_upto = self.copied, self.expired, self.dropped
+        while expired_upto < copied and self.expires(expired_upto) <= self.now:
+            expired_upto += 1
+        while dropped_upto < copied and self.drops(dropped_upto) <= self.now:
+            dropped_upto += 1
+        due = self._due_for_deletion()
+        upto = self.sequence - HEADS_KEPT
+        did = self._clean() or self._copy()
+        did |= dropped_upto > self.dropped
+        self.dropped = dropped_upto
+        if expired_upto > self.expired:
+            self._expire(expired_upto - self.expired)
+            did = True
+        if due:
+            self._delete(due)
+            did = True
+        if upto - self.void >= HEADS_AT_ONCE:
+            self._collect(upto)
+            did = True
+        return did
+
+    def _clean(self) -> bool:
+        """A pass when enough is dirty; it leaves its share of every segment."""
+        if not self.rules.cleanup_compact or self.cleaned >= self.closed:
+            return False
+        dirty = (self.closed - self.cleaned) * self.of.rolled_bytes
+        clean = (self.cleaned - self.dropped) * self.object_bytes
+        if dirty / (dirty + clean) <= self.rules.min_cleanable_dirty_ratio:
+            return False
+        self.cleaned = self.closed
+        return True
+
+    def _copy(self) -> bool:
+        if self.rules.cleanup_compact:
+            number = self.cleaned - self.copied if self.copies(self.copied) <= self.now else 0
+            for _ in range(number):
+                self._upload()
+            if number:
+                self.copied += number
+                self._commit(number)
+            return number > 0
+        before = self.copied
+        while self.copied < self.closed and self.copies(self.copied) <= self.now:
+            self._upload()
+            self.copied += 1
+            self._commit(1)
+        return self.copied > before
+
+    def _upload(self) -> None:
+        counts = self.counts
+        counts.puts += self.upload_puts + 1
+        counts.data_puts += self.upload_puts
+        counts.posts += 2 if self.upload_puts > 1 else 0
+        counts.gets += 2
+        counts.data_gets += 1
+        counts.heads += 2
+        counts.bytes_in += self.stored + self.indexes
+        counts.data_bytes_in += self.stored
+
+    def _commit(self, new_rows: int = 0) -> None:
+        self.head_rows += new_rows
+        while self._head_bytes() > self.rule.head_bytes_max:
+            spare = self.head_rows - self.rule.kept_rows_min
+            if spare < self.rule.page_rows_min:
+                break
+            page = min(spare, self.rule.page_rows_max)
+            self.head_rows -= page
+            self._write_page(page)
+            self.pages.append(page)
+        self.sequence += 1
+        self.counts.puts += 1
+        self.counts.gets += 1
+        self.counts.bytes_in += self._head_bytes()
+
+    def _head_bytes(self) -> float:
+        of = self.of
+        lists = self.waiting_objects * of.unlinked_bytes + len(self.pages) * of.spill_bytes
+        return of.head_base_bytes + self.head_rows * of.row_bytes + lists
+
+    def _write_page(self, rows: int) -> None:
+        self.counts.puts += 1
+        self.counts.bytes_in += rows * self.of.page_row_bytes
+
+    def _unlink(self, since: int, objects: int, size_bytes: float) -> None:
+        self.waiting.append((since, objects, size_bytes))
+        self.waiting_objects += objects
+        self.waiting_bytes += size_bytes
+
+    def _expire(self, number: int) -> None:
+        self._commit()  # the log start, by itself
+        left, is_rewritten = number, 0
+        while left and self.pages:
+            if len(self.pages) > PAGES_KEPT and not is_rewritten:
+                self.counts.gets += 1 / self.pages[0]
+            taken = min(left, self.pages[0])
+            left -= taken
+            self._unlink(self.now, 1, self.pages[0] * self.of.page_row_bytes)
+            is_rewritten = self.pages.popleft() - taken
+        if is_rewritten:
+            self._write_page(is_rewritten)
+            self.pages.appendleft(is_rewritten)
+        self.head_rows -= left
+        self.expired += number
+        self._unlink(self.now, 2 * number, number * (self.stored + self.indexes))
+        self._commit()
+
+    def _due_for_deletion(self) -> int:
+        return sum(1 for each in self.waiting if each[0] + self.rules.delete_grace_ms <= self.now)
+
+    def _delete(self, entries: int) -> None:
+        objects = 0
+        for _ in range(entries):
+            since, count, size_bytes = self.waiting.popleft()
+            objects += count
+            self.waiting_objects -= count
+            self.waiting_bytes -= size_bytes
+            if count > 1:
+                self._note_age(since, count // 2)
+        self.counts.lists += 1
+        self.counts.gets += 2
+        self.counts.deletes += ceil(objects / LIST_PAGE)
+        self._commit()
+
+    def _note_age(self, since: int, segments: int) -> None:
+        """How far the data of segments that are deleted now falls short of each minimum duration."""
+        lived = self.now - since + min(since, int(self._lived_in_index()))
+        for days in self.short:
+            self.short[days] += max(0.0, days - lived / DAY_MS) * segments * self.stored
+
+    def _lived_in_index(self) -> float:
+        """From the upload of a segment to its expiry, in ms."""
+        return max(0.0, self.expires(1000) - self.copies(1000))
+
+    def _collect(self, upto: int) -> None:
+        gone = upto - self.void
+        self.void = upto
+        self.counts.gets += 3
+        self.counts.puts += 1
+        self.counts.lists += 2
+        self.counts.deletes += ceil(gone / LIST_PAGE)
+        self.counts.bytes_in += BOUNDARY_BYTES
+
+    # -- readers -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        reads = self.of.reads
+        while reads is not None and self.next_read is not None and self.next_read <= self.now:
+            self.next_read += reads.every_ms
+            if self.copied == self.expired:
+                continue
+            oldest = self.expired
+            if reads.oldest_ms is not None:
+                since = self.now - reads.oldest_ms
+                per = self.of.batches_per_segment * self.of.batch_ms
+                oldest = max(oldest, min(self.copied, max(0, since // per)))
+            self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads.range_bytes)
+
+    def _scan(self, segments: float, opened: float, range_bytes: int) -> None:
+        counts = self.counts
+        ranges = max(1.0, self.stored / range_bytes)  # an average: where ranges end depends on the batches
+        counts.lists += 3 * opened
+        counts.gets += (2 + len(self.pages)) * opened + segments * (1 + ranges)
+        counts.data_gets += segments * ranges
+        counts.data_bytes_out += segments * self.stored
+        meta = self._head_bytes() + sum(self.pages) * self.of.page_row_bytes
+        counts.bytes_out += meta * opened + segments * (self.stored + self.indexes)

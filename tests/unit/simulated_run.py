@@ -1,0 +1,111 @@
+"""A real manager over weeks of a virtual clock, metered: what the simulation foretells, done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from local.names import TopicPartition
+from local.record import Record
+from remote.head import Head
+from remote.metered_store import MeteredStore, RequestCounts
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+
+START = 1_800_000_000_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
+NAME = TopicPartition("t", 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What came of it: everything that was sent, by the manager and by readers, and what there is in the end."""
+
+    counts: RequestCounts
+    head: Head
+    first_rows: tuple[RemoteSegment, ...]
+    stored_bytes: float
+    local_bytes: float
+    batch_bytes: float
+    range_bytes: float
+
+
+def run(
+    store: ObjectStore,
+    directory: str,
+    settings: Mapping[str, str],
+    *,
+    weeks: int,
+    batch_every_ms: int = HOUR,
+    tick_ms: int = HOUR,
+    records: int = 100,
+    value_bytes: int = 600,
+    keys: int | None = None,
+    reads_every_ms: int | None = None,
+    is_random: bool = True,
+) -> Run:
+    """A batch of random bytes at a time, a round until nothing is left to do, a reader of all that is in the bucket.
+
+    The topic is there before the counting begins.
+    """
+    rng, read = random.Random(7), RequestCounts()
+    config = replace(
+        Config.load(None, {"file.delete.delay.ms": "0"}, {}, local_dir=directory), remote_url="memory://ignored"
+    )
+    topic = {"remote.storage.enable": "true", "append.batch.bytes": "100MiB", **settings}
+    held, local, sizes = [], [], []
+    with LogManager.open(config, now_ms=START, store=store) as manager:
+        manager.create_topic("t", 1, topic, now_ms=START)
+        before = manager.request_counts()
+        assert before is not None
+        for at in range(0, weeks * 7 * DAY, min(batch_every_ms, tick_ms)):
+            now = START + at
+            if at % batch_every_ms == 0:
+                size = manager.partition(NAME).log.size_bytes
+                batch = [_record(rng, value_bytes, keys, number, now, is_random) for number in range(records)]
+                manager.append("t", batch, 0, now_ms=now)
+                sizes.append(manager.partition(NAME).log.size_bytes - size)
+            if at % tick_ms == 0:
+                while manager.tick(now):
+                    pass
+                assert manager.problems == {}
+                if reads_every_ms is not None and at and at % reads_every_ms == 0:
+                    read += scan(store)
+                held.append(sum(each.stored_bytes for each in manager.partition(NAME).head().parts))
+                local.append(sum(each.size_bytes for each in manager.partition(NAME).log.segments()))
+        counts = manager.request_counts()
+        head = manager.partition(NAME).head()
+    assert counts is not None
+    assert head is not None
+    last = scan(store)  # what a GET of a long read brings, as a history would know it
+    return Run(
+        counts=counts - before + read,
+        head=head,
+        first_rows=head.segments,
+        stored_bytes=sum(held) / len(held),
+        local_bytes=sum(local) / len(local),
+        batch_bytes=sum(sizes) / len(sizes),
+        range_bytes=last.data_bytes_out / last.data_gets,
+    )
+
+
+def scan(store: ObjectStore) -> RequestCounts:
+    """A reader with nothing but the bucket reads all of it."""
+    metered = MeteredStore(store)
+    bucket = RemoteLog(metered)
+    head = bucket.head(NAME)
+    for _ in bucket.reader().records(NAME, head.log_start_offset):
+        pass
+    return metered.counts()
+
+
+def _record(rng: random.Random, value_bytes: int, keys: int | None, number: int, now: int, is_random: bool) -> Record:
+    """Half of what is not random is zeros."""
+    key = None if keys is None else b"%06d" % (number % keys)
+    value = rng.randbytes(value_bytes if is_random else value_bytes // 2)
+    return Record(key, value.ljust(value_bytes, b"\0"), now)

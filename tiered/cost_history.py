@@ -1,0 +1,232 @@
+"""A topic as it was: how fast records come, and what compaction, compression and the index make of them.
+
+Everything is measured: rates and ratios on the rows of the bucket and the segments of the disk, batches and
+compression on samples of real segments (the newest closed ones on the disk), what a head takes on the newest head,
+reads on what the meter kept. Where there is nothing to measure, `Workload`'s defaults stand, and `basis` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from local.batch_header import HEADER_BYTES, read_header
+from local.segment import Segment
+from policies.cost import DAY_MS, DAYS_PER_MONTH
+from policies.prices import STANDARD
+from policies.simulation import Reads, Workload
+from policies.what_if import Stream
+from remote.at_rest import Seal
+from remote.chunks import CHUNK_BYTES, ZSTD
+from remote.head import Head, encode_line
+from remote.keys import topic_directory
+from remote.metered_store import RequestCounts
+from remote.segment import RemoteSegment
+from tiered.cost import all_rows
+from tiered.kept_meter import RequestHistory
+from tiered.manager import LogManager
+from tiered.partition import Partition
+
+SAMPLES_MAX = 4  # segments that are looked into
+SAMPLE_BYTES = 2 * CHUNK_BYTES  # of each, so that a batch of the largest size fits
+RATE_MS = 30 * DAY_MS  # how far back a rate is measured
+_ZSTD = Seal(codec=ZSTD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A stream, and what it rests on. None for a topic in which nothing has ever been stored."""
+
+    topic: str
+    stream: Stream | None
+    basis: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """A stretch of the log, of either tier; `span_ms` from its oldest to its newest record."""
+
+    size_bytes: int
+    min_ms: int
+    max_ms: int
+
+
+def measured_streams(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[Measured]:
+    """Every tiered topic (or those of `topics`), by name. Reads samples of local segments, changes nothing."""
+    history = manager.request_history()
+    wanted = None if topics is None else set(topics)
+    for name in wanted or ():
+        manager.topic(name)
+    chosen = [each for each in manager.topics() if each.was_tiered and (wanted is None or each.name in wanted)]
+    return [measured(manager, each.name, now_ms, history) for each in sorted(chosen, key=lambda each: each.name)]
+
+
+def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHistory | None) -> Measured:
+    """One topic. Its partitions are taken together and every one of them as the average."""
+    held = manager.partitions([topic])
+    rows = [row for each in held for row in all_rows(each)]
+    pieces = [_Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
+              for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
+    samples = list(_samples(held))
+    if not held or not (pieces or samples):
+        return Measured(topic=topic, stream=None, basis=("nothing was stored yet",))
+    shares = _shares(rows, held[0])
+    arriving, said = _arriving(rows, pieces, samples, shares, len(held), now_ms)
+    settings = held[0].log.settings
+    batch_bytes, zstd = _batches(samples)
+    workload = Workload(
+        batch_bytes=max(1, round(batch_bytes)),
+        batch_ms=max(1, round(batch_bytes / arriving)) if arriving else RATE_MS,
+        segment_bytes=settings.segment_bytes,
+        segment_ms=settings.roll_ms,
+        compacted_share=shares[0],
+        stored_share=shares[1],
+        tick_ms=manager.config.task_interval_ms,
+    )
+    workload = _with_index(workload, rows, [head for each in held if (head := each.head()) is not None])
+    counts = _counts(manager, topic, history)
+    read, range_bytes = _reads(counts, history, rows, now_ms)
+    if read:
+        workload = replace(workload, reads=Reads(every_ms=DAY_MS, share=read / DAYS_PER_MONTH, range_bytes=range_bytes))
+    stream = Stream(
+        topic=topic,
+        partitions=len(held),
+        workload=workload,
+        rules=held[0].rules,
+        storage_class=rows[-1].storage_class or STANDARD if rows else STANDARD,
+        read_share=read,
+        zstd_share=zstd,
+    )
+    basis = (*said, f"{len(rows)} segments in the bucket", f"{len(samples)} sampled on the disk")
+    return Measured(topic=topic, stream=stream, basis=basis)
+
+
+def head_costs(head: Head) -> dict[str, Any]:
+    """What a head takes in the bucket, and each of its rows, waiting objects and pages: fields of `Workload`."""
+    bare = replace(head, segments=(), unlinked=(), spills=(), views=())
+    base = float(_encoded(bare))
+    found: dict[str, Any] = {"head_base_bytes": base}
+    if head.segments:
+        found["row_bytes"] = max(1.0, (_encoded(replace(bare, segments=head.segments)) - base) / len(head.segments))
+    if head.unlinked:
+        with_rows = replace(bare, segments=head.segments)
+        more = _encoded(replace(with_rows, unlinked=head.unlinked)) - _encoded(with_rows)
+        found["unlinked_bytes"] = max(1.0, more / len(head.unlinked))
+    if head.spills:
+        found["spill_bytes"] = max(1.0, (_encoded(replace(bare, spills=head.spills)) - base) / len(head.spills))
+        pages = sum(spill.segment_count for spill in head.spills)
+        found["page_row_bytes"] = sum(spill.page_bytes for spill in head.spills) / pages
+    return found
+
+
+def _encoded(head: Head) -> int:
+    return len(encode_line(msgspec.json.encode(head)))
+
+
+def _with_index(workload: Workload, rows: Sequence[RemoteSegment], heads: Sequence[Head]) -> Workload:
+    """Of indexes the part that goes with bytes is the average; of heads the largest one is the one to measure."""
+    if rows:
+        share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
+        workload = replace(workload, index_base_bytes=0.0, index_share=share)
+    if heads:
+        of = head_costs(max(heads, key=lambda head: head.segment_count))
+        workload = replace(workload, **of)
+    return workload
+
+
+def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, float]:
+    """What compaction left of the records (a share of bytes is taken to be the same), and compression of the bytes."""
+    size = sum(row.size_bytes for row in rows)
+    stored = sum(row.stored_bytes for row in rows) / size if size else 1.0
+    cleaned = [row for row in rows if row.cleaned_through is not None]
+    offsets = sum(row.next_offset - row.base_offset for row in cleaned)
+    kept = sum(row.record_count for row in cleaned)
+    compacted = max(kept, 1) / offsets if held.rules.cleanup_compact and offsets else 1.0
+    return min(1.0, compacted), stored
+
+
+def _arriving(
+    rows: Sequence[RemoteSegment],
+    pieces: Sequence[_Piece],
+    samples: Sequence[Segment],
+    shares: tuple[float, float],
+    partitions: int,
+    now_ms: int,
+) -> tuple[float, tuple[str, ...]]:
+    """Bytes that come for one partition in a ms, before compaction. By the rows of late, else by the newest segments.
+
+    A row's records came in the time from its oldest to its newest one; rows follow one another, so what one partition
+    got is all of its rows over the time from the oldest to the newest record of them.
+    """
+    newest = max((piece.max_ms for piece in pieces), default=0)
+    late = [piece for piece in pieces if piece.max_ms > newest - RATE_MS]
+    span = max((piece.max_ms for piece in late), default=0) - min((piece.min_ms for piece in late), default=0)
+    if span > 0:
+        size = sum(piece.size_bytes for piece in late) / shares[0]
+        days = span / DAY_MS
+        return size / partitions / span, (f"arrival rate of {days:.1f} days in the bucket",)
+    spans = [_span(segment) for segment in samples]
+    known = [(size, span) for size, span in spans if span > 0]
+    if not known:
+        return 0.0, ("no arrival rate: all records have one time",)
+    return sum(size for size, _ in known) / sum(span for _, span in known), ("arrival rate of local segments",)
+
+
+def _span(segment: Segment) -> tuple[int, int]:
+    """(bytes, ms) of a local segment, by its first batch and its largest timestamp."""
+    first = read_header(segment.read(0, min(segment.size_bytes, HEADER_BYTES)))
+    largest = segment.max_timestamp_ms
+    if first is None or largest is None:
+        return segment.size_bytes, 0
+    return segment.size_bytes, max(0, largest - first.base_timestamp_ms)
+
+
+def _samples(held: Sequence[Partition]) -> Iterable[Segment]:
+    """The newest closed segments on the disk, of different partitions where there are several; else active ones."""
+    closed = [(each, info) for each in held for info in each.log.segments() if not info.is_empty]
+    newest = sorted(closed, key=lambda pair: (pair[1].is_active, -(pair[1].max_timestamp_ms or 0)))
+    for partition, info in newest[:SAMPLES_MAX]:
+        yield partition.log.segment(info.base_offset)
+
+
+def _batches(samples: Sequence[Segment]) -> tuple[float, float | None]:
+    """(average bytes of a batch, what zstd leaves), of the first chunk of each sample."""
+    bytes_seen = batches = packed = 0
+    for segment in samples:
+        data = segment.read(0, min(segment.size_bytes, SAMPLE_BYTES))
+        at = 0
+        while (header := read_header(data, at)) is not None and at + header.size_bytes <= len(data):
+            at += header.size_bytes
+            batches += 1
+        bytes_seen += at
+        packed += sum(
+            len(_ZSTD.close(0, data[start : min(at, start + CHUNK_BYTES)])) for start in range(0, at, CHUNK_BYTES)
+        )
+    if not batches:
+        return 64 << 10, None
+    return bytes_seen / batches, min(1.0, packed / bytes_seen)
+
+
+def _counts(manager: LogManager, topic: str, history: RequestHistory | None) -> RequestCounts:
+    if history is None:
+        return RequestCounts()
+    return history.of_topic(topic_directory(topic, manager.topic(topic).topic_id))
+
+
+def _reads(
+    counts: RequestCounts, history: RequestHistory | None, rows: Sequence[RemoteSegment], now_ms: int
+) -> tuple[float, int]:
+    """(share of the stored bytes read in a month, bytes that a GET of data brought)."""
+    stored = sum(row.stored_bytes for row in rows)
+    if history is None or not stored or not counts.data_bytes_out:
+        return 0.0, Reads(every_ms=DAY_MS).range_bytes
+    months = max(now_ms - history.since_ms, DAY_MS) / DAY_MS / DAYS_PER_MONTH
+    uploads = counts.puts - counts.data_puts  # each upload of a segment asks once for the size of its data
+    gets = max(1, counts.data_gets - min(counts.data_gets - 1, counts.heads // 2 if uploads else 0))
+    return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets)
+
+
+__all__ = ["Measured", "head_costs", "measured", "measured_streams"]
