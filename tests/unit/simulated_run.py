@@ -59,7 +59,7 @@ def run(
     )
     topic = {"remote.storage.enable": "true", "append.batch.bytes": "100MiB", **settings}
     held, local, sizes = [], [], []
-    with LogManager.open(config, now_ms=START, store=store) as manager:
+    with LogManager.open(config, now_ms=START, store=_Shared(store)) as manager:
         manager.create_topic("t", 1, topic, now_ms=START)
         before = manager.request_counts()
         assert before is not None
@@ -92,6 +92,19 @@ def run(
         batch_bytes=sum(sizes) / len(sizes),
         range_bytes=last.data_bytes_out / last.data_gets,
     )
+
+
+class _Shared:
+    """A store that outlives the manager which was given it."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def close(self) -> None:
+        """Left to whoever opened it."""
 
 
 def scan(store: ObjectStore) -> RequestCounts:

@@ -1,0 +1,31 @@
+"""Weeks of a real manager against a server that speaks S3: what was sent is what the simulation foretold."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from simulated_run import DAY, HOUR, run
+from test_simulation import BASE, far_off, nothing_waits_for_the_disk, workload_of  # noqa: F401 - a fixture
+
+from policies.simulation import Counts, simulate
+from remote.fsspec_store import open_store
+from tiered.config import Config, resolve_rules
+from tiered.demo.s3_endpoint import S3Endpoint
+
+WEEKS = 3
+
+
+@pytest.mark.server
+def test_three_weeks_on_a_server_are_foretold_within_one_in_a_hundred(tmp_path) -> None:
+    settings = {**BASE, "segment.bytes": "200000", "retention.ms": "4d"}
+    with S3Endpoint() as endpoint:
+        endpoint.create_bucket("bill")
+        store = open_store("s3://bill/logs", endpoint.options())
+        done = run(store, str(tmp_path), settings, weeks=WEEKS, reads_every_ms=3 * DAY)
+        store.close()
+    rules = resolve_rules(Config.load(None).topic_properties("t", settings))
+    workload = workload_of(done, settings, batch_ms=HOUR, tick_ms=HOUR, reads_ms=3 * DAY)
+    told = simulate(workload, rules, window_ms=WEEKS * 7 * DAY, is_from_empty=True)
+    assert far_off(done, told) == []
+    assert all(getattr(done.counts, each.name) > 0 for each in fields(Counts) if each.name != "posts")
