@@ -74,9 +74,9 @@ def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHisto
     if not held or not (pieces or samples):
         return Measured(topic=topic, stream=None, basis=("nothing was stored yet",))
     shares = _shares(rows, held[0])
-    arriving, said = _arriving(rows, pieces, samples, shares, len(held), now_ms)
     settings = held[0].log.settings
     batch_bytes, zstd = _batches(samples)
+    arriving, said = _arriving(pieces, samples, batch_bytes, shares[0], len(held))
     workload = Workload(
         batch_bytes=max(1, round(batch_bytes)),
         batch_ms=max(1, round(batch_bytes / arriving)) if arriving else RATE_MS,
@@ -149,27 +149,20 @@ def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, floa
 
 
 def _arriving(
-    rows: Sequence[RemoteSegment],
-    pieces: Sequence[_Piece],
-    samples: Sequence[Segment],
-    shares: tuple[float, float],
-    partitions: int,
-    now_ms: int,
+    pieces: Sequence[_Piece], samples: Sequence[Segment], batch_bytes: float, compacted_share: float, partitions: int
 ) -> tuple[float, tuple[str, ...]]:
     """Bytes that come for one partition in a ms, before compaction. By the rows of late, else by the newest segments.
 
-    A row's records came in the time from its oldest to its newest one; rows follow one another, so what one partition
-    got is all of its rows over the time from the oldest to the newest record of them.
+    Rows follow one another, so what came is all of them over the time from the oldest to the newest record; between n
+    batches lie n - 1 pauses, hence one batch less.
     """
     newest = max((piece.max_ms for piece in pieces), default=0)
     late = [piece for piece in pieces if piece.max_ms > newest - RATE_MS]
     span = max((piece.max_ms for piece in late), default=0) - min((piece.min_ms for piece in late), default=0)
     if span > 0:
-        size = sum(piece.size_bytes for piece in late) / shares[0]
-        days = span / DAY_MS
-        return size / partitions / span, (f"arrival rate of {days:.1f} days in the bucket",)
-    spans = [_span(segment) for segment in samples]
-    known = [(size, span) for size, span in spans if span > 0]
+        came = sum(piece.size_bytes for piece in late) / compacted_share / partitions
+        return max(came - batch_bytes, came / 2) / span, (f"arrival rate of {span / DAY_MS:.1f} days in the bucket",)
+    known = [(size, span) for size, span in map(_span, samples) if span > 0]
     if not known:
         return 0.0, ("no arrival rate: all records have one time",)
     return sum(size for size, _ in known) / sum(span for _, span in known), ("arrival rate of local segments",)
