@@ -1,13 +1,14 @@
 """A topic as it was: how fast records come, and what compaction, compression and the index make of them.
 
 Everything is measured: rates and ratios on the rows of the bucket and the segments of the disk, batches and
-compression on samples of real segments (the newest closed ones on the disk), what a head takes on the newest head,
-reads on what the meter kept. Where there is nothing to measure, `Workload`'s defaults stand, and `basis` says so.
+compression on samples of real segments (the newest on the disk; where there are none, in the bucket), what a head takes
+on the newest head, reads on what the meter kept. Where there is nothing to measure `Workload`'s defaults stand, and
+`basis` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from remote.head import Head, encode_line
 from remote.keys import topic_directory
 from remote.metered_store import RequestCounts
 from remote.segment import RemoteSegment
+from remote.store import Body
 from tiered.cost import all_rows
 from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
@@ -75,7 +77,9 @@ def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHisto
         return Measured(topic=topic, stream=None, basis=("nothing was stored yet",))
     shares = _shares(rows, held[0])
     settings = held[0].log.settings
-    batch_bytes, zstd = _batches(samples)
+    looked_at: list[Body] = [segment.read(0, min(segment.size_bytes, SAMPLE_BYTES)) for segment in samples]
+    looked_at = looked_at or list(_remote_samples(held))
+    batch_bytes, zstd = _batches(looked_at)
     arriving, said = _arriving(pieces, samples, batch_bytes, shares[0], len(held))
     workload = Workload(
         batch_bytes=max(1, round(batch_bytes)),
@@ -100,7 +104,8 @@ def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHisto
         read_share=read,
         zstd_share=zstd,
     )
-    basis = (*said, f"{len(rows)} segments in the bucket", f"{len(samples)} sampled on the disk")
+    where = "on the disk" if samples else "in the bucket"
+    basis = (*said, f"{len(rows)} segments in the bucket", f"{len(looked_at)} segments sampled {where}")
     return Measured(topic=topic, stream=stream, basis=basis)
 
 
@@ -185,11 +190,18 @@ def _samples(held: Sequence[Partition]) -> Iterable[Segment]:
         yield partition.log.segment(info.base_offset)
 
 
-def _batches(samples: Sequence[Segment]) -> tuple[float, float | None]:
-    """(average bytes of a batch, what zstd leaves), of the first chunk of each sample."""
+def _remote_samples(held: Sequence[Partition]) -> Iterator[memoryview]:
+    """The beginnings of a few of the newest remote segments; two GETs each, unless they are cached."""
+    for partition in held[:SAMPLES_MAX]:
+        head = partition.head()
+        if partition.remote is not None and head is not None and head.segments:
+            yield partition.remote.read(head.segments[-1], 0, SAMPLE_BYTES)
+
+
+def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
+    """(average bytes of a batch, what zstd leaves), of the beginning of each sample."""
     bytes_seen = batches = packed = 0
-    for segment in samples:
-        data = segment.read(0, min(segment.size_bytes, SAMPLE_BYTES))
+    for data in samples:
         at = 0
         while (header := read_header(data, at)) is not None and at + header.size_bytes <= len(data):
             at += header.size_bytes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tiered.cli.cost_simulate import simulate
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.units import format_bytes, format_dollars
@@ -55,6 +56,9 @@ def prices(session: Session) -> None:
     from tiered.price_file import configured_prices, price_rows
 
     click.echo(json.dumps(price_rows(configured_prices(session.config())), indent=2))
+
+
+cost.add_command(simulate)
 
 
 def price_facts(table: PriceTable) -> dict[str, object]:

@@ -1,0 +1,246 @@
+"""What other settings would cost: measured on a topic's own history, priced, and held against break-even lines."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import simulated_run
+from simulated_run import DAY, HOUR, NAME, START, run
+
+from local.errors import InvalidRequest, NotFound
+from policies.cost import GIB, monthly_storage
+from policies.prices import BUILT_IN
+from policies.rules import PartitionRules
+from policies.simulation import Reads, Workload
+from policies.what_if import KINDS, Stream, Variant, break_evens, changed, cost_of, levers, variants
+from remote.memory_store import MemoryStore
+from tiered.config import Config
+from tiered.cost_chart import chart_lines, cost_page
+from tiered.cost_history import Measured, measured_streams
+from tiered.cost_simulation import simulate_costs, simulate_streams
+from tiered.manager import LogManager
+
+MIB = 1 << 20
+# 1 GiB an hour in segments of 256 MiB, two weeks in the bucket.
+STREAM = Stream(
+    topic="t",
+    partitions=4,
+    workload=Workload(batch_bytes=MIB, batch_ms=3515, segment_bytes=256 * MIB),
+    rules=PartitionRules(retention_ms=14 * DAY, local_retention_ms=DAY),
+    zstd_share=0.4,
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits_for_the_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+
+
+def cost(stream=STREAM, prices=BUILT_IN, **change):
+    return cost_of([stream], Variant(**change), prices)
+
+
+def test_storage_of_the_steady_state_is_rate_times_retention():
+    found = cost()
+    assert found.stored_bytes == pytest.approx(4 * 14 * 24 * GIB, rel=0.01)
+    assert found.storage == pytest.approx(monthly_storage(4 * 14 * 24 * GIB), rel=0.02)
+    assert found.disk == pytest.approx(4 * 24.2 * 0.08, rel=0.03)
+    assert found.double == pytest.approx(4 * 24 * 0.08, rel=0.03)
+    assert found.requests == pytest.approx(4 * 720 * 4 * (34 + 4) * 0.005 / 1000, rel=0.1)
+    assert found.total == pytest.approx(sum(getattr(found, kind) for kind in KINDS))
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "factor"),
+    [
+        ({"retention_ms": 28 * DAY}, "storage", 2),
+        ({"retention_ms": 7 * DAY}, "storage", 0.5),
+        ({"local_retention_ms": 2 * DAY}, "disk", 2),
+        ({"compression": "zstd"}, "storage", 0.4),
+        ({"compression": "none"}, "storage", 1),
+        ({"part_bytes": 16 * MIB}, "requests", 22 / 38),
+        ({"segment_bytes": 64 * MIB}, "requests", 4 * 17 / 40),
+    ],
+)
+def test_each_setting_changes_its_own_kind_of_dollars(change, kind, factor):
+    assert getattr(cost(**change), kind) / getattr(cost(), kind) == pytest.approx(factor, rel=0.12)
+
+
+def test_reads_of_a_colder_class_are_paid_twice_and_its_minimum_duration_is_paid_to_the_end():
+    standard, colder = cost(read_share=0.5), cost(read_share=0.5, storage_class="STANDARD_IA")
+    assert standard.retrieval == 0
+    assert colder.retrieval == pytest.approx(colder.stored_bytes * 0.5 / GIB * 0.01, rel=0.02)
+    # 15 of 30 days were kept: the other 15 are billed all the same, for all that is deleted in a month.
+    assert colder.early_deletion == pytest.approx(4 * 720 * 0.0125 * 15 / 30, rel=0.02)
+    assert cost(storage_class="STANDARD_IA", retention_ms=40 * DAY).early_deletion == 0
+
+
+def test_ia_breaks_even_with_standard_where_the_rule_says():
+    kept = replace(STREAM, rules=replace(STREAM.rules, retention_ms=40 * DAY))
+    shares = [0.9, 1.2]
+    less, more = (
+        cost(kept, read_share=share, storage_class="STANDARD_IA").total - cost(kept, read_share=share).total
+        for share in shares
+    )
+    assert less < 0 < more
+
+
+def test_small_segments_in_ia_are_billed_for_128_kib():
+    small = replace(STREAM, workload=Workload(batch_bytes=4096, batch_ms=HOUR, segment_bytes=64 << 10))
+    kept = replace(small, rules=PartitionRules(retention_ms=40 * DAY, local_retention_ms=DAY))
+    found = cost(kept, storage_class="STANDARD_IA")
+    smalls = cost(kept).storage * 0
+    assert found.storage == pytest.approx(found.objects * (128 << 10) / GIB * 0.0125 + smalls, rel=0.02)
+
+
+def test_the_levers_are_single_changes_the_largest_saving_first():
+    axes = {"retention_ms": [7 * DAY, 28 * DAY], "local_retention_ms": [HOUR], "read_share": [0.0]}
+    found = levers([STREAM], axes, BUILT_IN)
+    assert [each.changes for each, _ in found] == [{"retention_ms": 7 * DAY}, {"local_retention_ms": HOUR}]
+    today = cost().total
+    for variant, dollars in found:
+        assert dollars == pytest.approx(today - cost_of([STREAM], variant, BUILT_IN).total)
+    assert found[0][1] > found[1][1] > 0
+
+
+def test_every_combination_is_asked_about():
+    found = variants({"retention_ms": [1, 2], "storage_class": ["STANDARD", "STANDARD_IA", "GLACIER_IR"]})
+    assert len(set(found)) == 6
+
+
+def test_a_local_retention_never_exceeds_the_whole_one():
+    assert changed(STREAM, Variant(retention_ms=HOUR)).rules.local_retention_ms == HOUR
+    assert changed(STREAM, Variant(retention_ms=-1, local_retention_ms=-1)).rules.local_retention_ms is None
+
+
+def test_break_even_lines_say_on_which_side_one_stands():
+    by_what = {each.what: each for each in break_evens([replace(STREAM, read_share=0.8)], BUILT_IN)}
+    assert by_what["STANDARD_IA: share of the data read in a month"].verdict == "pays"
+    assert by_what["GLACIER_IR: share of the data read in a month"].verdict == "does not pay"
+    assert by_what["STANDARD_IA: days that data is kept"].verdict == "deleted too early"
+    assert by_what["STANDARD_IA: object size"].verdict == "large enough"
+
+
+# -- measured ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory):
+    """Three weeks of a real manager: a directory and a bucket."""
+    directory, store = str(tmp_path_factory.mktemp("lived")), MemoryStore("memory://b")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(os, "fsync", lambda fd: None)
+    settings = {"segment.bytes": "500000", "retention.ms": "7d", "local.retention.ms": "1d"}
+    done = run(store, directory, settings, weeks=3, is_random=False)
+    patch.undo()
+    return directory, store, done
+
+
+def opened(lived, now_ms=START + 21 * DAY):
+    directory, store, _ = lived
+    config = replace(Config.load(None, {}, {}, local_dir=directory), remote_url="memory://b")
+    return LogManager.open(config, now_ms=now_ms, store=simulated_run._Shared(store), read_only=True)
+
+
+def test_rates_and_ratios_are_those_of_the_topics_own_segments(lived):
+    _, _, done = lived
+    with opened(lived) as manager:
+        (found,) = measured_streams(manager, START + 21 * DAY)
+    workload = found.stream.workload
+    assert workload.batch_bytes == pytest.approx(done.batch_bytes, rel=0.001)
+    assert workload.batch_ms == pytest.approx(HOUR, rel=0.001)
+    assert workload.segment_bytes == 500_000
+    assert (found.stream.partitions, found.stream.storage_class) == (1, "STANDARD")
+    assert found.stream.zstd_share == pytest.approx(0.5, abs=0.06)
+    assert workload.stored_share == 1
+    assert any("sampled on the disk" in each for each in found.basis)
+
+
+def test_a_simulation_of_today_is_what_the_bucket_holds_and_what_was_metered(lived):
+    _, _, done = lived
+    with opened(lived) as manager:
+        simulation = simulate_costs(manager, START + 21 * DAY)
+        sent = manager.request_history().total()
+    assert simulation.today.stored_bytes == pytest.approx(done.head.size_bytes, rel=0.05)
+    assert simulation.today.counts.data_puts == pytest.approx(sent.data_puts * 30 / 21, rel=0.05)
+    assert len(simulation.found) > 5
+    assert all(sum(value is not None for value in each.variant.changes.values()) == 1 for each in simulation.found)
+
+
+def test_a_topic_whose_segments_left_the_disk_is_sampled_in_the_bucket(lived, monkeypatch):
+    from tiered import cost_history
+
+    monkeypatch.setattr(cost_history, "_samples", lambda held: [])
+    with opened(lived) as manager:
+        (found,) = measured_streams(manager, START + 21 * DAY)
+    assert found.stream.zstd_share == pytest.approx(0.5, abs=0.06)
+    assert any("sampled in the bucket" in each for each in found.basis)
+
+
+def test_nothing_to_measure_and_a_topic_that_is_not_there_are_told(tmp_path):
+    with opened((str(tmp_path), MemoryStore("memory://b"), None)) as manager:
+        with pytest.raises(InvalidRequest, match="stored anything"):
+            simulate_costs(manager, START)
+        with pytest.raises(NotFound):
+            simulate_costs(manager, START, topics=["no"])
+
+
+MADE_UP = [Measured(topic="t<1>", stream=STREAM, basis=("made up",))]
+
+
+@pytest.mark.parametrize(
+    ("axes", "told"),
+    [
+        ({"retention": [1]}, "no such setting"),
+        ({"storage_class": ["COLD"]}, "no such class"),
+        ({"compression": ["lz4"]}, "no such compression"),
+        ({"segment_bytes": [0]}, "above 0"),
+        ({"read_share": [-1.0]}, "0 or more"),
+        ({"retention_ms": list(range(1, 3000))}, "too many"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(axes, told):
+    with pytest.raises(InvalidRequest, match=told):
+        simulate_streams(MADE_UP, axes)
+
+
+def test_rows_of_all_variants_are_a_data_frame():
+    pytest.importorskip("pandas")
+    simulation = simulate_streams(MADE_UP, {"retention_ms": [7 * DAY, 28 * DAY]})
+    frame = simulation.to_frame()
+    assert list(frame["changes"]) == ["as it is", "retention.ms=7d", "retention.ms=28d"]
+    assert frame["saved_dollars"].iloc[0] == 0
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_bars_fit_their_terminal_and_grow_with_the_dollars(width):
+    simulation = simulate_streams(MADE_UP, {"retention_ms": [7 * DAY, 28 * DAY]})
+    lines = chart_lines(simulation, width)
+    assert all(len(line) <= width for line in lines)
+    week, month = (line.rpartition(" ")[2] for line in lines[1:3])
+    assert len(week) < len(month)
+    assert {mark for mark in "█▓─x" if mark in month} == {"█", "▓", "─"}
+    colder = simulate_streams(MADE_UP, {"storage_class": ["STANDARD_IA"]})
+    assert "x" in chart_lines(colder, width)[1]
+    assert "x early deletion" in chart_lines(colder, width)[-1]
+
+
+def test_the_page_needs_nothing_else_and_escapes_names():
+    import xml.etree.ElementTree as Tree
+
+    page = cost_page(simulate_streams(MADE_UP, {"retention_ms": [7 * DAY]}))
+    assert "t&lt;1&gt;" in page
+    assert not any(word in page for word in ("<script", "http://", "https://", "@import", "url("))
+    drawing = page[page.index("<svg") : page.index("</svg>") + 6]
+    tree = Tree.fromstring(drawing)
+    assert len(tree.findall("rect")) >= 2 * 3
+    for figure in ("retention.ms=7d", "saves", "break-even", "made up"):
+        assert figure in page.lower()
+
+
+def test_nothing_heavy_is_loaded_to_price_a_made_up_stream():
+    assert changed(STREAM, Variant(read_share=0.3)).workload.reads == Reads(every_ms=DAY, share=0.01)
+    assert NAME.topic == "t"

@@ -1,0 +1,191 @@
+"""What topics would cost under other settings: their own history, simulated and priced (`policies.what_if`).
+
+The same for a command, a script and a page: `simulate_costs` measures the topics of a manager and asks about every
+combination of the values given; without any it asks about single changes of everything that can be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from local.errors import InvalidRequest
+from policies.cost import DAY_MS
+from policies.prices import BUILT_IN, PriceTable
+from policies.simulation import Counts
+from policies.what_if import (
+    KINDS,
+    VARIANTS_MAX,
+    BreakEven,
+    Stream,
+    Variant,
+    VariantCost,
+    break_evens,
+    cost_of,
+    levers,
+    variants,
+)
+from tiered.cost_history import Measured, measured_streams
+from tiered.manager import LogManager
+from tiered.price_file import configured_prices
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HOUR_MS = 3_600_000
+CLASS_NAMES = {
+    "standard": "STANDARD",
+    "ia": "STANDARD_IA",
+    "onezone": "ONEZONE_IA",
+    "gir": "GLACIER_IR",
+    "it": "INTELLIGENT_TIERING",
+    "express": "EXPRESS_ONEZONE",
+}
+Axes = Mapping[str, Sequence[int | float | str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSimulation:
+    """`today` and what was asked about, in the order asked; `levers` the single changes that save most, with dollars.
+
+    `measured` says what it rests on, topic by topic.
+    """
+
+    measured: tuple[Measured, ...]
+    prices: PriceTable
+    today: VariantCost
+    found: tuple[VariantCost, ...]
+    levers: tuple[tuple[Variant, float], ...]
+    break_evens: tuple[BreakEven, ...]
+
+    def rows(self) -> list[dict[str, object]]:
+        """Flat fields of today and of each variant; a setting that a variant leaves as it is is None."""
+        return [self._row(each) for each in (self.today, *self.found)]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame. Raises ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def _row(self, cost: VariantCost) -> dict[str, object]:
+        return {
+            "changes": shown(cost.variant),
+            **{each.name: getattr(cost.variant, each.name) for each in fields(Variant)},
+            "dollars_per_month": cost.total,
+            "saved_dollars": self.today.total - cost.total,
+            **{f"{kind}_dollars": getattr(cost, kind) for kind in KINDS},
+            "double_storage_dollars": cost.double,
+            "idle_dollars": cost.idle,
+            "stored_bytes": round(cost.stored_bytes),
+            "local_bytes": round(cost.local_bytes),
+            "objects": round(cost.objects),
+            **{f"{each.name}_per_month": round(getattr(cost.counts, each.name)) for each in fields(Counts)},
+        }
+
+
+def simulate_costs(
+    manager: LogManager, now_ms: int, axes: Axes | None = None, topics: Iterable[str] | None = None
+) -> CostSimulation:
+    """Measure the tiered topics (None: all) and simulate. `axes` are values by fields of `Variant`.
+
+    Reads samples of local segments; changes nothing. Raises NotFound for a topic that is not there, InvalidRequest
+    where there is nothing to measure, or more combinations than VARIANTS_MAX.
+    """
+    found = measured_streams(manager, now_ms, topics)
+    return simulate_streams(found, axes, configured_prices(manager.config))
+
+
+def simulate_streams(
+    measured: Sequence[Measured], axes: Axes | None = None, prices: PriceTable = BUILT_IN
+) -> CostSimulation:
+    """As `simulate_costs`, of streams that were measured already, or made up."""
+    streams = [each.stream for each in measured if each.stream is not None]
+    if not streams:
+        topics = ",".join(each.topic for each in measured) or None
+        raise InvalidRequest("simulating costs, no tiered topic has stored anything yet", topics=topics)
+    if axes:
+        _check_axes(axes, prices)
+    asked = dict(axes) if axes else default_axes(streams, prices)
+    if axes:
+        found = variants(asked)
+    else:
+        found = [Variant(**{name: value}) for name, values in asked.items() for value in values]  # type: ignore[arg-type]
+    return CostSimulation(
+        measured=tuple(measured),
+        prices=prices,
+        today=cost_of(streams, Variant(), prices),
+        found=tuple(cost_of(streams, each, prices) for each in found),
+        levers=tuple(levers(streams, asked, prices)),
+        break_evens=tuple(break_evens(streams, prices)),
+    )
+
+
+def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[int | float | str]]:
+    """Single changes worth a look, around what is set now. Those of a class only where that may be read at once."""
+    largest = max(streams, key=lambda each: each.workload.bytes_per_month * each.partitions)
+    kept, local = largest.rules.log_limits.ms, largest.rules.local_limits.ms
+    retention = [kept // 2, kept * 2] if kept is not None else [30 * DAY_MS, 90 * DAY_MS]
+    on_disk = [each for each in (HOUR_MS, 6 * HOUR_MS, DAY_MS) if local is None or each < local]
+    segment = largest.workload.segment_bytes
+    classes = [name for name, of in prices.classes.items() if of.is_readable and name != largest.storage_class]
+    found: dict[str, list[int | float | str]] = {
+        "retention_ms": list(retention),
+        "local_retention_ms": list(on_disk),
+        "segment_bytes": [segment // 4, segment * 4] if segment < 1 << 30 else [segment // 4],
+        "part_bytes": [16 << 20],
+        "compression": ["zstd"] if any(each.zstd_share is not None for each in streams) else [],
+        "storage_class": list(classes),
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def shown(variant: Variant) -> str:
+    """``retention.ms=7d segment.bytes=256 MiB``; ``as it is`` for no change."""
+    from tiered.units import format_bytes, format_ms
+
+    words = []
+    for name, value in variant.changes.items():
+        key = _KEYS[name]
+        if name.endswith("_ms"):
+            words.append(f"{key}={format_ms(int(value))}")
+        elif name.endswith("_bytes"):
+            words.append(f"{key}={format_bytes(int(value))}".replace(" ", ""))
+        else:
+            words.append(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}")
+    return " ".join(words) or "as it is"
+
+
+_KEYS = {
+    "retention_ms": "retention.ms",
+    "local_retention_ms": "local.retention.ms",
+    "segment_bytes": "segment.bytes",
+    "part_bytes": "part.size",
+    "compression": "remote.compression",
+    "storage_class": "remote.storage.class",
+    "read_share": "reads",
+}
+
+
+def _check_axes(axes: Axes, prices: PriceTable) -> None:
+    count = 1
+    for name, values in axes.items():
+        if name not in _KEYS:
+            raise InvalidRequest("simulating costs, no such setting to ask about", setting=name, known=",".join(_KEYS))
+        count *= len(values)
+        for value in values:
+            _check_value(name, value, prices)
+    if not 0 < count <= VARIANTS_MAX:
+        raise InvalidRequest("simulating costs, too many combinations", combinations=count, at_most=VARIANTS_MAX)
+
+
+def _check_value(name: str, value: int | float | str, prices: PriceTable) -> None:
+    if name == "storage_class" and value not in prices.classes:
+        raise InvalidRequest("simulating costs, no such class", storage_class=value, known=",".join(prices.classes))
+    if name == "compression" and value not in ("none", "zstd"):
+        raise InvalidRequest("simulating costs, no such compression", compression=value, known="none,zstd")
+    if name.endswith("_bytes") and not (isinstance(value, int) and value > 0):
+        raise InvalidRequest("simulating costs, a size has to be above 0", setting=name, value=value)
+    if name == "read_share" and not (isinstance(value, (int, float)) and value >= 0):
+        raise InvalidRequest("simulating costs, a share of reads is 0 or more", value=value)
