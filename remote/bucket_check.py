@@ -327,7 +327,7 @@ class _Check:
             says = parse_data_key(key) or parse_view_key(key)
             if says is None:
                 self._wrong(key, "a row names what is no data object", row)
-            elif (says.base_offset, says.last_offset + 1, says.ulid) != (row.base_offset, row.next_offset, row.ulid):
+            elif not row.is_named(says.base_offset, says.last_offset, says.ulid):
                 self._wrong(key, "an object's name says another segment than its row", row)
             elif says.epoch > head.epoch:
                 self._wrong(key, f"a row of a later epoch than its head: epoch={says.epoch}", row)

@@ -43,15 +43,19 @@ def is_done(head: Head, note: JobNote) -> bool:
 def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNote) -> Change:
     """Add a job's segments at the end of a partition that ends at `start_offset`, all of them or none.
 
-    Raises Conflict when it ends elsewhere: the offsets were given to others meanwhile.
+    Raises Conflict when it ends elsewhere (the offsets were given to others meanwhile), and for objects that were given
+    up for deletion.
     """
 
     def change(head: Head) -> Head:
         if is_done(head, note):
             return head
-        if head.next_offset != start_offset:
-            facts = {"job": note.job_id, "expected": start_offset, "found": head.next_offset}
+        reached = max(head.next_offset, head.highest_next_offset)
+        if reached != start_offset:
+            facts = {"job": note.job_id, "expected": start_offset, "found": reached}
             raise Conflict("adding a job's segments, the partition does not end where it did", **facts)
+        if not {each.key for each in head.unlinked}.isdisjoint(row.data_key for row in rows):
+            raise Conflict("adding a job's segments, they were given up for deletion", job=note.job_id)
         fresh = [replace(row, committed_ms=head.committed_ms, made_by=note.job_id) for row in rows]
         return replace(head, segments=(*head.segments, *fresh), jobs=_noted(head, note))
 

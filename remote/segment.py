@@ -85,6 +85,14 @@ class RemoteSegment:
         """CRC32C of the segment's own bytes, however they are stored."""
         return self.data_crc32c if self.segment_crc32c is None else self.segment_crc32c
 
+    def is_named(self, base_offset: int, last_offset: int, ulid: str) -> bool:
+        """Whether an object's name says these. A job learns only at its commit where the next row begins, after its
+        objects have their names: its rows may reach further than they say."""
+        if (base_offset, ulid) != (self.base_offset, self.ulid):
+            return False
+        is_end = last_offset + 1 == self.next_offset
+        return is_end or (self.made_by is not None and last_offset < self.next_offset)
+
     def holds(self, offset: int) -> bool:
         return self.base_offset <= offset < self.next_offset
 

@@ -1,0 +1,147 @@
+"""An ingest with every store call cut, and others let in between any two: each record once, or the job run again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from bucket_truth import assert_sound
+from disk_model import ModelDisk
+from fault_store import Fault, FaultStore, Killed
+
+from local.batch import encode_batch
+from local.errors import Conflict, Fenced, InvalidRequest, LogError
+from local.log import Log
+from local.names import TopicPartition
+from local.record import Record
+from local.record_columns import of_arrow
+from local.settings import LogSettings
+from remote.guest import GuestLog
+from remote.head_changes import add_segments
+from remote.keys import partition_prefix
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.store import ObjectStore
+from remote.transfer import copy_segment
+from tiered import ingest
+from tiered.copying import segment_to_copy
+from tiered.ingest import abort_ingest, commit_ingest, plan_ingest
+from tiered.ingest_task import IngestTask
+from tiered.remote_view import RemoteLog
+
+NOW = 1_800_000_000_000
+TOPIC_ID = "A" * 22
+SETTINGS = {"segment.bytes": "1024", "append.batch.bytes": "512"}
+TASKS, COUNT = 2, 30
+
+
+def run(store: ObjectStore, job_id: str = "job", tasks: int = TASKS, count: int = COUNT) -> None:
+    """A whole job as Spark would run it: plan, tasks, commit, and on an error of the commit an abort."""
+    made = plan_ingest(
+        store, "t", now_ms=NOW, job_id=job_id, topic_id=TOPIC_ID, create_partitions=2, settings=SETTINGS, span=1000
+    )
+    parts = []
+    for task in range(tasks):
+        disk = ModelDisk()
+        disk.make_directory("./task")
+        work = IngestTask(store, made, task, storage=disk, directory="./task")
+        for partition in range(2):
+            table = pa.table({"value": [b"%s/%d/%d" % (job_id.encode(), task, at) for at in range(count)]})
+            for columns in of_arrow(table, now_ms=NOW):
+                work.add(partition, columns)
+        parts.append(work.end())
+    try:
+        commit_ingest(store, made, parts, now_ms=NOW)
+    except LogError:
+        abort_ingest(store, made, parts, now_ms=NOW)
+        raise
+
+
+def values(store: ObjectStore, partition: int) -> list[bytes | None]:
+    log, name = RemoteLog(store), TopicPartition("t", partition)
+    start, end = log.reader().offsets(name)
+    records = list(log.reader().records(name, start)) if start < end else []
+    offsets = [record.offset for record in records]
+    assert offsets == sorted(set(offsets))
+    return [record.value for record in records]
+
+
+def of_job(job_id: str) -> list[bytes]:
+    return [b"%s/%d/%d" % (job_id.encode(), task, at) for task in range(TASKS) for at in range(COUNT)]
+
+
+def calls() -> int:
+    rehearsal = FaultStore(MemoryStore())
+    run(rehearsal)
+    return len(rehearsal.calls)
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.value)
+def test_no_fault_doubles_or_loses_a_record_once_the_job_was_run_again(fault: Fault) -> None:
+    for at in range(calls()):
+        inner = MemoryStore()
+        store = FaultStore(inner, at, fault)
+        with suppress(LogError, Killed):
+            run(store)
+        store.deliver(1 << 60)
+        assert_sound(inner)
+        run(inner)
+        assert [values(inner, partition) for partition in (0, 1)] == [of_job("job")] * 2
+        run(inner, "next")
+        assert [values(inner, partition) for partition in (0, 1)] == [of_job("job") + of_job("next")] * 2
+        assert_sound(inner)
+
+
+@pytest.mark.parametrize("event", ["the same job", "another job"])
+def test_whoever_comes_between_two_calls_every_record_is_in_once_or_its_job_failed(event: str) -> None:
+    for at in range(calls()):
+        inner = MemoryStore()
+
+        def meanwhile(number: int, at: int = at, inner: MemoryStore = inner) -> None:
+            if number == at:
+                with suppress(Fenced, Conflict):
+                    run(inner, "job" if event == "the same job" else "other")
+
+        with suppress(Fenced, Conflict):
+            run(FaultStore(inner, before_call=meanwhile))
+        assert_sound(inner)
+        with suppress(Fenced, Conflict):
+            run(inner)
+        for partition in (0, 1):
+            found = values(inner, partition)
+            assert len(found) == len(set(found))
+            assert [value for value in found if value.startswith(b"job/")] == of_job("job")  # type: ignore[union-attr]
+
+
+def test_an_abort_that_deletes_at_once_takes_what_a_late_commit_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken by hand: the commit's answer is lost, and its effect comes after the abort has deleted."""
+
+    def deletes(store: ObjectStore, made: ingest.IngestPlan, parts: list[ingest.Ingested], *, now_ms: int) -> None:
+        del now_ms
+        rows = [(target.name.prefix, row) for target in made.targets for part in parts for row in part.rows[0]]
+        store.delete([prefix + row.data_key for prefix, row in rows])
+
+    monkeypatch.setitem(globals(), "abort_ingest", deletes)
+    with pytest.raises(AssertionError):
+        test_no_fault_doubles_or_loses_a_record_once_the_job_was_run_again(Fault.LATE_3)
+
+
+def test_a_partition_whose_last_transaction_is_open_in_the_bucket_is_refused() -> None:
+    """Data of a transaction is up, its marker is not: behind it nobody would read anything any more."""
+    disk, store, name = ModelDisk(), MemoryStore(), TopicPartition("t", 0)
+    log = Log.open(disk, "./t-0", name, LogSettings(), now_ms=0)
+    batch = encode_batch(
+        [Record(b"k", b"v", NOW)], producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    log.append_batch(batch, now_ms=NOW)
+    log.roll(now_ms=NOW)
+    log.append_marker(1, 0, commit=True, now_ms=NOW)
+    prefix = partition_prefix("t", TOPIC_ID, 0)
+    metadata = MetadataLog(store, prefix)
+    metadata.become_writer("m", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
+    row = copy_segment(store, prefix, segment_to_copy(log, log.segments()[0]), epoch=1, now_ms=NOW)
+    head = metadata.commit(add_segments([row]), NOW)
+    with pytest.raises(InvalidRequest, match="transaction is open"):
+        plan_ingest(store, "t", now_ms=NOW)
+    assert GuestLog(store, prefix).join() == head

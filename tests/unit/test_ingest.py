@@ -1,0 +1,289 @@
+"""Records brought into the bucket as segments by tasks of a job: offsets, order, once, and a manager afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from bucket_truth import assert_sound
+from disk_model import ModelDisk
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import Conflict, Fenced, InvalidRequest, NotFound
+from local.names import TopicPartition
+from local.record import Record
+from local.record_columns import of_arrow
+from remote.catalog import list_partitions
+from remote.head import Head
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.orphans import find_orphans
+from tiered.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
+from tiered.ingest_task import IngestTask
+from tiered.remote_view import RemoteLog
+
+SETTINGS = {"segment.bytes": "4096", "index.interval.bytes": "512", "append.batch.bytes": "512"}
+
+
+def rows(task: int, count: int, partition: int = 0) -> list[tuple[bytes, bytes, int]]:
+    return [(b"k%d" % (at % 5), b"%d/%d/%d" % (task, partition, at), NOW + at) for at in range(count)]
+
+
+def write(store, plan: IngestPlan, task: int, counts: dict[int, int], *, end: bool = True) -> Ingested | IngestTask:
+    disk = ModelDisk()
+    disk.make_directory("./task")
+    work = IngestTask(store, plan, task, storage=disk, directory="./task")
+    for partition, count in counts.items():
+        records = rows(task, count, partition)
+        for at in range(0, count, 40):
+            part = records[at : at + 40]
+            columns = {"key": [r[0] for r in part], "value": [r[1] for r in part], "timestamp": [r[2] for r in part]}
+            for chunk in of_arrow(pa.table(columns), now_ms=NOW):
+                work.add(partition, chunk)
+    if not end:
+        return work
+    done = work.end()
+    assert disk.list("./task") == []
+    return done
+
+
+def read(store, partition: int = 0) -> list[tuple[int, bytes]]:
+    log, name = RemoteLog(store), TopicPartition("t", partition)
+    start, end = log.reader().offsets(name)
+    return [(r.offset, r.value) for r in log.reader().records(name, start)] if start < end else []
+
+
+def head(store, partition: int = 0) -> Head:
+    return RemoteLog(store).head(TopicPartition("t", partition))
+
+
+def plan(store, **more) -> IngestPlan:
+    given = {"now_ms": NOW, "settings": SETTINGS, "create_partitions": 2, "job_id": "job"}
+    return plan_ingest(store, "t", **{**given, **more})
+
+
+def test_records_of_all_tasks_are_there_in_order_in_segments_of_the_asked_size() -> None:
+    store = MemoryStore()
+    made = plan(store)
+    parts = [write(store, made, task, {0: 500, 1: 3}) for task in (2, 0, 1)]
+    outcomes = commit_ingest(store, made, parts, now_ms=NOW)
+    for partition, count in ((0, 500), (1, 3)):
+        found = read(store, partition)
+        assert [value for _, value in found] == [r[1] for task in range(3) for r in rows(task, count, partition)]
+        offsets = [offset for offset, _ in found]
+        assert offsets == sorted(set(offsets))
+        assert outcomes[partition].record_count == 3 * count
+    segments = head(store).segments
+    assert len(segments) > 6
+    assert all(row.size_bytes <= 4096 for row in segments)
+    assert all(one.next_offset == other.base_offset for one, other in pairwise(segments))
+    assert {row.made_by for row in segments} == {"job"}
+    (report, *_) = assert_sound(store)
+    assert not [each for each in report.findings if each.severity.value == "warning"]
+    assert head(store).properties == SETTINGS
+
+
+def test_without_a_span_offsets_have_no_gaps_and_a_partition_has_one_task() -> None:
+    store = MemoryStore()
+    made = plan(store, span=None)
+    parts = [write(store, made, 5, {0: 500}), write(store, made, 9, {1: 100})]
+    commit_ingest(store, made, parts, now_ms=NOW)
+    assert [offset for offset, _ in read(store)] == list(range(500))
+    again = plan(store, span=None, job_id="two")
+    parts = [write(store, again, 0, {0: 1}), write(store, again, 1, {0: 1, 1: 4})]
+    with pytest.raises(Conflict, match="two tasks"):
+        commit_ingest(store, again, parts, now_ms=NOW)
+    assert [len(read(store, partition)) for partition in (0, 1)] == [500, 104], "the other partition is in"
+    assert_sound(store)
+
+
+def test_a_task_with_more_records_than_offsets_is_refused() -> None:
+    store = MemoryStore()
+    made = plan(store, span=100)
+    write(store, made, 0, {0: 100})
+    with pytest.raises(InvalidRequest, match="more records"):
+        write(store, made, 0, {0: 101})
+    with pytest.raises(InvalidRequest, match="63 bits"):
+        write(store, replace(made, span=1 << 62), 2, {0: 1})
+
+
+def test_a_job_that_is_run_again_is_in_once_and_does_what_the_first_run_left() -> None:
+    store = MemoryStore()
+    made = plan(store)
+    part = write(store, made, 0, {0: 50, 1: 50})
+    assert isinstance(part, Ingested)
+    only_one = replace(made, targets=made.targets[:1])
+    commit_ingest(store, only_one, [part], now_ms=NOW)
+    again = plan(store)
+    assert [target.is_done for target in again.targets] == [True, False]
+    outcomes = commit_ingest(store, again, [write(store, again, 0, {0: 50, 1: 50})], now_ms=NOW)
+    assert [each.was_done for each in outcomes] == [True, False]
+    late = commit_ingest(store, made, [part], now_ms=NOW)
+    assert [each.was_done for each in late] == [True, True]
+    assert [len(read(store, partition)) for partition in (0, 1)] == [50, 50]
+    assert_sound(store)
+
+
+def test_a_stream_commits_each_turn_once() -> None:
+    store = MemoryStore()
+    made = plan(store, is_stream=True)
+    for turn in (0, 1, 1, 2, 0):
+        outcomes = commit_ingest(store, made, [write(store, made, 0, {0: 10})], now_ms=NOW, turn=turn)
+        assert head(store).jobs[-1].turn >= turn
+    assert all(each.was_done for each in outcomes)
+    assert len(read(store)) == 30
+    resumed = plan(store, is_stream=True)
+    assert [target.epoch for target in resumed.targets] == [target.epoch for target in made.targets]
+    assert_sound(store)
+
+
+def test_of_two_runs_of_one_job_at_once_one_is_in() -> None:
+    store = MemoryStore()
+    one, other = plan(store), plan(store)
+    assert [target.epoch for target in one.targets] == [target.epoch for target in other.targets]
+    parts = [write(store, each, 0, {0: 30}) for each in (one, other)]
+    commit_ingest(store, one, [parts[0]], now_ms=NOW)
+    assert commit_ingest(store, other, [parts[1]], now_ms=NOW)[0].was_done
+    assert len(read(store)) == 30
+    assert len(head(store).unlinked) == 2
+    assert_sound(store)
+
+
+def test_another_job_fences_this_one() -> None:
+    store = MemoryStore()
+    one = plan(store)
+    part = write(store, one, 0, {0: 30, 1: 1})
+    other = plan(store, job_id="two")
+    with pytest.raises(Fenced):
+        commit_ingest(store, one, [part], now_ms=NOW)
+    assert read(store) == []
+    commit_ingest(store, other, [write(store, other, 0, {0: 7})], now_ms=NOW)
+    assert len(read(store)) == 7
+    name = list_partitions(store)[0]
+    found = find_orphans(store, name.prefix, MetadataLog(store, name.prefix), now_ms=NOW)
+    assert len(found) == 2 * len(part.rows[0])
+    assert_sound(store)
+
+
+def test_what_is_aborted_is_listed_for_deletion_and_can_never_be_committed() -> None:
+    store = MemoryStore()
+    made = plan(store)
+    part = write(store, made, 0, {0: 30, 1: 5})
+    abort_ingest(store, made, [part], now_ms=NOW)
+    keys = {key for row in part.rows[0] for key in (row.data_key, row.indexes_key)}
+    assert keys == {each.key for each in head(store).unlinked}
+    with pytest.raises(Conflict, match="given up"):
+        commit_ingest(store, made, [part], now_ms=NOW)
+    commit_ingest(store, made, [write(store, made, 0, {0: 30, 1: 5})], now_ms=NOW)
+    abort_ingest(store, made, [part], now_ms=NOW)
+    assert len(read(store)) == 30
+    assert_sound(store)
+
+
+def test_an_abort_after_a_commit_whose_answer_was_lost_takes_nothing_away() -> None:
+    store = MemoryStore()
+    made = plan(store)
+    part = write(store, made, 0, {0: 30})
+    commit_ingest(store, made, [part], now_ms=NOW)
+    abort_ingest(store, made, [part], now_ms=NOW)
+    assert head(store).unlinked == ()
+    assert len(read(store)) == 30
+
+
+def test_an_attempt_that_gives_up_takes_its_objects_along() -> None:
+    store = MemoryStore()
+    made = plan(store)
+    before = {info.key for info in store.list("")}
+    work = write(store, made, 0, {0: 60_000}, end=False)
+    assert isinstance(work, IngestTask)
+    assert {info.key for info in store.list("")} > before
+    work.discard()
+    assert {info.key for info in store.list("")} == before
+
+
+def test_a_manager_goes_on_behind_what_was_brought_in() -> None:
+    world = World()
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(manager, 50)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    manager.close()
+    made = plan(world.store, create_partitions=None, settings={})
+    assert made.targets[0].start_offset == 50
+    parts = [write(world.store, made, task, {0: 100}) for task in range(2)]
+    commit_ingest(world.store, made, parts, now_ms=NOW)
+    end = head(world.store).next_offset
+    manager = world.open(now_ms=NOW + HOUR)
+    assert manager.reader().offsets(NAME) == (0, end)
+    manager.append("t", [Record(b"last", b"value", NOW)], 0, now_ms=NOW + HOUR)
+    assert manager.reader().offsets(NAME) == (0, end + 1)
+    manager.roll("t", now_ms=NOW + HOUR)
+    settle(manager, NOW + 2 * HOUR)
+    found = [record.value for record in manager.reader().records(NAME, 0)]
+    assert len(found) == 50 + 200 + 1
+    assert found[50:250] == [r[1] for task in range(2) for r in rows(task, 100)]
+    manager.close()
+    assert_sound(world.store)
+
+
+def test_a_manager_with_records_that_are_not_in_the_bucket_is_refused_and_loses_none_of_them() -> None:
+    world = World()
+    manager = world.open()
+    manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+    send(manager, 10)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    send(manager, 20)
+    made = plan(world.store, create_partitions=None, settings={})
+    commit_ingest(world.store, made, [write(world.store, made, 0, {0: 100})], now_ms=NOW)
+    manager.close()
+    reopened = world.open(now_ms=NOW + HOUR)
+    assert isinstance(reopened.problems[NAME], Conflict)
+    reopened.close()
+
+
+def test_leadership_that_must_not_be_taken_is_not() -> None:
+    world = World()
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    epoch = head(world.store).epoch
+    with pytest.raises(Conflict, match="takeLeadership"):
+        plan(world.store, create_partitions=1, takes_leadership=False)
+    assert head(world.store).epoch == epoch
+    manager.close()
+    store = MemoryStore()
+    plan(store, takes_leadership=False)
+    assert [target.epoch for target in plan(store, job_id="next", takes_leadership=False).targets] == [2, 2]
+
+
+def test_a_compacted_topic_takes_records_with_keys_and_its_tombstones_wait_for_a_compaction() -> None:
+    store = MemoryStore()
+    made = plan(store, settings={**SETTINGS, "cleanup.policy": "compact"})
+    disk = ModelDisk()
+    disk.make_directory("./task")
+    work = IngestTask(store, made, 0, storage=disk, directory="./task")
+    work.add(0, of_arrow(pa.table({"value": [b"x"]}), now_ms=NOW)[0])
+    with pytest.raises(InvalidRequest):
+        work.end()
+    commit_ingest(store, made, [write(store, made, 0, {0: 10})], now_ms=NOW)
+    assert {row.cleaned_through for row in head(store).segments} == {None}
+
+
+def test_topics_that_are_not_there_or_not_clear() -> None:
+    store = MemoryStore()
+    with pytest.raises(NotFound):
+        plan(store, create_partitions=None)
+    with pytest.raises(InvalidRequest):
+        plan(store, create_partitions=0)
+    with pytest.raises(InvalidRequest):
+        plan(store, settings={"segment.bytes": "1"})
+    plan(store)
+    with pytest.raises(InvalidRequest):
+        plan(store, create_partitions=1, job_id="other")
+    plan(store, topic_id="B" * 22)
+    with pytest.raises(InvalidRequest, match="several"):
+        plan(store)
+    assert len(plan(store, topic_id="B" * 22, create_partitions=3).targets) == 3
