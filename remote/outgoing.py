@@ -29,6 +29,7 @@ from remote.store import Body, UploadSource, parts_of
 SEAL_THREADS = 3  # chunks of one segment that are compressed or encrypted at once
 SEAL_AHEAD = 2 * SEAL_THREADS
 _GROWTH = 1.05  # what sealing can add at most, for the size of parts; zstd and a tag add far less
+LOOK_BYTES = 1 << 20  # checksummed and looked at together, while they are in the processor's cache
 _JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that a part ends in
 
 
@@ -162,13 +163,14 @@ class _Try:
 
     def _parts_as_they_are(self) -> Iterator[Body]:
         tail, chunk_bytes = b"", self._segment.chunk_bytes
+        step = chunk_bytes * max(1, LOOK_BYTES // chunk_bytes)
         for start, length in parts_of(self._segment.size_bytes):
             part = self._segment.read(start, length)
             view, seen = memoryview(part), 0
-            for at in range(0, length, chunk_bytes):  # while its bytes are in the processor's cache
-                chunk = view[at : at + chunk_bytes]
-                self._note(start + at, chunk)
-                tail, taken = self._inspected(tail, view[seen : at + len(chunk)], start + seen)
+            for end in range(step, length + step, step):
+                for at in range(end - step, min(end, length), chunk_bytes):
+                    self._note(start + at, view[at : at + chunk_bytes])
+                tail, taken = self._inspected(tail, view[seen:end], start + seen)
                 seen += taken
             tail += view[seen:]
             yield part

@@ -176,8 +176,9 @@ def test_batches_that_make_no_sense_are_corrupt_where_they_begin_and_those_befor
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("part_bytes", [CHUNK, 2 * CHUNK, 16 * CHUNK])
+@pytest.mark.parametrize("look_bytes", [1, 2 * CHUNK, 5 * CHUNK])
 def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunks_cut_them(
-    shape: str, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+    shape: str, part_bytes: int, look_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from remote import outgoing
 
@@ -186,6 +187,7 @@ def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunk
     spans = [(start, min(part_bytes, len(body) - start)) for start in range(0, len(body), part_bytes)]
     monkeypatch.setattr(outgoing, "parts_of", lambda size_bytes: spans)
     monkeypatch.setattr(outgoing, "_JOINED_BYTES", 64)
+    monkeypatch.setattr(outgoing, "LOOK_BYTES", look_bytes)
     seen: list[bytes] = []
 
     class Seeing(SegmentWatch):
