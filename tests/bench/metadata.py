@@ -1,22 +1,28 @@
-"""What the index costs at 1,000, 100,000 and a million segments: a commit, an open, lookups; requests and times.
+"""What the index costs at 1,000, 100,000 and a million segments: opening, looking up, committing; requests and times.
 
-    python tests/bench/metadata.py --segments 1000 100000 1000000 --store memory file
+    python tests/bench/metadata.py [--segments 1000 100000 1000000] [--store s3|memory|file]
 
 Rows are made up and committed in runs of 1,000, as nothing else is measured here; the sizes of names, numbers and index
-ranges are those of segments of 1 GiB. Each figure is the best of three, but for opens with an empty cache, which are
-done once each.
+ranges are those of segments of 1 GiB. ``s3`` is Versity S3 Gateway on loopback. Times are medians, on the wall and in
+brackets of this process's processor time; requests and bytes do not depend on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import islice
-from typing import TypeVar
+from pathlib import Path
+from statistics import median
+
+from bench_remote import BUCKET, PREFIX, TOPIC_ID, workplace
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
+from local_servers import KINDS, RunningServer
 
 from remote.fsspec_store import open_store
 from remote.head import encode_head
@@ -29,79 +35,123 @@ from remote.metered_store import MeteredStore
 from remote.segment import IndexRange, RemoteSegment
 from remote.store import ObjectStore
 
-TOPIC_ID = "A" * 22
-PREFIX = f"orders-{TOPIC_ID}/0/"
 RUN = 1000
-T = TypeVar("T")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--segments", type=int, nargs="+", default=[1000, 100_000])
-    parser.add_argument("--store", nargs="+", choices=("memory", "file"), default=["memory", "file"])
+    parser.add_argument("--segments", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
+    parser.add_argument("--store", choices=("s3", "memory", "file"), default="s3")
     asked = parser.parse_args()
-    for kind in asked.store:
-        for count in asked.segments:
-            with tempfile.TemporaryDirectory() as folder:
-                os.mkdir(f"{folder}/bucket")
-                store = MemoryStore() if kind == "memory" else open_store(f"file://{folder}/bucket", {})
-                measure(kind, count, store, f"{folder}/copies")
+    tables = []
+    for count in asked.segments:
+        with ExitStack() as stack:
+            folder = stack.enter_context(workplace())
+            tables.append(Measured(count, store_of(asked.store, folder, stack), f"{folder}/copies").table())
+    print(f"Store: {asked.store}\n\n| | {' | '.join(f'{count:,} segments' for count in asked.segments)} |")
+    print("|---" * (1 + len(tables)) + "|")
+    for name in tables[-1]:
+        print(f"| {name} | {' | '.join(table[name] for table in tables)} |")
 
 
-def measure(kind: str, count: int, store: ObjectStore, copies: str) -> None:
-    metered = MeteredStore(store)
-    log = MetadataLog(metered, PREFIX)
-    log.become_writer("bench", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
-    rows, kept_rows = made_up(count), []
-    while run := list(islice(rows, RUN)):
-        log.commit(add_segments(run), now_ms=2)
-        kept_rows.append(run[0])
-    head = log.cached
-    assert head is not None
-    assert head.segment_count == count
-    newest = head.segments[-1]
-    middle = kept_rows[len(kept_rows) // 2]
-    pages = [info.size_bytes for info in store.list(PREFIX + SPILLS)]
-    print(f"{kind}, {count:,} segments")
-    print(f"  head {len(encode_head(head)):,} bytes, {len(head.spills)} pages of {sum(pages) // max(1, len(pages)):,}")
+def store_of(kind: str, folder: Path, stack: ExitStack) -> ObjectStore:
+    if kind == "memory":
+        return MemoryStore()
+    if kind == "file":
+        (folder / "bucket").mkdir()
+        return open_store(f"file://{folder}/bucket", {})
+    server = stack.enter_context(RunningServer(KINDS["versitygw"], folder / "server"))
+    server.create_bucket(BUCKET)
+    store = open_store(f"s3://{BUCKET}/metadata", {**server.options(), "client": "obstore"})
+    stack.callback(store.close)
+    return store
 
-    def tell(what: str, work: Callable[[], object], times: int = 3) -> None:
-        best, before = float("inf"), metered.counts()
+
+class Measured:
+    """A partition with so many segments, and each step's time and requests as a cell of a table."""
+
+    def __init__(self, count: int, store: ObjectStore, copies: str) -> None:
+        self.store, self.inner, self.copies = MeteredStore(store), store, copies
+        self.writer = MetadataLog(self.store, PREFIX)
+        self.writer.become_writer("bench", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
+        rows, first_of_run = made_up(count), []
+        while run := list(islice(rows, RUN)):
+            self.writer.commit(add_segments(run), now_ms=2)
+            first_of_run.append(run[0])
+        head = self.writer.refresh()
+        assert head.segment_count == count
+        self.head, self.newest, self.middle = head, head.segments[-1], first_of_run[len(first_of_run) // 2]
+        self.cells: dict[str, str] = {}
+
+    def table(self) -> dict[str, str]:
+        pages = [info.size_bytes for info in self.inner.list(PREFIX + SPILLS)]
+        told = f"{len(pages)} of {sum(pages) // len(pages) // 1000} kB" if pages else "none"
+        self.cells |= {"head": f"{len(encode_head(self.head)) // 1000} kB", "pages of rows": told}
+        self.cold()
+        self.warm()
+        self.writing()
+        return self.cells
+
+    def cold(self) -> None:
+        offset, stamp = self.middle.base_offset, self.middle.min_timestamp_ms or 0
+        self.tell("cold: open", lambda: self.opened().refresh())
+        self.tell("cold: open, offset in the middle", lambda: self.by_offset(self.opened(), offset))
+        self.tell("cold: open, timestamp in the middle", lambda: self.by_timestamp(self.opened(), stamp))
+        self.by_offset(self.opened(self.copies), offset)
+        self.tell("local copy: open, offset in the middle", lambda: self.by_offset(self.opened(self.copies), offset))
+        self.tell("local copy: open, timestamp", lambda: self.by_timestamp(self.opened(self.copies), stamp))
+
+    def warm(self) -> None:
+        log = self.opened()
+        offset, stamp = self.middle.base_offset, self.middle.min_timestamp_ms or 0
+        self.by_offset(log, offset)
+        self.tell("warm: is there news? no", lambda: log.load(), 48)
+        self.tell("warm: offset in the middle", lambda: self.by_offset(log, offset, is_warm=True), 48)
+        self.tell(
+            "warm: offset among the newest", lambda: self.by_offset(log, self.newest.base_offset, is_warm=True), 48
+        )
+        self.tell("warm: timestamp in the middle", lambda: self.by_timestamp(log, stamp, is_warm=True), 48)
+
+    def writing(self) -> None:
+        steps = iter(range(1000))
+        self.tell("commit", lambda: self.writer.commit(set_properties({"step": str(next(steps))}), now_ms=3))
+        self.tell("expire the oldest segment", self.expire_one)
+
+    def tell(self, what: str, work: Callable[[], object], times: int = 5) -> None:
+        walls, cpus, before = [], [], self.store.counts()
         for _ in range(times):
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             work()
-            best = min(best, time.perf_counter() - began)
-        spent = metered.counts() - before
-        each = " ".join(f"{name}={getattr(spent, name) / times:g}" for name in ("puts", "gets", "lists", "deletes"))
-        print(f"  {what:34} {best * 1000:9.2f} ms   {each} bytes={(spent.bytes_in + spent.bytes_out) // times:,}")
+            walls.append(time.perf_counter() - began)
+            cpus.append(time.process_time() - cpu)
+        spent = self.store.counts() - before
+        counts = {"PUT": spent.puts, "GET": spent.gets, "LIST": spent.lists}
+        asked = ", ".join(f"{count / times:.3g} {name}" for name, count in counts.items() if count) or "no request"
+        moved = (spent.bytes_in + spent.bytes_out) / times
+        size = f", {moved / 1000:,.0f} kB" if moved >= 1000 else ""
+        self.cells[what] = f"{median(walls) * 1e3:.3g} ms ({median(cpus) * 1e3:.2g}): {asked}{size}"
 
-    steps = iter(range(1000))
-    tell("commit", lambda: log.commit(set_properties({"step": str(next(steps))}), now_ms=3))
-    tell("open", lambda: MetadataLog(metered, PREFIX).refresh())
-    tell("open, offset in the middle", lambda: looked_up(MetadataLog(metered, PREFIX), middle.base_offset))
-    kept = MetadataLog(metered, PREFIX, copies=index_copies(copies))
-    looked_up(kept, middle.base_offset)
-    again = lambda: looked_up(MetadataLog(metered, PREFIX, copies=index_copies(copies)), middle.base_offset)  # noqa: E731
-    tell("the same with a local copy", again)
-    tell("news? there are none", lambda: kept.load(), 30)
-    index = kept.index(kept.refresh())
-    tell("offset, page in memory", lambda: index.find_by_offset(middle.base_offset), 30)
-    tell("offset among the newest", lambda: index.find_by_offset(newest.base_offset), 30)
-    tell("timestamp, page in memory", lambda: index.find_by_timestamp(middle.min_timestamp_ms or 0), 30)
+    def opened(self, copies: str | None = None) -> MetadataLog:
+        return MetadataLog(self.store, PREFIX, copies=index_copies(copies) if copies is not None else None)
 
-    def expire_one() -> None:
-        row = log.index(log.refresh()).find_by_offset(0)
+    def by_offset(self, log: MetadataLog, offset: int, *, is_warm: bool = False) -> RemoteSegment:
+        head = (log.cached if is_warm else None) or log.refresh()
+        found = log.ask(head, lambda index: index.find_by_offset(offset))
+        assert found is not None
+        return found
+
+    def by_timestamp(self, log: MetadataLog, stamp: int, *, is_warm: bool = False) -> RemoteSegment:
+        head = (log.cached if is_warm else None) or log.refresh()
+        found = log.ask(head, lambda index: index.find_by_timestamp(stamp))
+        assert found is not None
+        return found
+
+    def expire_one(self) -> None:
+        row = self.writer.index(self.writer.refresh()).find_by_offset(0)
         assert row is not None
         touches = row.base_offset, row.next_offset
-        log.commit(expire_segments([row.ulid], now_ms=4, log_start_offset=row.next_offset), now_ms=4, touches=touches)
-
-    tell("expire the oldest segment", expire_one)
-
-
-def looked_up(log: MetadataLog, offset: int) -> RemoteSegment:
-    found = log.ask(log.refresh(), lambda index: index.find_by_offset(offset))
-    assert found is not None
-    return found
+        change = expire_segments([row.ulid], now_ms=4, log_start_offset=row.next_offset)
+        self.writer.commit(change, now_ms=4, touches=touches)
 
 
 def made_up(count: int) -> Iterator[RemoteSegment]:
