@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import TypeVar
@@ -18,6 +18,7 @@ from typing import TypeVar
 from local.errors import Corrupt
 from remote.head import Head, SpillRow
 from remote.index_copies import IndexCopies
+from remote.page_rows import PageRows
 from remote.segment import RemoteSegment
 from remote.spill_page import Rows, decode_page
 from remote.store import ObjectStore
@@ -111,9 +112,8 @@ class MetadataIndex:
                 continue
             if isinstance(part, RemoteSegment):
                 return part
-            for row in self._inside(part, start, end):
-                if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp_ms:
-                    return row
+            if (row := self._first_inside(part, timestamp_ms, start, end)) is not None:
+                return row
         return None
 
     def rows(self, start: int = 0, end: int | None = None) -> Iterator[RemoteSegment]:
@@ -151,12 +151,21 @@ class MetadataIndex:
         """All rows that a page holds, dead or not. Reads it."""
         return self._rows_of(spill)
 
-    def _inside(self, spill: SpillRow, start: int, end: int | None) -> Rows:
+    def _inside(self, spill: SpillRow, start: int, end: int | None) -> Iterable[RemoteSegment]:
         return _touching(self._rows_of(spill), max(start, self.head.log_start_offset), end)
 
+    def _first_inside(self, spill: SpillRow, timestamp_ms: int, start: int, end: int | None) -> RemoteSegment | None:
+        rows = self._rows_of(spill)
+        if isinstance(rows, PageRows):
+            return rows.first_at(timestamp_ms, max(start, self.head.log_start_offset), end)
+        stamped = (row for row in self._inside(spill, start, end) if row.max_timestamp_ms is not None)
+        return next((row for row in stamped if (row.max_timestamp_ms or 0) >= timestamp_ms), None)
 
-def _touching(parts: tuple[P, ...], start: int, end: int | None) -> tuple[P, ...]:
+
+def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:
     """Those with offsets in ``[start, end)``. They ascend and never overlap, so their ends ascend too."""
+    if isinstance(parts, PageRows):
+        return parts.touching(start, end)
     first = bisect_right(parts, start, key=_next_offset)
     last = len(parts) if end is None else bisect_right(parts, end - 1, key=_base_offset)
     return parts[first:last]

@@ -1,0 +1,130 @@
+"""The rows of a page, made on demand: what they answer is what a tuple of all of them answers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from local.crc32c import crc32c
+from local.errors import Corrupt
+from remote import page_rows
+from remote.head import SpillRow
+from remote.metadata_index import _touching
+from remote.page_rows import BLOCK_ROWS, PageRows
+from remote.segment import IndexRange, RemoteSegment
+from remote.spill_page import decode_page, encode_page
+
+
+def made_up(count: int, seed: int = 1) -> tuple[RemoteSegment, ...]:
+    """Ascending rows, with holes between some, and timestamps that go back and are missing here and there."""
+    draw, base, rows = random.Random(seed), 0, []
+    for at in range(count):
+        base += draw.choice((0, 0, 5))
+        following = base + draw.randint(1, 9)
+        stamp = draw.choice((None, draw.randrange(100)))
+        rows.append(
+            RemoteSegment(
+                ulid=f"{at:026}",
+                base_offset=base,
+                next_offset=following,
+                size_bytes=10 + at,
+                stored_bytes=10,
+                record_count=following - base,
+                max_timestamp_ms=stamp,
+                min_timestamp_ms=stamp,
+                epochs=((1, base),),
+                data_crc32c=at,
+                data_key=f"data/{at}",
+                indexes_key=f"indexes/{at}",
+                indexes_bytes=7,
+                indexes={"offset": IndexRange(start=0, length=7)} if at % 3 else {},
+            )
+        )
+        base = following
+    return tuple(rows)
+
+
+def page_of(rows: tuple[RemoteSegment, ...]) -> PageRows:
+    return decode_page(*encode_page(rows, 1, "A" * 26))
+
+
+ROWS = made_up(3 * BLOCK_ROWS + 7)
+PAGE = page_of(ROWS)
+PLACES = st.integers(-3, ROWS[-1].next_offset + 3)
+
+
+@given(start=PLACES, end=st.none() | PLACES)
+def test_a_range_of_offsets_gives_the_same_rows(start: int, end: int | None) -> None:
+    assert tuple(PAGE.touching(start, end)) == tuple(_touching(ROWS, start, end))
+
+
+@given(stamp=st.integers(-1, 101), start=PLACES, end=st.none() | PLACES)
+def test_a_timestamp_gives_the_same_row(stamp: int, start: int, end: int | None) -> None:
+    inside = [row for row in _touching(ROWS, start, end) if row.max_timestamp_ms is not None]
+    expected = next((row for row in inside if row.max_timestamp_ms is not None and row.max_timestamp_ms >= stamp), None)
+    assert PAGE.first_at(stamp, start, end) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 1, 3 * BLOCK_ROWS])
+def test_it_is_a_sequence_like_the_tuple_of_its_rows(count: int) -> None:
+    rows = made_up(count, seed=count)
+    page = page_of(rows)
+    assert (len(page), tuple(page), page[0], page[-1]) == (count, rows, rows[0], rows[-1])
+    assert page[1 : count - 1] == rows[1 : count - 1]
+    assert [page[at] for at in range(-count, count)] == [rows[at] for at in range(-count, count)]
+    assert list(reversed(page)) == list(reversed(rows))
+    for outside in (count, -count - 1):
+        with pytest.raises(IndexError):
+            page[outside]
+
+
+def test_a_lookup_makes_the_rows_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, made = page_of(ROWS), []
+    plain_rows = page_rows._plain_rows
+    monkeypatch.setattr(page_rows, "_plain_rows", lambda table: made.append(len(table)) or plain_rows(table))
+    wanted = ROWS[2 * BLOCK_ROWS + 3]
+    assert next(page.touching(wanted.base_offset, None)) == wanted
+    assert made == [BLOCK_ROWS]
+    assert next(page.touching(wanted.base_offset, None)) is page[2 * BLOCK_ROWS + 3]
+    assert made == [BLOCK_ROWS]
+
+
+def spoilt(drop: str | None = None, **columns: object) -> tuple[SpillRow, bytes]:
+    """A page of two rows with other columns, under a head's row that vouches for its bytes."""
+    import io
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    spill, body = encode_page(made_up(2), 1, "A" * 26)
+    table = parquet.read_table(io.BytesIO(body))
+    for name, values in columns.items():
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table.drop_columns([drop]) if drop else table, sink)
+    changed = sink.getvalue().to_pybytes()
+    return replace(spill, page_bytes=len(changed), page_crc32c=crc32c(changed)), changed
+
+
+@pytest.mark.parametrize("name", ["base_offset", "next_offset", "max_timestamp_ms"])
+def test_a_page_without_a_column_that_is_searched_is_corrupt_at_once(name: str) -> None:
+    for page in (spoilt(drop=name), spoilt(**{name: ["a", "b"]})):
+        with pytest.raises(Corrupt, match=f"no such page.*{name}"):
+            decode_page(*page)
+
+
+def test_a_page_whose_offsets_are_not_there_is_corrupt_at_once() -> None:
+    with pytest.raises(Corrupt, match=r"no such page.*base_offset"):
+        decode_page(*spoilt(base_offset=[None, 1]))
+
+
+@pytest.mark.parametrize("name", ["ulid", "data_key", "size_bytes"])
+def test_a_page_with_rows_that_are_none_is_corrupt_when_they_are_looked_at(name: str) -> None:
+    page = decode_page(*spoilt(drop=name))
+    for look in (lambda: page[0], lambda: list(page), lambda: next(page.touching(0, None))):
+        with pytest.raises(Corrupt, match=r"no such page.*key=meta/spill/"):
+            look()
