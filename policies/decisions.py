@@ -109,6 +109,15 @@ class AdvanceLogStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpRemote:
+    """Let the log begin at `offset`, where the disk does, and let nothing in the bucket count any more (KIP-950)."""
+
+    offset: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireRemote:
     """Take a row out of the index and note its objects as unlinked; their bytes stay for the grace time."""
 
@@ -168,6 +177,7 @@ Decision = (
     | DropLocal
     | BuildView
     | AdvanceLogStart
+    | GiveUpRemote
     | ExpireRemote
     | ExpirePage
     | DeleteUnlinked

@@ -26,6 +26,7 @@ from policies.decisions import (
     DropLocal,
     ExpirePage,
     ExpireRemote,
+    GiveUpRemote,
     RaiseCleaned,
     ReplaceRemote,
     RollActive,
@@ -158,6 +159,10 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_view(world, decision)
         case AdvanceLogStart():
             return _check_advance(world, decision)
+        case GiveUpRemote():
+            return _check_give_up(world, decision)
+        case ExpireRemote() | ExpirePage() if _was_given_up(world.snapshot, decision):
+            return []
         case ExpireRemote():
             return _check_expire(world, decision)
         case ExpirePage():
@@ -288,6 +293,28 @@ def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
     return broken
 
 
+def _check_give_up(world: _World, decision: GiveUpRemote) -> list[str]:
+    """The disk must hold all that the log retains from then on."""
+    snapshot = world.snapshot
+    broken = []
+    if not snapshot.rules.gives_up_remote:
+        broken.append("the tier is not given up")
+    first = next(iter(world.local), None)
+    if first is None or decision.offset < first:
+        broken.append(f"the disk begins later, at {first} (I2)")
+    if not snapshot.log_start_offset <= decision.offset <= snapshot.next_offset:
+        broken.append(f"outside the log [{snapshot.log_start_offset}, {snapshot.next_offset}]")
+    world.log_start_offset = max(world.log_start_offset, decision.offset)
+    world.rows.clear()
+    world.unknown, world.gaps = [], None
+    return broken
+
+
+def _was_given_up(snapshot: PartitionSnapshot, decision: ExpireRemote | ExpirePage) -> bool:
+    name = decision.ulid if isinstance(decision, ExpireRemote) else decision.key
+    return any(name == (part.ulid if isinstance(part, RemoteSegment) else part.key) for part in snapshot.given_up)
+
+
 def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
     broken = []
     if decision.ulid not in world.rows:
@@ -352,7 +379,7 @@ def _where(decision: Decision) -> str:
             return f"[{decision.from_offset}, {decision.upto_offset})"
         case CopySegment() | ReplaceRemote() | RaiseCleaned() | DropLocal() | ExpireRemote() | ExpirePage():
             return f"[{decision.base_offset}, {decision.next_offset})"
-        case AdvanceLogStart():
+        case AdvanceLogStart() | GiveUpRemote():
             return f"to {decision.offset}"
         case DeleteUnlinked() | DeletePage():
             return decision.key

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from policies.compaction import cleanings
 from policies.decisions import AdvanceLogStart, Decision, DropLocal, ExpireRemote, Plan
+from policies.giving_up import give_ups, leaving_for_good
 from policies.head_collection import head_collections
 from policies.local_retention import local_drops, local_expirations
 from policies.recompaction import replacements
@@ -30,6 +31,8 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     A decision speaks about the segments of the snapshot. A cleaning earlier in the list changes sizes, so apply looks
     again: a range that no longer exists is left for the next round.
     """
+    if given_up := give_ups(snapshot):
+        return [*given_up]
     dropped, wanted = local_drops(snapshot), expirations(snapshot)
     built = view_builds(snapshot, wanted)
     expired = held_back(snapshot, wanted, built)
@@ -46,6 +49,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
         *_advance(snapshot, expired, ended),
         *ended,
         *leaving(snapshot, expired),
+        *leaving_for_good(snapshot),
         *deletions(snapshot),
         *head_collections(snapshot),
     ]

@@ -43,7 +43,7 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
             break
         if row.next_offset > snapshot.log_start_offset:
             kept_bytes -= row.size_bytes
-        expired.append(_expire(row, reason))
+        expired.append(expire_row(row, reason))
     return expired
 
 
@@ -56,12 +56,16 @@ def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> lis
     whole = [page for page in snapshot.known_pages if page.next_offset <= passed]
     left_whole = whole[-1].next_offset if whole else 0
     singles = [row for row in expired if row.base_offset >= left_whole]
-    room = max(0, UNLINKED_MAX - len(snapshot.unlinked)) // 2
     return [
-        *(_expire_page(page, f"all below the log start {snapshot.log_start_offset}") for page in snapshot.dead_pages),
-        *(_expire_page(page, f"all its rows, the last one: {expired[-1].reason}") for page in whole),
-        *singles[:room],
+        *(expire_page(page, f"all below the log start {snapshot.log_start_offset}") for page in snapshot.dead_pages),
+        *(expire_page(page, f"all its rows, the last one: {expired[-1].reason}") for page in whole),
+        *singles[: room_for_rows(snapshot)],
     ]
+
+
+def room_for_rows(snapshot: PartitionSnapshot) -> int:
+    """How many rows may leave one by one: each lists two objects."""
+    return max(0, UNLINKED_MAX - len(snapshot.unlinked)) // 2
 
 
 def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
@@ -134,7 +138,7 @@ def _too_large(row: RemoteSegment, kept_bytes: int, limit: int | None) -> str | 
     return f"{kept_bytes} bytes kept, retention.bytes={limit}"
 
 
-def _expire(row: RemoteSegment, reason: str) -> ExpireRemote:
+def expire_row(row: RemoteSegment, reason: str) -> ExpireRemote:
     return ExpireRemote(
         ulid=row.ulid,
         base_offset=row.base_offset,
@@ -146,7 +150,7 @@ def _expire(row: RemoteSegment, reason: str) -> ExpireRemote:
     )
 
 
-def _expire_page(page: SpillRow, reason: str) -> ExpirePage:
+def expire_page(page: SpillRow, reason: str) -> ExpirePage:
     return ExpirePage(
         key=page.key,
         base_offset=page.base_offset,

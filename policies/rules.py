@@ -18,6 +18,7 @@ class PartitionRules:
     `copy_lag_ms` and `copy_lag_bytes` are KIP-1241's: zero in either copies at once, and with None in both nothing is
     ever copied. `recompaction_min_reduction` is a share (0..1) of a row's bytes, 1 = never.
     `retention_*` binds only where `cleanup_delete` is set: read it through `log_limits`.
+    `gives_up_remote`: the tier was switched off, and what it holds is to be deleted (KIP-950).
     `view_threshold_bytes` None builds compacted views by hand only.
     """
 
@@ -29,6 +30,7 @@ class PartitionRules:
     local_retention_bytes: int | None = None
     segment_ms: int = 7 * DAY_MS
     copy_disabled: bool = False
+    gives_up_remote: bool = False
     copy_lag_ms: int | None = 0
     copy_lag_bytes: int | None = None
     delete_grace_ms: int = DAY_MS

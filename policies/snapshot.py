@@ -35,7 +35,8 @@ class PartitionSnapshot:
     `remote` holds the rows of the store that are known one by one, ascending: the newest always, older ones as far as
     they were asked for. `spills` stand for all others, a page of rows each, ascending, none of them in `remote`; they
     may lie between its rows. `known_pages` are those whose rows are in `remote`. `head_sequence` is the newest head's,
-    0 without one; heads up to `heads_void_upto` were collected.
+    0 without one; heads up to `heads_void_upto` were collected. `given_up` are the pages and rows of a tier that was
+    given up, ascending: they count for nothing and are not among the others.
     """
 
     partition: TopicPartition
@@ -52,6 +53,7 @@ class PartitionSnapshot:
     unlinked: tuple[UnlinkedObject, ...] = ()
     unlinked_pages: tuple[UnlinkedPage, ...] = ()
     views: tuple[CompactedView, ...] = ()
+    given_up: tuple[SpillRow | RemoteSegment, ...] = ()
     cleaner_offset: int | None = None
     cleaner_reach: int = 0
     copying: frozenset[int] = field(default_factory=frozenset)
@@ -62,8 +64,8 @@ class PartitionSnapshot:
 
     @property
     def is_copying_on(self) -> bool:
-        """Tiered, and copying not switched off (KIP-950's read-only tier is off)."""
-        return self.is_tiered and not self.rules.copy_disabled
+        """Tiered, copying not switched off (KIP-950's read-only tier), nothing left of a tier given up before."""
+        return self.is_tiered and not self.rules.copy_disabled and not self.given_up
 
     @property
     def active(self) -> SegmentInfo | None:

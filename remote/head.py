@@ -130,6 +130,8 @@ class Head:
     `tiered_upto` is one above the highest offset that was in the bucket when rows last left it, 0 before that; it never
     goes back. Whoever asks how far the bucket ever reached asks `highest_next_offset`.
     `jobs` are the last few jobs that committed something, the newest last (`remote.job_changes`).
+    `given_up`: all rows there are count for nothing, for the tier was switched off (`tiered.switching_off`); the disk
+    alone has what the log retains. They leave as expired ones do, none comes until the last has left, then it is false.
     `deleted_ms` is when the topic was deleted, None for a living one: nothing is readable any more, nobody becomes its
     writer but to remove it, and what is missing then is not damage. Nothing takes it back.
     """
@@ -154,13 +156,24 @@ class Head:
     void_upto: int = 0
     deleted_ms: int | None = None
     tiered_upto: int = 0
+    given_up: bool = False
     jobs: tuple[JobNote, ...] = ()
     properties: dict[str, str]
 
     @property
     def next_offset(self) -> int:
-        """Where the next segment may begin: past the last row, never below the log start."""
-        return max(self.rows_next_offset, self.log_start_offset)
+        """Where the next segment may begin: past the last row that counts, never below the log start."""
+        return self.log_start_offset if self.given_up else max(self.rows_next_offset, self.log_start_offset)
+
+    @property
+    def readable_from(self) -> int:
+        """Rows wholly below it are for nobody: they are below the log start, or were given up."""
+        return max(self.rows_next_offset, self.log_start_offset) if self.given_up else self.log_start_offset
+
+    @property
+    def taken_upto(self) -> int:
+        """One above the highest offset that is known here to have been given; no log may give it again."""
+        return max(self.next_offset, self.highest_next_offset)
 
     @property
     def rows_next_offset(self) -> int:
@@ -281,6 +294,6 @@ def contradiction(head: Head) -> str | None:
             return f"a segment is not finished at base_offset={row.base_offset}"
         reached = row.next_offset
     cleaned = max((each.cleaned_through or 0 for each in head.parts), default=0)
-    if cleaned > head.next_offset:
+    if cleaned > head.next_offset and not head.given_up:
         return f"a row was cleaned for the sake of records that no row holds, cleaned_through={cleaned}"
     return view_contradiction(head.views, upto_offset=head.next_offset)

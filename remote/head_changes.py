@@ -29,6 +29,8 @@ def add_segments(rows: Sequence[RemoteSegment]) -> Change:
     """
 
     def change(head: Head) -> Head:
+        if head.given_up:
+            raise InvalidRequest("adding a remote segment, what the tier held is being given up", topic=head.topic)
         known = {row.ulid for row in head.segments} | {each.key for each in head.unlinked}
         reached = head.rows_next_offset
         added: list[RemoteSegment] = []
@@ -129,7 +131,8 @@ def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: in
         if not unlinked and start == head.log_start_offset:
             return head
         kept = tuple(row for row in head.segments if row.ulid not in names)
-        return replace(head, segments=kept, unlinked=head.unlinked + unlinked, log_start_offset=start)
+        gone_from = replace(head, segments=kept, unlinked=head.unlinked + unlinked, log_start_offset=start)
+        return _without_rows(gone_from)
 
     return change
 
@@ -142,12 +145,26 @@ def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
         gone = [spill for spill in head.spills if spill.key in names]
         if not gone:
             return head
-        if gone[-1].next_offset > head.log_start_offset:
+        if gone[-1].next_offset > head.readable_from:
             facts = {"next_offset": gone[-1].next_offset, "log_start_offset": head.log_start_offset}
             raise InvalidRequest("taking out a page of rows, it is retained", key=gone[-1].key, **facts)
         pages = tuple(UnlinkedPage(spill=spill, unlinked_ms=now_ms, epoch=head.epoch) for spill in gone)
         kept = tuple(spill for spill in head.spills if spill.key not in names)
-        return replace(head, spills=kept, unlinked_pages=head.unlinked_pages + pages)
+        return _without_rows(replace(head, spills=kept, unlinked_pages=head.unlinked_pages + pages))
+
+    return change
+
+
+def give_up_tier(*, log_start_offset: int, now_ms: int) -> Change:
+    """Let the log begin where the disk does, and let no row count any more; views leave at once, rows bit by bit."""
+
+    def change(head: Head) -> Head:
+        start = max(head.log_start_offset, log_start_offset)
+        gone = tuple(each for row in head.view_rows for each in objects_of(row, now_ms, head.epoch))
+        given_up = replace(
+            head, log_start_offset=start, views=(), unlinked=head.unlinked + gone, given_up=head.has_rows
+        )
+        return head if given_up == head else given_up
 
     return change
 
@@ -211,6 +228,11 @@ def objects_of(row: RemoteSegment, unlinked_ms: int, epoch: int) -> tuple[Unlink
     return tuple(
         UnlinkedObject(key=key, size_bytes=size, unlinked_ms=unlinked_ms, epoch=epoch) for key, size in objects
     )
+
+
+def _without_rows(head: Head) -> Head:
+    """A tier that was given up begins anew with the last row gone."""
+    return replace(head, given_up=False) if head.given_up and not head.has_rows else head
 
 
 def _is_same_segment(one: RemoteSegment, other: RemoteSegment) -> bool:

@@ -89,8 +89,8 @@ class Pages:
 class MetadataIndex:
     """One head with the rows that it and its pages hold. Iterators may read pages; everything else says when it does.
 
-    Rows wholly below the log start are dead: they are passed over, not given. Raises what `Pages.rows` raises, and
-    Unavailable when the store cannot be reached.
+    Rows wholly below the log start, and those of a tier that was given up, are dead: they are passed over, not given.
+    Raises what `Pages.rows` raises, and Unavailable when the store cannot be reached.
     """
 
     def __init__(self, head: Head, rows_of: Callable[[SpillRow], Rows]) -> None:
@@ -126,7 +126,7 @@ class MetadataIndex:
 
     def parts(self, start: int = 0, end: int | None = None) -> Iterator[SpillRow | RemoteSegment]:
         """As `rows`, from the head alone: a page that touches the range stands for its rows, dead ones included."""
-        wanted = max(start, self.head.log_start_offset)
+        wanted = max(start, self.head.readable_from)
         yield from _touching(self.head.spills, wanted, end)
         yield from _touching(self.head.segments, wanted, end)
 
@@ -152,12 +152,12 @@ class MetadataIndex:
         return self._rows_of(spill)
 
     def _inside(self, spill: SpillRow, start: int, end: int | None) -> Iterable[RemoteSegment]:
-        return _touching(self._rows_of(spill), max(start, self.head.log_start_offset), end)
+        return _touching(self._rows_of(spill), max(start, self.head.readable_from), end)
 
     def _first_inside(self, spill: SpillRow, timestamp_ms: int, start: int, end: int | None) -> RemoteSegment | None:
         rows = self._rows_of(spill)
         if isinstance(rows, PageRows):
-            return rows.first_at(timestamp_ms, max(start, self.head.log_start_offset), end)
+            return rows.first_at(timestamp_ms, max(start, self.head.readable_from), end)
         stamped = (row for row in self._inside(spill, start, end) if row.max_timestamp_ms is not None)
         return next((row for row in stamped if (row.max_timestamp_ms or 0) >= timestamp_ms), None)
 

@@ -9,6 +9,7 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 * view: `tiered.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
+* give up: `tiered.switching_off`.
 * delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone; of a
   page of rows: `remote.page_removal`.
 * collect: prove it → declare old heads void → delete them (`remote.head_collection`).
@@ -38,6 +39,7 @@ from policies.decisions import (
     DropLocal,
     ExpirePage,
     ExpireRemote,
+    GiveUpRemote,
     RaiseCleaned,
     ReplaceRemote,
     RollActive,
@@ -53,6 +55,7 @@ from remote.transfer import copy_segment
 from tiered.committing import copy_together, raise_rows, replace_remote
 from tiered.copying import segment_to_copy
 from tiered.partition import Partition
+from tiered.switching_off import give_up
 from tiered.view_building import ViewWork, build_view
 
 _log = logging.getLogger(__name__)
@@ -160,6 +163,8 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return _build_view(state, decision)
         case AdvanceLogStart():
             return _advance(state, decision)
+        case GiveUpRemote():
+            return give_up(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         case CollectHeads():
             return _collect(state, decision)
         case RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
@@ -278,7 +283,7 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
         return []
     start, end = run[0].base_offset, run[-1].next_offset
     named = {row.ulid for row in metadata.index(head).rows_with_dead(start, end)}
-    due = [each for each in run if each.ulid in named and each.next_offset <= head.log_start_offset]
+    due = [each for each in run if each.ulid in named and each.next_offset <= head.readable_from]
     if due:
         change = expire_segments([each.ulid for each in due], now_ms=state.now_ms)
         metadata.commit(change, state.now_ms, touches=(start, end))
@@ -289,7 +294,7 @@ def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
     metadata, head = state.partition.metadata, state.partition.head()
     if metadata is None or head is None:
         return []
-    dead = {spill.key for spill in head.spills if spill.next_offset <= head.log_start_offset}
+    dead = {spill.key for spill in head.spills if spill.next_offset <= head.readable_from}
     due = [each for each in run if each.key in dead]
     metadata.commit(expire_pages([each.key for each in due], now_ms=state.now_ms), state.now_ms)
     return list(due)

@@ -172,6 +172,7 @@ class LogManager(Readable, Metered):
             held = [self._partitions[each] for each in altered.partitions() if each in self._partitions]
             for each in held:
                 self._opener.apply_settings(each, altered)
+                self._forget(each.name)  # what kept a round from its plan says nothing of the next one's
             failures = self._take_up([each for each in held if self._directory.is_online(each.name)], now_ms)
             raise_first(failures if is_new else [])
         return altered

@@ -41,12 +41,12 @@ from tiered.key_rings import load_key_ring
 from tiered.partition import Partition, check_agreement, check_bucket, reconcile
 from tiered.partition_source import PartitionSource
 from tiered.store_check import StoreCheck
+from tiered.switching_off import ENABLE, is_given_up
 from tiered.topic_settings import at_rest
 from tiered.topics import Topic
 
 _log = logging.getLogger(__name__)
 
-ENABLE = "remote.storage.enable"
 _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
 
 
@@ -98,12 +98,14 @@ class Opener:
 
     def check_not_switched_off(self, before: Topic, after: Topic) -> None:
         """Raises InvalidRequest where `after` takes its tier from a topic that has records in the bucket."""
-        if not before.was_tiered or wants_tier(self._values(after)):
+        values = self._values(after)
+        if not before.was_tiered or wants_tier(values) or is_given_up(after, values):
             return
         if wants_tier(self._values(before)) or before.properties.get(ENABLE) != after.properties.get(ENABLE):
             raise InvalidRequest(
-                "switching the remote tier of a topic off, which would forget what is in the bucket; "
-                "to copy nothing more, set remote.log.copy.disable=true",
+                "switching the remote tier of a topic off, which would forget what is in the bucket; to copy nothing "
+                "more, set remote.log.copy.disable=true; to delete what is there, remote.log.delete.on.disable=true, "
+                "with remote.storage.enable=false on the topic itself",
                 topic=before.name,
             )
 
@@ -227,6 +229,8 @@ def _rules(topic: Topic, values: Mapping[str, str]) -> PartitionRules:
     rules = resolve_rules(values)
     if wants_tier(values) or not topic.was_tiered:
         return rules
+    if is_given_up(topic, values):
+        return replace(rules, copy_disabled=True, gives_up_remote=True)
     _log.warning(
         "the remote tier of a topic that was tiered stays: nothing more is copied, as with "
         "remote.log.copy.disable=true: topic=%s remote.storage.enable=false",

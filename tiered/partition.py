@@ -119,7 +119,7 @@ class Partition:
         if not self.is_tiered or self.is_owned:
             return
         head = self.head()
-        if head is not None and self.log.next_offset < head.next_offset:
+        if head is not None and self.log.next_offset < head.taken_upto:
             raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
         if self.log.size_bytes == 0:
             raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
@@ -140,8 +140,9 @@ class Partition:
             stable_offset=self.log.last_stable_offset,
             segments=self.log.segments(first_times_from=(self.log.cleaner_offset or 0) if asks_first_times else None),
             is_tiered=self.is_tiered,
-            remote=head.segments if head else (),
-            spills=head.spills if head else (),
+            remote=head.segments if head and not head.given_up else (),
+            spills=head.spills if head and not head.given_up else (),
+            given_up=head.parts if head and head.given_up else (),
             unlinked=head.unlinked if head else (),
             unlinked_pages=head.unlinked_pages if head else (),
             views=head.views if head else (),
@@ -152,7 +153,7 @@ class Partition:
             head_sequence=head.sequence if head else 0,
             heads_void_upto=self.metadata.void_upto if self.metadata else 0,
         )
-        return self._with_oldest_rows(snapshot, head) if head is not None and head.spills else snapshot
+        return self._with_oldest_rows(snapshot, head) if head is not None and snapshot.spills else snapshot
 
     def _with_oldest_rows(self, snapshot: PartitionSnapshot, head: Head) -> PartitionSnapshot:
         assert self.metadata is not None, "a head comes with its chain"
@@ -182,14 +183,14 @@ def reconcile(log: Log, head: Head, *, now_ms: int, producers: Callable[[], Prod
     `producers` are those of all that the bucket holds; asked for where the log starts over at its end.
     """
     check_agreement(log, head)
-    if log.next_offset < head.next_offset:
+    if log.next_offset < head.taken_upto:
         _log.warning(
             "local log starts over at the bucket's end: partition=%s local_next_offset=%d remote_next_offset=%d",
             log.partition,
             log.next_offset,
-            head.next_offset,
+            head.taken_upto,
         )
-        log.restart_at(head.next_offset, lineage(head), now_ms=now_ms, producers=producers())
+        log.restart_at(head.taken_upto, lineage(head), now_ms=now_ms, producers=producers())
     if head.log_start_offset > log.log_start_offset:
         log.raise_log_start(head.log_start_offset)
     log.begin_epoch(head.epoch)
@@ -197,7 +198,7 @@ def reconcile(log: Log, head: Head, *, now_ms: int, producers: Callable[[], Prod
 
 def check_bucket(log: Log, head: Head | None) -> None:
     """Raises Conflict when what this disk let go of is not in the bucket: it must be another bucket."""
-    reached = head.next_offset if head is not None else 0
+    reached = head.taken_upto if head is not None else 0
     if log.log_start_offset < log.local_log_start_offset and reached < log.local_log_start_offset:
         raise Conflict(
             "opening a partition, the bucket does not hold what this disk has let go of; is it another bucket?",
@@ -223,7 +224,7 @@ def check_agreement(log: Log, head: Head) -> None:
             local_next_offset=log.next_offset,
             remote_next_offset=head.next_offset,
         )
-    lost = uncovered(log, head) if log.next_offset < head.next_offset else []
+    lost = uncovered(log, head) if log.next_offset < head.taken_upto else []
     if lost:
         raise Conflict(
             "opening a partition, its log ends before the bucket and holds records that no committed row covers",

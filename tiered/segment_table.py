@@ -143,7 +143,7 @@ def _rows_of(index: MetadataIndex, name: RemotePartitionName, options: TableOpti
     for spill in head.spills:
         yield _full({**common, **_page(spill, name, options)})
     for row in index.rows_with_dead(0, head.rows_next_offset):
-        alive = head.deleted_ms is None and row.next_offset > head.log_start_offset
+        alive = head.deleted_ms is None and row.next_offset > head.readable_from
         yield _full({**common, **_segment(row, name, options), "kind": "log", "is_readable": alive})
     for view in head.views:
         for row in view.rows:

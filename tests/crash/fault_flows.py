@@ -42,6 +42,7 @@ TOPIC = {
     "retention.ms": "2d",
     "remote.log.delete.grace.ms": "1h",
 }
+ENABLE = "remote.storage.enable"
 SETTINGS = {
     "num.recovery.threads.per.data.dir": "1",
     "segment.bytes": "1100",
@@ -171,6 +172,17 @@ def delete_records(world: World, manager: LogManager) -> None:
 def write_on(world: World, manager: LogManager) -> None:
     world.append(manager, 30)
     manager.roll("t", now_ms=world.clock.now_ms)
+    world.settle(manager)
+
+
+def switch_off_and_on(world: World, manager: LogManager) -> None:
+    """What the bucket alone has is given up, its bytes go after the grace time, the rest is copied anew."""
+    world.log_start = manager.partitions()[0].log.local_log_start_offset
+    manager.alter_topic("t", {ENABLE: "false", "remote.log.delete.on.disable": "true"}, now_ms=world.clock.now_ms)
+    world.settle(manager)
+    world.clock.now_ms += 2 * HOUR
+    world.settle(manager)
+    manager.alter_topic("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
     world.settle(manager)
 
 
@@ -311,6 +323,9 @@ SCENES = {
     "delete-records": Scene(_dropped, delete_records),
     "write, roll, copy": Scene(_dropped, write_on),
     "retention of pages": Scene(_in_pages, remote_retention, in_pages=True),
+    "switched off and on": Scene(_dropped, switch_off_and_on),
+    "switched off and on, both tiers full": Scene(_tiered, switch_off_and_on),
+    "switched off and on, in pages": Scene(_in_pages, switch_off_and_on, in_pages=True),
     "deletion of pages": Scene(_pages_expired, delete_unlinked, in_pages=True),
 }
 
@@ -446,6 +461,8 @@ def _check_records(world: World, manager: LogManager) -> None:
 
 def _check_end(world: World, manager: LogManager) -> None:
     """Everything into the bucket, then all of it from there alone; nothing stays behind after the grace time."""
+    if manager.topic("t").properties[ENABLE] == "false":
+        manager.alter_topic("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
     manager.roll("t", now_ms=world.clock.now_ms)
     world.settle(manager)
     for _ in range(2):
@@ -458,6 +475,8 @@ def _check_end(world: World, manager: LogManager) -> None:
     (report,) = assert_sound(world.inner)
     assert report.head is not None
     assert not report.head.unlinked, "deleted objects stay on the list"
+    assert not report.head.unlinked_pages
+    assert not report.head.given_up
     assert ObjectKind.UNKNOWN not in report.counts()
     end = manager.reader().offsets(NAME)[1]
     assert end == max(world.acked) + 1

@@ -18,6 +18,7 @@ from remote.head_changes import (
     expire_segments,
     forget_pages,
     forget_unlinked,
+    give_up_tier,
     loses_objects,
     raise_cleaned,
     replace_segments,
@@ -39,7 +40,7 @@ GOLDEN = (
     b'"epochs":[[0,0],[2,4]],"data_crc32c":4294967295,"data_key":"data/U1.log","indexes_key":"data/U1.indexes",'
     b'"indexes_bytes":50,"indexes":{"offset":{"start":0,"length":8}},"codec":"none","storage_class":null,'
     b'"cleaned_through":10,"committed_ms":1699999999999,"segment_crc32c":null,"key_id":null,"wrapped_key":null,"made_by":null,"state":1}],"unlinked":[{"key":"data/U0.log","size_bytes":99,'
-    b'"unlinked_ms":1699999999998,"epoch":2,"unlinked_sequence":6}],"unlinked_pages":[],"spills":[],"views":[],"boundary_number":0,"void_upto":0,"deleted_ms":null,"tiered_upto":0,"jobs":[],"properties":{"retention.ms":"1"}}'
+    b'"unlinked_ms":1699999999998,"epoch":2,"unlinked_sequence":6}],"unlinked_pages":[],"spills":[],"views":[],"boundary_number":0,"void_upto":0,"deleted_ms":null,"tiered_upto":0,"given_up":false,"jobs":[],"properties":{"retention.ms":"1"}}'
 )
 
 
@@ -249,3 +250,18 @@ def test_a_page_leaves_whole_only_from_below_the_log_start():
     assert lost_object(tier, replace(after, unlinked_pages=()), lambda page: rows) in {"data/A.log", spill.key}
     assert expire_pages([spill.key], now_ms=5)(after) is after
     assert forget_pages([spill.key])(after).unlinked_pages == ()
+
+
+def test_a_tier_that_was_given_up_takes_no_row_until_its_last_one_has_left():
+    tier = head(row("A", 0, 10), row("B", 10, 20), log_start_offset=2)
+    tier = give_up_tier(log_start_offset=5, now_ms=9)(tier)
+    assert (tier.given_up, tier.log_start_offset, tier.next_offset, tier.taken_upto) == (True, 5, 5, 20)
+    assert give_up_tier(log_start_offset=5, now_ms=10)(tier) is tier
+    with pytest.raises(InvalidRequest, match="given up"):
+        add_segments([row("C", 20, 30)])(tier)
+    tier = expire_segments(["A"], now_ms=9)(tier)
+    assert tier.given_up
+    tier = expire_segments(["B"], now_ms=9)(tier)
+    assert not tier.given_up
+    assert add_segments([row("C", 5, 30)])(tier).segments[0].ulid == "C"
+    assert give_up_tier(log_start_offset=5, now_ms=9)(head(log_start_offset=5)).given_up is False

@@ -261,6 +261,32 @@ def test_case_9_tiering_enabled_later_copies_from_the_log_start_and_a_read_only_
             manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
 
 
+def test_case_9_disabled_with_deletion_the_bucket_is_emptied_and_what_is_on_the_disk_is_readable(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        write(manager, 2, 2, 1)
+        settle(manager)
+        assert bases(manager) == [0, 2]
+        write(manager, 1, 2, start=5)  # not copied yet: the next round finds it switched off
+        off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true", "local.retention.bytes": "-2"}
+        manager.alter_topic("t", off, now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == []
+        assert not [info for info in world.store.list("") if "/data/" in info.key]
+        assert manager.reader().offsets(NAME) == (4, 8)
+        assert [offset for offset, _ in values(manager.reader(), 4)] == [4, 5, 6, 7]
+        with pytest.raises(OffsetOutOfRange):
+            values(manager.reader(), 3)
+    with world.open() as manager:
+        assert [offset for offset, _ in values(manager.reader(), 4)] == [4, 5, 6, 7]
+        on = {"remote.storage.enable": "true", "local.retention.bytes": "1"}
+        manager.alter_topic("t", on, now_ms=NOW)
+        settle(manager)
+        assert bases(manager) == [4], "from the log start"
+        assert offset_of(manager, LATEST_TIERED) == 5
+    assert read_cold(world, 4)[0] == 4
+
+
 # --- 14 to 16, 18: what is half done counts for nothing -------------------------------------------------------------
 
 

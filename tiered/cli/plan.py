@@ -24,6 +24,7 @@ _VERBS = {
     "DropLocal": ("-", "local"),
     "BuildView": ("+", "view"),
     "AdvanceLogStart": ("~", "log start"),
+    "GiveUpRemote": ("-", "give up"),
     "ExpireRemote": ("-", "expire"),
     "ExpirePage": ("-", "expire page"),
     "DeleteUnlinked": ("-", "delete"),
@@ -83,6 +84,7 @@ def _what(decision: Decision) -> str:
         CollectHeads,
         DeletePage,
         DeleteUnlinked,
+        GiveUpRemote,
         RollActive,
     )
 
@@ -93,7 +95,7 @@ def _what(decision: Decision) -> str:
             return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
         case BuildView():
             return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
-        case AdvanceLogStart():
+        case AdvanceLogStart() | GiveUpRemote():
             return f"to {decision.offset}"
         case DeleteUnlinked() | DeletePage():
             return decision.key

@@ -66,14 +66,34 @@ def _warn_of_namesakes(session: Session, created: Topic) -> None:
 @topic.command("alter")
 @click.argument("name")
 @settings_option("A property to set; an empty value takes the topic's own back. May be repeated.")
+@click.option("--yes", is_flag=True, help="Do not ask before a remote tier is given up.")
 @click.pass_obj
-def alter(session: Session, name: str, settings: dict[str, str]) -> None:
+def alter(session: Session, name: str, settings: dict[str, str], yes: bool) -> None:
     """Change the topic NAME's own settings."""
     if not settings:
         raise click.UsageError("nothing to alter: give at least one -X KEY=VALUE")
     with session.manager() as manager:
+        if gives_up(manager.topic(name), settings) and not yes:
+            _confirm(f"give up all records of the topic {name} that are in the bucket alone, for good?")
         altered = manager.alter_topic(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {_settings(altered.properties) or 'no settings of its own'}")
+
+
+def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
+    """Whether these changes switch the tier of a tiered topic off."""
+    from tiered.properties import parse
+    from tiered.switching_off import ENABLE
+
+    asked = settings.get(ENABLE)
+    return topic.was_tiered and bool(asked) and not parse(ENABLE, asked or "")
+
+
+def _confirm(question: str) -> None:
+    import sys
+
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} say --yes")
+    click.confirm(question, abort=True, err=True)
 
 
 @topic.command("delete")
@@ -82,14 +102,10 @@ def alter(session: Session, name: str, settings: dict[str, str]) -> None:
 @click.pass_obj
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete the topic NAME, in both tiers. Files and objects go with the next rounds of `tiered run`."""
-    import sys
-
     with session.manager() as manager:
         found = manager.topic(name)
-        if not yes and not sys.stdin.isatty():
-            raise click.UsageError("all records of the topic would be deleted for good; say --yes")
         if not yes:
-            click.confirm(f"delete the topic {name} with all its records for good?", abort=True, err=True)
+            _confirm(f"delete the topic {name} with all its records for good?")
         manager.delete_topic(name, now_ms=now_ms())
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
 

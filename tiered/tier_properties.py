@@ -1,0 +1,16 @@
+"""The properties of a tier's end: rows of the table of properties, beside the others because those are many."""
+
+from __future__ import annotations
+
+from tiered.property_table import Kind, Property
+
+DELETE_ON_DISABLE = "remote.log.delete.on.disable"
+TIER_TABLE = (
+    Property(
+        name=DELETE_ON_DISABLE,
+        kind=Kind.BOOL,
+        default="false",
+        doc="Lets remote.storage.enable go from true to false, by altering the topic: what is in the bucket is deleted "
+        "and the log begins where the disk does (KIP-950).",
+    ),
+)
