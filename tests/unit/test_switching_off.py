@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from disk_model import PowerCut
@@ -18,6 +19,7 @@ from remote.head import Head
 from remote.metadata_index import MetadataIndex
 from remote.spilling import SpillRule
 from remote.store import ObjectStore
+from tiered.cli.main import invoke
 from tiered.manager import LogManager
 from tiered.offset_listing import LATEST_TIERED
 from tiered.remote_view import RemoteLog
@@ -276,3 +278,15 @@ def test_any_call_to_the_store_may_fail(monkeypatch: pytest.MonkeyPatch, fault: 
             _switch_off(world, store)
         store.deliver(1 << 60)
         _check_after(world, first)
+
+
+def test_the_command_asks_before_it_gives_a_tier_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
+    (tmp_path / "bucket").mkdir()
+    words = ["-C", str(tmp_path)]
+    assert invoke([*words, "topic", "create", "t", "-X", "remote.storage.enable=true"]) == 0
+    off = [*words, "topic", "alter", "t", *(word for name, value in OFF.items() for word in ("-X", f"{name}={value}"))]
+    assert invoke(off) == 2
+    assert "for good? say --yes" in capfd.readouterr().err
+    assert invoke([*words, "topic", "alter", "t", "-X", "retention.ms=1d"]) == 0, "nothing else is asked about"
+    assert invoke([*off, "--yes"]) == 0
