@@ -286,7 +286,7 @@ def test_the_command_asks_before_it_gives_a_tier_up(tmp_path: Path, capfd: pytes
     words = ["-C", str(tmp_path)]
     assert invoke([*words, "topic", "create", "t", "-X", "remote.storage.enable=true"]) == 0
     off = [*words, "topic", "alter", "t", *(word for name, value in OFF.items() for word in ("-X", f"{name}={value}"))]
-    assert invoke(off) == 2
+    assert invoke([*off]) == 2
     assert "for good? say --yes" in capfd.readouterr().err
     assert invoke([*words, "topic", "alter", "t", "-X", "retention.ms=1d"]) == 0, "nothing else is asked about"
     assert invoke([*off, "--yes"]) == 0
