@@ -115,7 +115,7 @@ def test_many_segments_are_read_without_holding_a_descriptor_each(tmp_path: Path
             manager.append("t", [Record(b"k", b"v" * 900, NOW)], 0, now_ms=NOW)
         before = len(os.listdir("/proc/self/fd"))
         assert len(values(manager.reader())) == 200
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_topic_that_was_tiered_is_not_switched_off(world: World) -> None:
