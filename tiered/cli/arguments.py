@@ -84,3 +84,12 @@ def parse_time(text: str, now_ms: int) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return round(moment.timestamp() * 1000)
+
+
+def parse_moment(text: str, now_ms: int) -> int:
+    """As `parse_time`, and ``+7d`` after `now_ms`."""
+    if text.startswith("+"):
+        ahead = parse_ms(text[1:])
+        if ahead is not None and ahead >= 0:
+            return now_ms + ahead
+    return parse_time(text, now_ms)

@@ -47,6 +47,7 @@ COMMANDS = {
         "tiered.cli.placement",
         "Which brokers of a fleet would hold a topic's replicas, as Kafka assigns them.",
     ),
+    "apply": ("tiered.cli.apply", "Do what a saved plan says, if nothing has changed since."),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
     "rotate-keys": ("tiered.cli.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
 }

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tiered.cli.arguments import parse_moment
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.units import format_bytes, format_dollars
 
 if TYPE_CHECKING:
-    from local.names import TopicPartition
-    from policies.decisions import Decision, Plan
+    from collections.abc import Sequence
+
+    from policies.decisions import Decision
+    from policies.plan_cost import DecisionCost
+    from tiered.planning import PricedPlan
 
 # In the order of a plan. The sign tells what it does to bytes: + makes, - takes away, ~ changes.
 _VERBS = {
@@ -35,43 +39,63 @@ _VERBS = {
 
 @click.command("plan")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--summary", is_flag=True, help="Counts and bytes by kind only.")
+@click.option("--summary", is_flag=True, help="Counts, bytes and dollars by kind only.")
+@click.option("--at", metavar="TIME", help="What a round would do then: +7d, a time, or a number of ms.")
+@click.option("--out", metavar="FILE", type=click.Path(), help="Keep the plan in a file, for 'tiered apply'.")
 @settings_option("Plan as if this property were set; may be repeated.")
 @output_option()
 @click.pass_obj
-def plan(session: Session, topics: tuple[str, ...], summary: bool, settings: dict[str, str], output: str) -> None:
-    """What a round of work would do now, and why."""
+def plan(
+    session: Session,
+    topics: tuple[str, ...],
+    summary: bool,
+    at: str | None,
+    out: str | None,
+    settings: dict[str, str],
+    output: str,
+) -> None:
+    """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after."""
+    from tiered.planning import priced_plan
+
+    made_ms = now_ms()
+    at_ms = made_ms if at is None else parse_moment(at, made_ms)
     with session.manager(read_only=True, overrides=settings) as manager:
-        for topic in topics:
-            manager.topic(topic)
-        decided = manager.plan(now_ms(), topics or None)
+        priced = priced_plan(manager, at_ms, topics or None)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
-        before = sum(row.size_bytes for each in manager.snapshots(now_ms(), topics or None) for row in each.committed)
+    if out is not None:
+        _save(priced, out, made_ms, {**session.overrides, **settings})
     if summary:
-        emit("totals", _totals(decided), _TOTAL_COLUMNS, output)
+        emit("totals", _totals(priced.cost.lines), _TOTAL_COLUMNS, output, **_facts(priced))
     else:
-        rows = [_row(name, one) for name, decisions in decided.decisions.items() for one in decisions]
-        emit("decisions", rows, _COLUMNS, output)
+        emit("decisions", map(_row, priced.cost.lines), _COLUMNS, output, **_facts(priced))
     session.tell_problems(problems)
-    if decided.is_empty:
+    if priced.plan.is_empty:
         session.say("nothing to do" + (" for the others" if problems else ""))
     else:
-        session.say(_money(decided, before) + "\nnothing changed; next: tiered run --once")
+        session.say(_money(priced))
+    following = f"saved {out}; next: tiered apply {out}" if out is not None else "next: tiered run --once"
+    if out is not None or not priced.plan.is_empty:
+        session.say(f"nothing changed; {following}")
 
 
-def _row(name: TopicPartition, decision: Decision) -> dict[str, object]:
-    kind = type(decision).__name__
-    sign, verb = _VERBS[kind]
+def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str]) -> None:
+    from tiered.saved_plan import save_plan, write_plan
+
+    write_plan(save_plan(priced.plan, priced.snapshots, made_ms=made_ms, settings=settings), path)
+
+
+def _row(line: DecisionCost) -> dict[str, object]:
+    from tiered.planning import line_fields
+
+    sign, verb = _VERBS[type(line.decision).__name__]
     return {
+        **line_fields(line),
         "sign": sign,
-        "decision": kind,
         "verb": verb,
-        "topic": name.topic,
-        "partition": name.partition,
-        "where": str(name),
-        "what": _what(decision),
-        "size_bytes": decision.size_bytes,
-        "reason": decision.reason,
+        "where": str(line.partition),
+        "what": _what(line.decision),
+        "requests": line.puts + line.gets + line.lists,
+        "once": line.dollars + line.early_dollars,
     }
 
 
@@ -105,41 +129,58 @@ def _what(decision: Decision) -> str:
             return f"[{decision.base_offset}, {decision.next_offset})"
 
 
-def _totals(decided: Plan) -> list[dict[str, object]]:
-    totals = decided.totals()
-    return [
-        {
-            "sign": sign,
-            "verb": verb,
-            "decision": kind,
-            "count": totals[kind].count,
-            "size_bytes": totals[kind].size_bytes,
-        }
-        for kind, (sign, verb) in _VERBS.items()
-        if kind in totals
-    ]
+def _totals(lines: Sequence[DecisionCost]) -> list[dict[str, object]]:
+    found = []
+    for kind, (sign, verb) in _VERBS.items():
+        some = [each for each in lines if type(each.decision).__name__ == kind]
+        if some:
+            found.append(
+                {
+                    "sign": sign,
+                    "verb": verb,
+                    "decision": kind,
+                    "count": len(some),
+                    "size_bytes": sum(each.decision.size_bytes for each in some),
+                    "requests": sum(each.puts + each.gets + each.lists for each in some),
+                    "once": sum(each.dollars + each.early_dollars for each in some),
+                    "dollars_per_month": sum(each.monthly_dollars for each in some),
+                }
+            )
+    return found
 
 
-def _money(decided: Plan, before: int) -> str:
-    """What the bucket costs a month now and then, and what the requests cost once."""
-    from policies.cost import S3_STANDARD, monthly_storage, request_cost, segment_requests
-    from policies.decisions import CopySegment, ReplaceRemote
+def _facts(priced: PricedPlan) -> dict[str, object]:
+    """What stands beside the rows in JSON."""
+    cost = priced.cost
+    return {
+        "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region},
+        "now_dollars_per_month": cost.now_dollars,
+        "then_dollars_per_month": cost.then_dollars,
+        "dollars_once": cost.dollars,
+        "now_disk_bytes": cost.now_disk_bytes,
+        "then_disk_bytes": cost.then_disk_bytes,
+        "at_ms": priced.plan.now_ms,
+    }
 
-    totals = decided.totals()
-    up = [
-        one
-        for decisions in decided.decisions.values()
-        for one in decisions
-        if isinstance(one, CopySegment | ReplaceRemote)
-    ]
-    copied = sum(one.size_bytes for one in up)
-    gone = totals["ExpireRemote"].size_bytes if "ExpireRemote" in totals else 0
-    gone += sum(one.remote_bytes for one in up if isinstance(one, ReplaceRemote))
-    puts = sum(segment_requests(one.size_bytes) for one in up)
-    now, then = format_dollars(monthly_storage(before)), format_dollars(monthly_storage(before + copied - gone))
-    once = format_dollars(request_cost(puts=puts))
-    prices = f"{S3_STANDARD.storage_class}, {S3_STANDARD.region}, prices of {S3_STANDARD.as_of}"
-    return f"now {now} USD/month, then {then}; {puts} put {once} USD ({prices})"
+
+def _money(priced: PricedPlan) -> str:
+    """What the bucket costs a month now and then, what the requests cost once, and the disk."""
+    cost = priced.cost
+    share = 100 * (cost.then_dollars / cost.now_dollars - 1) if cost.now_dollars else 0.0
+    now, then = format_dollars(cost.now_dollars), format_dollars(cost.then_dollars)
+    verbs = ", ".join(
+        f"{round(cost.sum_of(name)):,} {name[:-1]}" for name in ("puts", "gets", "lists") if cost.sum_of(name)
+    )
+    once = f"; {verbs or 'no request'} {format_dollars(cost.dollars)} USD"
+    early = cost.sum_of("early_dollars")
+    too_early = f", {format_dollars(early)} of it for minimum durations" if early else ""
+    disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
+    prices = f"{priced.prices.region}, prices of {priced.prices.as_of}"
+    return f"now {now} USD/month, then {then} ({share:+.1f} %){once}{too_early}; {disk} ({prices})"
+
+
+def _dollars(value: object) -> str:
+    return format_dollars(float(str(value)))
 
 
 _COLUMNS = (
@@ -148,15 +189,22 @@ _COLUMNS = (
     Column("where", "PARTITION", only_table=True),
     Column("what", "RANGE"),
     Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("requests", "REQUESTS", is_number=True),
+    Column("once", "USD", _dollars, is_number=True),
     Column("reason", "WHY"),
     Column("decision"),
     Column("topic"),
     Column("partition"),
+    *(Column(name) for name in ("puts", "gets", "lists", "deletes", "bytes_in", "dollars", "early_deletion_dollars")),
+    Column("dollars_per_month"),
 )
 _TOTAL_COLUMNS = (
     Column("sign", "", only_table=True),
     Column("verb", "WHAT", only_table=True),
     Column("count", "COUNT", is_number=True),
     Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("requests", "REQUESTS", is_number=True),
+    Column("once", "USD", _dollars, is_number=True),
+    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
     Column("decision"),
 )

@@ -1,0 +1,257 @@
+"""What a plan costs: requests, bytes and dollars of each decision, and the bill before and after. Pure.
+
+Decisions of one kind that follow each other share a commit (`tiered.apply`), which the first of them pays. What a
+compacted view reads and leaves is not known before, so a `BuildView` is priced for reading its backlog alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from math import ceil
+
+from local.names import TopicPartition
+from policies.cost import DAY_MS, early_deletion, monthly_storage, request_cost, upload_requests
+from policies.decisions import (
+    AdvanceLogStart,
+    BuildView,
+    CollectHeads,
+    CopySegment,
+    Decision,
+    DeletePage,
+    DeleteUnlinked,
+    DropLocal,
+    ExpirePage,
+    ExpireRemote,
+    Plan,
+    RaiseCleaned,
+    ReplaceRemote,
+)
+from policies.prices import STANDARD, Prices, PriceTable
+from policies.simulation import RANGE_BYTES
+from policies.snapshot import PartitionSnapshot
+from remote.head import SpillRow
+from remote.metered_store import LIST_PAGE
+from remote.segment import RemoteSegment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionCost:
+    """One decision. Requests by verb (HEADs among the GETs), `bytes_in` go up; `dollars` once for requests.
+
+    `early_dollars` once for data that leaves before its class's minimum duration. `monthly_dollars` is by how much the
+    bill changes, at the price of the first band; what leaves the index is paid for until its deletion.
+    """
+
+    partition: TopicPartition
+    decision: Decision
+    puts: int = 0
+    gets: int = 0
+    lists: int = 0
+    deletes: int = 0
+    bytes_in: int = 0
+    dollars: float = 0.0
+    early_dollars: float = 0.0
+    monthly_dollars: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCost:
+    """All decisions in the plan's order. `now_*` is the bill before, `then_*` after, without what waits for deletion.
+
+    Dollars a month; the disk is the local tier's, in bytes.
+    """
+
+    lines: tuple[DecisionCost, ...]
+    now_dollars: float
+    then_dollars: float
+    now_bytes: int
+    then_bytes: int
+    now_disk_bytes: int
+    then_disk_bytes: int
+
+    @property
+    def dollars(self) -> float:
+        """Once, for requests and for what leaves too early."""
+        return sum(each.dollars + each.early_dollars for each in self.lines)
+
+    def sum_of(self, name: str) -> float:
+        """The sum of one field over all lines."""
+        return sum(float(getattr(each, name)) for each in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is known of one partition's objects."""
+
+    snapshot: PartitionSnapshot
+    prices: Prices
+    small: Prices
+    stored_share: float
+    indexes_share: float
+    rows: Mapping[str, RemoteSegment] = field(default_factory=dict)
+
+
+def plan_cost(plan: Plan, snapshots: Sequence[PartitionSnapshot], prices: PriceTable) -> PlanCost:
+    """The cost of `plan`, of which `snapshots` are what it was made from (more of them only add to the bill)."""
+    places = {each.partition: _place(each, prices) for each in snapshots}
+    lines: list[DecisionCost] = []
+    for name, decisions in plan.decisions.items():
+        for _, run in groupby(decisions, key=type):
+            lines += _priced_run(places[name], list(run))
+    stored = {each.snapshot.partition: _stored(each) for each in places.values()}
+    now, then = sum(stored.values()), sum(stored.values()) + sum(map(_stored_change, _on_places(lines, places)))
+    disk = sum(segment.size_bytes for each in snapshots for segment in each.segments)
+    dropped = sum(each.decision.size_bytes for each in lines if isinstance(each.decision, DropLocal))
+    bill = sum(_bill(places, stored, prices).values())
+    return PlanCost(
+        lines=tuple(lines),
+        now_dollars=bill,
+        then_dollars=bill + sum(each.monthly_dollars for each in lines),
+        now_bytes=now,
+        then_bytes=then,
+        now_disk_bytes=disk,
+        then_disk_bytes=disk - dropped,
+    )
+
+
+def _bill(
+    places: Mapping[TopicPartition, _Place], stored: Mapping[TopicPartition, int], prices: PriceTable
+) -> dict[str, float]:
+    """Dollars a month by storage class."""
+    by_class: dict[str, int] = {}
+    for name, place in places.items():
+        by_class[place.prices.storage_class] = by_class.get(place.prices.storage_class, 0) + stored[name]
+    return {name: monthly_storage(size, prices.of(name)) for name, size in by_class.items()}
+
+
+def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _Place]) -> list[tuple[_Place, Decision]]:
+    return [(places[each.partition], each.decision) for each in lines]
+
+
+def _place(snapshot: PartitionSnapshot, prices: PriceTable) -> _Place:
+    known = snapshot.committed
+    size = sum(row.size_bytes for row in known)
+    newest = known[-1].storage_class if known else None
+    return _Place(
+        snapshot=snapshot,
+        prices=prices.of(newest),
+        small=prices.of(STANDARD),
+        stored_share=sum(row.stored_bytes for row in known) / size if size else 1.0,
+        indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.005,
+        rows={row.ulid: row for row in known},
+    )
+
+
+def _stored(place: _Place) -> int:
+    """Data and indexes of all rows that readers see; of pages the indexes by the share of the known ones."""
+    rows = sum(row.stored_bytes + row.indexes_bytes for row in place.snapshot.committed)
+    return rows + sum(_page_bytes(place, spill) for spill in place.snapshot.spills)
+
+
+def _stored_change(of: tuple[_Place, Decision]) -> int:
+    place, decision = of
+    match decision:
+        case CopySegment():
+            return _uploaded(place, decision.size_bytes)
+        case ReplaceRemote():
+            gone = [place.rows[ulid] for ulid in decision.ulids if ulid in place.rows]
+            return _uploaded(place, decision.size_bytes) - sum(row.stored_bytes + row.indexes_bytes for row in gone)
+        case ExpireRemote():
+            row = place.rows.get(decision.ulid)
+            return -(row.stored_bytes + row.indexes_bytes) if row is not None else -decision.size_bytes
+        case ExpirePage():
+            spills = [*place.snapshot.spills, *place.snapshot.known_pages]
+            return -sum(_page_bytes(place, each) for each in spills if each.key == decision.key)
+        case _:
+            return 0
+
+
+def _page_bytes(place: _Place, spill: SpillRow) -> int:
+    """Data and indexes of a page's rows, these by the share that known rows have."""
+    return spill.stored_bytes + round(spill.size_bytes * place.indexes_share)
+
+
+def _uploaded(place: _Place, size_bytes: int) -> int:
+    return round(size_bytes * place.stored_share) + round(size_bytes * place.indexes_share)
+
+
+def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
+    """Neighbouring decisions of one kind; the first pays what they share."""
+    name = place.snapshot.partition
+    lines = [_own(place, DecisionCost(partition=name, decision=each)) for each in run]
+    shared = _shared(place, run)
+    lines[0] = replace(
+        lines[0],
+        **{verb: getattr(lines[0], verb) + count for verb, count in shared.items()},
+    )
+    return [_with_dollars(place, each) for each in lines]
+
+
+def _own(place: _Place, line: DecisionCost) -> DecisionCost:
+    """What a decision sends for itself: objects up, each asked for its size, and its own commit if it has one."""
+    decision = line.decision
+    match decision:
+        case CopySegment() | ReplaceRemote():
+            stored = max(1, round(decision.size_bytes * place.stored_share))
+            is_together = isinstance(decision, CopySegment) and place.snapshot.rules.cleanup_compact
+            commits = 0 if is_together else 1
+            uploaded = _uploaded(place, decision.size_bytes)
+            return replace(line, puts=upload_requests(stored) + 1 + commits, gets=2 + commits, bytes_in=uploaded)
+        case BuildView():
+            return replace(line, gets=ceil(decision.size_bytes / RANGE_BYTES))
+        case AdvanceLogStart():
+            return replace(line, puts=1, gets=1) if place.snapshot.is_tiered else line
+        case DeletePage():
+            pages = [each for each in place.snapshot.unlinked_pages if each.spill.key == decision.key]
+            objects = sum(2 * each.spill.segment_count for each in pages)
+            return replace(line, gets=1, deletes=ceil(objects / LIST_PAGE) + 1)
+        case CollectHeads():
+            return replace(line, puts=1, gets=3, lists=2, deletes=1)
+        case _:
+            return line
+
+
+def _shared(place: _Place, run: Sequence[Decision]) -> dict[str, int]:
+    match run[0]:
+        case CopySegment() if place.snapshot.rules.cleanup_compact:
+            return {"puts": 1, "gets": 1}
+        case ExpireRemote() | ExpirePage() | RaiseCleaned():
+            return {"puts": 1, "gets": 1}
+        case DeletePage():
+            return {"puts": 1, "gets": 3, "lists": 1}
+        case DeleteUnlinked():
+            return {"puts": 1, "gets": 3, "lists": 1, "deletes": ceil(len(run) / LIST_PAGE)}
+        case _:
+            return {}
+
+
+def _with_dollars(place: _Place, line: DecisionCost) -> DecisionCost:
+    decision = line.decision
+    data_puts = 0
+    if isinstance(decision, CopySegment | ReplaceRemote):
+        data_puts = upload_requests(max(1, round(decision.size_bytes * place.stored_share)))
+    small = request_cost(puts=line.puts - data_puts, gets=line.gets, lists=line.lists, prices=place.small)
+    per_byte = monthly_storage(1, place.prices)
+    return replace(
+        line,
+        dollars=small + request_cost(puts=data_puts, prices=place.prices),
+        early_dollars=_early(place, decision),
+        monthly_dollars=_stored_change((place, decision)) * per_byte,
+    )
+
+
+def _early(place: _Place, decision: Decision) -> float:
+    """For rows that leave the index: the grace time is lived as well."""
+    if isinstance(decision, ExpireRemote):
+        ulids: tuple[str, ...] = (decision.ulid,)
+    elif isinstance(decision, ReplaceRemote):
+        ulids = decision.ulids
+    else:
+        return 0.0
+    snapshot, dollars = place.snapshot, 0.0
+    for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
+        lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - row.committed_ms
+        dollars += early_deletion(row.stored_bytes, lived_ms / DAY_MS, place.prices)
+    return dollars

@@ -1,0 +1,132 @@
+"""A plan's price is what doing it sends, verb by verb; and its bill afterwards is what the bucket then costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+
+from policies import head_collection, invariants
+from policies.cost import monthly_storage
+from policies.decisions import CopySegment, DropLocal, ExpireRemote
+from policies.plan_cost import plan_cost
+from policies.prices import BUILT_IN
+from remote import metadata_log
+from remote.metered_store import RequestCounts
+from remote.spilling import SpillRule
+from tiered.planning import line_fields, priced_plan
+
+EXPIRING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
+
+
+def sent_and_priced(manager, now_ms):
+    """Every plan until nothing is left to do: what it said and what was sent."""
+    for _ in range(20):
+        priced = priced_plan(manager, now_ms)
+        if priced.plan.is_empty:
+            return
+        before = manager.request_counts()
+        manager.apply(priced.plan)
+        assert manager.problems == {}
+        yield priced, manager.request_counts() - before
+    raise AssertionError("the manager does not settle")
+
+
+def check(priced, sent: RequestCounts, *, bytes_within: float = 0.05) -> None:
+    verbs = {name: round(priced.cost.sum_of(name)) for name in ("puts", "gets", "lists", "deletes")}
+    assert verbs == {name: getattr(sent, name) for name in verbs}
+    uploaded = sum(each.bytes_in for each in priced.cost.lines)
+    assert uploaded >= sent.data_bytes_in * (1 - bytes_within)
+
+
+@pytest.mark.parametrize("settings", [TIERED, COMPACTED, {**TIERED, "remote.compression": "zstd"}, EXPIRING])
+def test_every_plan_of_a_topics_life_sends_what_it_was_priced_for(settings):
+    world, kinds = World(), set()
+    with world.open() as manager:
+        manager.create_topic("t", 1, settings, now_ms=NOW)
+        for turn in range(4):
+            now = NOW + turn * DAY
+            send(manager, 300, start=turn * 300)
+            manager.roll("t", now_ms=now)
+            for priced, sent in sent_and_priced(manager, now):
+                check(priced, sent)
+                kinds |= {type(each.decision) for each in priced.cost.lines}
+        for priced, sent in sent_and_priced(manager, NOW + 9 * DAY):
+            check(priced, sent)
+            kinds |= {type(each.decision) for each in priced.cost.lines}
+    assert {CopySegment, DropLocal} <= kinds
+    assert (ExpireRemote in kinds) == (settings is EXPIRING)
+
+
+def test_plans_with_pages_and_collections_of_heads_are_priced_as_well(monkeypatch):
+    monkeypatch.setattr(head_collection, "HEADS_KEPT", 3)
+    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", 2)
+    monkeypatch.setattr(invariants, "HEADS_KEPT_MIN", 3)
+    rule = SpillRule(head_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
+    world, kinds = World(), set()
+    with world.open() as manager:
+        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+        for turn in range(3):
+            send(manager, 800, start=turn * 800)
+            manager.roll("t", now_ms=NOW)
+            for priced, sent in sent_and_priced(manager, NOW + turn * HOUR):
+                kinds |= {type(each.decision).__name__ for each in priced.cost.lines}
+                verbs = {name: round(priced.cost.sum_of(name)) for name in ("gets", "lists", "deletes")}
+                assert verbs == {name: getattr(sent, name) for name in verbs}
+    assert "CollectHeads" in kinds
+
+
+def test_the_bill_afterwards_is_what_the_bucket_then_costs():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        send(manager, 500)
+        manager.roll("t", now_ms=NOW)
+        first = priced_plan(manager, NOW)
+        assert (first.cost.now_bytes, first.cost.now_dollars) == (0, 0)
+        settle(manager)
+        held = priced_plan(manager, NOW).cost
+        assert first.cost.then_dollars == pytest.approx(held.now_dollars, rel=0.15)
+        rows = manager.partition(NAME).head().segments
+        assert held.now_bytes == sum(row.stored_bytes + row.indexes_bytes for row in rows)
+        assert held.now_dollars == pytest.approx(monthly_storage(held.now_bytes))
+        last = priced_plan(manager, NOW + 5 * DAY).cost
+        assert last.then_bytes == 0
+        assert last.then_dollars == pytest.approx(0, abs=1e-12)
+
+
+def test_what_leaves_before_its_minimum_duration_is_paid_to_the_end():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        send(manager, 500)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        priced = priced_plan(manager, NOW + 5 * DAY)
+        assert priced.cost.sum_of("early_dollars") == 0
+        cold = [
+            replace(each, remote=tuple(replace(row, storage_class="GLACIER_IR") for row in each.remote))
+            for each in priced.snapshots
+        ]
+        cost = plan_cost(priced.plan, cold, BUILT_IN)
+        stored = sum(row.stored_bytes for row in cold[0].remote)
+        rest = (90 - 5 - 1 / 24) / 30
+        assert cost.sum_of("early_dollars") == pytest.approx(
+            monthly_storage(stored, BUILT_IN.of("GLACIER_IR")) * rest, rel=0.01
+        )
+        assert cost.dollars > priced.cost.dollars
+
+
+def test_a_plan_is_a_data_frame_for_who_wants_one():
+    pytest.importorskip("pandas")
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        priced = priced_plan(manager, NOW)
+        frame = priced.to_frame()
+    assert len(frame) == len(priced.cost.lines) > 3
+    assert set(frame.columns) == set(line_fields(priced.cost.lines[0]))

@@ -1,0 +1,84 @@
+"""``tiered apply``: do what a saved plan says, if the state that it was made from still holds."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.errors import one_line, worst
+from tiered.cli.render import Column, emit, output_option
+from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import stop_signals
+from tiered.units import format_bytes
+
+if TYPE_CHECKING:
+    from tiered.saved_plan import SavedPlan
+
+
+@click.command("apply")
+@click.argument("file", metavar="PLAN.json", type=click.Path())
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only look whether the state still holds.")
+@output_option()
+@click.pass_obj
+def apply(session: Session, file: str, yes: bool, dry_run: bool, output: str) -> int:
+    """Do what 'tiered plan --out PLAN.json' decided. A state that has changed since then is refused (exit 5)."""
+    from tiered.saved_plan import apply_saved, check_unchanged, read_plan
+
+    saved = read_plan(file)
+    session.say(_summary(saved))
+    if dry_run:
+        with session.manager(read_only=True, overrides=saved.settings) as manager:
+            check_unchanged(saved, manager.snapshots(now_ms(), _topics(saved)))
+        session.say("the state is as it was; nothing changed")
+        return 0
+    _confirm(yes)
+    with stop_signals() as stop, session.manager(overrides=saved.settings) as manager:
+        applied = apply_saved(manager, saved, now_ms=now_ms(), should_stop=lambda: stop.is_set)
+        problems = {name: each for name, each in manager.problems.items() if name in saved.plan.decisions}
+    rows = [
+        {
+            "topic": name.topic,
+            "partition": name.partition,
+            "where": str(name),
+            "done": len(each.done),
+            "skipped": len(each.skipped),
+            "size_bytes": sum(one.size_bytes for one in each.done),
+        }
+        for name, each in sorted(applied.items())
+    ]
+    emit("partitions", rows, _COLUMNS, output)
+    for name, problem in sorted(problems.items()):
+        click.echo(f"{one_line(problem)} (partition {name})", err=True)
+    return worst(problems.values())
+
+
+def _topics(saved: SavedPlan) -> set[str]:
+    return {name.topic for name in saved.plan.decisions}
+
+
+def _summary(saved: SavedPlan) -> str:
+    totals = saved.plan.totals()
+    words = [f"{total.count} {kind} {format_bytes(total.size_bytes)}" for kind, total in totals.items()]
+    return f"plan {saved.fingerprint}: {', '.join(words) or 'nothing to do'}"
+
+
+def _confirm(yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidRequest("applying a plan without a terminal to ask at, add --yes")
+    click.confirm("apply it?", abort=True, err=True)
+
+
+_COLUMNS = (
+    Column("where", "PARTITION", only_table=True),
+    Column("done", "DONE", is_number=True),
+    Column("skipped", "SKIPPED", is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("topic"),
+    Column("partition"),
+)
