@@ -64,10 +64,11 @@ def plan(
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     if out is not None:
         _save(priced, out, made_ms, {**session.overrides, **settings})
+    facts = _facts(priced, is_later=at is not None)
     if summary:
-        emit("totals", _totals(priced.cost.lines), _TOTAL_COLUMNS, output, **_facts(priced))
+        emit("totals", _totals(priced.cost.lines), _TOTAL_COLUMNS, output, **facts)
     else:
-        emit("decisions", map(_row, priced.cost.lines), _COLUMNS, output, **_facts(priced))
+        emit("decisions", map(_row, priced.cost.lines), _COLUMNS, output, **facts)
     session.tell_problems(problems)
     if priced.plan.is_empty:
         session.say("nothing to do" + (" for the others" if problems else ""))
@@ -149,8 +150,8 @@ def _totals(lines: Sequence[DecisionCost]) -> list[dict[str, object]]:
     return found
 
 
-def _facts(priced: PricedPlan) -> dict[str, object]:
-    """What stands beside the rows in JSON."""
+def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
+    """What stands beside the rows in JSON; the moment of the plan where it is not now."""
     cost = priced.cost
     return {
         "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region},
@@ -159,7 +160,7 @@ def _facts(priced: PricedPlan) -> dict[str, object]:
         "dollars_once": cost.dollars,
         "now_disk_bytes": cost.now_disk_bytes,
         "then_disk_bytes": cost.then_disk_bytes,
-        "at_ms": priced.plan.now_ms,
+        "at_ms": priced.plan.now_ms if is_later else None,
     }
 
 
