@@ -1,9 +1,11 @@
 """A driver of its own whose tasks die at their first attempts, and which is killed itself between two effects.
 
     python faulty_job.py URL N
+    python faulty_job.py URL ingest
 
 Every task's first attempt ends after its first upload, by an error or with the worker process gone; the driver is
-killed (SIGKILL) before its effect N (from 0) on the bucket. Run by tests; what it leaves behind is for them to judge.
+killed (SIGKILL) before its effect N (from 0) on the bucket. An ingest's first attempts end when all of their rows are
+written and some of their segments are up. Run by tests; what it leaves behind is for them to judge.
 """
 
 from __future__ import annotations
@@ -71,9 +73,27 @@ class FaultyBucket(Bucket):
         return Faulty(super().open_store(), self.strikes)
 
 
+def ingest(spark: Any, url: str) -> None:
+    def dies_in_the_end(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        yield from batches
+        if TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("injected fault")
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+    rows = spark.range(0, 2000, 1, 2).selectExpr("cast(id % 2 as int) as partition", "lpad(id, 4000, ' ') as value")
+    writer = rows.mapInArrow(dies_in_the_end, rows.schema).write.format("tiered").mode("append")
+    writer = writer.options(topic="t", createPartitions=2, jobId="nightly").option("segment.bytes", 1 << 20)
+    writer.save(url)
+
+
 def main() -> None:
     url, effect = sys.argv[1:]
     spark = spark_session("faulty", master="local[2,4]")
+    if effect == "ingest":
+        ingest(spark, url)
+        return
     bucket = FaultyBucket(url=url, strikes=Strikes(int(effect)))
     compact(spark, url, ["t"], settings=SETTINGS, group_bytes=3000, job_id="nightly", bucket=bucket)
 

@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 
 from local.errors import InvalidRequest
 from tiered.spark.options import ReadOptions, includes_headers, parse_options, parse_stream_options
@@ -55,6 +62,17 @@ class TieredSource(DataSource):
         except ImportError as error:
             raise InvalidRequest("reading a stream with spark, Spark 4.2 or later is needed", cause=error) from error
         return BucketStreamReader(parse_stream_options(self.options), chosen_columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from tiered.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        del overwrite  # "complete" and "update" say so; a log is appended to in any case
+        from tiered.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema)
 
 
 class BucketReader(DataSourceReader):
