@@ -323,22 +323,11 @@ class _Check:
                 del self._report.findings[before:]
 
     def _check_names(self, head: Head, row: RemoteSegment) -> None:
-        for key in (row.data_key, row.indexes_key):
-            says = parse_data_key(key) or parse_view_key(key)
-            if says is None:
-                self._wrong(key, "a row names what is no data object", row)
-            elif not row.is_named(says.base_offset, says.last_offset, says.ulid):
-                self._wrong(key, "an object's name says another segment than its row", row)
-            elif says.epoch > head.epoch:
-                self._wrong(key, f"a row of a later epoch than its head: epoch={says.epoch}", row)
-        if (row.key_id is None) != (row.wrapped_key is None):
-            self._wrong(row.data_key, f"a row has a data key without a key's name, or the other way: {row.key_id}", row)
-        kept = (CODECS[ZSTD] if ZSTD_SUFFIX in row.data_key else CODECS[RAW], row.data_key.endswith(ENCRYPTED_SUFFIX))
-        if kept != (row.codec, row.key_id is not None):
-            self._wrong(row.data_key, f"an object's name says another way of keeping it: codec={row.codec}", row)
-        for name, where in row.indexes.items():
-            if where.start < 0 or where.length < 0 or where.start + where.length > row.indexes_bytes:
-                self._wrong(row.indexes_key, f"an index lies outside its object: section={name}", row)
+        for key, what in name_contradictions(row):
+            self._wrong(key, what, row)
+        made_in = parse_epoch(row.data_key)
+        if made_in is not None and made_in > head.epoch:
+            self._wrong(row.data_key, f"a row of a later epoch than its head: epoch={made_in}", row)
 
     def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: RemoteSegment) -> bool:
         info = listed.get(key)
@@ -353,3 +342,21 @@ class _Check:
 
     def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
         self._report.findings.append(wrong(self._prefix + key, what, row))
+
+
+def name_contradictions(row: RemoteSegment) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong) where a row and the names of its objects contradict each other, or the row itself."""
+    for key in (row.data_key, row.indexes_key):
+        says = parse_data_key(key) or parse_view_key(key)
+        if says is None:
+            yield key, "a row names what is no data object"
+        elif not row.is_named(says.base_offset, says.last_offset, says.ulid):
+            yield key, "an object's name says another segment than its row"
+    if (row.key_id is None) != (row.wrapped_key is None):
+        yield row.data_key, f"a row has a data key without a key's name, or the other way: {row.key_id}"
+    kept = (CODECS[ZSTD] if ZSTD_SUFFIX in row.data_key else CODECS[RAW], row.data_key.endswith(ENCRYPTED_SUFFIX))
+    if kept != (row.codec, row.key_id is not None):
+        yield row.data_key, f"an object's name says another way of keeping it: codec={row.codec}"
+    for name, where in row.indexes.items():
+        if where.start < 0 or where.length < 0 or where.start + where.length > row.indexes_bytes:
+            yield row.indexes_key, f"an index lies outside its object: section={name}"

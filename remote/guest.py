@@ -28,9 +28,10 @@ its work. Its commit is one head.
 from __future__ import annotations
 
 from local.errors import Conflict, Fenced, InvalidRequest, NotFound
-from remote.head import Head
+from remote.head import Head, SpillRow
 from remote.head_changes import Change
 from remote.metadata_log import LogState, MetadataLog
+from remote.spill_page import Rows
 
 
 class GuestLog(MetadataLog):
@@ -64,6 +65,10 @@ class GuestLog(MetadataLog):
             return change(head)
 
         return super().commit(guarded, now_ms, touches=touches)
+
+    def vouch_for_page(self, spill: SpillRow, rows: Rows) -> None:
+        """Have `rows` be what the page holds, for a commit that writes it anew: the object itself cannot be read."""
+        self._pages.keep(spill, rows)
 
     def become_writer(self, *_: object, **__: object) -> Head:
         raise InvalidRequest("becoming a writer, a guest does not", prefix=self._prefix)

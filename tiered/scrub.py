@@ -134,13 +134,15 @@ def report_of(
     by_prefix = {name.prefix: name for name in plan.surveys}
     found = []
     for name, survey in plan.surveys.items():
-        by_path = {
-            name.prefix + key: row
+        # Rows that are damaged may name one object twice: the offsets tell which of them is meant.
+        by_place = {
+            (name.prefix + key, (row.base_offset, row.next_offset)): row
             for row in (*survey.rows, *survey.suspects)
             for key in (row.data_key, row.indexes_key)
         }
         for each in survey.findings:
-            found.append(_told(name, each, by_path.get(each.path), local_copy))
+            row = by_place.get((each.path, each.offsets)) if each.offsets is not None else None
+            found.append(_told(name, each, row, local_copy))
     for result in results:
         job = rows[result.name]
         if result.findings and is_still_named(store, job.prefix, job.row):

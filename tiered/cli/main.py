@@ -28,6 +28,7 @@ COMMANDS = {
     "dump": ("tiered.cli.dump", "Show batches, records or index entries as they are stored."),
     "verify": ("tiered.cli.verify", "Check segments, partitions and log directories against themselves."),
     "scrub": ("tiered.cli.scrub", "Check a bucket: everything there, and with --deep every byte of it."),
+    "repair": ("tiered.cli.repair", "Make good what a scrub found, from the good copies; a plan first."),
     "gc": ("tiered.cli.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
     "rewrite": ("tiered.cli.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
     "get-offsets": (

@@ -1,0 +1,163 @@
+"""What a scrub finds is made good, or told as hopeless; never do other records come of it than were there before."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+
+import pytest
+import rot
+from care_world import KEYS, MODES, NOW, all_kinds, named
+
+from local.errors import LogError
+from local.names import TopicPartition
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.remote_view import RemoteLog
+from tiered.repairing import RepairPlan, plan_repair, run_repair
+from tiered.scrub_report import Found
+
+CASES = int(os.environ.get("TIERED_ROT_CASES", "240"))
+TOPICS = (*MODES, "paged", "viewed")
+
+
+@pytest.fixture(scope="module")
+def store() -> MemoryStore:
+    found = all_kinds().store
+    assert isinstance(found, MemoryStore)
+    return found
+
+
+def _records(store: MemoryStore, topic: str) -> list[tuple[int, bytes | None]]:
+    with RemoteLog(store, keys=KEYS) as bucket:
+        reader, name = bucket.reader(), TopicPartition(topic, 0)
+        return [(record.offset, record.value) for record in reader.records(name, reader.offsets(name)[0])]
+
+
+@dataclass
+class Tally:
+    healed: int = 0
+    needless: int = 0
+    hopeless: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def _of_history(found: Found) -> bool:
+    """About heads before the newest: nobody reads by them but who has pinned one."""
+    return found.object.startswith("meta/head/") or found.what.startswith("named again")
+
+
+def _heal(store: MemoryStore, topic: str) -> RepairPlan:
+    plan = plan_repair(store, rot.scrubbed(store, topic), keys=KEYS)
+    done = run_repair(store, plan, now_ms=lambda: NOW + 1, keys=KEYS)
+    assert done.failed == ()
+    return plan
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_drawn_corruption_is_healed_or_hopeless_and_no_record_changes(store: MemoryStore, topic: str) -> None:
+    truth, drawn, tally = _records(store, topic), rot.Rot(store, topic), Tally()
+    for seed in range(3_000, 3_000 + CASES // len(TOPICS)):
+        bad, what = drawn.of(seed)
+        plan = _heal(bad, topic)
+        if plan.pages:  # a lost page hid its rows: scrub again
+            again = _heal(bad, topic)
+            plan = replace(again, pages=plan.pages, segments=plan.segments + again.segments)
+        left = rot.scrubbed(bad, topic).of("corrupt")
+        known = {each.object for each in (*plan.hopeless, *plan.needless)}
+        if plan.hopeless:
+            tally.hopeless += 1
+            try:
+                found = _records(bad, topic)
+            except LogError:
+                continue
+            assert set(found) <= set(truth), what
+            continue
+        if any(not _of_history(each) and each.object not in known for each in left):
+            tally.wrong.append(f"{seed}: {what}: {[(each.object, each.what) for each in left]}")
+        assert _records(bad, topic) == truth, what
+        tally.healed += bool(plan.segments or plan.pages)
+        tally.needless += bool(plan.needless and not (plan.segments or plan.pages))
+    assert tally.wrong == [], "\n".join(tally.wrong)
+    assert tally.healed > 0, tally
+
+
+def test_a_repaired_bucket_is_planned_again_with_nothing_to_do(store: MemoryStore) -> None:
+    bad = MemoryStore("memory://b", now_ms=lambda: NOW)
+    bad._objects = dict(store._objects)
+    prefix = named("raw").prefix
+    row = MetadataLog(bad, prefix).refresh().segments[1]
+    bad.delete([prefix + row.indexes_key])
+    report = rot.scrubbed(bad, "raw")
+    plan = plan_repair(bad, report, keys=KEYS)
+    assert [(each.source, each.object) for each in plan.segments] == [("bucket", row.data_key)]
+    run_repair(bad, plan, now_ms=lambda: NOW + 1, keys=KEYS)
+    fresh = MetadataLog(bad, prefix).refresh().segments[1]
+    same = ("base_offset", "next_offset", "size_bytes", "record_count", "epochs", "content_crc32c", "cleaned_through",
+            "max_timestamp_ms", "min_timestamp_ms", "committed_ms", "made_by")  # fmt: skip
+    assert [getattr(fresh, name) for name in same] == [getattr(row, name) for name in same]
+    assert fresh.data_key != row.data_key
+    again = plan_repair(bad, report, keys=KEYS)
+    assert (again.segments, again.pages, again.hopeless) == ((), (), ())
+    assert rot.scrubbed(bad, "raw").findings == []
+
+
+@pytest.mark.parametrize("heads_left", [True, False])
+def test_a_lost_page_comes_back_from_older_heads_or_from_the_objects(heads_left: bool) -> None:
+    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+
+    world = CareWorld.empty()
+    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    store = world.store
+    assert isinstance(store, MemoryStore)
+    truth, prefix = _records(store, "t"), named("t").prefix
+    if not heads_left:
+        from remote.head_collection import collect_heads
+
+        log = world.logs["t"]
+        collect_heads(store, prefix, log, log.refresh().sequence - 1, now_ms=NOW)
+    lost = MetadataLog(store, prefix).refresh().spills[1]
+    body = store.get(prefix + lost.key)
+    store.delete([prefix + lost.key])
+    plan = plan_repair(store, rot.scrubbed(store, "t"))
+    assert [each.source for each in plan.pages] == ["older head" if heads_left else "objects"]
+    run_repair(store, plan, now_ms=lambda: NOW + 1)
+    if heads_left:
+        assert store.get(prefix + lost.key) == body
+    assert _records(store, "t") == truth
+    assert rot.scrubbed(store, "t").of("corrupt") == []
+
+
+@pytest.mark.parametrize("what", ["indexes", "page"])
+def test_a_repair_cut_at_any_call_and_begun_again_comes_to_its_end(what: str) -> None:
+    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+    from fault_kinds import Clock, FaultStore, Kind
+
+    world = CareWorld.empty()
+    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    assert isinstance(world.store, MemoryStore)
+    truth, prefix = _records(world.store, "t"), named("t").prefix
+    log = MetadataLog(world.store, prefix)
+    head = log.refresh()
+    lost = head.spills[1].key if what == "page" else list(log.index(head).rows())[3].indexes_key
+    world.store.delete([prefix + lost])
+
+    def cut(at: int, kind: Kind | None) -> int:
+        bad = MemoryStore("memory://b", now_ms=lambda: NOW)
+        bad._objects = dict(world.store._objects)  # type: ignore[attr-defined]
+        faults = FaultStore(bad, Clock(NOW))
+        faults.arm(at, kind)
+        try:
+            run_repair(faults, plan_repair(faults, rot.scrubbed(bad, "t")), now_ms=lambda: NOW + 1)
+        except LogError:
+            assert kind is not None
+        calls = len(faults.calls)
+        faults.heal()
+        run_repair(bad, plan_repair(bad, rot.scrubbed(bad, "t")), now_ms=lambda: NOW + 2)
+        assert _records(bad, "t") == truth
+        assert rot.scrubbed(bad, "t").of("corrupt") == []
+        return calls
+
+    for at in range(cut(-1, None)):
+        for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER):
+            cut(at, kind)
