@@ -160,7 +160,7 @@ def _of_partition(
     for spill, known in _damaged_pages(store, name, head):
         try:
             rows, source = known or rows_of_page(store, name.prefix, head, spill)
-            pages.append(PageRepair(name=name, spill=spill, rows=rows, source=source))
+            pages.append(PageRepair(name=name, spill=spill, rows=tuple(rows), source=source))
         except Corrupt as error:
             offsets = (spill.base_offset, spill.next_offset)
             hopeless.append(Untouched(name=name, object=spill.key, why=str(error), offsets=offsets))
@@ -204,7 +204,7 @@ def _damaged_pages(
             yield spill, None
             continue
         if summary_contradiction(spill, rows) is not None:
-            yield spill, (rows, "page itself")
+            yield spill, (tuple(rows), "page itself")
 
 
 def _rows(
