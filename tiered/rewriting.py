@@ -221,7 +221,7 @@ def _joined_rows(store: ObjectStore, name: RemotePartitionName) -> tuple[GuestLo
     log = GuestLog(store, name.prefix)
     head = log.join()
     rows = log.ask(head, lambda index: list(index.rows()))
-    return log, [row for row in rows if row.base_offset >= head.log_start_offset]
+    return log, [row for row in rows if row.base_offset >= head.readable_from]
 
 
 def _plan(

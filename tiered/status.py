@@ -10,7 +10,8 @@ from policies.snapshot import PartitionSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """Bytes are of ``.log`` data. `lag_*` is closed but not copied; `at_risk_bytes` is all that only this disk has.
+    """Bytes are of ``.log`` data. `lag_*` is closed and yet to be copied, zero
+    while copying is switched off (KIP-950); `at_risk_bytes` is all that only this disk has.
 
     For a topic that is not tiered the remote figures are zero and `remote_next_offset` is None.
     """
@@ -36,7 +37,9 @@ class PartitionStatus:
 def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) -> PartitionStatus:
     """The figures of one snapshot."""
     copied_to = snapshot.remote_next_offset or 0
-    waiting = [each for each in snapshot.closed if each.next_offset > copied_to and not each.is_empty]
+    is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
+    begin = max(copied_to, snapshot.log_start_offset)
+    waiting = [each for each in snapshot.closed if is_copied and each.next_offset > begin and not each.is_empty]
     only_here = [each for each in snapshot.segments if each.next_offset > copied_to]
     return PartitionStatus(
         partition=snapshot.partition,
@@ -49,8 +52,8 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
         local_bytes=sum(each.size_bytes for each in snapshot.segments),
         remote_segments=snapshot.committed_count,
         remote_bytes=snapshot.committed_bytes,
-        lag_segments=len(waiting) if snapshot.is_tiered else 0,
-        lag_bytes=sum(each.size_bytes for each in waiting) if snapshot.is_tiered else 0,
+        lag_segments=len(waiting),
+        lag_bytes=sum(each.size_bytes for each in waiting),
         at_risk_bytes=sum(each.size_bytes for each in only_here),
         unlinked_bytes=snapshot.unlinked_bytes,
         cleaner_offset=snapshot.cleaner_offset,

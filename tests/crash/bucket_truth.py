@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from remote.bucket_check import BucketReport
+from remote.fsspec_store import open_store
+from remote.keys import HEADS
 from remote.store import ObjectStore
 from tiered.bucket_check import check_bucket, damage
 
@@ -13,3 +15,17 @@ def assert_sound(store: ObjectStore) -> list[BucketReport]:
     found = [f"{each.path}: {each.what}" for each in damage(reports)]
     assert not found, f"{len(found)} damaged: " + "; ".join(found[:4])
     return reports
+
+
+def sound_roots(bucket_url: str, options: dict[str, object]) -> list[str]:
+    """The stores that lie in a bucket, each by its prefix; fails when one of them holds damage."""
+    with_all = open_store(bucket_url, options)
+    keys = [info.key for info in with_all.list("") if HEADS in info.key]
+    with_all.close()
+    # <root>/<topic>-<topic id>/<partition>/meta/head/<sequence>
+    roots = sorted({"/".join(key.partition(f"/{HEADS}")[0].split("/")[:-2]) for key in keys})
+    for root in roots:
+        store = open_store(f"{bucket_url}/{root}".rstrip("/"), options)
+        assert_sound(store)
+        store.close()
+    return roots

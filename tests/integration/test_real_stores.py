@@ -6,9 +6,11 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bucket_truth import assert_sound
 from local_servers import RunningServer
 
 from remote.fsspec_store import open_store
@@ -73,8 +75,14 @@ class Place:
 @pytest.fixture(
     params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("localstack", "versitygw", "hdfs")]
 )
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.getfixturevalue(f"{request.param}_server"), tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """In the end its bucket is decoded whole."""
+    place = Place(request.getfixturevalue(f"{request.param}_server"), tmp_path)
+    yield place
+    store = open_store(place.url, place.options)
+    (report,) = assert_sound(store)
+    assert report.head is not None
+    store.close()
 
 
 def test_a_topic_lives_its_whole_life_on_a_real_store(place: Place) -> None:

@@ -9,11 +9,13 @@ are as in Kafka's cases.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from disk_model import ModelDisk
 from log_world import open_log, read_all
 from manager_world import NAME, NOW, TIERED, World, send, settle, values
-from policy_samples import local, planned, snapshot
+from policy_samples import KEEP, LOCAL, local, planned, snapshot
 from policy_samples import row as policy_row
 from remote_samples import head, row
 
@@ -29,6 +31,7 @@ from remote.memory_store import MemoryStore
 from remote.metadata_index import MetadataIndex
 from remote.segment import RemoteSegment, SegmentState
 from tiered.partition import check_agreement, first_foreign_offset
+from tiered.status import partition_status
 
 FINISHED = SegmentState.COPY_FINISHED
 
@@ -296,3 +299,20 @@ def test_case_18_no_state_is_reached_by_a_jump() -> None:
         with pytest.raises(InvalidRequest, match="changing a remote segment's state"):
             row(state=SegmentState[state]).to(SegmentState[following])
     assert row().to(FINISHED) == row(), "the same state again is no change"
+
+
+# --- copy lag in the figures ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "start", "segments"),
+    [(KEEP, 0, 2), (KEEP, 2, 1), (replace(KEEP, copy_disabled=True), 0, 0)],
+    ids=["all that is closed", "not what the log start passed", "none while copying is off"],
+)
+def test_the_lag_is_what_will_be_copied_and_zero_for_a_read_only_tier(
+    rules: PartitionRules, start: int, segments: int
+) -> None:
+    """KIP-950: lag metrics are zero then."""
+    told = partition_status(snapshot(*LOCAL, rules=rules, start=start))
+    assert (told.lag_segments, told.lag_bytes) == (segments, 100 * segments)
+    assert told.at_risk_bytes == 300
