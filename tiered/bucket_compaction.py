@@ -54,6 +54,7 @@ from tiered.properties import DEFAULTS
 from tiered.topic_settings import resolve_rules
 
 GROUP_BYTES = 256 << 20  # of input; a task's work, and what can become one segment
+ROWS_MAX = 16_384  # of one job and partition: so many objects wait for their deletion in each head of the next day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +127,13 @@ class GroupResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOutcome:
     """What a job came to. `was_done`: an earlier run had committed it, and this one changed nothing. `given_up` groups
-    of rows were replaced or expired by others meanwhile; records and bytes are of all groups, those included."""
+    of rows were replaced or expired by others meanwhile; records and bytes are of all groups, those included. Rows are
+    clean through `upto_offset`, the bucket's end unless the job was bounded."""
 
     name: RemotePartitionName
     job_id: str
     head_sequence: int
+    upto_offset: int
     was_done: bool = False
     rows_before: int = 0
     rows_after: int = 0
@@ -150,10 +153,12 @@ def plan_compaction(
     upto_offset: int | None = None,
     job_id: str | None = None,
     group_bytes: int = GROUP_BYTES,
+    rows_max: int = ROWS_MAX,
     settings: Mapping[str, str] | None = None,
     keys: KeyRing = NO_KEYS,
 ) -> CompactionPlan:
-    """What to do about the rows wholly inside ``[start_offset, upto_offset)`` (None: as far as may be cleaned).
+    """What to do about the rows wholly inside ``[start_offset, upto_offset)`` (None: as far as may be cleaned), the
+    first `rows_max` of them: the plan's `upto_offset` says how far that is, and where a next job may start.
 
     A job that is given the `job_id` of one that was committed has nothing to do. `settings` outweigh the topic's own,
     as the head has them. Raises NotFound without a head, Conflict for a deleted topic, InvalidRequest for a topic that
@@ -172,7 +177,8 @@ def plan_compaction(
     is_done = find_job(head, job_id) is not None
     end = stable_end(source) if upto_offset is None else min(upto_offset, stable_end(source))
     young_ms = now_ms - rules.min_compaction_lag_ms if rules.min_compaction_lag_ms > 0 else None
-    rows = [] if is_done else _rows(log.ask(head, lambda index: list(index.rows(0, end))), start_offset, end, young_ms)
+    there = [] if is_done else log.ask(head, lambda index: list(index.rows(start_offset, end)))
+    rows = _rows(there, start_offset, end, young_ms)[:rows_max]
     upto = rows[-1].next_offset if rows else start_offset
     aborted = aborted_transactions(source, rows[0].base_offset, upto) if rows else []
     before = log.ask(head, lambda index: _row_before(index, rows[0])) if rows else None
@@ -229,6 +235,7 @@ def commit_compaction(
         name=plan.name,
         job_id=plan.job_id,
         head_sequence=head.sequence,
+        upto_offset=plan.upto_offset,
         was_done=was_done,
         rows_before=sum(len(group.rows) for group in plan.groups),
         rows_after=len(made) + len(vouched),

@@ -16,10 +16,14 @@ from local.names import TopicPartition
 from local.record import Record
 from local.record_columns import of_arrow
 from remote.catalog import list_partitions
+from remote.encryption import NO_KEYS, KeyRing
 from remote.head import Head
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
+from tiered.bucket_check import check_bucket, damage
+from tiered.bucket_compaction import plan_compaction
+from tiered.bucket_passes import compact_partition
 from tiered.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
 from tiered.ingest_task import IngestTask
 from tiered.remote_view import RemoteLog
@@ -31,10 +35,12 @@ def rows(task: int, count: int, partition: int = 0) -> list[tuple[bytes, bytes, 
     return [(b"k%d" % (at % 5), b"%d/%d/%d" % (task, partition, at), NOW + at) for at in range(count)]
 
 
-def write(store, plan: IngestPlan, task: int, counts: dict[int, int], *, end: bool = True) -> Ingested | IngestTask:
+def write(
+    store, plan: IngestPlan, task: int, counts: dict[int, int], *, end: bool = True, keys: KeyRing = NO_KEYS
+) -> Ingested | IngestTask:
     disk = ModelDisk()
     disk.make_directory("./task")
-    work = IngestTask(store, plan, task, storage=disk, directory="./task")
+    work = IngestTask(store, plan, task, storage=disk, directory="./task", keys=keys)
     for partition, count in counts.items():
         records = rows(task, count, partition)
         for at in range(0, count, 40):
@@ -257,6 +263,48 @@ def test_leadership_that_must_not_be_taken_is_not() -> None:
     store = MemoryStore()
     plan(store, takes_leadership=False)
     assert [target.epoch for target in plan(store, job_id="next", takes_leadership=False).targets] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "at_rest",
+    [
+        {"remote.compression": "zstd"},
+        {"remote.encryption.key.id": "a"},
+        {"remote.encryption.key.id": "a", "remote.compression": "zstd"},
+    ],
+)
+def test_objects_are_kept_as_the_topic_says_and_a_compaction_keeps_them_so(at_rest: dict[str, str]) -> None:
+    store, keys = MemoryStore(), KeyRing({"a": bytes(range(32))})
+    made = plan(store, settings={**SETTINGS, **at_rest, "cleanup.policy": "compact"}, keys=keys)
+    part = write(store, made, 0, {0: 400}, keys=keys)
+    commit_ingest(store, made, [part], now_ms=NOW)
+    before = head(store).segments
+    disk = ModelDisk()
+    disk.make_directory("./job")
+    name = list_partitions(store)[0]
+    outcome = compact_partition(store, name, now_ms=NOW, storage=disk, directory="./job", keys=keys)
+    assert (outcome.records_before, outcome.records_after) == (400, 5)
+    for row in (*before, *head(store).segments):
+        assert (row.key_id, row.codec) == (
+            at_rest.get("remote.encryption.key.id"),
+            at_rest.get("remote.compression", "none"),
+        )
+    log = RemoteLog(store, keys=keys)
+    found = [record.value for record in log.reader().records(NAME, 0)]
+    assert found == [r[1] for r in rows(0, 400)[-5:]]
+    assert damage(check_bucket(store, keys=keys)) == []
+
+
+def test_a_job_on_more_rows_than_it_may_replace_stops_there_and_says_so() -> None:
+    store = MemoryStore()
+    made = plan(store, settings={**SETTINGS, "cleanup.policy": "compact"})
+    commit_ingest(store, made, [write(store, made, 0, {0: 1000})], now_ms=NOW)
+    rows_there, name = head(store).segments, list_partitions(store)[0]
+    first = plan_compaction(store, name, now_ms=NOW, rows_max=2)
+    assert [row.ulid for group in first.groups for row in group.rows] == [row.ulid for row in rows_there[:2]]
+    assert first.upto_offset == rows_there[1].next_offset
+    rest = plan_compaction(store, name, now_ms=NOW, start_offset=first.upto_offset)
+    assert sum(len(group.rows) for group in rest.groups) == len(rows_there) - 2
 
 
 def test_a_compacted_topic_takes_records_with_keys_and_its_tombstones_wait_for_a_compaction() -> None:

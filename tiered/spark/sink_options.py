@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from local.errors import InvalidRequest
 from local.names import check_topic, check_topic_id
 from tiered.ingest import SPAN
-from tiered.properties import PROPERTIES, canonical, find_property, parse
+from tiered.properties import PROPERTIES, canonical, parse
 from tiered.spark.bucket import Bucket
 
 NAMES = (
@@ -83,7 +83,6 @@ def _known(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         if low in real:
             options[low] = value
         elif low in PROPERTIES:
-            find_property(low, {"option": name}, per_topic=PROPERTIES[low].is_per_topic)
             parse(low, value, {"option": name})
             settings[low] = canonical(low, value)
         else:
