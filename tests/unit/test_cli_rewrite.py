@@ -78,3 +78,24 @@ def test_another_codec_and_a_key(at: list[str], tmp_path: Path, capfd) -> None:
 def test_words_that_mean_nothing(at: list[str], capfd, words: list[str], said: str) -> None:
     assert invoke([*at, "rewrite", *words]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_a_topic_goes_to_another_bucket_and_catches_up(at: list[str], tmp_path: Path, capfd) -> None:
+    (tmp_path / "other").mkdir()
+    to = ["copy", "t", "--to", f"file://{tmp_path}/other"]
+    planned = _run(at, capfd, *to, "--dry-run")
+    assert not any((tmp_path / "other").iterdir())
+    assert invoke([*at, "rewrite", *to]) == 2
+    assert "say --yes" in capfd.readouterr().err
+    done = _run(at, capfd, *to, "--yes", "--codec", "zstd")
+    assert (done["segments"], done["differences"], done["behind"]) == (planned["segments"], 0, 0)
+    wanted = _read(at, tmp_path, capfd)
+    assert invoke([*at, "consume", "t", "--remote", f"file://{tmp_path}/other", "-f", "%o %k %v\\n"]) == 0
+    assert capfd.readouterr().out == wanted
+    assert invoke([*at, "scrub", "--deep", "--remote", f"file://{tmp_path}/other"]) == 0
+    assert invoke([*at, "append", "t", "lines", "-K", ":"]) == 0
+    assert invoke([*at, "run", "--once"]) == 0
+    capfd.readouterr()
+    assert int(str(_run(at, capfd, *to, "--yes")["segments"])) > 0
+    assert invoke([*at, "rewrite", "copy", "t", "--yes", "--to", f"file://{tmp_path}/bucket"]) == 2
+    assert "it is the same" in capfd.readouterr().err

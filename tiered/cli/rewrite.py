@@ -1,10 +1,11 @@
-"""``tiered rewrite``: small segments merged, segments kept in another way; plans first, beside managers at work."""
+"""``tiered rewrite``: small segments merged, kept in another way, copied to another bucket; plans first."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
@@ -13,13 +14,14 @@ from local.errors import InvalidRequest
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
-from tiered.cli.session import Session, now_ms
+from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
 from tiered.units import format_bytes, format_count, format_dollars, parse_bytes
 
 if TYPE_CHECKING:
     from remote.catalog import RemotePartitionName
     from remote.store import ObjectStore
+    from tiered.bucket_copying import CopyOutcome, CopyPlan
     from tiered.rewriting import RewriteOutcome, RewritePlan
 
 Planner = Callable[[Bucket, "RemotePartitionName"], "RewritePlan"]
@@ -98,6 +100,102 @@ def recode(
     return _run(session, targets, plan, storage_class, **shared)  # type: ignore[arg-type]
 
 
+@rewrite.command("copy")
+@click.option("--to", "target_url", required=True, metavar="URL", help="The other bucket, such as s3://bucket/prefix.")
+@click.option(
+    "--to-option", "target_options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --to."
+)
+@click.option("--codec", type=click.Choice(["none", "zstd"]), help="At rest over there; default: as it is.")
+@click.option("--key-id", metavar="ID", help="Encrypted over there with this key of the ring; default: as it is.")
+@click.option("--storage-class", metavar="CLASS", help="S3's, over there.")
+@_shared
+def copy(
+    session: Session,
+    targets: tuple[str, ...],
+    target_url: str,
+    target_options: dict[str, object],
+    codec: str | None,
+    key_id: str | None,
+    storage_class: str | None,
+    dry_run: bool,
+    yes: bool,
+    rate: str | None,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """Copy topics to another bucket, offsets and all, and compare. Run it again for what has come since."""
+    from tiered.bucket_copying import plan_copy, run_copy
+
+    kept = {"codec": codec, "key_id": key_id, "storage_class": storage_class}
+    done: list[CopyOutcome] = []
+    with (
+        stop_signals() as stop,
+        open_bucket(session, url, options, rate=rate) as bucket,
+        closing(_opened(target_url, target_options, storage_class)) as target,
+    ):
+        names = [name for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
+        plans = [plan_copy(bucket.store, target, name, now_ms=now_ms(), **kept) for name in names]  # type: ignore[arg-type]
+        dollars = sum(plan.cost.dollars for plan in plans)
+        if dry_run:
+            emit("partitions", [_to_copy(plan) for plan in plans], _PLANNED, output, dry_run=True, dollars=dollars)
+            session.say(f"${format_dollars(dollars)}; nothing changed")
+            return Exit.DONE
+        if not yes:
+            _ask_copy(plans, target_url, dollars)
+        for plan in plans:
+            if not stop.is_set:
+                outcome = run_copy(
+                    bucket.store, target, plan, now_ms=now_ms, keys=bucket.keys, should_stop=lambda: stop.is_set
+                )
+                done.append(outcome)
+                session.say(f"{plan.name.topic}/{plan.name.partition}: {outcome.rows} of {len(plan.rows)} segments")
+    emit("partitions", [_copied(each) for each in done], _COPIED, output, dry_run=False)
+    for each in done:
+        for difference in each.differences:
+            click.echo(f"! {each.name.topic}/{each.name.partition}: {difference}", err=True)
+    if stop.is_set:
+        session.say("interrupted; running it again goes on")
+        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    session.say(f"next: tiered scrub --deep --remote {target_url}")
+    return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
+
+
+def _opened(url: str, options: dict[str, object], storage_class: str | None) -> ObjectStore:
+    from remote.fsspec_store import open_store
+    from remote.object_settings import ObjectSettings
+
+    return open_store(url, options, objects=ObjectSettings(storage_class=storage_class))
+
+
+def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
+    count, size = sum(len(plan.rows) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
+    told = f"{count} segments, {size}, to {url} for about ${format_dollars(dollars)}"
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{told} would be copied; say --yes")
+    click.confirm(f"copy {told}?", abort=True, err=True)
+
+
+def _to_copy(plan: CopyPlan) -> Row:
+    cost, count = plan.cost, len(plan.rows)
+    figures = {"segments": count, "groups": count, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes}
+    where = {"topic": plan.name.topic, "partition": plan.name.partition}
+    return {**where, **figures, "gets": cost.gets, "puts": cost.puts, "dollars": cost.dollars}
+
+
+def _copied(each: CopyOutcome) -> Row:
+    return {
+        "topic": each.name.topic,
+        "partition": each.name.partition,
+        "segments": each.rows,
+        "size_bytes": each.size_bytes,
+        "behind": each.behind,
+        "differences": len(each.differences),
+        "is_complete": each.is_complete,
+    }
+
+
 def _run(
     session: Session,
     targets: Sequence[str],
@@ -153,13 +251,7 @@ def _done(
 
 def _target(bucket: Bucket, storage_class: str | None) -> ObjectStore | None:
     """The same bucket, new objects going to that class."""
-    if storage_class is None:
-        return None
-    from remote.fsspec_store import open_store
-    from remote.object_settings import ObjectSettings
-
-    objects = ObjectSettings(storage_class=storage_class)
-    return open_store(bucket.url, dict(bucket.options), objects=objects)
+    return _opened(bucket.url, dict(bucket.options), storage_class) if storage_class is not None else None
 
 
 def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
@@ -221,4 +313,13 @@ _DONE = (
     Column("unchanged", "AS THEY WERE", format_count, is_number=True),
     Column("given_up", "GIVEN UP", format_count, is_number=True),
     Column("groups"),
+)
+_COPIED = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("segments", "COPIED", format_count, is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("behind", "BEHIND", format_count, is_number=True),
+    Column("differences", "DIFFERENCES", format_count, is_number=True),
+    Column("is_complete"),
 )

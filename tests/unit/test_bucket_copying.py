@@ -1,0 +1,168 @@
+"""A topic copied to another bucket: the same records, whatever cuts it short, and never a part of a cleaned one."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named
+from fault_kinds import Clock, FaultStore, Kind
+from rewrite_flows import WRITES, records, small_segments
+
+from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
+from remote.head_changes import expire_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.store import ObjectStore
+from tiered.bucket_check import check_bucket, damage
+from tiered.bucket_copying import CopyOutcome, compare, copy_row, plan_copy, run_copy
+
+
+def _target() -> MemoryStore:
+    return MemoryStore("memory://other", now_ms=lambda: NOW)
+
+
+def _copy(source: ObjectStore, target: ObjectStore, **more: object) -> CopyOutcome:
+    kept = {key: more.pop(key) for key in ("codec", "key_id", "storage_class") if key in more}
+    plan = plan_copy(source, target, named("t"), now_ms=NOW, **kept)  # type: ignore[arg-type]
+    return run_copy(source, target, plan, now_ms=lambda: NOW, keys=KEYS, chunk_bytes=512, **more)  # type: ignore[arg-type]
+
+
+def _uncleaned(count: int = 6) -> CareWorld:
+    world = CareWorld.empty()
+    for number in range(count):
+        world.add("t", b"".join(batches(number * 12, (4, 5), seed=number)), number * 12 + 12)
+    return world
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+@pytest.mark.parametrize("paged", [False, True])
+def test_the_copy_has_the_same_records_rows_and_log_start(mode: str, paged: bool) -> None:
+    world, target = small_segments(mode, 7, paged=paged), _target()
+    first = next(iter(MetadataLog(world.store, named("t").prefix).index(world.logs["t"].refresh()).rows()))
+    expire = expire_segments([first.ulid], now_ms=NOW, log_start_offset=first.next_offset)
+    world.commit("t", expire, touches=(first.base_offset, first.next_offset))
+    outcome = _copy(world.store, target)
+    assert (outcome.differences, outcome.behind, outcome.is_complete, outcome.rows) == ((), 0, True, 6)
+    assert records(target) == records(world.store)
+    heads = [MetadataLog(store, named("t").prefix).refresh() for store in (world.store, target)]
+    assert heads[0].log_start_offset == heads[1].log_start_offset
+    assert heads[0].properties == heads[1].properties
+    assert damage(check_bucket(target, keys=KEYS)) == []
+
+
+def test_another_codec_and_key_over_there() -> None:
+    world, target = _uncleaned(), _target()
+    assert _copy(world.store, target, codec="zstd", key_id="b").differences == ()
+    rows = MetadataLog(target, named("t").prefix).refresh().segments
+    assert {(row.codec, row.key_id) for row in rows} == {("zstd", "b")}
+    assert records(target) == records(world.store)
+
+
+def test_what_comes_later_is_copied_by_another_run() -> None:
+    world, target = _uncleaned(3), _target()
+    _copy(world.store, target)
+    world.add("t", b"".join(batches(36, (4, 5))), 48)
+    assert compare(world.store, target, named("t")) == (1, [])
+    assert _copy(world.store, target).rows == 1
+    assert records(target) == records(world.store)
+    assert _copy(world.store, target).rows == 0
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_every_call_cut_before_and_after_its_effect_and_begun_again(cleaned: bool) -> None:
+    """On the source's side as on the target's; meanwhile the target is a beginning of the source, or of a cleaned
+    topic nothing, and the source is what it was."""
+    world = small_segments("raw", 4) if cleaned else _uncleaned(4)
+    truth = records(world.store)
+    assert isinstance(world.store, MemoryStore)
+    before = dict(world.store._objects)
+
+    def cut(at: int, kind: Kind | None, *, of_source: bool) -> list[str]:
+        inner = _target()
+        target, source = FaultStore(inner, Clock(NOW)), FaultStore(world.store, Clock(NOW))  # type: ignore[arg-type]
+        cut_one = source if of_source else target
+        cut_one.arm(at, kind)
+        try:
+            _copy(source, target, rows_a_head=2)
+        except LogError:
+            assert kind is not None
+        calls = list(cut_one.calls)
+        target.heal()
+        if MetadataLog(inner, named("t").prefix).load() is not None:
+            seen = records(inner)
+            assert seen == truth[: len(seen)]
+            assert not cleaned or seen in ([], truth)
+        assert _copy(world.store, inner).differences == ()
+        assert records(inner) == truth
+        assert damage(check_bucket(inner)) == []
+        return calls
+
+    for of_source in (False, True):
+        for at, verb in enumerate(cut(-1, None, of_source=of_source)):
+            for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER, Kind.LATE_EFFECT, Kind.FALSE_CONFLICT):
+                if verb in kind.verbs and (verb in WRITES or kind is Kind.ERROR_BEFORE):
+                    cut(at, kind, of_source=of_source)
+    assert world.store._objects == before
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_told_to_stop_a_cleaned_topic_is_not_there_in_part(cleaned: bool) -> None:
+    world, target = small_segments("raw", 4) if cleaned else _uncleaned(4), _target()
+    stops = iter([False, False, False, True])
+    outcome = _copy(world.store, target, rows_a_head=2, should_stop=lambda: next(stops))
+    assert (outcome.is_complete, outcome.rows) == (False, 0 if cleaned else 3)
+    assert _copy(world.store, target).is_complete
+    assert records(target) == records(world.store)
+
+
+def test_somebody_elses_partition_and_the_same_bucket_are_refused() -> None:
+    world, target = _uncleaned(), _target()
+    with pytest.raises(InvalidRequest, match="it is the same"):
+        plan_copy(world.store, world.store, named("t"), now_ms=NOW)
+    with pytest.raises(NotFound):
+        plan_copy(target, world.store, named("t"), now_ms=NOW)
+    MetadataLog(target, named("t").prefix).become_writer("a manager", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
+    with pytest.raises(Conflict, match="somebody else writes there"):
+        plan_copy(world.store, target, named("t"), now_ms=NOW)
+
+
+def test_a_source_that_was_rewritten_since_is_told() -> None:
+    from tiered.rewriting import plan_merge, run_rewrite
+
+    world, target = _uncleaned(4), _target()
+    stops = iter([False, True])
+    _copy(world.store, target, rows_a_head=1, should_stop=lambda: next(stops))
+    merge = plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=10_000)
+    run_rewrite(world.store, merge, now_ms=lambda: NOW)
+    with pytest.raises(Conflict, match="other segments there by now"):
+        plan_copy(world.store, target, named("t"), now_ms=NOW)
+    assert compare(world.store, target, named("t"))[1] != []
+
+
+def test_damage_is_not_carried_over() -> None:
+    world, target = _uncleaned(2), _target()
+    row = MetadataLog(world.store, named("t").prefix).refresh().segments[1]
+    body = bytearray(world.store.get(named("t").prefix + row.data_key))
+    body[70] ^= 1
+    world.store.put(named("t").prefix + row.data_key, bytes(body))
+    with pytest.raises(Corrupt):
+        _copy(world.store, target)
+    assert records(target) == []
+
+
+def test_one_row_is_a_job_that_travels() -> None:
+    world, target = _uncleaned(2), _target()
+    plan = pickle.loads(pickle.dumps(plan_copy(world.store, target, named("t"), now_ms=NOW)))
+    row = copy_row(world.store, target, plan, plan.rows[1], epoch=1, chunk_bytes=512)
+    assert row.content_crc32c == plan.rows[1].row.content_crc32c
+    assert plan.cost.puts >= 2 * len(plan.rows) + 1
+    assert plan.cost.dollars > 0
+
+
+def test_pages_of_the_source_are_read_and_the_copy_makes_its_own() -> None:
+    world, target = small_segments("raw", 9, paged=True), _target()
+    assert world.logs["t"].refresh().spills
+    assert SMALL_PAGES.page_rows_max < 9
+    assert _copy(world.store, target).differences == ()
+    assert records(target) == records(world.store)
