@@ -92,10 +92,13 @@ class ModelDisk:
         self.fail_at: int | None = None
         self.journal: list[str] = []
         self.watch: Callable[[], None] | None = None
+        self.is_gone = False  # for whoever has it open: their process is dead, and has no effect any more
 
     # -- cutting -------------------------------------------------------------------------------------------------
 
     def _effect(self, what: str, act: Callable[[], None]) -> None:
+        if self.is_gone:
+            raise PowerCut(what)
         self.effects += 1
         self.journal.append(what)
         if self.effects == self.cut_at and self.cut_before:

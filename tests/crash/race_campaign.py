@@ -30,6 +30,10 @@ def attempt(seed: int) -> tuple[Counter[str], str | None]:
     told.update(records=len(race.truth.committed), fenced=sum(each.endswith(" Fenced") for each in race.events))
     told.update(refused=sum(each.endswith(" Conflict") for each in race.events))
     told.update(logical_ms=race.now_ms - race.began_ms, deletes=sum(" delete " in each for each in race.events))
+    told.update(killed=sum(each.endswith(" is killed") for each in race.events), views=len(race.truth.views))
+    told.update(pinned_steps=sum(each.endswith(" with a pin") for each in race.events), pages=race.truth.pages_seen)
+    told.update(void_upto=race.truth.void_upto, orphans=len(race.truth.orphans), deleted=race.truth.is_deleted)
+    told.update(jobs=len(race.truth.heads[-1].jobs) if race.truth.heads else 0)
     return told, None
 
 

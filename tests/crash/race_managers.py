@@ -1,0 +1,221 @@
+"""Machines in a race: a disk that outlives any number of managers, which write, tier, compact, expire and delete."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from disk_model import ModelDisk, PowerCut
+from race_scenes import SceneOfRace
+from race_stage import NOW, Actor, GatedStore, Life, ProcessDied, Race
+from race_truth import Truth, plain, records_in
+
+from local.errors import Conflict, LogError, NotFound, OffsetOutOfRange, Unavailable
+from local.log import Durability
+from local.names import TopicPartition
+from local.record import Record
+from remote.memory_store import MemoryStore
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.topics import Topic
+from tiered.views import build_views, drop_views, plan_views
+
+NAME = TopicPartition("t", 0)
+SETTINGS = {
+    "num.recovery.threads.per.data.dir": "1",
+    "segment.bytes": "1024",
+    "index.interval.bytes": "200",
+    "append.batch.bytes": "300",
+    "file.delete.delay.ms": "0",
+    "min.cleanable.dirty.ratio": "0",
+}
+DELETES_AFTER = 0.7  # of the steps, where a scene has a topic deleted
+
+
+def config() -> Config:
+    loaded = Config.load(None, SETTINGS, {}, local_dir="data")
+    return replace(loaded, data_dir="./data", remote_url="memory://b")
+
+
+@dataclass
+class Machine:
+    """A disk, over any number of managers, and what it acknowledged: (offset, record) until its disk was replaced."""
+
+    name: str
+    disk: ModelDisk
+    scene: SceneOfRace
+    acked: dict[int, Record] = field(default_factory=dict)
+    sent: dict[int, set[Record]] = field(default_factory=dict)
+    count: int = 0
+
+    def holds(self) -> dict[int, Record]:
+        """Every record in the segment files, by offset; those that are on their way in count."""
+        found: dict[int, Record] = {}
+        for path, inode in sorted(self.disk.names.items(), reverse=True):
+            if "/t-0/" in path and path.endswith((".log", ".log.swap")):
+                found |= records_in(bytes(inode.live))
+        return found
+
+    def check(self, truth: Truth) -> None:
+        held, start = self.holds(), truth.log_start
+        newest: dict[bytes, int] = {}
+        for offset, record in (*held.items(), *truth.committed.items(), *self.acked.items()):
+            newest[record.key or b""] = max(offset, newest.get(record.key or b"", offset))
+        for offset, record in self.acked.items():
+            if held.get(offset) == record or truth.committed.get(offset) == record or offset < start:
+                continue
+            last = newest[record.key or b""]
+            is_superseded = offset < last or self._may_be_gone(offset, record, held)
+            is_kept = self.scene.is_compacted and is_superseded
+            assert is_kept, f"{self.name} let go of offset {offset}, which nobody else holds"
+
+    def _may_be_gone(self, offset: int, record: Record, held: dict[int, Record]) -> bool:
+        """A tombstone, of whose key nothing older is left on this disk."""
+        return record.value is None and not any(at < offset and each.key == record.key for at, each in held.items())
+
+
+def new_machines(race: Race, count: int) -> tuple[list[Machine], Topic]:
+    """As many disks, which know of the race's topic and hold no log of it."""
+    first = ModelDisk()
+    with LogManager.open(config(), now_ms=NOW, storage=first, store=MemoryStore("memory://b")) as manager:
+        topic = manager.create_topic("t", 1, race.scene.topic, now_ms=NOW)
+    return [Machine(name, fresh_disk(first), race.scene) for name in ("last", *"abc"[:count])], topic
+
+
+def fresh_disk(like: ModelDisk) -> ModelDisk:
+    """Another machine's disk, which knows the topics and holds no log."""
+    fresh = ModelDisk()
+    fresh.make_directory("./data")
+    file = fresh.create("./data/topics.json")
+    file.append(like.read("./data/topics.json"))
+    file.sync()
+    fresh.sync_directory("./data")
+    return fresh
+
+
+def manage(machine: Machine, actor: Actor) -> None:
+    """A process that opens the partition again and again, works, and ends or is killed as the seed has it."""
+    race, rng = actor.race, actor.rng
+    while not race.is_ending:
+        life = Life(actor, machine.disk)
+        machine.disk.watch = life.at_disk
+        manager = None
+        try:
+            manager = open_manager(machine, life)
+            _work(machine, actor, manager)
+        except LogError as error:
+            race.events.append(f"{machine.name} {type(error).__name__}")
+        except (ProcessDied, PowerCut):
+            assert life.is_dead, "a cut that nobody asked for"
+        machine.disk.watch = None
+        if manager is not None:
+            with suppress(ProcessDied, PowerCut):
+                manager.abandon()
+        machine.disk.is_gone = False
+        machine.disk.locks.clear()
+        machine.check(race.truth)
+        actor.frozen_until = race.steps + rng.randrange(race.scene.rest_max)
+        actor.step("between two lives")
+        fate = rng.random()
+        if fate < 0.2:
+            machine.disk = machine.disk.crash(random.Random(rng.random()))
+        elif fate < 0.4 or manager is None or NAME in manager.problems:
+            _replace_disk(machine, is_killed=life.is_dead and fate >= 0.4)
+
+
+def open_manager(machine: Machine, life: Life) -> LogManager:
+    store = GatedStore(life)
+    return LogManager.open(config(), now_ms=life.actor.race.now_ms, storage=machine.disk, store=store)  # type: ignore[arg-type]
+
+
+def _replace_disk(machine: Machine, *, is_killed: bool) -> None:
+    """An operator's decision, which a killed process is no reason for: what only this disk held is given up."""
+    if not is_killed:
+        machine.disk, machine.acked, machine.sent = fresh_disk(machine.disk), {}, {}
+
+
+def _work(machine: Machine, actor: Actor, manager: LogManager) -> None:
+    race, rng = actor.race, actor.rng
+    for _ in range(rng.randrange(3, race.scene.deeds_max)):
+        if race.is_ending:
+            return
+        if any(isinstance(error, Conflict) for error in manager.problems.values()):
+            return
+        _do_one(machine, actor, manager, rng.choice(_deeds(race, manager)))
+        machine.check(race.truth)
+        for held in manager.partitions():
+            race.truth.check_head(held.head())
+        actor.step("between two calls")
+
+
+def _deeds(race: Race, manager: LogManager) -> list[str]:
+    if not manager.topics():
+        return ["tick"]
+    deeds = ["append", "append", "tick", "tick", "tick", "roll", "read"]
+    if race.scene.topic.get("cleanup.policy") != "compact":
+        deeds.append("delete")
+    if race.scene.has_views:
+        deeds += ["build", "build", "drop"]
+    if race.scene.deletes_topic and race.steps > DELETES_AFTER * race.scene.steps:
+        deeds.append("delete topic")
+    return deeds
+
+
+def _do_one(machine: Machine, actor: Actor, manager: LogManager, deed: str) -> None:
+    race, rng = actor.race, actor.rng
+    match deed:
+        case "append":
+            append(machine, race, manager, rng, rng.randrange(4, 16))
+        case "tick":
+            manager.tick(race.now_ms)
+        case "roll":
+            manager.roll("t", now_ms=race.now_ms)
+        case "read":
+            with suppress(Unavailable, OffsetOutOfRange):
+                _check_own_reads(machine, race, manager)
+        case "delete":
+            _delete_records(race, rng, manager)
+        case "build":
+            build_views(manager, plan_views(manager, "t", accepts_loss=rng.random() < 0.5, now_ms=race.now_ms))
+        case "drop":
+            if rng.random() < 0.2:
+                with suppress(NotFound):
+                    drop_views(manager, "t", now_ms=race.now_ms)
+        case "delete topic":
+            machine.acked, machine.sent = {}, {}
+            manager.delete_topic("t", now_ms=race.now_ms)
+
+
+def append(machine: Machine, race: Race, manager: LogManager, rng: random.Random, count: int) -> None:
+    first = manager.partition(NAME).log.next_offset
+    machine.count += 1
+    records = [_record(machine, race, rng, at) for at in range(first, first + count)]
+    for at, record in enumerate(records, start=first):
+        machine.sent.setdefault(at, set()).add(record)
+    result = manager.append("t", records, 0, now_ms=race.now_ms, durability=Durability.FLUSHED)
+    first = result[NAME].base_offset
+    assert not set(range(first, first + count)) & set(machine.acked), "an offset was given twice"
+    machine.acked |= dict(enumerate(records, start=first))
+
+
+def _record(machine: Machine, race: Race, rng: random.Random, at: int) -> Record:
+    value = b"%s %d %d" % (machine.name.encode(), machine.count, at) + b"." * 40
+    is_tombstone = rng.random() < 0.15
+    return Record(b"k%d" % rng.randrange(race.scene.keys), None if is_tombstone else value, race.now_ms)
+
+
+def _check_own_reads(machine: Machine, race: Race, manager: LogManager) -> None:
+    """What this manager shows: records that it was sent, or committed ones."""
+    start, _ = manager.reader().offsets(NAME)
+    for record in manager.reader().records(NAME, start):
+        is_known = plain(record) in machine.sent.get(record.offset, ())
+        is_known = is_known or plain(record) == race.truth.committed.get(record.offset)
+        assert is_known, f"{machine.name} shows a record at {record.offset} that nobody sent"
+
+
+def _delete_records(race: Race, rng: random.Random, manager: LogManager) -> None:
+    if rng.random() < 0.3:
+        start, end = manager.reader().offsets(NAME)
+        if end > start:
+            manager.delete_records({NAME: rng.randrange(start, end)}, now_ms=race.now_ms)

@@ -1,0 +1,95 @@
+"""Who else works on a partition in a race: a job, guest of the writer's epoch, and whoever collects orphans."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+
+from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
+
+from local.errors import LogError
+from remote.chunk_cache import ChunkCache
+from remote.guest import GuestLog
+from remote.head import Head, JobNote
+from remote.job_changes import Replacement, replace_tiled
+from remote.keys import new_ulid
+from remote.metadata_log import MetadataLog
+from remote.orphans import find_orphans
+from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+from remote.transfer import SegmentToCopy, copy_segment
+
+
+def merge(actor: Actor) -> None:
+    """A job that makes one row of two neighbours, with the same bytes, again and again."""
+    race = actor.race
+    while not race.is_ending:
+        actor.step("before a job")
+        with suppress(LogError, ProcessDied):
+            _merge_two(actor, GatedStore(Life(actor)))  # type: ignore[arg-type]
+
+
+def _merge_two(actor: Actor, store: ObjectStore) -> None:
+    race, prefix = actor.race, actor.race.truth.prefix
+    guest = GuestLog(store, prefix)
+    head = guest.join()
+    rows = list(guest.index(head).rows_with_dead(0, 1 << 62))
+    pairs = [pair for pair in pairwise(rows) if pair[0].next_offset == pair[1].base_offset]
+    if not pairs:
+        return
+    old = actor.rng.choice(pairs)
+    new = _merged(store, prefix, old, head, race.now_ms)
+    change = replace_tiled(
+        [Replacement(ulids=(old[0].ulid, old[1].ulid), rows=(new,))],
+        cleaned_through=0,
+        bound=None,
+        note=JobNote(job_id=new_ulid(race.now_ms)),
+    )
+    guest.commit(change, race.now_ms, touches=(new.base_offset, new.next_offset))
+
+
+def _merged(
+    store: ObjectStore, prefix: str, old: tuple[RemoteSegment, RemoteSegment], head: Head, now_ms: int
+) -> RemoteSegment:
+    remote = RemotePartition(store, prefix, ChunkCache(0))
+    body = b"".join(bytes(remote.read(row, 0, row.size_bytes)) for row in old)
+    stamps = [each for row in old for each in (row.min_timestamp_ms, row.max_timestamp_ms) if each is not None]
+    segment = SegmentToCopy(
+        base_offset=old[0].base_offset,
+        next_offset=old[1].next_offset,
+        size_bytes=len(body),
+        record_count=old[0].record_count + old[1].record_count,
+        max_timestamp_ms=max(stamps, default=None),
+        min_timestamp_ms=min(stamps, default=None),
+        epochs=tuple(dict.fromkeys((*old[0].epochs, *old[1].epochs))),
+        offset_index=b"",
+        time_index=b"",
+        read=lambda start, length: body[start : start + length],
+    )
+    row = copy_segment(store, prefix, segment, epoch=head.epoch, now_ms=now_ms)
+    cleaned = [each.cleaned_through for each in old if each.cleaned_through is not None]
+    return replace(row, cleaned_through=min(cleaned) if len(cleaned) == len(old) else None)
+
+
+def collect(actor: Actor) -> None:
+    """Anybody's process: what was nobody's at two looks is deleted. It needs no leadership and takes none."""
+    race, store = actor.race, GatedStore(Life(actor))
+    seen: set[str] = set()
+    while not race.is_ending:
+        actor.frozen_until = race.steps + actor.rng.randrange(60)
+        actor.step("before a collection")
+        with suppress(LogError, ProcessDied):
+            if actor.rng.random() < 0.2 or store.life.is_dead:
+                store, seen = GatedStore(Life(actor)), set()
+            seen = collect_orphans(actor, store, seen)  # type: ignore[arg-type]
+
+
+def collect_orphans(actor: Actor, store: ObjectStore, seen: set[str]) -> set[str]:
+    """Deletes what is nobody's for the second time; what is so for the first time."""
+    prefix, now_ms = actor.race.truth.prefix, actor.race.now_ms
+    found = find_orphans(store, prefix, MetadataLog(store, prefix), now_ms=now_ms)
+    due = [each.key for each in found if each.key in seen and each.is_due(now_ms, HOUR)]
+    store.delete([prefix + key for key in due])
+    return {each.key for each in found}.difference(due)

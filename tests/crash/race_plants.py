@@ -1,0 +1,286 @@
+"""Rules broken by hand, each for the actor that lives by it: the races must see every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from race_scenes import SceneOfRace
+from race_stage import GatedStore
+
+from local import swap
+from local.epochs import LeaderEpochs
+from local.storage import Storage
+from remote import guest, head_collection, orphans, partition_removal, pins, spilling
+from remote.head import Head
+from remote.head_changes import Change
+from remote.keys import head_key
+from remote.metadata_log import LogState, MetadataLog
+from remote.spill_page import encode_page
+from tiered import apply, cleaning, opening, partition, view_building
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Plant:
+    """How a rule is broken, in which scenes that can show, and from which seed on to look, to save time."""
+
+    breaks: Callable[[Patch], None]
+    shows_in: Callable[[SceneOfRace], bool] = lambda scene: True
+    since: int = 0
+
+
+# --- leadership, histories -------------------------------------------------------------------------------------------
+
+
+def _epoch_is_ignored(patch: Patch) -> None:
+    """A writer takes any head for its own."""
+
+    def adopt(self: MetadataLog, found: Head) -> None:
+        self._head = found
+        if self._state is LogState.WRITER:
+            self._epoch = found.epoch
+
+    patch.setattr(MetadataLog, "_adopt", adopt)
+
+
+def _heads_are_overwritten(patch: Patch) -> None:
+    def put_if_absent(self: GatedStore, key: str, body: bytes) -> None:
+        self.put(key, body)
+
+    patch.setattr(GatedStore, "put_if_absent", put_if_absent)
+
+
+def _histories_are_compared_from_one_side(patch: Patch) -> None:
+    def first_foreign_offset(log: partition.Log, head: Head) -> int | None:
+        known = dict(log.epochs.entries)
+        return next((start for epoch, start in head.lineage if epoch not in known or known[epoch] > start), None)
+
+    patch.setattr(partition, "first_foreign_offset", first_foreign_offset)
+
+
+def _histories_are_not_compared(patch: Patch) -> None:
+    patch.setattr(partition, "check_agreement", lambda log, head: None)
+    patch.setattr(opening, "check_agreement", lambda log, head: None)
+
+
+def _the_bucket_is_not_agreed_with(patch: Patch) -> None:
+    patch.setattr(opening, "reconcile", lambda log, head, **more: None)
+
+
+def _records_have_no_epoch(patch: Patch) -> None:
+    patch.setattr(LeaderEpochs, "assign", lambda self, epoch, start_offset: LeaderEpochs(((1, 0),)))
+
+
+# --- what leaves the bucket ------------------------------------------------------------------------------------------
+
+
+def _unlinked_objects_are_deleted_before_the_commit(patch: Patch) -> None:
+    def expire(state: apply._Round, run: list[apply.ExpireRemote]) -> list[apply.ExpireRemote]:
+        assert state.store is not None
+        assert state.partition.metadata is not None
+        state.store.delete([state.partition.prefix + each.data_key for each in run])
+        change = apply.expire_segments([each.ulid for each in run], now_ms=state.now_ms)
+        state.partition.metadata.commit(change, state.now_ms)
+        return run
+
+    patch.setattr(apply, "_expire", expire)
+
+
+def _a_deleted_topic_waits_for_nobody(patch: Patch) -> None:
+    real = partition_removal.PartitionRemoval.step
+    patch.setattr(
+        partition_removal.PartitionRemoval, "step", lambda self, now_ms, grace_ms: real(self, now_ms, grace_ms=0)
+    )
+
+
+def _a_deleted_partition_takes_writers(patch: Patch) -> None:
+    real = MetadataLog.become_writer
+    patch.setattr(
+        MetadataLog, "become_writer", lambda self, *given, **more: real(self, *given, **more | {"removes": True})
+    )
+
+
+# --- pins ------------------------------------------------------------------------------------------------------------
+
+
+def _a_pin_counts_whatever_left_the_index_meanwhile(patch: Patch) -> None:
+    def came_in_time(log: MetadataLog, head: Head) -> bool:
+        newest = log.refresh(exact=True)
+        return not log.is_void(head.sequence) and spilling.lost_object(head, newest, log.page_rows) is None
+
+    patch.setattr(pins, "_came_in_time", came_in_time)
+
+
+def _who_deletes_looks_for_no_pins(patch: Patch) -> None:
+    patch.setattr(apply, "list_pins", lambda store, prefix: [])
+
+
+def _pinned_heads_are_collected(patch: Patch) -> None:
+    patch.setattr(head_collection, "list_pins", lambda store, prefix: [])
+
+
+# --- collected heads -------------------------------------------------------------------------------------------------
+
+
+def _who_created_a_head_does_not_look_at_the_boundary(patch: Patch) -> None:
+    patch.setattr(MetadataLog, "_was_collected", lambda self, head: False)
+
+
+def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
+    real = MetadataLog.make_void
+
+    def make_void(self: MetadataLog, upto: int) -> None:
+        self._store.delete([self._prefix + head_key(sequence) for sequence in range(1, upto)])
+        real(self, upto)
+
+    patch.setattr(MetadataLog, "make_void", make_void)
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+def _a_page_is_named_and_not_written(patch: Patch) -> None:
+    def write_page(self: MetadataLog, rows: Any, now_ms: int) -> Any:
+        spill, _ = encode_page(rows, self._epoch, self._new_id(now_ms))
+        self._pages.keep(spill, rows)
+        return spill
+
+    patch.setattr(MetadataLog, "_write_page", write_page)
+
+
+def _a_page_that_was_opened_goes_at_once(patch: Patch) -> None:
+    real = MetadataLog.commit
+
+    def commit(self: MetadataLog, change: Change, now_ms: int, **more: Any) -> Head:
+        before = self.cached
+        head = real(self, change, now_ms, **more)
+        known = {each.key for each in before.unlinked} if before else set()
+        new = [each.key for each in head.unlinked if each.key not in known and each.key.startswith("meta/spill/")]
+        if new:
+            self._store.delete([self._prefix + key for key in new])
+        return head
+
+    patch.setattr(MetadataLog, "commit", commit)
+
+
+# --- views, compaction -----------------------------------------------------------------------------------------------
+
+
+def _a_view_passes_over_what_the_log_lost(patch: Patch) -> None:
+    def check_gap(self: Any) -> None:
+        self._start = max(self._start, self._head.log_start_offset)
+
+    patch.setattr(view_building._Run, "_check_gap", check_gap)
+
+
+def _the_objects_of_an_old_view_go_at_once(patch: Patch) -> None:
+    real = view_building.build_view
+
+    def build_view(held: Any, work: Any) -> Any:
+        old = {each.key for each in held.head().unlinked}
+        built = real(held, work)
+        gone = [each.key for each in held.head().unlinked if each.key not in old]
+        if gone:
+            work.store.delete([held.prefix + key for key in gone])
+        return built
+
+    patch.setattr(apply, "build_view", build_view)
+
+
+def _tombstones_go_when_their_time_is_over(patch: Patch) -> None:
+    patch.setattr(cleaning, "tombstones_below", lambda snapshot, is_bucket_known: None)
+
+
+def _old_segments_go_before_the_new_one_is_announced(patch: Patch) -> None:
+    """Which only shows when a process ends in between."""
+    announce, put_in_place = swap.announce, swap.put_in_place
+
+    def later(storage: Storage, directory: str, base_offset: int) -> None:
+        announce(storage, directory, base_offset)
+        put_in_place(storage, directory, base_offset)
+
+    patch.setattr(swap, "announce", lambda storage, directory, base_offset: None)
+    patch.setattr(swap, "put_in_place", later)
+
+
+# --- orphans, jobs ---------------------------------------------------------------------------------------------------
+
+
+def _what_has_another_name_is_nobodys(patch: Patch) -> None:
+    real = orphans.parse_epoch
+    patch.setattr(orphans, "parse_epoch", lambda key: 0 if real(key) is None else real(key))
+
+
+def _what_the_present_writer_has_not_named_is_nobodys(patch: Patch) -> None:
+    real = orphans.nobodys
+    patch.setattr(orphans, "nobodys", lambda listed, epoch, named: real(listed, epoch=epoch + 1, named=named))
+
+
+def _what_waits_for_its_deletion_is_nobodys(patch: Patch) -> None:
+    patch.setattr(orphans, "named_by", spilling.named_keys)
+
+
+def _rows_in_pages_name_nothing(patch: Patch) -> None:
+    real = orphans.named_by
+    patch.setattr(orphans, "named_by", lambda head, rows_of: real(head, lambda spill: ()))
+
+
+def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
+    def adopt(self: guest.GuestLog, found: Head) -> None:
+        self._epoch = found.epoch
+        self._set(found)
+
+    patch.setattr(guest.GuestLog, "_adopt", adopt, raising=False)
+
+
+def _is_plain(scene: SceneOfRace) -> bool:
+    return scene.is_plain
+
+
+def _has_pages(scene: SceneOfRace) -> bool:
+    return scene.rule is not None
+
+
+def _collects_heads(scene: SceneOfRace) -> bool:
+    return scene.kept_heads is not None
+
+
+def _is_compacted(scene: SceneOfRace) -> bool:
+    return scene.is_compacted
+
+
+def _has_views(scene: SceneOfRace) -> bool:
+    return scene.has_views
+
+
+PLANTED = [
+    Plant(_epoch_is_ignored),
+    Plant(_heads_are_overwritten),
+    Plant(_histories_are_compared_from_one_side, _is_plain, since=1760),
+    Plant(_histories_are_not_compared),
+    Plant(_the_bucket_is_not_agreed_with),
+    Plant(_records_have_no_epoch),
+    Plant(_unlinked_objects_are_deleted_before_the_commit),
+    Plant(_a_deleted_topic_waits_for_nobody, lambda scene: scene.deletes_topic),
+    Plant(_a_deleted_partition_takes_writers, lambda scene: scene.deletes_topic),
+    Plant(_a_pin_counts_whatever_left_the_index_meanwhile, since=150),
+    Plant(_who_deletes_looks_for_no_pins),
+    Plant(_pinned_heads_are_collected, _collects_heads),
+    Plant(_who_created_a_head_does_not_look_at_the_boundary, _collects_heads),
+    Plant(_heads_are_deleted_before_they_are_void, _collects_heads),
+    Plant(_a_page_is_named_and_not_written, _has_pages),
+    Plant(_a_page_that_was_opened_goes_at_once, _has_pages),
+    Plant(_a_view_passes_over_what_the_log_lost, _has_views),
+    Plant(_the_objects_of_an_old_view_go_at_once, _has_views),
+    Plant(_tombstones_go_when_their_time_is_over, _is_compacted),
+    Plant(_old_segments_go_before_the_new_one_is_announced, lambda scene: scene.is_compacted and scene.kills > 0),
+    Plant(_what_has_another_name_is_nobodys),
+    Plant(_what_the_present_writer_has_not_named_is_nobodys, since=140),
+    Plant(_what_waits_for_its_deletion_is_nobodys, since=185),
+    Plant(_rows_in_pages_name_nothing, _has_pages),
+    Plant(_a_job_carries_its_uploads_into_the_next_epoch, lambda scene: scene.has_guest),
+]

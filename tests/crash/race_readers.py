@@ -1,0 +1,109 @@
+"""Readers in a race, with nothing but the bucket's address: short reads by old heads, long ones by a pinned head."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from race_managers import NAME
+from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
+from race_truth import Truth, plain, records_in, view_name
+
+from local.errors import Conflict, NotFound, OffsetOutOfRange, Unavailable
+from remote.chunk_cache import ChunkCache
+from remote.head import Head
+from remote.head_chain import HeadChain
+from remote.metadata_index import MetadataIndex, Pages
+from remote.metadata_log import MetadataLog
+from remote.pins import Pin, pin_newest, release
+from remote.range_reader import RemotePartition
+from remote.view import find_view
+from tiered.remote_view import RemoteLog
+
+
+def read(actor: Actor) -> None:
+    """The log, and the compacted view where there is one, by a head that may be old."""
+    race, rng = actor.race, actor.rng
+    bucket: RemoteLog | None = None
+    while not race.is_ending:
+        actor.step("before a read")
+        try:
+            if bucket is None or rng.random() < 0.2:
+                bucket = RemoteLog(GatedStore(Life(actor)))  # type: ignore[arg-type]
+            if rng.random() < 0.3:
+                bucket.refresh()
+            if race.scene.has_views and rng.random() < 0.5:
+                _read_view(bucket, race.truth)
+            start, end = bucket.reader().offsets(NAME)
+            race.truth.check_head(bucket.head(NAME))
+            if start < end:
+                at = rng.randrange(start, end)
+                found = list(bucket.reader().records(NAME, at, end))
+                race.truth.check_read(found, at, end, race.truth.log_start)
+        except (Unavailable, OffsetOutOfRange):
+            continue
+        except (NotFound, ProcessDied):
+            bucket = None  # nothing there yet, nothing any more, or another view by now
+
+
+def _read_view(bucket: RemoteLog, truth: Truth) -> None:
+    """All of the view: exactly that of the head before the read, or of the one after it."""
+    before = find_view(bucket.head(NAME).views, "compacted")
+    if before is None or not before.is_built:
+        return
+    records = bucket.reader(read_compacted=True).records(NAME, before.start_offset, before.horizon_offset)
+    found = {each.offset: plain(each) for each in records}
+    after = find_view(bucket.head(NAME).views, "compacted")
+    wanted = [truth.views[view_name(each)] for each in (before, after) if each is not None and each.is_built]
+    assert found in [{at: record for at, record in each.items() if at < before.horizon_offset} for each in wanted], (
+        f"a view with other records: {sorted(found)}"
+    )
+
+
+def hold(actor: Actor) -> None:
+    """A long read: a head is pinned, and all that it names read again and again for hours, then let go of."""
+    race, rng = actor.race, actor.rng
+    while not race.is_ending:
+        actor.step("before a pin")
+        store = GatedStore(Life(actor))
+        log = MetadataLog(store, race.truth.prefix)  # type: ignore[arg-type]
+        with suppress(Unavailable, NotFound, Conflict, ProcessDied):
+            expires_ms = race.now_ms + rng.choice((1, 3, 12)) * HOUR
+            pin, head = pin_newest(
+                store,  # type: ignore[arg-type]
+                race.truth.prefix,
+                log,
+                now_ms=race.now_ms,
+                expires_ms=expires_ms,
+                holder=actor.name,
+            )
+            race.truth.pinned(pin, head)
+            for _ in range(rng.randrange(2, 20)):
+                actor.step("with a pin")
+                if not _read_pinned(actor, store, pin, head):
+                    break
+            race.truth.unpinned(pin)
+            release(store, race.truth.prefix, [pin])  # type: ignore[arg-type]
+
+
+def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head) -> bool:
+    """One object of all that the pinned head names, and the head itself; False once the pin has expired."""
+    race, truth = actor.race, actor.race.truth
+    try:
+        again = HeadChain(store, truth.prefix).read(head.sequence)  # type: ignore[arg-type]
+        assert again is None or again == head, "another head under a pinned one's name"
+        if again is None:
+            raise NotFound("a pinned head", sequence=head.sequence)
+        index = MetadataIndex(head, Pages(store, truth.prefix).rows)  # type: ignore[arg-type]
+        rows = [*index.rows_with_dead(0, 1 << 62), *head.view_rows]
+        if rows:
+            row = actor.rng.choice(rows)
+            remote = RemotePartition(store, truth.prefix, ChunkCache(0))  # type: ignore[arg-type]
+            found = records_in(bytes(remote.read(row, 0, row.size_bytes)))
+            assert found == truth.held[row.ulid], f"a pinned object has other records: {row.data_key}"
+    except Unavailable:
+        return True
+    except NotFound as error:
+        if race.now_ms < pin.expires_ms:
+            raise AssertionError(f"what a pinned head names is gone: {error}") from error
+        return False
+    return race.now_ms < pin.expires_ms

@@ -1,0 +1,116 @@
+"""What a race is about: the topic's settings, how early rows go into pages, who gets killed; all from the seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from policies import head_collection, invariants
+from remote import metadata_log
+from remote.spilling import SpillRule
+
+GRACE_MS = 3_600_000
+BASE = {"remote.storage.enable": "true", "remote.log.delete.grace.ms": "1h"}
+EXPIRES = {"local.retention.ms": "1h", "retention.ms": "8h"}
+KEEPS = {"local.retention.ms": "-1", "retention.ms": "-1"}
+COMPACTS = {
+    "delete.retention.ms": "1h",
+    "remote.recompaction.min.reduction.ratio": "0",
+    "remote.recompaction.min.saved.bytes": "0",
+}
+PLAIN = "plain log"  # two or three managers and a reader, and nothing else
+TOPICS = {
+    PLAIN: {**EXPIRES},
+    "log": {**EXPIRES},
+    "view": {**EXPIRES},
+    "view by threshold": {**EXPIRES, "compaction.view.threshold": "900"},
+    "compact": {**KEEPS, **COMPACTS, "cleanup.policy": "compact"},
+    "compact,delete": {**EXPIRES, **COMPACTS, "cleanup.policy": "compact,delete"},
+    "compact and view": {**KEEPS, **COMPACTS, "cleanup.policy": "compact", "compaction.view.threshold": "900"},
+}
+WEIGHTS = (4, 5, 3, 3, 5, 3, 2)
+SMALL_PAGES = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=2, gaps_max=1)
+
+
+@dataclass(frozen=True)
+class SceneOfRace:
+    """`kills` is how likely a store call is a process's last; `kept_heads` how many heads outlive a collection.
+
+    `steps` is how long it all lasts, `deeds_max` how much a manager does in one life, `rest_max` how many steps pass
+    before its next one: without rest, whoever was fenced takes over at once.
+    """
+
+    kind: str
+    topic: dict[str, str]
+    rule: SpillRule | None
+    kills: float
+    kept_heads: int | None
+    deletes_topic: bool
+    has_guest: bool
+    keys: int
+    steps: int
+    deeds_max: int
+    rest_max: int
+
+    @property
+    def is_plain(self) -> bool:
+        return self.kind == PLAIN
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.topic.get("cleanup.policy", "")
+
+    @property
+    def has_views(self) -> bool:
+        return "view" in self.kind
+
+    @contextmanager
+    def set_up(self) -> Iterator[None]:
+        """The numbers that a race of this size needs smaller than the product has them."""
+        with ExitStack() as stack:
+            if self.rule is not None:
+                stack.enter_context(mock.patch.object(metadata_log, "SPILL_RULE", self.rule))
+            if self.kept_heads is not None:
+                stack.enter_context(mock.patch.object(head_collection, "HEADS_KEPT", self.kept_heads))
+                stack.enter_context(mock.patch.object(head_collection, "HEADS_AT_ONCE", 2))
+                stack.enter_context(mock.patch.object(invariants, "HEADS_KEPT_MIN", 1))
+            yield
+
+
+def scene_of(seed: int) -> SceneOfRace:
+    rng = random.Random(f"{seed} scene")
+    (kind,) = rng.choices(list(TOPICS), WEIGHTS)
+    if kind == PLAIN:
+        return _plain()
+    return SceneOfRace(
+        kind=kind,
+        topic={**BASE, **TOPICS[kind], **({"remote.copy.lag.ms": "1h"} if rng.random() < 0.3 else {})},
+        rule=rng.choice((None, SMALL_PAGES)),
+        kills=rng.choice((0.0, 0.003, 0.01)),
+        kept_heads=rng.choice((None, 2, 4)),
+        deletes_topic=rng.random() < 0.15,
+        has_guest=rng.random() < 0.4,
+        keys=rng.choice((3, 12)),
+        steps=rng.choice((260, 500, 800)),
+        deeds_max=rng.choice((14, 40, 80)),
+        rest_max=rng.choice((1, 150, 600)),
+    )
+
+
+def _plain() -> SceneOfRace:
+    return SceneOfRace(
+        kind=PLAIN,
+        topic={**BASE, **TOPICS[PLAIN]},
+        rule=None,
+        kills=0.0,
+        kept_heads=None,
+        deletes_topic=False,
+        has_guest=False,
+        keys=12,
+        steps=260,
+        deeds_max=14,
+        rest_max=1,
+    )

@@ -1,0 +1,274 @@
+"""The stage of a race: one baton among actors, virtual time, requests that come late, and ways to the bucket that die.
+
+Each actor runs its real code in a thread of its own, and stops before every call to the store, after it, and at some
+effects of its disk; the seed says who goes on. A *life* is one process of an actor: when the seed kills it, in the
+middle of a call, nothing of it reaches the store or the disk any more, whatever its clean-up tries.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from disk_model import ModelDisk
+from race_scenes import SceneOfRace, scene_of
+from race_truth import Truth
+
+from local.errors import LogError, Unavailable
+from remote.memory_store import MemoryStore
+from remote.store import Body, ObjectInfo, UploadSource
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+DEEDS = ("delete", "put meta/pin", "create meta/head", "create meta/gc")  # to sleep before these is what hurts
+
+
+class Killed(BaseException):
+    """The race is over for this actor."""
+
+
+class ProcessDied(BaseException):
+    """This process ended here, in the middle of what it was doing; its actor goes on with another one."""
+
+
+class Actor:
+    """One machine or reader: a body that runs only while it holds the baton."""
+
+    def __init__(self, race: Race, name: str, body: Callable[[Actor], None], weight: int) -> None:
+        self.race, self.name, self.weight = race, name, weight
+        self.rng = random.Random(f"{race.seed} {name}")
+        self.is_dying = self.is_over = False
+        self.failure: BaseException | None = None
+        self.frozen_until = 0
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(body,), daemon=True)
+        self._thread.start()
+
+    def _run(self, body: Callable[[Actor], None]) -> None:
+        self._go.acquire()
+        try:
+            body(self)
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - told by the race
+            self.failure = error
+        self.is_over = True
+        self._back.release()
+
+    def step(self, what: str) -> None:
+        """Give the baton away; it comes back when the seed says so. Raises Killed when the race is over."""
+        if self.is_dying:
+            raise Killed
+        self.race.events.append(f"{self.name} {what}")
+        self._back.release()
+        self._go.acquire()
+        if self.is_dying:
+            raise Killed
+
+    def run_a_step(self) -> None:
+        self._go.release()
+        if not self._back.acquire(timeout=60):
+            raise AssertionError(f"{self.name} hangs after {self.race.events[-1]}")
+        if self.failure is not None:
+            raise self.failure
+
+
+class Race:
+    """The bucket, the clock, the baton, and the truth."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.scene: SceneOfRace = scene_of(seed)
+        self.rng = random.Random(seed)
+        self.now_ms = self.began_ms = NOW
+        self.steps = 0
+        self.events: list[str] = []
+        self.actors: list[Actor] = []
+        self.late: list[tuple[int, Callable[[], None]]] = []
+        self.inner = MemoryStore("memory://b", now_ms=lambda: self.now_ms)
+        self.truth = Truth(self.inner, lambda: self.now_ms, self.scene)
+        self.trouble = self.rng.choice((0.0, 0.02, 0.1))
+        self.kills = self.scene.kills
+
+    def spawn(self, name: str, body: Callable[[Actor], None], weight: int = 1) -> None:
+        """`weight`: how often it gets the baton, compared with others."""
+        self.actors.append(Actor(self, name, body, weight))
+
+    def run(self) -> None:
+        """Until every actor is done; those that never end by themselves look at `is_ending`."""
+        current = None
+        try:
+            while alive := [each for each in self.actors if not each.is_over]:
+                self.steps += 1
+                self._deliver()
+                if self.rng.random() < 0.03:
+                    self.now_ms += self.rng.choice((1000, 60_000, HOUR, 2 * HOUR))
+                ready = [each for each in alive if each.frozen_until <= self.steps] or alive
+                if current not in ready or self.rng.random() < 0.35:
+                    if current is not None and self.rng.random() < 0.2:
+                        current.frozen_until = self.steps + self.rng.randrange(5, 80)
+                    (current,) = self.rng.choices(ready, [each.weight for each in ready])
+                assert current is not None
+                current.run_a_step()
+        finally:
+            for each in self.actors:
+                while not each.is_over:
+                    each.is_dying = True
+                    each._go.release()
+                    each._back.acquire()
+        self._deliver(everything=True)
+
+    @property
+    def is_ending(self) -> bool:
+        return self.steps > self.scene.steps
+
+    def _deliver(self, *, everything: bool = False) -> None:
+        due = [effect for when, effect in self.late if everything or when <= self.steps]
+        self.late = [each for each in self.late if not everything and each[0] > self.steps]
+        for effect in due:
+            with suppress(LogError):
+                effect()
+
+
+class Life:
+    """One process: whether it still lives, and the disk that it holds."""
+
+    def __init__(self, actor: Actor, disk: ModelDisk | None = None) -> None:
+        self.actor, self.disk = actor, disk
+        self.is_dead = False
+
+    def may_die(self, rate: float) -> bool:
+        return self.actor.rng.random() < rate
+
+    def die(self) -> None:
+        """Raises ProcessDied; from here on the disk and the store hear nothing of this process."""
+        self.is_dead = True
+        if self.disk is not None:
+            self.disk.is_gone = True
+        self.actor.race.events.append(f"{self.actor.name} is killed")
+        raise ProcessDied
+
+    def at_disk(self) -> None:
+        """After an effect on the disk."""
+        if self.actor.rng.random() < 0.05:
+            self.actor.step("disk")
+        if self.may_die(self.actor.race.kills / 4):
+            self.die()
+
+
+class GatedStore:
+    """One process's way to the bucket: a step before and after each call, and the trouble that the seed wants."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.actor, self.race = life.actor, life.actor.race
+
+    @property
+    def url(self) -> str:
+        return self.race.inner.url
+
+    def close(self) -> None:
+        pass
+
+    def _do(self, what: str, effect: Callable[[], Any], *, writes: bool = False) -> Any:
+        if self.life.is_dead:
+            raise ProcessDied
+        if what.startswith(DEEDS) and self.actor.rng.random() < 0.2:
+            self.actor.frozen_until = self.race.steps + self.actor.rng.randrange(150)
+        self.actor.step(what)
+        rng, race = self.actor.rng, self.race
+        if self.life.may_die(race.kills):
+            if rng.random() < 0.5:
+                self._at_last(effect, writes=writes)
+            self.life.die()
+        fate = rng.random() / race.trouble if race.trouble else 9.0
+        trouble = Unavailable("lost on the way", what=what)
+        if fate < 0.3:
+            raise trouble
+        if writes and fate < 0.6:
+            effect()
+            raise trouble
+        if writes and fate < 1.0:
+            race.late.append((race.steps + rng.randrange(1, 120), effect))
+            raise trouble
+        found = effect()
+        if rng.random() < 0.5:
+            self.actor.step(f"{what} done")
+        return found
+
+    def _at_last(self, effect: Callable[[], Any], *, writes: bool) -> None:
+        """The last request of a process that dies: it happens, now or when nobody thinks of it any more."""
+        if not writes:
+            return
+        if self.actor.rng.random() < 0.3:
+            self.race.late.append((self.race.steps + self.actor.rng.randrange(1, 120), effect))
+        else:
+            with suppress(LogError):
+                effect()
+
+    def _put(self, key: str, body: bytes, *, if_absent: bool) -> None:
+        inner = self.race.inner
+        was_there = key in inner._objects
+        if if_absent:
+            inner.put_if_absent(key, body)
+        elif was_there and inner.get(key) == body:
+            return  # a request that arrived twice
+        else:
+            inner.put(key, body)
+        self.race.truth.after_put(key, was_there, self.life)
+
+    def put(self, key: str, body: Body) -> None:
+        self._do(f"put {_short(key)}", partial(self._put, key, bytes(body), if_absent=False), writes=True)
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        self._do(f"create {_short(key)}", partial(self._put, key, bytes(body), if_absent=True), writes=True)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        scratch = MemoryStore()
+        scratch.upload("x", source)
+        self._do(f"upload {_short(key)}", partial(self._put, key, scratch.get("x"), if_absent=False), writes=True)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+
+        def effect() -> None:
+            self.race.truth.before_delete(wanted, self.life)
+            self.race.inner.delete(wanted)
+
+        self._do(f"delete {len(wanted)}", effect, writes=True)
+
+    def get(self, key: str) -> bytes:
+        found: bytes = self._do(f"get {_short(key)}", lambda: self.race.inner.get(key))
+        return found
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        found: bytes = self._do(f"get {_short(key)}", lambda: self.race.inner.get_range(key, start, length))
+        return found
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        found: Sequence[Body] = self._do(f"get {_short(key)}", lambda: self.race.inner.get_ranges(key, ranges))
+        return found
+
+    def head(self, key: str) -> ObjectInfo:
+        found: ObjectInfo = self._do(f"head {_short(key)}", lambda: self.race.inner.head(key))
+        return found
+
+    def list_prefixes(self, prefix: str) -> list[str]:
+        found: list[str] = self._do("list prefixes", lambda: self.race.inner.list_prefixes(prefix))
+        return found
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        found = self._do("list", lambda: list(self.race.inner.list(prefix, start_after=start_after)))
+        return iter(found)
+
+
+def _short(key: str) -> str:
+    """A key without what differs from run to run."""
+    tail = key.split("/", 2)[-1]
+    if "/head/" in tail or "/boundary/" in tail:
+        return tail
+    return tail.rpartition("-")[0] if tail.startswith(("data/", "view/", "meta/spill/")) else tail[:9]
