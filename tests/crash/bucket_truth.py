@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from remote.bucket_check import BucketReport
+from remote.encryption import NO_KEYS, KeyRing
 from remote.fsspec_store import open_store
 from remote.keys import HEADS
 from remote.store import ObjectStore
 from tiered.bucket_check import check_bucket, damage
 
 
-def assert_sound(store: ObjectStore) -> list[BucketReport]:
+def assert_sound(store: ObjectStore, *, keys: KeyRing = NO_KEYS) -> list[BucketReport]:
     """Fails, naming the first few, when anything in the bucket is damaged or not ours."""
-    reports = check_bucket(store)
+    reports = check_bucket(store, keys=keys)
     found = [f"{each.path}: {each.what}" for each in damage(reports)]
     assert not found, f"{len(found)} damaged: " + "; ".join(found[:4])
     return reports

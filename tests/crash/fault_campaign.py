@@ -1,9 +1,9 @@
 """Every flow, every call, every kind of store fault; then drawn ones, several in a flow, by seeds.
 
-    python tests/crash/fault_campaign.py [--seeds 1000] [--first-seed 0] [--jobs 2] [--only NAME]
+    python tests/crash/fault_campaign.py [--seeds 1000] [--first-seed 0] [--jobs 2] [--only NAME] [--mode RAW]
 
-Exit code 1 and the case when a promise is broken; `run_case(name, call, kind)` and `run_drawn(name, seed)` of
-`fault_flows` repeat it.
+In every mode of keeping segments, unless one is asked for. Exit code 1 and the case when a promise is broken;
+`run_case(name, call, kind, mode)` and `run_drawn(name, seed, mode)` of `fault_flows` repeat it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from fault_flows import SCENES, cases, run_case, run_drawn  # noqa: E402
+from fault_flows import SCENES, Mode, cases, run_case, run_drawn  # noqa: E402
 from fault_kinds import Kind  # noqa: E402
 
-Job = tuple[str, int, str | None]  # scene, call or seed, kind; None: drawn
+Job = tuple[str, int, str | None, str]  # scene, call or seed, kind; None: drawn; mode
 
 
 def attempt(job: Job) -> tuple[Job, bool, str | None]:
     """The job, whether its fault was met, and its failure."""
     logging.disable(logging.CRITICAL)
-    name, number, kind = job
+    name, number, kind, mode = job
     try:
-        met = run_drawn(name, number) if kind is None else run_case(name, number, Kind[kind])
+        drawn = kind is None
+        met = run_drawn(name, number, Mode[mode]) if drawn else run_case(name, number, Kind[kind], Mode[mode])
     except Exception:  # noqa: BLE001 - whatever it is, it is what the run is for
         return job, True, traceback.format_exc()
     return job, met, None
@@ -43,10 +44,15 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", choices=list(SCENES))
+    parser.add_argument("--mode", choices=[mode.name for mode in Mode])
     asked = parser.parse_args()
     names = [asked.only] if asked.only else list(SCENES)
-    jobs: list[Job] = [(name, at, kind.name) for name in names for at, kind in cases(name)]
-    jobs += [(name, asked.first_seed + at, None) for at in range(asked.seeds) for name in names]
+    modes = [Mode[asked.mode]] if asked.mode else list(Mode)
+    jobs: list[Job] = [
+        (name, at, kind.name, mode.name) for mode in modes for name in names for at, kind in cases(name, mode)
+    ]
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+    jobs += [(name, seed, None, mode.name) for seed in seeds for mode in modes for name in names]
     began, met, broken = time.monotonic(), Counter[str](), 0
     with ProcessPoolExecutor(asked.jobs) as pool:
         for job, was_met, failure in pool.map(attempt, jobs, chunksize=8):

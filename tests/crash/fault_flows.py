@@ -1,6 +1,7 @@
 """Every flow of a manager with its bucket, each from a state of its own, under faults; then what must hold.
 
-A case is (flow, call, kind): the flow runs, that call of it meets that kind of `fault_kinds`. Whatever came of it, the
+A case is (flow, call, kind, mode): the flow runs, that call of it meets that kind of `fault_kinds`; the mode says how
+the bucket keeps segments (as they are, encrypted, compressed and encrypted). Whatever came of it, the
 store is well again afterwards and the same manager goes on (a daemon is not restarted for a passing fault); then comes
 another start; then the whole bucket is decoded. At every step: what was acknowledged is readable at its offset with its
 value, nothing else is ever returned, offsets are given once.
@@ -8,12 +9,16 @@ value, nothing else is ever returned, offsets are given once.
 
 from __future__ import annotations
 
+import base64
 import copy
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache, partial
+from unittest import mock
 
 from bucket_truth import assert_sound
 from disk_model import ModelDisk
@@ -25,11 +30,13 @@ from local.names import TopicPartition
 from local.record import Record
 from remote import metadata_log
 from remote.bucket_check import ObjectKind
+from remote.encryption import KeyRing
 from remote.memory_store import MemoryStore
 from remote.spilling import SpillRule
 from remote.watched_store import Deadlines, WatchedStore
 from tiered import apply
 from tiered.config import Config
+from tiered.key_rings import KEYS_VARIABLE
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 
@@ -53,6 +60,25 @@ SETTINGS = {
 SHORT = Deadlines(call_s=0.05, upload_stall_s=0.05, close_s=0.05)
 HARMLESS = {Kind.SLOW, Kind.DUPLICATE, Kind.STALE_LIST, Kind.PHANTOM_ENTRY}  # nobody may even notice
 
+KEY = b"0123456789abcdef0123456789abcdef"
+RING = KeyRing({"k1": KEY})
+
+
+class Mode(Enum):
+    """How the bucket keeps segments: the settings that the topic has for it."""
+
+    RAW = ("as they are", {})
+    ENCRYPTED = ("encrypted", {"remote.encryption.key.id": "k1"})
+    BOTH = ("compressed and encrypted", {"remote.encryption.key.id": "k1", "remote.compression": "zstd"})
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return self.value[1]
+
+    @property
+    def suffix(self) -> str:
+        return {Mode.RAW: ".log", Mode.ENCRYPTED: ".log.enc", Mode.BOTH: ".log.zst.enc"}[self]
+
 
 @dataclass
 class World:
@@ -64,6 +90,7 @@ class World:
     acked: dict[int, Record] = field(default_factory=dict)
     sent: dict[int, set[Record]] = field(default_factory=dict)
     log_start: int = 0
+    mode: Mode = Mode.RAW
 
     def __post_init__(self) -> None:
         self.store = FaultStore(self.inner, self.clock)
@@ -75,14 +102,18 @@ class World:
         self.disk.locks.clear()
         sent = {offset: set(records) for offset, records in self.sent.items()}
         disk = copy.deepcopy(self.disk)
-        return World(disk, inner, Clock(self.clock.now_ms), dict(self.acked), sent, self.log_start)
+        return World(disk, inner, Clock(self.clock.now_ms), dict(self.acked), sent, self.log_start, self.mode)
 
     def open(self, disk: ModelDisk | None = None) -> LogManager:
         loaded = Config.load(None, SETTINGS, {}, local_dir="data")
         config = replace(loaded, data_dir="./data", remote_url="memory://b")
-        return LogManager.open(
-            config, now_ms=self.clock.now_ms, storage=disk or self.disk, store=self.watched or self.store
-        )
+        storage, store = disk or self.disk, self.watched or self.store
+        with mock.patch.dict(os.environ, {KEYS_VARIABLE: f"k1 {base64.b64encode(KEY).decode()}"}):
+            return LogManager.open(config, now_ms=self.clock.now_ms, storage=storage, store=store)
+
+    def create_topic(self, manager: LogManager) -> None:
+        if not manager.topics():
+            manager.create_topic("t", 1, {**TOPIC, **self.mode.settings}, now_ms=NOW)
 
     def append(self, manager: LogManager, count: int) -> None:
         first = manager.partitions()[0].log.next_offset
@@ -192,7 +223,7 @@ def list_named_offsets(world: World, manager: LogManager) -> None:
 
 
 def read_bucket(world: World, manager: LogManager) -> None:
-    bucket = RemoteLog(world.watched or world.store)
+    bucket = RemoteLog(world.watched or world.store, keys=RING)
     start, end = bucket.reader().offsets(NAME)
     assert len(world.true(bucket.reader().records(NAME, start))) == end - start
 
@@ -201,11 +232,16 @@ def read_bucket(world: World, manager: LogManager) -> None:
 
 
 @cache
-def _written() -> World:
+def _new(mode: Mode) -> World:
+    return World(mode=mode)
+
+
+@cache
+def _written(mode: Mode) -> World:
     """Three batches of records an hour apart, rolled, nothing in the bucket but the first head."""
-    world = World()
+    world = World(mode=mode)
     manager = world.open()
-    manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+    world.create_topic(manager)
     for _ in range(3):
         world.append(manager, 30)
         world.clock.now_ms += 1000
@@ -215,20 +251,23 @@ def _written() -> World:
 
 
 @cache
-def _tiered() -> World:
+def _tiered(mode: Mode) -> World:
     """All of it copied, the disk still holds it; newer records are only there."""
-    world = _written().copied()
+    world = _written(mode).copied()
     manager = world.open()
     world.settle(manager)
+    head = manager.partitions()[0].head()
+    assert head is not None
+    assert all(row.data_key.endswith(mode.suffix) for row in head.segments)
     world.append(manager, 10)
     manager.close()
     return world
 
 
 @cache
-def _dropped() -> World:
+def _dropped(mode: Mode) -> World:
     """The disk let go of what is in the bucket."""
-    world = _tiered().copied()
+    world = _tiered(mode).copied()
     world.clock.now_ms += 2 * HOUR
     manager = world.open()
     world.settle(manager)
@@ -239,9 +278,9 @@ def _dropped() -> World:
 
 
 @cache
-def _expired() -> World:
+def _expired(mode: Mode) -> World:
     """Rows left the head, their objects wait for the grace time."""
-    world = _dropped().copied()
+    world = _dropped(mode).copied()
     world.log_start = 45
     manager = world.open()
     manager.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
@@ -254,10 +293,10 @@ def _expired() -> World:
 
 
 @cache
-def _in_pages() -> World:
+def _in_pages(mode: Mode) -> World:
     """As `_dropped`, with nearly all rows in pages of three."""
     with pages_of_three():
-        world = _written().copied()
+        world = _written(mode).copied()
         manager = world.open()
         world.settle(manager)
         world.append(manager, 10)
@@ -271,10 +310,10 @@ def _in_pages() -> World:
 
 
 @cache
-def _pages_expired() -> World:
+def _pages_expired(mode: Mode) -> World:
     """Pages left the index whole, and wait for the grace time."""
     with pages_of_three():
-        world = _in_pages().copied()
+        world = _in_pages(mode).copied()
         world.log_start = 60
         manager = world.open()
         manager.delete_records({NAME: 60}, now_ms=world.clock.now_ms)
@@ -290,7 +329,7 @@ def _pages_expired() -> World:
 class Scene:
     """A flow, the state that it begins in, and whether opening the manager is part of it."""
 
-    begin: Callable[[], World]
+    begin: Callable[[Mode], World]
     flow: Flow
     opens: bool = False
     loses_disk: bool = False
@@ -302,13 +341,12 @@ def _nothing(world: World, manager: LogManager) -> None:
 
 
 def _create(world: World, manager: LogManager) -> None:
-    if not manager.topics():
-        manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+    world.create_topic(manager)
     write_on(world, manager)
 
 
 SCENES = {
-    "open fresh": Scene(World, _create, opens=True),
+    "open fresh": Scene(_new, _create, opens=True),
     "open existing": Scene(_dropped, write_on, opens=True),
     "open on another disk": Scene(_dropped, write_on, opens=True, loses_disk=True),
     "copy": Scene(_written, copy_segments),
@@ -352,30 +390,30 @@ def pages_of_three() -> Iterator[None]:
         metadata_log.SPILL_RULE = real
 
 
-def _begin(scene: Scene) -> World:
+def _begin(scene: Scene, mode: Mode) -> World:
     with small_chunks():
-        world = scene.begin().copied()
+        world = scene.begin(mode).copied()
     if scene.loses_disk:
         fresh = ModelDisk()
         fresh.make_directory("./data")
         fresh.create("./data/topics.json").append(world.disk.read("./data/topics.json"))
         end = max(offset for offset, _ in world.acked.items())
         # What was never tiered goes with the disk; its offsets may be given again.
-        reached = RemoteLog(world.inner).reader().offsets(NAME)[1]
+        reached = RemoteLog(world.inner, keys=RING).reader().offsets(NAME)[1]
         world.acked = {offset: record for offset, record in world.acked.items() if offset < reached}
         assert max(world.acked) < end
         world.disk = fresh
     return world
 
 
-def calls_of(name: str) -> list[str]:
+def calls_of(name: str, mode: Mode = Mode.RAW) -> list[str]:
     """The calls of a scene without any fault."""
     with pages_of_three() if SCENES[name].in_pages else nullcontext():
-        return _calls_of(SCENES[name])
+        return _calls_of(SCENES[name], mode)
 
 
-def _calls_of(scene: Scene) -> list[str]:
-    world = _begin(scene)
+def _calls_of(scene: Scene, mode: Mode) -> list[str]:
+    world = _begin(scene, mode)
     manager = None if scene.opens else world.open()
     world.store.arm()
     manager = manager or world.open()
@@ -385,17 +423,17 @@ def _calls_of(scene: Scene) -> list[str]:
     return calls
 
 
-def cases(name: str) -> list[tuple[int, Kind]]:
+def cases(name: str, mode: Mode = Mode.RAW) -> list[tuple[int, Kind]]:
     """(call, kind) for every kind that the call can meet."""
-    return [(at, kind) for at, verb in enumerate(calls_of(name)) for kind in Kind if verb in kind.verbs]
+    return [(at, kind) for at, verb in enumerate(calls_of(name, mode)) for kind in Kind if verb in kind.verbs]
 
 
-def run_case(name: str, at: int, kind: Kind) -> bool:
+def run_case(name: str, at: int, kind: Kind, mode: Mode = Mode.RAW) -> bool:
     """One case from its beginning to its end; whether the fault was met. Raises AssertionError for a broken promise."""
-    return _run(name, lambda number, verb: kind if number == at else None, kind)
+    return _run(name, lambda number, verb: kind if number == at else None, kind, mode)
 
 
-def run_drawn(name: str, seed: int) -> bool:
+def run_drawn(name: str, seed: int, mode: Mode = Mode.RAW) -> bool:
     """As `run_case`; any call may meet any kind, as the seed has it, several of them in one flow."""
     rng = random.Random(f"{name} {seed}")
     rate = rng.choice((0.05, 0.15, 0.4))
@@ -404,16 +442,16 @@ def run_drawn(name: str, seed: int) -> bool:
         kinds = [kind for kind in Kind if verb in kind.verbs and kind is not Kind.HANG]
         return rng.choice(kinds) if rng.random() < rate else None
 
-    return _run(name, plan, None)
+    return _run(name, plan, None, mode)
 
 
-def _run(name: str, plan: Plan, kind: Kind | None) -> bool:
+def _run(name: str, plan: Plan, kind: Kind | None, mode: Mode) -> bool:
     with pages_of_three() if SCENES[name].in_pages else nullcontext():
-        return _run_scene(SCENES[name], plan, kind)
+        return _run_scene(SCENES[name], plan, kind, mode)
 
 
-def _run_scene(scene: Scene, plan: Plan, kind: Kind | None) -> bool:
-    world = _begin(scene)
+def _run_scene(scene: Scene, plan: Plan, kind: Kind | None, mode: Mode) -> bool:
+    world = _begin(scene, mode)
     if kind is Kind.HANG:
         world.watched = WatchedStore(world.store, deadlines=SHORT)
     manager = None if scene.opens else world.open()
@@ -442,8 +480,7 @@ def _run_scene(scene: Scene, plan: Plan, kind: Kind | None) -> bool:
 
 def _goes_on(world: World, manager: LogManager) -> None:
     """The same manager, the fault being over, does its work to the end and answers right."""
-    if not manager.topics():
-        manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+    world.create_topic(manager)
     world.settle(manager)
     assert not manager.problems, f"a passing fault left trouble behind: {manager.problems}"
     world.append(manager, 2)
@@ -469,10 +506,11 @@ def _check_end(world: World, manager: LogManager) -> None:
         world.clock.now_ms += 2 * HOUR
         world.settle(manager)
     assert not manager.problems
-    bucket = RemoteLog(world.inner).reader()
+    bucket = RemoteLog(world.inner, keys=RING).reader()
     found = world.true(bucket.records(NAME, bucket.offsets(NAME)[0]))
     assert {offset: found.get(offset) for offset in world.retained()} == world.retained()
-    (report,) = assert_sound(world.inner)
+    (report,) = assert_sound(world.inner, keys=RING)
+    assert all(row.data_key.endswith(world.mode.suffix) for row in report.head.segments)  # type: ignore[union-attr]
     assert report.head is not None
     assert not report.head.unlinked, "deleted objects stay on the list"
     assert not report.head.unlinked_pages

@@ -9,17 +9,17 @@ from itertools import pairwise
 from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
 
 from local.errors import LogError
+from remote.catalog import list_partitions
 from remote.chunk_cache import ChunkCache
 from remote.guest import GuestLog
 from remote.head import Head, JobNote
 from remote.job_changes import Replacement, replace_tiled
 from remote.keys import new_ulid
-from remote.metadata_log import MetadataLog
-from remote.orphans import find_orphans
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
+from tiered.garbage import GarbageList, delete_garbage, list_garbage
 
 
 def merge(actor: Actor) -> None:
@@ -74,22 +74,25 @@ def _merged(
 
 
 def collect(actor: Actor) -> None:
-    """Anybody's process: what was nobody's at two looks is deleted. It needs no leadership and takes none."""
-    race, store = actor.race, GatedStore(Life(actor))
-    seen: set[str] = set()
+    """Anybody's process: what is nobody's is listed; later it, or the next one, deletes from that list."""
+    race, rng = actor.race, actor.rng
+    listed: GarbageList | None = None
     while not race.is_ending:
-        actor.frozen_until = race.steps + actor.rng.randrange(60)
+        actor.frozen_until = race.steps + rng.randrange(60)
         actor.step("before a collection")
+        store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
         with suppress(LogError, ProcessDied):
-            if actor.rng.random() < 0.2 or store.life.is_dead:
-                store, seen = GatedStore(Life(actor)), set()
-            seen = collect_orphans(actor, store, seen)  # type: ignore[arg-type]
+            if listed is not None and rng.random() < 0.7:
+                delete_garbage(store, listed, now_ms=race.now_ms, grace_ms=HOUR)
+            else:
+                listed = list_garbage(store, list_partitions(store), now_ms=race.now_ms)
 
 
-def collect_orphans(actor: Actor, store: ObjectStore, seen: set[str]) -> set[str]:
-    """Deletes what is nobody's for the second time; what is so for the first time."""
-    prefix, now_ms = actor.race.truth.prefix, actor.race.now_ms
-    found = find_orphans(store, prefix, MetadataLog(store, prefix), now_ms=now_ms)
-    due = [each.key for each in found if each.key in seen and each.is_due(now_ms, HOUR)]
-    store.delete([prefix + key for key in due])
-    return {each.key for each in found}.difference(due)
+def collect_all(actor: Actor) -> int:
+    """Both steps in peace, what is due by then; how much is left for another time."""
+    race = actor.race
+    store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
+    listed = list_garbage(store, list_partitions(store), now_ms=race.now_ms)
+    race.now_ms += HOUR
+    delete_garbage(store, listed, now_ms=race.now_ms, grace_ms=HOUR)
+    return len(list_garbage(store, list_partitions(store), now_ms=race.now_ms).entries)

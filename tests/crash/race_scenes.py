@@ -40,7 +40,8 @@ class SceneOfRace:
     """`kills` is how likely a store call is a process's last; `kept_heads` how many heads outlive a collection.
 
     `steps` is how long it all lasts, `deeds_max` how much a manager does in one life, `rest_max` how many steps pass
-    before its next one: without rest, whoever was fenced takes over at once.
+    before its next one: without rest, whoever was fenced takes over at once. `sleeps` is how likely somebody falls
+    asleep right before a deed, for `sleep_max` steps at most, `jumps` how likely hours pass between two steps.
     """
 
     kind: str
@@ -54,6 +55,9 @@ class SceneOfRace:
     steps: int
     deeds_max: int
     rest_max: int
+    sleeps: float = 0.2
+    sleep_max: int = 150
+    jumps: float = 0.03
 
     @property
     def is_plain(self) -> bool:
@@ -84,7 +88,7 @@ def scene_of(seed: int) -> SceneOfRace:
     rng = random.Random(f"{seed} scene")
     (kind,) = rng.choices(list(TOPICS), WEIGHTS)
     if kind == PLAIN:
-        return _plain()
+        return plain_scene()
     return SceneOfRace(
         kind=kind,
         topic={**BASE, **TOPICS[kind], **({"remote.copy.lag.ms": "1h"} if rng.random() < 0.3 else {})},
@@ -100,7 +104,7 @@ def scene_of(seed: int) -> SceneOfRace:
     )
 
 
-def _plain() -> SceneOfRace:
+def plain_scene() -> SceneOfRace:
     return SceneOfRace(
         kind=PLAIN,
         topic={**BASE, **TOPICS[PLAIN]},
@@ -113,4 +117,5 @@ def _plain() -> SceneOfRace:
         steps=260,
         deeds_max=14,
         rest_max=1,
+        sleeps=0.0,
     )

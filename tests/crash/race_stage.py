@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from disk_model import ModelDisk
-from race_scenes import SceneOfRace, scene_of
+from race_scenes import SceneOfRace
 from race_truth import Truth
 
 from local.errors import LogError, Unavailable
@@ -80,9 +80,9 @@ class Actor:
 class Race:
     """The bucket, the clock, the baton, and the truth."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, scene: SceneOfRace) -> None:
         self.seed = seed
-        self.scene: SceneOfRace = scene_of(seed)
+        self.scene = scene
         self.rng = random.Random(seed)
         self.now_ms = self.began_ms = NOW
         self.steps = 0
@@ -105,7 +105,7 @@ class Race:
             while alive := [each for each in self.actors if not each.is_over]:
                 self.steps += 1
                 self._deliver()
-                if self.rng.random() < 0.03:
+                if self.rng.random() < self.scene.jumps:
                     self.now_ms += self.rng.choice((1000, 60_000, HOUR, 2 * HOUR))
                 ready = [each for each in alive if each.frozen_until <= self.steps] or alive
                 if current not in ready or self.rng.random() < 0.35:
@@ -177,8 +177,8 @@ class GatedStore:
     def _do(self, what: str, effect: Callable[[], Any], *, writes: bool = False) -> Any:
         if self.life.is_dead:
             raise ProcessDied
-        if what.startswith(DEEDS) and self.actor.rng.random() < 0.2:
-            self.actor.frozen_until = self.race.steps + self.actor.rng.randrange(150)
+        if what.startswith(DEEDS) and self.actor.rng.random() < self.race.scene.sleeps:
+            self.actor.frozen_until = self.race.steps + self.actor.rng.randrange(self.race.scene.sleep_max)
         self.actor.step(what)
         rng, race = self.actor.rng, self.race
         if self.life.may_die(race.kills):

@@ -36,8 +36,9 @@ from functools import partial
 
 from bucket_truth import assert_sound
 from race_managers import NAME, Machine, append, manage, new_machines, open_manager
-from race_others import collect, collect_orphans, merge
+from race_others import collect, collect_all, merge
 from race_readers import hold, read
+from race_scenes import SceneOfRace, scene_of
 from race_stage import HOUR, Actor, GatedStore, Life, Race
 
 from local.errors import Conflict, Corrupt
@@ -52,9 +53,9 @@ QUIET_HOURS = 4  # between two rounds of the peace
 ROUNDS_MAX = 12
 
 
-def race_once(seed: int, *, managers: int | None = None) -> Race:
+def race_once(seed: int, *, managers: int | None = None, scene: SceneOfRace | None = None) -> Race:
     """One race to its end, and the peace after it. Raises AssertionError, naming the seed's last steps."""
-    race = Race(seed)
+    race = Race(seed, scene or scene_of(seed))
     with ExitStack() as stack:
         stack.enter_context(_drawn_ids(race))
         stack.enter_context(race.scene.set_up())
@@ -114,9 +115,7 @@ def _finish(machine: Machine, actor: Actor) -> None:
             break
         race.now_ms += QUIET_HOURS * HOUR
     assert _is_finished(race), "objects wait for their deletion for ever"
-    seen = collect_orphans(actor, race.inner, set())
-    race.now_ms += HOUR
-    assert not collect_orphans(actor, race.inner, seen), "orphans stay for ever"
+    assert collect_all(actor) == 0, "orphans stay for ever"
     manager.close()
 
 

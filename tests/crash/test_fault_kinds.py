@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fault_flows import SCENES, calls_of, cases, run_case, run_drawn
+from fault_flows import SCENES, Mode, calls_of, cases, run_case, run_drawn
 from fault_kinds import ALL, Kind
 
 from local.errors import AlreadyExists, Fenced, LogError
 from remote import range_reader, transfer
 from remote.chunk_cache import Slice
 from remote.chunks import ChunkTable
+from remote.encryption import KeyRing, ObjectCipher
 from remote.head import Head
 from remote.keys import head_key
 from remote.metadata_log import LogState, MetadataLog
 from tiered import apply
 
 SHARE = 3  # the suite runs one case of so many; the campaign all of them
+ENCRYPTED_SHARE = 15
 SEEDS = range(3)
 
 
@@ -37,6 +39,15 @@ def test_no_kind_of_fault_at_any_call_breaks_a_promise(name: str) -> None:
     for at, kind in cases(name)[sum(name.encode()) % SHARE :: SHARE]:
         # On a busy machine an earlier call may already have met the short deadline of this one kind.
         assert run_case(name, at, kind) or kind is Kind.HANG, "the fault was never met"
+
+
+@pytest.mark.parametrize("mode", [Mode.ENCRYPTED, Mode.BOTH], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("name", list(SCENES))
+def test_nor_does_any_where_the_bucket_holds_nothing_that_can_be_read_without_a_key(name: str, mode: Mode) -> None:
+    first = sum(f"{name}{mode}".encode()) % ENCRYPTED_SHARE
+    for at, kind in cases(name, mode)[first::ENCRYPTED_SHARE]:
+        assert run_case(name, at, kind, mode) or kind is Kind.HANG, "the fault was never met"
+    run_drawn(name, 0, mode)
 
 
 @pytest.mark.parametrize("name", list(SCENES))
@@ -75,24 +86,36 @@ def _unlinked_objects_are_deleted_and_not_struck_off(patch: pytest.MonkeyPatch) 
     patch.setattr(apply, "forget_unlinked", lambda keys: lambda head: head)
 
 
+def _data_keys_are_kept_for_the_next_segment(patch: pytest.MonkeyPatch) -> None:
+    """So that its chunks do not open under the row's key."""
+    real, kept = KeyRing.new_object, []
+
+    def new_object(self: KeyRing, key_id: str, stem: str) -> tuple[ObjectCipher, str]:
+        kept.append(real(self, key_id, stem))
+        return kept[-1][0], kept[max(0, len(kept) - 2)][1]
+
+    patch.setattr(KeyRing, "new_object", new_object)
+
+
 PLANTED = {
-    _chunks_are_not_checked: ("read sequentially", Kind.BIT_FLIP),
-    _uploads_are_not_verified: ("copy", Kind.LOST_PART),
-    _a_taken_name_is_a_lost_race: ("copy", Kind.FALSE_CONFLICT),
-    _unlinked_objects_are_deleted_and_not_struck_off: ("deletion of the unlinked", Kind.ERROR_AFTER),
+    _chunks_are_not_checked: ("read sequentially", Kind.BIT_FLIP, Mode.RAW),
+    _uploads_are_not_verified: ("copy", Kind.LOST_PART, Mode.BOTH),
+    _a_taken_name_is_a_lost_race: ("copy", Kind.FALSE_CONFLICT, Mode.RAW),
+    _unlinked_objects_are_deleted_and_not_struck_off: ("deletion of the unlinked", Kind.ERROR_AFTER, Mode.ENCRYPTED),
+    _data_keys_are_kept_for_the_next_segment: ("copy", Kind.SLOW, Mode.BOTH),
 }
 
 
 @pytest.mark.parametrize("plant", list(PLANTED), ids=lambda plant: plant.__name__.strip("_"))
 def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
-    name, kind = PLANTED[plant]
-    calls_of(name)  # the state to begin in is made by sound code
+    name, kind, mode = PLANTED[plant]
+    calls_of(name, mode)  # the state to begin in is made by sound code
     plant(monkeypatch)
     with pytest.raises((AssertionError, LogError)):
-        _run_all(name, kind)
+        _run_all(name, kind, mode)
 
 
-def _run_all(name: str, kind: Kind) -> None:
-    for at, each in cases(name):
+def _run_all(name: str, kind: Kind, mode: Mode) -> None:
+    for at, each in cases(name, mode):
         if each is kind:
-            run_case(name, at, each)
+            run_case(name, at, each, mode)
