@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiered.cli.cost_simulate import simulate
+from tiered.cli.errors import Exit
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.units import format_bytes, format_dollars
@@ -58,6 +59,29 @@ def prices(session: Session) -> None:
     click.echo(json.dumps(price_rows(configured_prices(session.config())), indent=2))
 
 
+@cost.command("advise")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--least", type=float, default=0.01, show_default=True, help="Dollars a month that it has to save.")
+@output_option()
+@click.pass_obj
+def advise(session: Session, topics: tuple[str, ...], least: float, output: str) -> int:
+    """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
+    from tiered.cost_advising import cost_advice
+
+    with session.manager(read_only=True) as manager:
+        found = cost_advice(manager, now_ms(), topics or None, least_dollars=least)
+        problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
+    emit("advice", found.rows(), _ADVICE_COLUMNS, output, prices=price_facts(found.prices))
+    session.tell_problems(problems)
+    for of in found.measured:
+        session.say(f"{of.topic}: {'; '.join(of.basis)}")
+    for each in found.advice:
+        session.say(f"next: {each.command}")
+    if not found.advice:
+        session.say("no advice")
+    return Exit.FINDINGS if found.advice else Exit.DONE
+
+
 cost.add_command(simulate)
 
 
@@ -99,6 +123,21 @@ def _bytes(value: object) -> str:
     return format_bytes(round(float(str(value))))
 
 
+def _months(value: object) -> str:
+    return f"{float(str(value)):.1f}"
+
+
+_ADVICE_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("change", "CHANGE"),
+    Column("size_bytes", "BYTES", _bytes, is_number=True),
+    Column("saved_dollars", "SAVES/MONTH", _dollars, is_number=True),
+    Column("once_dollars", "ONCE", _dollars, is_number=True),
+    Column("payback_months", "MONTHS", _months, is_number=True),
+    Column("reason", "WHY"),
+    Column("segments"),
+    Column("command"),
+)
 _COLUMNS = (
     Column("topic", "TOPIC"),
     Column("remote_bytes", "REMOTE", _bytes, is_number=True),

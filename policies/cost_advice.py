@@ -1,0 +1,171 @@
+"""What would make the bill smaller, and what doing it costs once. Pure; proposes, and changes nothing.
+
+Two kinds: *settings*, each simulated by itself (`policies.what_if`), and *moves* of segments that are there already to
+another storage class. Retention is never proposed: what may be forgotten is not a question of money alone. Nor is a
+class of a single zone, nor one that has to be restored before it can be read.
+
+A segment may move when it is settled: no longer on the disk (nothing cleans it again), of the class's smallest size at
+least, and with more of its retention left than the class's minimum duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from policies.cost import (
+    DAY_MS,
+    GIB,
+    break_even_reads,
+    early_deletion,
+    request_cost,
+    retrieval_cost,
+    upload_requests,
+)
+from policies.prices import STANDARD, Prices, PriceTable
+from policies.simulation import RANGE_BYTES
+from policies.what_if import Stream, Variant, cost_of
+
+MOVES_TO = ("STANDARD_IA", "GLACIER_IR")
+SEGMENT_BYTES_MAX = 1 << 30
+LOCAL_CHOICES_MS = (DAY_MS, 6 * DAY_MS // 24)
+ZSTD_PAYS_BELOW = 0.9
+PAYBACK_MONTHS_MAX = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSegment:
+    """One segment in the bucket. `lived_ms` since its upload, `left_ms` until retention takes it (None: never)."""
+
+    stored_bytes: int
+    storage_class: str
+    lived_ms: int
+    left_ms: int | None
+    is_settled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostAdvice:
+    """One change: dollars a month that it saves, dollars that it costs once, and how to make it.
+
+    `segments` and `size_bytes` are what a move is about, 0 for a setting.
+    """
+
+    topic: str
+    change: str
+    saved_dollars: float
+    once_dollars: float
+    reason: str
+    command: str
+    segments: int = 0
+    size_bytes: int = 0
+
+    @property
+    def payback_months(self) -> float:
+        """After how many months it has paid for itself."""
+        return self.once_dollars / self.saved_dollars if self.saved_dollars > 0 else float("inf")
+
+
+def advise_costs(
+    streams: Sequence[Stream],
+    segments: Mapping[str, Sequence[KeptSegment]],
+    prices: PriceTable,
+    *,
+    least_dollars: float = 0.01,
+) -> list[CostAdvice]:
+    """What saves at least `least_dollars` a month and pays for itself within a year, the largest saving first."""
+    found: list[CostAdvice] = []
+    for stream in streams:
+        found += _settings(stream, prices)
+        moves = [_move(stream, segments.get(stream.topic, ()), prices.of(to), prices) for to in MOVES_TO]
+        best = max((each for each in moves if each is not None), key=lambda each: each.saved_dollars, default=None)
+        found += [best] if best is not None else []
+    worth = [each for each in found if each.saved_dollars >= least_dollars]
+    return sorted(
+        (each for each in worth if each.payback_months <= PAYBACK_MONTHS_MAX), key=lambda each: -each.saved_dollars
+    )
+
+
+def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
+    today = cost_of([stream], Variant(), prices)
+    found = []
+    for variant, key, value, reason in _candidates(stream):
+        then = cost_of([stream], variant, prices)
+        found.append(
+            CostAdvice(
+                topic=stream.topic,
+                change=f"{key}={value}",
+                saved_dollars=today.total - then.total,
+                once_dollars=0.0,
+                reason=reason,
+                command=f"tiered topic alter {stream.topic} -X {key}={value}",
+            )
+        )
+    return found
+
+
+def _candidates(stream: Stream) -> list[tuple[Variant, str, str, str]]:
+    """(what is changed, the property, its value, why), each worth a simulation."""
+    found = []
+    size = stream.workload.segment_bytes
+    if size * 4 <= SEGMENT_BYTES_MAX:
+        larger = size * 4
+        why = f"requests are per segment, and segments are {size >> 10} KiB at most"
+        found.append((Variant(segment_bytes=larger), "segment.bytes", str(larger), why))
+    share = stream.zstd_share
+    if share is not None and share < ZSTD_PAYS_BELOW and stream.workload.stored_share > share:
+        why = f"samples shrink to {share:.0%} in the bucket"
+        found.append((Variant(compression="zstd"), "remote.compression", "zstd", why))
+    kept = stream.rules.local_limits.ms
+    for choice in LOCAL_CHOICES_MS:
+        if kept is None or choice < kept:
+            hours = choice // (DAY_MS // 24)
+            why = "what is in the bucket is kept on the disk as well"
+            found.append((Variant(local_retention_ms=choice), "local.retention.ms", f"{hours}h", why))
+    return found
+
+
+def _move(stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: PriceTable) -> CostAdvice | None:
+    movable = [each for each in segments if _may_move(each, to)]
+    stored = sum(each.stored_bytes for each in movable)
+    cheaper = sum(
+        _a_month(each, prices.of(each.storage_class), stream) - _a_month(each, to, stream) for each in movable
+    )
+    if not movable or cheaper <= 0:
+        return None
+    limit = break_even_reads(to, prices.of(STANDARD))
+    reads = f"{stream.read_share:.2f} of it is read in a month, break-even {limit:.2f}" if limit is not None else ""
+    return CostAdvice(
+        topic=stream.topic,
+        change=f"{len(movable)} segments to {to.storage_class}",
+        saved_dollars=cheaper,
+        once_dollars=sum(_once(each, prices.of(each.storage_class), to) for each in movable),
+        reason=f"settled, kept longer than {to.min_days:g} days; {reads}",
+        command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class}",
+        segments=len(movable),
+        size_bytes=stored,
+    )
+
+
+def _may_move(segment: KeptSegment, to: Prices) -> bool:
+    is_long_kept = segment.left_ms is None or segment.left_ms >= to.min_days * DAY_MS
+    is_other = segment.storage_class != to.storage_class
+    return segment.is_settled and is_other and is_long_kept and segment.stored_bytes >= to.min_bytes
+
+
+def _a_month(segment: KeptSegment, of: Prices, stream: Stream) -> float:
+    """Keeping one segment and reading its share of it."""
+    gets = stream.read_share * max(1.0, segment.stored_bytes / RANGE_BYTES)
+    kept = (segment.stored_bytes + of.overhead_bytes) / GIB * of.storage_bands[0][1]
+    return kept + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
+
+
+def _once(segment: KeptSegment, before: Prices, to: Prices) -> float:
+    """Read, written anew, and the rest of the old class's minimum duration."""
+    read = retrieval_cost(segment.stored_bytes, before) + request_cost(
+        gets=ceil(segment.stored_bytes / RANGE_BYTES) + 1, prices=before
+    )
+    written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), prices=to)
+    written += segment.stored_bytes / GIB * to.write_per_gb
+    return read + written + early_deletion(segment.stored_bytes, segment.lived_ms / DAY_MS, before)

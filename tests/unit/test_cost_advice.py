@@ -1,0 +1,128 @@
+"""Advice on costs: only what saves, pays for itself, keeps every record, and moves nothing too early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from manager_world import DAY, NOW, TIERED, World, send, settle
+
+from policies import cost_advice as cost_advice_policy
+from policies.cost import GIB
+from policies.cost_advice import KeptSegment, advise_costs
+from policies.prices import BUILT_IN
+from policies.rules import PartitionRules
+from policies.simulation import Workload
+from policies.what_if import Stream, Variant, cost_of
+from tiered.cost_advising import cost_advice, kept_segments
+
+MIB = 1 << 20
+STREAM = Stream(
+    topic="t",
+    partitions=10,
+    workload=Workload(batch_bytes=MIB, batch_ms=3515, segment_bytes=64 * MIB),
+    rules=PartitionRules(retention_ms=180 * DAY, local_retention_ms=3 * DAY),
+    zstd_share=0.5,
+)
+SETTLED = KeptSegment(stored_bytes=GIB, storage_class="STANDARD", lived_ms=10 * DAY, left_ms=170 * DAY, is_settled=True)
+
+
+def advice(stream=STREAM, segments=(), **more):
+    return advise_costs([stream], {"t": segments}, BUILT_IN, **more)
+
+
+def moves(stream=STREAM, **segment):
+    found = advice(stream, [replace(SETTLED, **segment)] * 100)
+    return [each for each in found if each.segments]
+
+
+def test_settings_that_save_are_proposed_with_what_a_simulation_says_they_save():
+    found = {each.change: each for each in advice()}
+    assert {"segment.bytes=268435456", "remote.compression=zstd", "local.retention.ms=6h"} <= set(found)
+    today = cost_of([STREAM], Variant(), BUILT_IN).total
+    packed = cost_of([STREAM], Variant(compression="zstd"), BUILT_IN).total
+    assert found["remote.compression=zstd"].saved_dollars == pytest.approx(today - packed)
+    assert found["remote.compression=zstd"].command == "tiered topic alter t -X remote.compression=zstd"
+    savings = [each.saved_dollars for each in advice()]
+    assert savings == sorted(savings, reverse=True)
+
+
+def test_retention_is_never_proposed():
+    assert not any(each.change.startswith("retention") for each in advice(segments=[SETTLED] * 100))
+
+
+def test_what_saves_less_than_asked_for_is_left_out():
+    assert advice(least_dollars=1e9) == []
+    small = replace(STREAM, partitions=1, workload=Workload(batch_bytes=100, batch_ms=DAY, segment_bytes=1 << 30))
+    assert advice(replace(small, zstd_share=None)) == []
+
+
+def test_settled_segments_move_to_the_cheapest_class_that_their_reads_allow():
+    (cold,) = moves()
+    assert cold.change == "100 segments to GLACIER_IR"
+    assert cold.saved_dollars == pytest.approx(100 * (0.023 - 0.004), rel=0.01)
+    assert cold.once_dollars == pytest.approx(100 * (130 * 0.02 + 129 * 0.0004) / 1000, rel=0.01)
+    assert cold.command == "tiered rewrite recode t --storage-class GLACIER_IR"
+    (warm,) = moves(replace(STREAM, read_share=0.7))
+    assert warm.change == "100 segments to STANDARD_IA"
+    assert moves(replace(STREAM, read_share=1.1)) == []
+
+
+@pytest.mark.parametrize(
+    ("segment", "classes"),
+    [
+        ({"is_settled": False}, []),
+        ({"left_ms": 20 * DAY}, []),
+        ({"left_ms": 60 * DAY}, ["STANDARD_IA"]),
+        ({"left_ms": None}, ["GLACIER_IR"]),
+        ({"stored_bytes": 100 << 10}, []),
+        ({"storage_class": "GLACIER_IR"}, []),
+    ],
+)
+def test_nothing_moves_that_would_be_paid_for_twice(segment, classes):
+    assert [each.change.rpartition(" ")[2] for each in moves(**segment)] == classes
+
+
+def test_leaving_a_class_before_its_minimum_is_part_of_what_it_costs_once():
+    (late,) = moves(storage_class="STANDARD_IA", lived_ms=40 * DAY)
+    (early,) = moves(storage_class="STANDARD_IA", lived_ms=DAY)
+    assert early.once_dollars - late.once_dollars == pytest.approx(100 * 0.0125 * 29 / 30, rel=0.01)
+
+
+def test_what_does_not_pay_for_itself_in_time_is_left_out(monkeypatch):
+    small = [replace(SETTLED, stored_bytes=200 << 10)] * 10_000
+    (found,) = [each for each in advice(segments=small, least_dollars=0.0001) if each.segments]
+    assert 5 < found.payback_months < 6
+    monkeypatch.setattr(cost_advice_policy, "PAYBACK_MONTHS_MAX", 5.0)
+    assert [each for each in advice(segments=small, least_dollars=0.0001) if each.segments] == []
+
+
+def test_segments_still_on_the_disk_are_not_settled():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "90d", "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        before = kept_segments(manager, "t", NOW)
+        assert before
+        assert not any(each.is_settled for each in before)
+        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+        settle(manager)
+        after = kept_segments(manager, "t", NOW + DAY)
+        assert all(each.is_settled for each in after)
+        assert {each.lived_ms for each in after} == {DAY}
+        assert all(each.left_ms == pytest.approx(88 * DAY, rel=0.01) for each in after)
+
+
+def test_a_manager_is_advised_on_its_own_history():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        assert cost_advice(manager, NOW).advice == ()
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        found = cost_advice(manager, NOW, least_dollars=0.0)
+        assert all(each.saved_dollars >= 0 for each in found.advice)
+        assert len(found.rows()) == len(found.advice)
