@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from math import ceil
 
 from policies.cost import DAY_MS, upload_requests
@@ -170,6 +171,7 @@ class _Partition:
         self.next_read = workload.reads.every_ms if workload.reads is not None else None
         self.short = dict.fromkeys(min_days, 0.0)
         self.sums = [0.0] * 6
+        self.segment_ms = workload.batches_per_segment * workload.batch_ms
         compacted = workload.compacted_share if rules.cleanup_compact else 1.0
         self.object_bytes = workload.rolled_bytes * compacted
         self.stored = self.object_bytes * workload.stored_share
@@ -180,7 +182,7 @@ class _Partition:
 
     def closes(self, number: int) -> int:
         """The first batch of the next segment closes one; its own last batch came `batch_ms` before."""
-        return (number + 1) * self.of.batches_per_segment * self.of.batch_ms
+        return (number + 1) * self.segment_ms
 
     def newest(self, number: int) -> int:
         return self.closes(number) - self.of.batch_ms
@@ -225,7 +227,7 @@ class _Partition:
         # A month's bill of an unlimited log is one of its first year.
         start = end + self.rules.delete_grace_ms if end != float("inf") else 365 * DAY_MS
         self.now = self.begun = self.last = int(self.ticks(start))
-        self.closed = self.now // self.of.batch_ms // self.of.batches_per_segment
+        self.closed = self.now // self.segment_ms
         self.cleaned = self.copied = self._passed(self.copies, self.closed)
         self.dropped = min(self.copied, self._passed(self.drops, self.closed))
         self.expired = min(self.copied, self._passed(self.expires, self.copied))
@@ -318,7 +320,7 @@ class _Partition:
 
     def _round(self) -> bool:
         """One plan, decided on what is there when it begins; whether it did anything."""
-        self.closed = max(self.closed, self.now // self.of.batch_ms // self.of.batches_per_segment)
+        self.closed = max(self.closed, self.now // self.segment_ms)
         copied, expired_upto, dropped_upto = self.copied, self.expired, self.dropped
         while expired_upto < copied and self.expires(expired_upto) <= self.now:
             expired_upto += 1
@@ -426,7 +428,8 @@ class _Partition:
         self._commit()
 
     def _due_for_deletion(self) -> int:
-        return sum(1 for each in self.waiting if each[0] + self.rules.delete_grace_ms <= self.now)
+        before = self.now - self.rules.delete_grace_ms
+        return sum(1 for _ in takewhile(lambda each: each[0] <= before, self.waiting))
 
     def _delete(self, entries: int) -> None:
         objects = 0
@@ -472,8 +475,7 @@ class _Partition:
             oldest = self.expired
             if reads.oldest_ms is not None:
                 since = self.now - reads.oldest_ms
-                per = self.of.batches_per_segment * self.of.batch_ms
-                oldest = max(oldest, min(self.copied, max(0, since // per)))
+                oldest = max(oldest, min(self.copied, max(0, since // self.segment_ms)))
             self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads.range_bytes)
 
     def _scan(self, segments: float, opened: float, range_bytes: int) -> None:

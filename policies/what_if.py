@@ -26,7 +26,7 @@ from policies.simulation import Counts, Reads, Simulated, Workload, simulate
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion", "disk")
 VARIANTS_MAX = 2000
-SEGMENTS_PER_WINDOW = 3000  # what is simulated one by one; a month of more is that, scaled
+SEGMENTS_PER_WINDOW = 1000  # what is simulated one by one; a month of more is that, scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
