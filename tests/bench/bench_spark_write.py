@@ -1,0 +1,173 @@
+"""Spark writing the bucket: compaction beside plain Spark SQL, ingest beside Parquet. Prints a table in markdown.
+
+    .ci/with python tests/bench/bench_spark_write.py [records [keys]]
+
+Everything in one session and one run, best of three by CPU. CPU is that of this process's descendants (JVM and Python
+workers): steadier than the clock on a busy machine. Shuffled bytes are what Spark counts. The plain queries write their
+outcome as Parquet, for the compaction writes its own too; the compaction has a fresh copy of the bucket in every try,
+made outside of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bench_spark import cpu_seconds
+
+from local.kernels import implementation
+from local.record_columns import of_arrow
+from local.storage import DiskStorage
+from remote.fsspec_store import open_store
+from tiered.ingest import commit_ingest, plan_ingest
+from tiered.ingest_task import IngestTask
+from tiered.spark.compaction import compact
+from tiered.spark.session import QUIET_JAVA, spark_session
+
+RECORDS, KEYS = 10_000_000, 1_000_000
+SEGMENTS, CHUNK, VALUE_BYTES = 16, 100_000, 100
+TRIES = 3
+NOW_MS = 1_700_000_000_000 + 3_600_000
+SETTINGS = {"cleanup.policy": "compact"}
+
+
+class Cost(NamedTuple):
+    cpu: float
+    wall: float
+    shuffled: int
+
+
+def main(records: int, keys: int) -> None:
+    with tempfile.TemporaryDirectory() as work:
+        size = fill(f"{work}/bucket", records, keys)
+        spark = spark_session("bench", spark__driver__memory="2g", spark__driver__extraJavaOptions=QUIET_JAVA)
+        try:
+            print(f"{records:,} records, {keys:,} keys, {size / 1e6:.0f} MB of segments, {implementation()} kernels\n")
+            print("| case | CPU s | wall s | shuffled MB | CPU to the first of its kind |")
+            print("|---|---|---|---|---|")
+            table("compaction", compactions(spark, work), spark)
+            table("ingest", ingests(spark, work), spark)
+        finally:
+            spark.stop()
+
+
+def compactions(spark: Any, work: str) -> dict[str, Callable[[], Callable[[], object]]]:
+    """Each makes ready, and gives what is measured."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
+
+    fresh = (f"{work}/try-{number}" for number in itertools.count())
+    frame = spark.read.format("tiered").option("subscribe", "bench").load(f"file://{work}/bucket")
+
+    def with_max_by() -> Callable[[], object]:
+        newest = frame.groupBy("partition", "key").agg(F.max_by(F.struct("value", "timestamp"), "offset").alias("v"))
+        return lambda: newest.write.option("compression", "none").mode("overwrite").parquet(f"{work}/out")
+
+    def with_window() -> Callable[[], object]:
+        order = Window.partitionBy("partition", "key").orderBy(F.desc("offset"))
+        newest = frame.withColumn("rank", F.row_number().over(order)).where("rank = 1")
+        return lambda: newest.write.option("compression", "none").mode("overwrite").parquet(f"{work}/out")
+
+    def with_tiered() -> Callable[[], object]:
+        copy = next(fresh)
+        shutil.copytree(f"{work}/bucket", copy)
+        return lambda: compact(spark, f"file://{copy}", ["bench"], settings=SETTINGS)
+
+    return {
+        "compaction: groupBy, max_by, write.parquet": with_max_by,
+        "compaction: window, row_number, write.parquet": with_window,
+        "compaction: tiered.spark.compact": with_tiered,
+    }
+
+
+def ingests(spark: Any, work: str) -> dict[str, Callable[[], Callable[[], object]]]:
+    fresh = (f"{work}/in-{number}" for number in itertools.count())
+    source = f"{work}/source"
+    columns = ["key", "value", "timestamp", "partition"]
+    read = spark.read.format("tiered").option("subscribe", "bench").load(f"file://{work}/bucket").select(*columns)
+    read.write.option("compression", "none").mode("overwrite").parquet(source)
+
+    def frame() -> Any:
+        return spark.read.parquet(source)
+
+    def parquet(codec: str) -> Callable[[], Callable[[], object]]:
+        return lambda: lambda: frame().write.option("compression", codec).mode("overwrite").parquet(f"{work}/out")
+
+    def tiered(codec: str, **options: object) -> Callable[[], Callable[[], object]]:
+        def ready() -> Callable[[], object]:
+            place = Path(next(fresh))
+            place.mkdir()
+            writer = frame().write.format("tiered").mode("append").options(topic="b", createPartitions=1, **options)
+            return lambda: writer.option("remote.compression", codec).save(f"file://{place}")
+
+        return ready
+
+    return {
+        "ingest: write.parquet, uncompressed": parquet("none"),
+        "ingest: write.format(tiered), as it is": tiered("none"),
+        "ingest: write.parquet, zstd": parquet("zstd"),
+        "ingest: write.format(tiered), zstd": tiered("zstd"),
+    }
+
+
+def table(kind: str, cases: dict[str, Callable[[], Callable[[], object]]], spark: Any) -> None:
+    reference: float | None = None
+    for name, ready in cases.items():
+        assert name.startswith(kind)
+        ready()()  # once for the JVM
+        best = min(measured(spark, ready()) for _ in range(TRIES))
+        reference = reference or best.cpu
+        shuffled, ratio = best.shuffled / 1e6, best.cpu / reference
+        print(f"| {name} | {best.cpu:.1f} | {best.wall:.1f} | {shuffled:.0f} | {ratio:.2f} |", flush=True)
+
+
+def measured(spark: Any, run: Callable[[], object]) -> Cost:
+    cpu, shuffled, start = cpu_seconds(), shuffled_bytes(spark), time.perf_counter()
+    run()
+    wall = time.perf_counter() - start
+    return Cost(cpu_seconds() - cpu, wall, shuffled_bytes(spark) - shuffled)
+
+
+def shuffled_bytes(spark: Any) -> int:
+    """What all executors have written for shuffles so far."""
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    return sum(executors.apply(at).totalShuffleWrite() for at in range(executors.size()))
+
+
+def fill(directory: str, records: int, keys: int) -> int:
+    """`records` with uniform 16-byte keys and 100 incompressible bytes, in one partition of 16 segments; bytes."""
+    Path(directory).mkdir()
+    store, random = open_store(f"file://{directory}"), np.random.default_rng(7)
+    segment_bytes = max(1 << 20, -(-records * (VALUE_BYTES + 25) // SEGMENTS))
+    settings = {**SETTINGS, "segment.bytes": str(min(segment_bytes, 2**31 - 1))}
+    plan = plan_ingest(store, "bench", now_ms=NOW_MS, job_id="fill", create_partitions=1, settings=settings, span=None)
+    with tempfile.TemporaryDirectory() as place:
+        task = IngestTask(store, plan, 0, storage=DiskStorage(), directory=place)
+        for at in range(0, records, CHUNK):
+            count = min(CHUNK, records - at)
+            names = pa.array([b"%016d" % key for key in random.integers(0, keys, count).tolist()])
+            bytes_ = pa.py_buffer(random.bytes(count * VALUE_BYTES))
+            bounds = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * VALUE_BYTES)
+            values = pa.Array.from_buffers(pa.binary(), count, [None, bounds, bytes_])
+            times = pa.array(np.arange(at, at + count) + 1_700_000_000_000)
+            for columns in of_arrow(pa.table({"key": names, "value": values, "timestamp": times}), now_ms=NOW_MS):
+                task.add(0, columns)
+        (outcome,) = commit_ingest(store, plan, [task.end()], now_ms=NOW_MS)
+    store.close()
+    return outcome.size_bytes
+
+
+if __name__ == "__main__":
+    given = [int(word) for word in sys.argv[1:]]
+    main(*(given + [RECORDS, KEYS][len(given) :]))
