@@ -47,7 +47,7 @@ from remote.transfer import copy_segment
 from tiered.joined_segments import check_same_bytes, joined
 from tiered.rewriting import Keeping, RewriteCost, cost_of
 
-ROWS_A_HEAD = 16
+ROWS_A_HEAD = 64
 _SAME = ("base_offset", "next_offset", "size_bytes", "record_count", "content_crc32c", "epochs",
          "max_timestamp_ms", "min_timestamp_ms")  # fmt: skip
 

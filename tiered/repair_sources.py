@@ -222,7 +222,7 @@ def _from_older_heads(store: ObjectStore, prefix: str, head: Head, spill: SpillR
         with suppress(Corrupt, NotFound):
             rows = [row for each in older.spills if _touch(each, spill) for row in pages.rows(each)]
             rows += [row for row in older.segments if _touch(row, spill)]
-            if summary_contradiction(spill, tuple(rows)) is None:
+            if rows and summary_contradiction(spill, tuple(rows)) is None:
                 return tuple(rows)
     return None
 

@@ -51,7 +51,7 @@ from tiered.joined_segments import check_same_bytes, joined
 
 TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
-GROUPS_A_HEAD = 8
+GROUPS_A_HEAD = 64  # each commit that touches a page writes it anew
 OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
 _CODES = {name: code for code, name in CODECS.items()}
 

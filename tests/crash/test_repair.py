@@ -161,3 +161,52 @@ def test_a_repair_cut_at_any_call_and_begun_again_comes_to_its_end(what: str) ->
     for at in range(cut(-1, None)):
         for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER):
             cut(at, kind)
+
+
+def test_other_sound_bytes_under_the_name_are_no_good_copy() -> None:
+    """Batches with their CRCs, at the same offsets, of the same size; only the row's checksum tells."""
+    from care_world import CareWorld, batches
+
+    world = CareWorld.empty()
+    assert isinstance(world.store, MemoryStore)
+    rows = [world.add("t", b"".join(batches(base, (4, 5), seed=1)), base + 10) for base in (0, 10)]
+    other = b"".join(batches(0, (4, 5), seed=2))
+    assert len(other) == rows[0].size_bytes
+    prefix = named("t").prefix
+    world.store.put(prefix + rows[0].data_key, other)
+    world.store.delete([prefix + rows[0].indexes_key])
+    plan = plan_repair(world.store, rot.scrubbed(world.store, "t"))
+    assert plan.segments == ()
+    assert ["damaged too" in each.why for each in plan.hopeless] == [True]
+    assert plan.hopeless[0].offsets == (0, 10)
+
+
+def test_a_page_of_rewritten_rows_does_not_come_back_with_the_rows_before() -> None:
+    """Older heads hold the same offsets by other rows, whose objects wait for their deletion."""
+    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+
+    from remote.head import JobNote
+    from remote.job_changes import replace_tiled
+    from tiered.rewriting import plan_recode, rewrite_group
+
+    world = CareWorld.empty()
+    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    store, prefix = world.store, named("t").prefix
+    assert isinstance(store, MemoryStore)
+    truth = _records(store, "t")
+    plan = plan_recode(store, named("t"), now_ms=NOW, codec="zstd")
+    done = [rewrite_group(plan, group, store) for group in plan.groups]
+    replaced = [each.replacement for each in done if each.replacement is not None]
+    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=JobNote(job_id="j"), keeps_maker=True)
+    world.commit("t", change, touches=(0, 2000))  # as a manager whose pages are small: new pages in the same head
+    log = MetadataLog(store, prefix)
+    before = [row.data_key for row in log.index(log.refresh()).rows()]
+    lost = log.refresh().spills[1]
+    store.delete([prefix + lost.key])
+    plan_of_pages = plan_repair(store, rot.scrubbed(store, "t"))
+    assert [each.source for each in plan_of_pages.pages] == ["objects"]
+    run_repair(store, plan_of_pages, now_ms=lambda: NOW + 1)
+    log = MetadataLog(store, prefix)
+    assert [row.data_key for row in log.index(log.refresh()).rows()] == before
+    assert _records(store, "t") == truth
+    assert rot.scrubbed(store, "t").of("corrupt") == []
