@@ -253,7 +253,7 @@ def first_foreign_offset(log: Log, head: Head) -> int | None:
     """
     theirs = LeaderEpochs(tuple(head.lineage))  # each row's own pairs, so a row's base is among the starts
     held = _coverage(head)
-    floor = max(head.log_start_offset, log.first_known_offset)  # below it this log has forgotten its lineage
+    floor = log.first_known_offset  # below it this log has forgotten its lineage; what it has, it has to answer for
     starts = {max(start, floor) for _, start in (*theirs.entries, *log.epochs.entries)}
     for start in sorted(starts):
         if held.holds(start, start + 1) and theirs.epoch_at(start) != log.epochs.epoch_at(start):

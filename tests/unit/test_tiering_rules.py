@@ -147,10 +147,16 @@ def test_case_12_after_trimming_only_what_is_retained_is_compared(
     assert first_foreign_offset(log, tier_of(first, last, epochs, log_start_offset=51)) == parts_at
 
 
-def test_case_12_what_lies_wholly_below_the_log_start_is_compared_with_nothing() -> None:
+def test_case_12_what_the_disk_has_let_go_of_is_compared_with_nothing_and_what_it_has_is() -> None:
+    """Below the log start, too: whoever has other records there wrote another history."""
     log = log_of({7: 0, 9: 100}, 151)
+    log.roll(now_ms=NOW)
     log.raise_log_start(51)
-    assert first_foreign_offset(log, tier_of(2, 7, {2: 2, 3: 4}, log_start_offset=51)) is None
+    tier = tier_of(2, 7, {2: 2, 3: 4}, log_start_offset=51)
+    assert first_foreign_offset(log, tier) == 2
+    log.drop_before(51, now_ms=NOW, delay_ms=0, raises_log_start=False)
+    assert log.segments()[0].base_offset > 7
+    assert first_foreign_offset(log, tier) is None
 
 
 # --- 13 to 15: retention --------------------------------------------------------------------------------------------
