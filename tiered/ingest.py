@@ -40,7 +40,7 @@ from remote.encryption import NO_KEYS, KeyRing
 from remote.guest import GuestLog
 from remote.head import Head, JobNote
 from remote.head_changes import unlink_uploads
-from remote.job_changes import append_rows, find_job, is_done
+from remote.job_changes import append_rows, is_done
 from remote.keys import new_ulid
 from remote.metadata_index import MetadataIndex
 from remote.metadata_log import MetadataLog
@@ -120,16 +120,15 @@ def plan_ingest(
     takes_leadership: bool = True,
     settings: Mapping[str, str] | None = None,
     span: int | None = SPAN,
-    turn: int = 0,
     is_stream: bool = False,
     keys: KeyRing = NO_KEYS,
 ) -> IngestPlan:
     """Make all partitions of a topic this job's. One that the bucket lacks is created with `create_partitions`.
 
-    `settings` outweigh the topic's own; a topic that is created has them as its own. A partition that has this `turn`
-    of the job is left alone; one whose epoch this job began is joined. Raises NotFound for a topic that is not there,
-    InvalidRequest for two topics of one name, another number of partitions, or an open transaction; Conflict where
-    others wrote and `takes_leadership` is False.
+    `settings` outweigh the topic's own; a topic that is created has them as its own. A partition that has the job is
+    left alone, unless it is a stream; one whose epoch this job began is joined. Raises NotFound for a topic that is not
+    there, InvalidRequest for two topics of one name, another number of partitions, or an open transaction; Conflict
+    where others wrote and `takes_leadership` is False.
     """
     if span is not None and span < 1:
         raise InvalidRequest("ingesting, a span of offsets below one", span=span)
@@ -137,13 +136,15 @@ def plan_ingest(
     job_id = job_id or f"job-{new_ulid(now_ms)}"
     names = _partitions(store, topic, topic_id, create_partitions)
     heads = {name: MetadataLog(store, name.prefix).load(exact=True) for name in names}
+    note = JobNote(job_id=job_id)
+    done = {name for name, head in heads.items() if head is not None and is_done(head, note) and not is_stream}
     for name, head in heads.items():
-        _check_free(store, name, head, job_id, takes_leadership=takes_leadership, keys=keys)
-    note = JobNote(job_id=job_id, turn=turn)
+        if head is not None and name not in done and head.writer_id != _WRITER + job_id:
+            _check_free(store, name, head, takes_leadership=takes_leadership, keys=keys)
     own = next((head.properties for head in heads.values() if head is not None), dict(settings or {}))
     targets = []
     for name, head in heads.items():
-        if head is not None and (is_done(head, note) and not is_stream):
+        if head is not None and name in done:
             targets.append(IngestTarget(name=name, epoch=head.epoch, start_offset=end_of(head), is_done=True))
             continue
         if head is None or head.writer_id != _WRITER + job_id:
@@ -226,16 +227,9 @@ def _partitions(
 
 
 def _check_free(
-    store: ObjectStore,
-    name: RemotePartitionName,
-    head: Head | None,
-    job_id: str,
-    *,
-    takes_leadership: bool,
-    keys: KeyRing,
+    store: ObjectStore, name: RemotePartitionName, head: Head, *, takes_leadership: bool, keys: KeyRing
 ) -> None:
-    if head is None or head.writer_id == _WRITER + job_id or find_job(head, job_id) is not None:
-        return
+    """Raises Conflict and InvalidRequest for a partition that must not be taken over."""
     if not takes_leadership and not head.writer_id.startswith(_WRITER):
         facts = {"partition": name.topic_partition, "writer": head.writer_id, "epoch": head.epoch}
         raise Conflict("ingesting, somebody writes this partition (takeLeadership=false)", **facts)

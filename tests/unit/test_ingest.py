@@ -145,6 +145,19 @@ def test_a_stream_commits_each_turn_once() -> None:
     assert_sound(store)
 
 
+def test_a_stream_that_must_not_take_a_partition_ends_when_somebody_else_took_it() -> None:
+    store = MemoryStore()
+    made = plan(store, is_stream=True, takes_leadership=False)
+    commit_ingest(store, made, [write(store, made, 0, {0: 10})], now_ms=NOW)
+    name = made.targets[0].name
+    other = MetadataLog(store, name.prefix)
+    other.become_writer("manager", NOW, topic="t", topic_id=name.topic_id, partition=0)
+    with pytest.raises(Conflict, match="takeLeadership"):
+        plan(store, is_stream=True, takes_leadership=False)
+    again = plan(store, is_stream=True)
+    assert [target.epoch for target in again.targets] == [3, 1]
+
+
 def test_of_two_runs_of_one_job_at_once_one_is_in() -> None:
     store = MemoryStore()
     one, other = plan(store), plan(store)
