@@ -3,7 +3,8 @@
 `remote.bucket_check` looks at names, heads, sizes and checksums; this module looks inside the segments, as the room
 above batches and buckets can. A row must say of its segment exactly what its bytes say: that all of them are whole
 batches with the right CRC, all offsets inside ``[base, next)``, the number of records, the smallest and the largest
-timestamp, the leader epoch of every batch; and its indexes must point at these batches.
+timestamp, the leader epoch of every batch; and its indexes must point at these batches. Of a segment that was never
+cleaned the transaction index must know every transaction that is aborted in it, and none that is not.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from local import kernels, producer_snapshot, txn_index
+from local.batch import read_marker
+from local.batch_header import CONTROL, TRANSACTIONAL
 from local.batch_runs import BatchRuns, Run
 from local.checkpoints import parse_entries
 from local.columns import BatchTable
@@ -44,6 +49,9 @@ class _Seen:
     records: int = 0
     timestamps: list[int] = field(default_factory=list)
     tables: list[tuple[int, BatchTable]] = field(default_factory=list)
+    open_producers: set[int] = field(default_factory=set)  # with data of a transaction that no marker has ended
+    aborted: set[tuple[int, int]] = field(default_factory=set)  # (producer, marker's offset) with data in this segment
+    ends: set[tuple[int, int]] = field(default_factory=set)  # as `aborted`, of all markers that may abort
 
     def min_max(self) -> tuple[int | None, int | None]:
         return min(self.timestamps, default=None), max(self.timestamps, default=None)
@@ -59,6 +67,7 @@ def check_contents(path: str, row: RemoteSegment, bundle: IndexBundle, read: Rea
         else:
             seen.tables.append((run.position, run.table))
             yield from _of_run(path, row, run, seen)
+            _take_transactions(run, seen)
     if walk.problem is not None:
         yield _wrong(path, row, f"{walk.problem}: bytes={row.size_bytes - walk.position}", at=walk.position)
     yield from _of_row(path, row, seen)
@@ -85,6 +94,33 @@ def _of_run(path: str, row: RemoteSegment, run: Run, seen: _Seen) -> Iterator[Fi
         yield damaged(error, path)
 
 
+def _take_transactions(run: Run, seen: _Seen) -> None:
+    """Which transactions the run's markers abort, as far as the segment tells."""
+    flags = run.table.attributes
+    for at in np.flatnonzero((flags & (TRANSACTIONAL | CONTROL)) != 0).tolist():
+        producer = int(run.table.producer_ids[at])
+        if not flags[at] & CONTROL:
+            seen.open_producers.add(producer)
+            continue
+        marker = read_marker(run.data, int(run.table.positions[at]))
+        where = producer, int(run.table.last_offsets[at])
+        if marker is None or not marker.is_commit:
+            seen.ends.add(where)
+        if marker is not None and not marker.is_commit and producer in seen.open_producers:
+            seen.aborted.add(where)
+        seen.open_producers.discard(producer)
+
+
+def _of_transactions(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    if row.cleaned_through is not None or row.made_by is not None:
+        return  # a pass keeps markers and entries as long as they are of use, each by a rule of its own
+    known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
+    for producer, offset in sorted(seen.aborted - known):
+        yield _wrong(path, row, f"an aborted transaction is missing: producer_id={producer} marker_at={offset}")
+    for producer, offset in sorted(known - seen.ends):
+        yield _wrong(path, row, f"no such transaction was aborted: producer_id={producer} marker_at={offset}")
+
+
 def _of_row(path: str, row: RemoteSegment, seen: _Seen) -> Iterator[Finding]:
     low, high = seen.min_max()
     facts = {
@@ -104,7 +140,7 @@ def _of_indexes(path: str, row: RemoteSegment, bundle: IndexBundle, seen: _Seen)
     yield from check_time_index(bytes(bundle.time), base, places, path=where)
     try:
         txn_index.check(bundle.txn, base, path=where)
-        txn_index.entries(bundle.txn, path=where)
+        yield from _of_transactions(where, row, bundle, seen)
         if len(bundle.producers):
             producer_snapshot.decode(bundle.producers, path=where)
         if len(bundle.epochs):

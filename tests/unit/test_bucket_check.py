@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 
+from local import txn_index
 from local.errors import NotFound
 from local.findings import Severity
+from local.producer_state import Producer
+from local.record import Record
 from remote.bucket_check import BucketReport, ObjectKind
 from remote.head import Head, decode_head, encode_head
 from remote.index_bundle import decode_bundle, encode_bundle
@@ -314,6 +317,36 @@ def test_planted_damage_is_found_and_named(store: MemoryStore, plant: Callable[[
     plant(store)
     found = [f"{each.path}: {each.what}" for each in damage([_report(store)])]
     assert any(PLANTED[plant].lower() in each.lower() for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("kept", "more", "what"),
+    [
+        (slice(0, None), (), None),
+        (slice(1, None), (), "an aborted transaction is missing: producer_id=1 marker_at=7"),
+        (slice(0, None), (2,), "no such transaction was aborted: producer_id=2"),
+    ],
+)
+def test_a_transaction_index_says_what_the_data_says(kept: slice, more: tuple[int, ...], what: str | None) -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        log = manager.partitions()[0].log
+        for number in range(4):
+            who = Producer(producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
+            log.append([Record(b"k", b"v", NOW)] * 3, now_ms=NOW, producer=who)
+            log.append_marker(number, 0, commit=number % 2 == 0, coordinator_epoch=0, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    assert damage([_report(world.store)]) == []
+    prefix, head = _newest(world.store)
+    bundle = decode_bundle(world.store.get(prefix + head.segments[-1].indexes_key))
+    entries = txn_index.entries(bundle.txn)
+    assert [each.producer_id for each in entries] == [1, 3]
+    wrong = [*entries[kept], *(replace(entries[-1], producer_id=each, last_offset=99) for each in more)]
+    _put_bundle(world.store, replace(bundle, txn=txn_index.encode(wrong)))
+    found = [each.what for each in damage([_report(world.store)])]
+    assert (found == []) if what is None else any(what in each for each in found), found
 
 
 def test_an_unlinked_object_that_a_row_still_names_is_damage(store: MemoryStore) -> None:

@@ -1,0 +1,127 @@
+"""Rewriting, scrubbing, repairing and collecting a bucket while a manager works on it: neither undoes the other."""
+
+from __future__ import annotations
+
+import pytest
+from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import Fenced
+from remote.catalog import RemotePartitionName, chosen_partitions
+from remote.metadata_log import MetadataLog
+from tiered.garbage import delete_garbage, list_garbage
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+from tiered.rewriting import commit_groups, plan_merge, plan_recode, rewrite_group, run_rewrite
+from tiered.scrub import plan_scrub, report_of, run_scrub
+
+
+def _name(world: World) -> RemotePartitionName:
+    (name,) = chosen_partitions(world.store)
+    return name
+
+
+def _merge(world: World) -> int:
+    plan = plan_merge(world.store, _name(world), now_ms=NOW, target_bytes=7000)
+    return run_rewrite(world.store, plan, now_ms=lambda: NOW).rows_before
+
+
+def _newest(reader) -> dict[bytes | None, bytes | None]:
+    start, end = reader.offsets(NAME)
+    return {record.key: record.value for record in reader.records(NAME, start, end)}
+
+
+def _rows(world: World) -> int:
+    return MetadataLog(world.store, _name(world).prefix).refresh().segment_count
+
+
+@pytest.mark.parametrize("settings", [TIERED, COMPACTED], ids=["deleted", "compacted"])
+def test_rounds_of_a_manager_and_of_a_rewriting_in_turn(settings: dict[str, str]) -> None:
+    """Copies, cleanings, local and remote retention between merges and recodings; every record that should be is."""
+    world = World()
+    sent: dict[bytes | None, bytes | None] = {}
+    with world.open() as manager:
+        manager.create_topic("t", 1, settings, now_ms=NOW)
+        merged = 0
+        for turn in range(4):
+            sent |= {record.key: record.value for record in send(manager, 200, start=200 * turn)}
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+            merged += _merge(world)
+            settle(manager)
+            codec = ("zstd", "none")[turn % 2]
+            plan = plan_recode(world.store, _name(world), now_ms=NOW, codec=codec)
+            run_rewrite(world.store, plan, now_ms=lambda: NOW)
+            settle(manager, NOW + turn)
+            assert _newest(manager.reader()) == sent
+            assert _newest(RemoteLog(world.store).reader()) == sent
+        assert merged > 4 or settings is COMPACTED
+    with world.open(disk=world.other_disk()) as other:
+        assert _newest(other.reader()) == sent
+
+
+def test_retention_and_deletion_go_on_over_merged_segments() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        send(manager, 400)
+        settle(manager)
+        before = _rows(world)
+        assert _merge(world) > 2
+        assert _rows(world) < before
+        manager.delete_records({NAME: 150}, now_ms=NOW)
+        settle(manager)
+        settle(manager, NOW + DAY)
+        head = manager.partitions()[0].head()
+        assert head is not None
+        assert head.unlinked == ()
+        start, end = RemoteLog(world.store).reader().offsets(NAME)
+        assert start == 150
+        found = [record.offset for record in RemoteLog(world.store).reader().records(NAME, start)]
+        assert found == list(range(start, end))
+
+
+def test_a_manager_that_starts_meanwhile_ends_the_rewriting_and_what_it_left_is_collected() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+    plan = plan_merge(world.store, _name(world), now_ms=NOW, target_bytes=7000)
+    done = [rewrite_group(plan, group, world.store) for group in plan.groups]
+    with world.open() as manager:
+        with pytest.raises(Fenced):
+            commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
+        made = {row.data_key for each in done if each.replacement is not None for row in each.replacement.rows}
+        later = NOW + 400 * DAY * 100
+        listed = list_garbage(world.store, [_name(world)], now_ms=later)
+        assert made <= {each.key for each in listed.entries}
+        assert len(listed.entries) == 2 * len(made)
+        assert len(delete_garbage(world.store, listed, now_ms=later).entries) == len(listed.entries)
+        send(manager, 100, start=300)
+        settle(manager)
+        assert _merge(world) > 0
+        settle(manager)
+
+
+def test_a_scrub_beside_a_manager_at_work_raises_no_alarm() -> None:
+    """Segments expire, are merged and deleted between the survey, each look and the report."""
+    world = World()
+
+    def work(manager: LogManager, turn: int) -> None:
+        send(manager, 60, start=300 + 60 * turn)
+        manager.delete_records({NAME: 40 * (turn + 1)}, now_ms=NOW)
+        settle(manager)
+        _merge(world)
+        settle(manager, NOW + turn * DAY)
+
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        for turn in range(5):
+            plan = plan_scrub(world.store, [_name(world)], deep=True)
+            work(manager, turn)
+            results = run_scrub(world.store, plan, threads=1)
+            assert results is not None
+            report = report_of(world.store, plan, results, started_ms=NOW, now_ms=NOW)
+            assert report.of("corrupt") == []
