@@ -6,6 +6,7 @@ so a segment of any size takes one chunk of memory.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -14,11 +15,21 @@ from local import names
 from local.errors import NotFound
 from local.names import TopicPartition, parse_partition_directory
 from local.storage import DiskStorage, Storage, StorageFile, parent
-from remote.keys import INDEXES_SUFFIX, parse_head_key, parse_partition, parse_topic_directory
+from remote.keys import (
+    DATA_SUFFIX,
+    ENCRYPTED_SUFFIX,
+    INDEXES_SUFFIX,
+    ZSTD_SUFFIX,
+    parse_head_key,
+    parse_partition,
+    parse_topic_directory,
+)
 from remote.store import ObjectStore
 
 _SEGMENT_NAME = re.compile(r"([0-9]{20})(?:-[0-9A-Za-z-]+)?\.")
 _ON_ITS_WAY = (names.DELETED, names.CLEANED, names.SWAP)
+_ROOMS = ("data", "meta", "view")  # below a partition's prefix
+_IN_BUCKET = re.compile(r"(.*)/([^/]+/[0-9]+/(?:data|view/[^/]+)/[^/]+)")
 _KRAFT_SNAPSHOT = ".checkpoint"
 _OFFSET_CHECKPOINT = "-offset-checkpoint"
 
@@ -27,6 +38,7 @@ class Kind(Enum):
     """What a file holds."""
 
     LOG = names.LOG
+    STORED_LOG = "a segment as the bucket keeps it"
     OFFSET_INDEX = names.OFFSET_INDEX
     TIME_INDEX = names.TIME_INDEX
     TXN_INDEX = names.TXN_INDEX
@@ -58,7 +70,15 @@ def kind_of(path: str) -> Kind | None:
         return Kind.OFFSET_CHECKPOINT
     if name.endswith(_KRAFT_SNAPSHOT):
         return Kind.LOG
+    if _is_stored(name):
+        return Kind.STORED_LOG
     return next((kind for kind in _BY_SUFFIX if name.endswith(kind.value)), None)
+
+
+def _is_stored(name: str) -> bool:
+    """Compressed, encrypted, or both."""
+    plain = name.removesuffix(ENCRYPTED_SUFFIX).removesuffix(ZSTD_SUFFIX)
+    return plain != name and plain.endswith(DATA_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +87,14 @@ class FileSource:
 
     place: str
     size_bytes: int
-    _store: ObjectStore | None
-    _key: str
+    store: ObjectStore | None
+    key: str
     _file: StorageFile | None = None
     _storage: Storage | None = None
 
     @property
     def is_object(self) -> bool:
-        return self._store is not None
+        return self.store is not None
 
     @property
     def kind(self) -> Kind | None:
@@ -90,9 +110,9 @@ class FileSource:
     def partition(self) -> TopicPartition | None:
         """Whose it is, by the directory; None for a file elsewhere."""
         parts = self.place.split("/")
-        if self._store is None:
+        if self.store is None:
             return parse_partition_directory(parts[-2]) if len(parts) > 1 else None
-        at = next((at for at in (len(parts) - 3, len(parts) - 4) if at > 0 and parts[at + 1] in ("data", "meta")), None)
+        at = next((at for at in (len(parts) - 3, len(parts) - 4) if at > 0 and parts[at + 1] in _ROOMS), None)
         topic = parse_topic_directory(parts[at - 1]) if at else None
         number = parse_partition(parts[at]) if at else None
         return TopicPartition(topic[0], number) if topic is not None and number is not None else None
@@ -101,8 +121,8 @@ class FileSource:
         """Bytes ``[start, start + length)``, fewer where it ends."""
         if self._file is not None:
             return self._file.read(start, length)
-        assert self._store is not None, "a source is a file or an object"
-        return self._store.get_range(self._key, start, length) if length else b""
+        assert self.store is not None, "a source is a file or an object"
+        return self.store.get_range(self.key, start, length) if length else b""
 
     def read_all(self) -> bytes:
         return self.read(0, self.size_bytes)
@@ -116,6 +136,17 @@ class FileSource:
             stem = stem.removesuffix(each)
         path = stem.rpartition(".")[0] + suffix
         return open_file(path, self._storage) if self._storage.exists(path) else None
+
+    def beside(self, name: str) -> bytes | None:
+        """All of the file or the object of that name in the same place; None when there is none."""
+        if self.store is not None:
+            try:
+                return self.store.get(self.key.rpartition("/")[0] + "/" + name if "/" in self.key else name)
+            except NotFound:
+                return None
+        assert self._storage is not None, "a source is a file or an object"
+        path = self.place.rpartition("/")[0] + "/" + name if "/" in self.place else name
+        return self._storage.read(path) if self._storage.exists(path) else None
 
     def neighbours(self) -> list[int]:
         """The base offsets of the segments in the same directory, its own among them."""
@@ -143,10 +174,27 @@ def open_object(store: ObjectStore, key: str) -> FileSource:
     return FileSource(f"{store.url.rstrip('/')}/{key}", store.head(key).size_bytes, store, key)
 
 
+def url_in_bucket(path: str) -> str | None:
+    """The ``file://`` url of a file that lies in a directory that is a bucket, or a copy of one; None elsewhere."""
+    whole = os.path.abspath(path)
+    return f"file://{whole}" if _root_of(whole) is not None else None
+
+
+def _root_of(path: str) -> tuple[str, str] | None:
+    """(bucket, key) of an object's path, by the topic's directory in it."""
+    found = _IN_BUCKET.fullmatch(path)
+    if found is None or parse_topic_directory(found[2].partition("/")[0]) is None:
+        return None
+    return found[1] or "/", found[2]
+
+
 def split_object_url(url: str) -> tuple[str, str]:
-    """The store's url and the key in it: a bucket for ``s3://`` and ``memory://``, a directory for ``file://``."""
+    """The store's url and the key in it: a bucket for ``s3://`` and ``memory://``, a directory for ``file://``: the
+    bucket where the path is that of a segment in one, else the file's own."""
     scheme, _, rest = url.partition("://")
     if scheme == "file":
+        if (found := _root_of(rest)) is not None:
+            return f"{scheme}://{found[0]}", found[1]
         directory, _, key = rest.rpartition("/")
         return f"{scheme}://{directory or '/'}", key
     bucket, _, key = rest.partition("/")

@@ -28,6 +28,7 @@ from local.names import TopicPartition
 from tiered.decoders import Decoder, utf8
 from tiered.dump_rows import BatchRow, DecodeRecord, RecordRow, as_text, batch_row, batch_rows, record_rows
 from tiered.dump_sources import FileSource
+from tiered.stored_segments import StoredSegment
 
 NOWHERE = TopicPartition("-", 0)
 PAIRS_MAX = 10
@@ -109,6 +110,11 @@ class LogDump:
     def of_file(cls, source: FileSource, chosen: Filter = EVERYTHING) -> LogDump:
         """A segment; positions are bytes of the file."""
         return cls([BatchRuns(source.read, source.size_bytes)], source.partition, chosen)
+
+    @classmethod
+    def of_stored(cls, stored: StoredSegment, source: FileSource, chosen: Filter = EVERYTHING) -> LogDump:
+        """A compressed or encrypted segment; positions are bytes of the segment, not of the object."""
+        return cls(stored.walks(), source.partition, chosen)
 
     @classmethod
     def of_batches(cls, runs: Iterable[memoryview], partition: TopicPartition, chosen: Filter = EVERYTHING) -> LogDump:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tiered.dump_rows import DecodeRecord
     from tiered.dump_sources import FileSource
     from tiered.dumping import Filter, LogDump
+    from tiered.stored_segments import StoredSegment
 
 _DECODERS = ("utf8", "hex", "base64", "json", "short", "integer", "long", "float", "double")
 _SECTIONS = (
@@ -121,7 +122,7 @@ def dump(session: Session, /, **asked: object) -> int:
     with _opened(session, words) as source:
         from tiered.dump_sources import Kind
 
-        if source.kind is Kind.LOG:
+        if source.kind in (Kind.LOG, Kind.STORED_LOG):
             return _dump_log(session, words, source)
         return _dump_file(session, words, source)
 
@@ -137,18 +138,22 @@ def _is_file(target: str) -> bool:
 @contextmanager
 def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
     """The file or the object. Options of the configured store hold where the url lies in it."""
-    from tiered.dump_sources import open_file, open_object, split_object_url
+    from tiered.dump_sources import open_file, open_object, split_object_url, url_in_bucket
+    from tiered.stored_segments import is_encrypted
 
-    if "://" not in asked.target:
-        with closing(open_file(asked.target)) as source:
+    target = asked.target
+    if "://" not in target and is_encrypted(target):
+        target = url_in_bucket(target) or target  # its key lies in the bucket's heads
+    if "://" not in target:
+        with closing(open_file(target)) as source:
             yield source
         return
     from remote.fsspec_store import open_store
 
-    url, key = split_object_url(asked.target)
+    url, key = split_object_url(target)
     if not key:
         raise InvalidRequest("dumping an object, the url names none", url=url)
-    with closing(open_store(url, asked.options or session.store_options_of(asked.target))) as store:
+    with closing(open_store(url, asked.options or session.store_options_of(target))) as store:
         yield open_object(store, key)
 
 
@@ -162,7 +167,8 @@ def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
         raise InvalidRequest("dumping a segment, that option is for other files", path=source.place)
     if source.size_bytes == 0:
         session.say(f"the file is empty: path={source.place}")
-    log = LogDump.of_file(source, _filter(asked))
+    stored = _stored(session, source)
+    log = LogDump.of_stored(stored, source, _filter(asked)) if stored else LogDump.of_file(source, _filter(asked))
     base = source.base_offset
     _print_log(asked, log, [f"Dumping {source.place}", *([] if base is None else [f"Log starting offset: {base}"])])
     _tell_gaps(session, log, source.place)
@@ -170,12 +176,32 @@ def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
         name = source.place.rpartition("/")[2]
         session.say(f"found {log.invalid_bytes} invalid bytes at the end of {name}")
     facts = {"path": source.place, "at": log.at, "size_bytes": source.size_bytes}
+    if stored is not None and stored.damage is not None:
+        raise stored.damage
     if log.problem is None:
         return Exit.DONE
-    if not log.is_torn or source.is_object:
+    if not log.is_torn or source.is_object or stored is not None:
         raise Corrupt(f"dumping a segment, {log.problem}", **facts)
     session.say(f"the file ends inside a batch: path={source.place} at={log.at} size_bytes={source.size_bytes}")
     return Exit.FINDINGS
+
+
+def _stored(session: Session, source: FileSource) -> StoredSegment | None:
+    """For a segment that is compressed or encrypted; the key ring is the configured one, or the environment's."""
+    import os
+
+    from local.errors import NotFound
+    from tiered.dump_sources import Kind
+    from tiered.key_rings import load_key_ring
+    from tiered.stored_segments import open_stored
+
+    if source.kind is not Kind.STORED_LOG:
+        return None
+    try:
+        ring = session.config().key_ring
+    except NotFound:
+        ring = None
+    return open_stored(source, load_key_ring(ring, os.environ))
 
 
 def _dump_partition(session: Session, asked: _Asked) -> int:
