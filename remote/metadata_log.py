@@ -167,7 +167,7 @@ class MetadataLog:
         try:
             return question(self.index(head))
         except NotFound:
-            return question(self.index(self.refresh()))
+            return question(self.index(self.refresh(exact=True)))
 
     def page_rows(self, spill: SpillRow) -> Rows:
         """The rows of a page, read on first use and kept. Raises NotFound when it is gone."""

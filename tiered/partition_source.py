@@ -99,9 +99,11 @@ class PartitionSource:
 
     def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[RemoteSegment | None, int]:
         """As `row_at`, by the head of this index and this start of the disk."""
+        if offset < index.head.log_start_offset:  # by a newer head than the one that the read began with
+            raise out_of_range(self.partition, offset, index.head.log_start_offset, self.next_offset())
         row = index.find_by_offset(offset)
         if row is None or (local_start is not None and offset < local_start <= row.base_offset):
-            if local_start is None or offset < index.head.log_start_offset:
+            if local_start is None:
                 raise out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
             return None, max(offset, local_start)
         return row, max(offset, row.base_offset)

@@ -354,8 +354,11 @@ def _offset_after(data: memoryview, offset: int) -> int:
 
 
 def _why_missing(source: PartitionSource, row: RemoteSegment, offset: int) -> LogError:
-    """After a 404: the newest head, read once, tells expiry (an offset out of range) from a lost object (damage)."""
-    head = source.metadata.load() if source.metadata is not None else None
+    """After a 404: the newest head, read once, tells expiry (an offset out of range) from a lost object (damage).
+
+    It must be the newest for certain: of a head that was collected what follows it may be gone, too.
+    """
+    head = source.metadata.load(exact=True) if source.metadata is not None else None
     if head is not None and offset < head.log_start_offset:
         return out_of_range(source.partition, offset, head.log_start_offset, source.next_offset())
     if head is not None and source.ask_of(head, lambda index: index.holds(row)):

@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
+from local.errors import OffsetOutOfRange
 from policies import head_collection, invariants
 from policies.decisions import CollectHeads
 from policies.invariants import violations
+from remote import metadata_log
+from remote.head_changes import set_properties
+from remote.head_collection import collect_heads
 from remote.index_copies import index_copies
 from remote.keys import HEADS
 from remote.metadata_log import MetadataLog
 from remote.pins import list_pins, pin_newest, release
+from remote.spilling import SpillRule
 from tiered.remote_view import RemoteLog
 
 DAY = 24 * HOUR
@@ -107,3 +112,28 @@ def test_a_cache_directory_keeps_the_index_over_restarts(tmp_path):
     assert kept[0] == newest
     with world.open(remote_fetch_cache_dir=str(tmp_path)) as again:
         assert values(again.reader()) == values(manager.reader())
+
+
+@pytest.mark.parametrize("in_pages", [False, True], ids=["a segment is gone", "a page is gone"])
+def test_a_reader_that_slept_while_its_head_was_collected_is_told_the_truth(
+    monkeypatch: pytest.MonkeyPatch, in_pages: bool
+) -> None:
+    """What follows its head is gone as well, so a 404 there does not say that its head is the newest."""
+    world = World()
+    if in_pages:
+        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        asleep = RemoteLog(world.store)
+        asleep.reader().offsets(NAME)
+        manager.delete_records({NAME: 240}, now_ms=NOW)
+        settle(manager)
+        held = manager.partitions()[0]
+        assert held.metadata is not None
+        head = held.metadata.commit(set_properties({"some": "news"}), NOW)
+        collect_heads(world.store, held.prefix, held.metadata, head.sequence - 1, now_ms=NOW)
+        with pytest.raises(OffsetOutOfRange):
+            values(asleep.reader(), 100, 200)
