@@ -8,11 +8,12 @@ the records are the same, and nothing is left in the bucket that no head names.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named
-from fault_kinds import PUTS, Clock, FaultStore, Kind
+from fault_kinds import PUTS, Clock, FaultStore, Kind, Plan
 
 from local.errors import LogError
 from local.names import TopicPartition
@@ -104,16 +105,32 @@ class Watched:
 
 def run_case(flow: Flow, world: CareWorld, at: int | None, kind: Kind | None) -> list[str]:
     """One case from its beginning to its end; the calls of the flow. Raises AssertionError for a broken promise."""
+    return _run(flow, world, lambda number, verb: kind if number == at else None, may_fail=kind is not None)
+
+
+def run_drawn(flow: Flow, world: CareWorld, seed: object) -> list[str]:
+    """As `run_case`; any call may meet any kind, as the seed has it, several of them in one flow."""
+    rng = random.Random(repr(seed))
+    rate = rng.choice((0.03, 0.1, 0.3))
+
+    def plan(number: int, verb: str) -> Kind | None:
+        kinds = [kind for kind in Kind if verb in kind.verbs and kind is not Kind.HANG]
+        return rng.choice(kinds) if rng.random() < rate else None
+
+    return _run(flow, world, plan, may_fail=True)
+
+
+def _run(flow: Flow, world: CareWorld, plan: Plan, *, may_fail: bool) -> list[str]:
     assert isinstance(world.store, MemoryStore)
     truth = records(world.store)
     old = RemoteLog(world.store, keys=KEYS)
     faults = FaultStore(world.store, Clock(NOW))
     watched = Watched(faults, truth, _read(old))
-    faults.arm(-1 if at is None else at, kind)
+    faults.follow(plan)
     try:
         flow(watched)  # type: ignore[arg-type]
     except LogError:
-        assert kind is not None, "without a fault nothing fails"
+        assert may_fail, "without a fault nothing fails"
     calls = list(faults.calls)
     faults.heal()
     watched.look()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from fault_kinds import Kind
-from rewrite_flows import FLOWS, WRITES, run_case, small_segments
+from rewrite_flows import FLOWS, WRITES, run_case, run_drawn, small_segments
 
 KINDS = (Kind.ERROR_BEFORE, Kind.ERROR_AFTER, Kind.LATE_EFFECT, Kind.FALSE_CONFLICT, Kind.LOST_PART, Kind.STALE_LIST)
 
@@ -18,3 +20,13 @@ def test_every_call_cut_before_and_after_its_effect(name: str, paged: bool) -> N
         for kind in KINDS if verb in WRITES else (Kind.ERROR_BEFORE,):
             if verb in kind.verbs:
                 run_case(FLOWS[name], small_segments(paged=paged), at, kind)
+
+
+SEEDS = int(os.environ.get("TIERED_FAULT_SEEDS", "15"))
+
+
+@pytest.mark.parametrize("mode", ["raw", "both"])
+@pytest.mark.parametrize("name", sorted(FLOWS))
+def test_several_faults_in_one_flow_as_drawn(name: str, mode: str) -> None:
+    for seed in range(SEEDS):
+        run_drawn(FLOWS[name], small_segments(mode, paged=bool(seed % 2)), f"{name} {seed}")
