@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from local.errors import InvalidRequest
 from remote.head import Head, UnlinkedObject, UnlinkedPage
+from remote.keys import parse_epoch
 from remote.segment import RemoteSegment
 from remote.spilling import RowsOf, lost_object
 
@@ -220,6 +221,19 @@ def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
         return f"the highest tiered offset would go back from {old.highest_next_offset} to {new.highest_next_offset}"
     if new.log_start_offset < old.log_start_offset:
         return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
+    return None
+
+
+def names_older_objects(draft: Head, changed: Head) -> str | None:
+    """What `changed` names anew that was made in another epoch than its own; None when nothing is.
+
+    The rule for orphans stands on this: what an older epoch left unnamed may be deleted by anybody (`remote.orphans`).
+    """
+    known = {row.data_key for row in (*draft.segments, *draft.view_rows)}
+    for row in (*changed.segments, *changed.view_rows):
+        made_in = parse_epoch(row.data_key) if row.data_key not in known else None
+        if made_in is not None and made_in != changed.epoch:
+            return f"an object of another epoch would be named, key={row.data_key} epoch={changed.epoch}"
     return None
 
 

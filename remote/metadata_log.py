@@ -77,7 +77,7 @@ from typing import TypeVar
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
 from remote.head import Head, SpillRow, encode_head
 from remote.head_chain import HeadChain
-from remote.head_changes import Change, loses_objects
+from remote.head_changes import Change, loses_objects, names_older_objects
 from remote.index_copies import IndexCopies
 from remote.keys import head_key, new_ulid
 from remote.metadata_index import MetadataIndex, Pages
@@ -376,7 +376,7 @@ class MetadataLog:
         identity = ["sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition"]
         identity += ["boundary_number", "void_upto"]
         wrong = next((f"it alters {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None)
-        wrong = wrong or loses_objects(base, changed, self._pages.rows)
+        wrong = wrong or names_older_objects(draft, changed) or loses_objects(base, changed, self._pages.rows)
         if wrong:
             raise InvalidRequest(f"committing a head, {wrong}", prefix=self._prefix)
 

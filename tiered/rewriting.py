@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from local.errors import InvalidRequest, LogError
-from policies.cost import request_cost, retrieval_cost, upload_requests
+from policies.cost import early_deletion, request_cost, retrieval_cost, upload_requests
 from policies.prices import BUILT_IN, PriceTable
 from remote.at_rest import CODECS, AtRest
 from remote.catalog import RemotePartitionName
@@ -52,6 +52,7 @@ from tiered.joined_segments import check_same_bytes, joined
 TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
 GROUPS_A_HEAD = 64  # each commit that touches a page writes it anew
+DAY_MS = 86_400_000
 OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
 _CODES = {name: code for code, name in CODECS.items()}
 
@@ -232,7 +233,7 @@ def _plan(
     now_ms: int,
     prices: PriceTable,
 ) -> RewritePlan:
-    costs = [cost_of(group.rows, group.keeping, prices) for group in groups]
+    costs = [cost_of(group.rows, group.keeping, prices, replaced_ms=now_ms) for group in groups]
     heads = -(-len(groups) // GROUPS_A_HEAD)
     total = RewriteCost(
         gets=sum(each.gets for each in costs),
@@ -245,8 +246,13 @@ def _plan(
     return RewritePlan(job_id=job_id, name=name, epoch=log.epoch, now_ms=now_ms, groups=tuple(groups), cost=total)
 
 
-def cost_of(rows: Sequence[RemoteSegment], keeping: Keeping, prices: PriceTable = BUILT_IN) -> RewriteCost:
-    """Of reading rows and writing them as one segment; what is written is taken as large as the segment."""
+def cost_of(
+    rows: Sequence[RemoteSegment], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
+) -> RewriteCost:
+    """Of reading rows and writing them as one segment; what is written is taken as large as the segment.
+
+    With `replaced_ms` the old objects go then: a class bills the rest of its shortest time all the same.
+    """
     gets = sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in rows)
     size = sum(row.size_bytes for row in rows)
     puts = upload_requests(size) + 1
@@ -256,6 +262,8 @@ def cost_of(rows: Sequence[RemoteSegment], keeping: Keeping, prices: PriceTable 
         here = prices.of(row.storage_class)
         dollars += request_cost(gets=1 + -(-row.stored_bytes // RANGE_BYTES), prices=here)
         dollars += retrieval_cost(row.stored_bytes, here)
+        if replaced_ms is not None and row.committed_ms:
+            dollars += early_deletion(row.stored_bytes, max(0, replaced_ms - row.committed_ms) / DAY_MS, here)
     return RewriteCost(gets=gets + 2, puts=puts, read_bytes=read, write_bytes=size, dollars=dollars)
 
 

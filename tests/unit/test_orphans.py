@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote_samples import head, row
 
-from local.errors import Corrupt
+from local.errors import Corrupt, InvalidRequest
 from remote.head import UnlinkedObject, encode_head
 from remote.head_changes import add_segments, expire_segments, forget_unlinked
 from remote.keys import boundary_key, data_key, head_key, indexes_key, new_ulid, parse_epoch, pin_key, spill_key
@@ -188,3 +188,16 @@ def test_one_whose_age_is_not_known_is_never_due() -> None:
     orphan = Orphan(key="k", size_bytes=1, modified_ms=NOW, epoch=1)
     assert [orphan.is_due(NOW + age, 10) for age in (0, 9, 10)] == [False, False, True]
     assert not replace(orphan, modified_ms=None).is_due(NOW + 100, 10)
+
+
+@pytest.mark.parametrize("made_in", [1, 3])
+def test_no_head_names_an_object_of_another_epoch(made_in: int) -> None:
+    """What an older epoch left may be deleted at any moment; of a later one this writer can have nothing."""
+    store = MemoryStore()
+    _opened(store)
+    log = _opened(store)
+    left = _row(0, made_in)
+    _put(store, left)
+    with pytest.raises(InvalidRequest, match="an object of another epoch"):
+        log.commit(add_segments([left]), NOW)
+    log.commit(add_segments([_row(0, 2)]), NOW)

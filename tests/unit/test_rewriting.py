@@ -327,3 +327,12 @@ def test_a_class_that_bills_reads_costs_more() -> None:
 
     standard, archive = (cost_of([each], Keeping()).dollars for each in rows)
     assert archive > standard + 0.02
+
+
+def test_what_a_class_bills_for_going_early_is_part_of_the_price() -> None:
+    from tiered.rewriting import DAY_MS, Keeping
+
+    (one,) = _rows(1 << 30)
+    row_ = replace(one, stored_bytes=1 << 30, storage_class="GLACIER_IR", committed_ms=NOW)
+    young, old = (cost_of([row_], Keeping(), replaced_ms=NOW + days * DAY_MS).dollars for days in (10, 90))
+    assert young > old + 0.005
