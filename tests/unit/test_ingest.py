@@ -348,3 +348,14 @@ def test_topics_that_are_not_there_or_not_clear() -> None:
     with pytest.raises(InvalidRequest, match="several"):
         plan(store)
     assert len(plan(store, topic_id="B" * 22, create_partitions=3).targets) == 3
+
+
+def test_a_partition_without_rows_is_compacted_in_no_time() -> None:
+    store = MemoryStore()
+    plan(store, settings={**SETTINGS, "cleanup.policy": "compact"})
+    before = head(store)
+    disk = ModelDisk()
+    disk.make_directory("./job")
+    outcome = compact_partition(store, list_partitions(store)[0], now_ms=NOW, storage=disk, directory="./job")
+    assert (outcome.rows_before, outcome.rows_after, outcome.upto_offset, outcome.was_done) == (0, 0, 0, False)
+    assert head(store) == before
