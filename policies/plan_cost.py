@@ -24,6 +24,7 @@ from policies.decisions import (
     DropLocal,
     ExpirePage,
     ExpireRemote,
+    GiveUpRemote,
     Plan,
     RaiseCleaned,
     ReplaceRemote,
@@ -158,6 +159,10 @@ def _stored_change(of: tuple[_Place, Decision]) -> int:
         case ReplaceRemote():
             gone = [place.rows[ulid] for ulid in decision.ulids if ulid in place.rows]
             return _uploaded(place, decision.size_bytes) - sum(row.stored_bytes + row.indexes_bytes for row in gone)
+        case GiveUpRemote():
+            return -_stored(place)
+        case ExpireRemote() | ExpirePage() if place.snapshot.given_up:
+            return 0  # it counts for nothing since the tier was given up
         case ExpireRemote():
             row = place.rows.get(decision.ulid)
             return -(row.stored_bytes + row.indexes_bytes) if row is not None else -decision.size_bytes
@@ -201,6 +206,8 @@ def _own(place: _Place, line: DecisionCost) -> DecisionCost:
             return replace(line, puts=upload_requests(stored) + 1 + commits, gets=2 + commits, bytes_in=uploaded)
         case BuildView():
             return replace(line, gets=ceil(decision.size_bytes / RANGE_BYTES))
+        case GiveUpRemote():
+            return replace(line, puts=1, gets=1)
         case AdvanceLogStart():
             return replace(line, puts=1, gets=1) if place.snapshot.is_tiered else line
         case DeletePage():

@@ -9,7 +9,7 @@ from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, 
 
 from policies import head_collection, invariants
 from policies.cost import monthly_storage
-from policies.decisions import CopySegment, DropLocal, ExpireRemote
+from policies.decisions import CopySegment, DropLocal, ExpirePage, ExpireRemote, GiveUpRemote
 from policies.plan_cost import plan_cost
 from policies.prices import BUILT_IN
 from remote import metadata_log
@@ -130,3 +130,26 @@ def test_a_plan_is_a_data_frame_for_who_wants_one():
         frame = priced.to_frame()
     assert len(frame) == len(priced.cost.lines) > 3
     assert set(frame.columns) == set(line_fields(priced.cost.lines[0]))
+
+
+@pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
+def test_a_tier_that_is_given_up_is_priced_once_and_costs_nothing_afterwards(monkeypatch, in_pages):
+    if in_pages:
+        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+    world, kinds = World(), []
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 600)
+        settle(manager)
+        manager.alter_topic("t", off, now_ms=NOW)
+        for priced, sent in sent_and_priced(manager, NOW):
+            kinds += [type(each.decision) for each in priced.cost.lines]
+            assert priced.cost.then_bytes == 0
+            assert priced.cost.then_dollars == 0
+            if GiveUpRemote in kinds[-len(priced.cost.lines) :]:
+                assert priced.cost.now_bytes > 0
+                assert round(priced.cost.sum_of("puts")) == sent.puts
+    assert kinds[0] is GiveUpRemote
+    assert {ExpirePage if in_pages else ExpireRemote} <= set(kinds)
