@@ -1,13 +1,18 @@
-"""Spark reading the bucket, beside the same records in Parquet and beside `binaryFile` with the same decoder.
+"""Spark reading the bucket beside the same records in Parquet, `binaryFile` with our decoder, and Kafka's connector.
 
-    .ci/with python tests/bench/bench_spark.py [records]
+    .ci/with python tests/bench/bench_spark.py [--records 3000000] [--master 'local[2]'] [--no-kafka]
 
-Every case writes the same rows to Spark's `noop` sink, best of three, in one session and one run; the ratio is to
-Parquet. CPU is that of this process's descendants (JVM, Python workers): steadier than the clock on a busy machine.
+One command, one run, one table in Markdown. Every case writes the same rows to Spark's `noop` sink, best of three after
+one that warms up; the ratio is to Parquet, by wall and by CPU. CPU is that of Spark's JVM and Python workers, steadier
+than the clock on a busy machine; a broker's is beside it. The broker is Kafka's own and reads the very batches, written
+into its directory by us; it and the connector come from Maven Central, and without them their rows are left out.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
 import os
 import random
 import sys
@@ -15,78 +20,163 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
+import kafka_clients
+import kafka_connector
 from bucket_samples import SampleBucket
+from kafka_artifacts import KAFKA_VERSION, KafkaMissing, find_kafka
+from kafka_broker import KafkaBroker
 
 from local.batch import assign_offset, encode_batch
 from local.kernels import implementation
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition
+from local.settings import LogSettings
+from local.storage import DiskStorage
 from remote.fsspec_store import open_store
+from tiered.spark import read_arrow
 from tiered.spark.rows import TYPES
 from tiered.spark.session import QUIET_JAVA, spark_session
 
 RECORDS = 3_000_000
 PER_BATCH, BATCHES_PER_SEGMENT = 1000, 250
+SEGMENT_BYTES = 32 << 20
+TOPICS = ("bench0", "bench1", "bench2", "bench3")  # of one partition each: so many tasks has Kafka's connector
 COLUMNS = tuple(name for name in TYPES if name != "headers")
+NOW_MS = 1_700_000_000_000
 TRIES = 3
 
 
-def main(records):
-    with tempfile.TemporaryDirectory() as work:
-        url, segments = fill(f"{work}/bucket", records)
-        stored = sum(row.size_bytes for row in segments)
+def main(records, master, with_kafka):
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as stack:
+        bucket = fill_bucket(f"{work}/bucket", records)
+        broker, connector = stack.enter_context(kafka(Path(work), records)) if with_kafka else (None, "")
+        conf = {"spark__driver__extraClassPath": connector} if connector else {}
         # Whole files in one row each, as binaryFile has them, need the memory.
-        spark = spark_session("bench", spark__driver__memory="2g", spark__driver__extraJavaOptions=QUIET_JAVA)
-        try:
-            source = spark.read.format("tiered").option("subscribe", "bench")
-            load = source.load
-            load(url).write.option("compression", "none").parquet(f"{work}/parquet")
-            cases = {
-                "parquet, 7 columns": lambda: noop(spark.read.parquet(f"{work}/parquet")),
-                "tiered, 7 columns": lambda: noop(load(url)),
-                "tiered, offset and key": lambda: noop(pruned(spark).load(url)),
-                "tiered, one hundredth by offset": lambda: noop(hundredth(spark, records).load(url)),
-                "binaryFile + mapInArrow, 7 columns": lambda: noop(binary_files(spark, f"{work}/bucket")),
-            }
-            report(cases, records, stored)
-        finally:
-            spark.stop()
+        spark = spark_session(
+            "bench", master, spark__driver__memory="2g", spark__driver__extraJavaOptions=QUIET_JAVA, **conf
+        )
+        stack.callback(spark.stop)
+        source(spark).load(bucket.url).write.option("compression", "none").parquet(f"{work}/parquet")
+        cases = cases_of(spark, bucket.url, work, records)
+        if broker is not None:
+            cases |= connector_cases(spark, broker, bucket.url)
+        stored = sum(row.size_bytes for rows in bucket.segments.values() for row in rows)
+        report(cases, records, stored, master, broker)
 
 
-def fill(directory, records):
-    """`records` of 16-byte keys and 100 incompressible bytes, in one partition."""
-    Path(directory).mkdir()
-    source = random.Random(7)
+def cases_of(spark, url, work, records):
+    """What is measured, the reference first."""
+    pruned = source(spark).schema("offset long, key binary")
+    topics = ",".join(TOPICS)
+    return {
+        "Parquet, 7 columns": lambda: noop(spark.read.parquet(f"{work}/parquet")),
+        "Parquet, offset and key": lambda: noop(spark.read.parquet(f"{work}/parquet").select("offset", "key")),
+        "`tiered`, 7 columns": lambda: noop(source(spark).load(url)),
+        "`tiered`, offset and key by `.schema`": lambda: noop(pruned.load(url)),
+        "`tiered`, one hundredth by offset": lambda: noop(hundredth(spark, records).load(url)),
+        "`read_arrow`, 7 columns": lambda: noop(read_arrow(spark, url, subscribe=topics)),
+        "`read_arrow`, counted in the task": lambda: noop(
+            read_arrow(spark, url, columns=["value"], function=counted, schema="n long", subscribe=topics)
+        ),
+        "`binaryFile` + mapInArrow, 7 columns": lambda: noop(binary_files(spark, f"{work}/bucket")),
+    }
+
+
+def connector_cases(spark, broker, url):
+    def load():
+        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", broker.address)
+        return reader.option("subscribe", ",".join(TOPICS)).load()
+
+    assert load().count() == source(spark).load(url).count(), "both hold the same records"
+    return {
+        "Kafka's connector, 7 columns": lambda: noop(load()),
+        "Kafka's connector, offset and key": lambda: noop(load().select("offset", "key")),
+    }
+
+
+# --- the records -----------------------------------------------------------------------------------------------------
+
+
+def batches_of(records):
+    """One topic's batches: 16-byte keys and 100 incompressible bytes."""
+    rng = random.Random(7)
     samples = [
-        encode_batch([(source.randbytes(16), source.randbytes(100), 1_700_000_000_000 + n) for n in range(PER_BATCH)])
-        for _ in range(20)
+        encode_batch([(rng.randbytes(16), rng.randbytes(100), NOW_MS + n) for n in range(PER_BATCH)]) for _ in range(20)
     ]
-    bucket = SampleBucket(open_store(f"file://{directory}"))
-    batches = []
-    for number in range(records // PER_BATCH):
+    for number in range(records // len(TOPICS) // PER_BATCH):
         batch = bytearray(samples[number % len(samples)])
         assign_offset(batch, number * PER_BATCH, 0)
-        batches.append(bytes(batch))
-    for at in range(0, len(batches), BATCHES_PER_SEGMENT):
-        bucket.add("bench", 0, batches[at : at + BATCHES_PER_SEGMENT], chunk_bytes=1 << 20, keep_rows=False)
-    return f"file://{directory}", bucket.segments["bench", 0]
+        yield bytes(batch)
+
+
+def fill_bucket(directory, records):
+    Path(directory).mkdir()
+    bucket = SampleBucket(open_store(f"file://{directory}"), f"file://{directory}")
+    for topic in TOPICS:
+        batches = list(batches_of(records))
+        for at in range(0, len(batches), BATCHES_PER_SEGMENT):
+            bucket.add(topic, 0, batches[at : at + BATCHES_PER_SEGMENT], chunk_bytes=256 << 10, keep_rows=False)
+    return bucket
+
+
+@contextlib.contextmanager
+def kafka(work, records):
+    """A running broker that holds the same batches, and the connector's class path; without them None and nothing."""
+    try:
+        found, connector = find_kafka(), kafka_connector.class_path(work)
+    except KafkaMissing as missing:
+        print(f"without Kafka: {missing}", file=sys.stderr)
+        yield None, ""
+        return
+    broker = KafkaBroker(found, work / "broker")
+    broker.format()
+    broker.start()
+    try:
+        kafka_clients.create_topics(broker.address, {topic: {"segment.bytes": str(SEGMENT_BYTES)} for topic in TOPICS})
+    finally:
+        broker.stop()
+    directory = LogDirectory(DiskStorage(), str(broker.log_dirs[0]))
+    for topic in TOPICS:
+        settings = LogSettings(segment_bytes=SEGMENT_BYTES)
+        log = directory.open_log(TopicPartition(topic, 0), settings, now_ms=NOW_MS)
+        for batch in batches_of(records):
+            log.append_batch(batch, now_ms=NOW_MS)
+    directory.close()
+    broker.start()
+    try:
+        kafka_clients.wait_for_leaders(broker.address, TOPICS)
+        yield broker, connector
+    finally:
+        broker.stop()
+
+
+# --- the reads -------------------------------------------------------------------------------------------------------
 
 
 def noop(frame):
     frame.write.format("noop").mode("overwrite").save()
 
 
-def pruned(spark):
-    return spark.read.format("tiered").option("subscribe", "bench").schema("offset long, key binary")
+def source(spark):
+    return spark.read.format("tiered").option("subscribe", ",".join(TOPICS))
 
 
 def hundredth(spark, records):
-    start = records // 2
-    return spark.read.format("tiered").options(
-        subscribe="bench",
-        startingOffsets=f'{{"bench":{{"0":{start}}}}}',
-        endingOffsets=f'{{"bench":{{"0":{start + records // 100}}}}}',
+    each_has = records // len(TOPICS)
+    start, end = each_has // 2, each_has // 2 + each_has // 100
+    bounds = {"startingOffsets": start, "endingOffsets": end}
+    return source(spark).options(
+        **{name: json.dumps({each: {"0": at} for each in TOPICS}) for name, at in bounds.items()}
     )
+
+
+def counted(batches):
+    import pyarrow as pa
+
+    yield pa.record_batch({"n": pa.array([sum(batch.num_rows for batch in batches)], pa.int64())})
 
 
 def binary_files(spark, directory):
@@ -105,27 +195,37 @@ def binary_files(spark, directory):
     return files.load(directory).select("content").mapInArrow(decode, schema)
 
 
-def report(cases, records, stored):
-    print(f"{records:,} records, {stored / 1e6:.0f} MB of segments, {implementation()} kernels, best of {TRIES}")
-    print(f"{'case':36} {'wall s':>7} {'cpu s':>7} {'M rows/s':>9} {'MB/s':>6} {'x parquet':>10}")
+# --- the figures -----------------------------------------------------------------------------------------------------
+
+
+def report(cases, records, stored, master, broker):
+    facts = f"{implementation()} kernels, {master}, {os.cpu_count()} cores, best of {TRIES}"
+    facts += f", Kafka {KAFKA_VERSION}, connector {kafka_connector.VERSION}" if broker is not None else ""
+    print(f"{records:,} records, {stored / 1e6:.0f} MB of segments, {facts}\n")
+    print("| | wall s | CPU s | broker CPU s | M rows/s | MB/s | x Parquet, wall | x Parquet, CPU |")
+    print("|---|---|---|---|---|---|---|---|")
     reference = None
     for name, run in cases.items():
         run()
-        wall, cpu = min(measured(run) for _ in range(TRIES))
-        reference = reference or wall
+        wall, cpu, theirs = min(measured(run, broker) for _ in range(TRIES))
+        reference = reference or (wall, cpu)
         rows = records / 100 if "hundredth" in name else records
-        speed = f"{rows / wall / 1e6:9.2f} {stored * rows / records / wall / 1e6:6.0f}"
-        print(f"{name:36} {wall:7.2f} {cpu:7.2f} {speed} {wall / reference:10.2f}", flush=True)
+        speed = f"{rows / wall / 1e6:.2f} | {stored * rows / records / wall / 1e6:.0f}"
+        served = f"{theirs:.2f}" if "connector" in name else ""
+        ratios = f"{wall / reference[0]:.2f} | {cpu / reference[1]:.2f}"
+        print(f"| {name} | {wall:.2f} | {cpu:.2f} | {served} | {speed} | {ratios} |", flush=True)
 
 
-def measured(run):
-    cpu, start = cpu_seconds(), time.perf_counter()
+def measured(run, broker):
+    """(wall, CPU of Spark, CPU of the broker) in seconds."""
+    before, start = cpu_seconds(broker), time.perf_counter()
     run()
-    return time.perf_counter() - start, cpu_seconds() - cpu
+    wall, after = time.perf_counter() - start, cpu_seconds(broker)
+    return wall, after[0] - before[0], after[1] - before[1]
 
 
-def cpu_seconds():
-    """User and system time of all descendants that live, and of their ended children."""
+def cpu_seconds(broker):
+    """User and system time of all descendants that live, and of their ended children: (without the broker, its)."""
     parents, spent = {}, {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -139,8 +239,15 @@ def cpu_seconds():
     while len(family) != known:
         known = len(family)
         family |= {pid for pid, parent in parents.items() if parent in family}
-    return sum(spent.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
+    theirs = spent.get(broker.pid, 0) if broker is not None else 0
+    tick = os.sysconf("SC_CLK_TCK")
+    return (sum(spent.get(pid, 0) for pid in family) - theirs) / tick, theirs / tick
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else RECORDS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--no-kafka", action="store_true")
+    asked = parser.parse_args()
+    main(asked.records, asked.master, not asked.no_kafka)

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +22,21 @@ _SCALA_VERSION = "2.13"
 _JAVA_MAJOR_MIN = 17  # Kafka 4 brokers
 _FETCH_SECONDS_MAX = 200  # 54 MB; below the time a single test has
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+# Spark's artifacts name a mirror of Maven Central of their own, which is taken for Central itself here.
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>interop</groupId><artifactId>kafka</artifactId><version>1</version>
+  <repositories><repository>
+    <id>gcs-maven-central-mirror</id><url>https://repo.maven.apache.org/maven2</url>
+  </repository></repositories>
   <dependencies>{dependencies}</dependencies>
 </project>
 """
-_DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+_DEPENDENCY = (
+    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
+    "<exclusions>{}</exclusions></dependency>"
+)
+_EXCLUSION = "<exclusion><groupId>{}</groupId><artifactId>{}</artifactId></exclusion>"
 _ARTIFACTS = (
     ("org.apache.kafka", f"kafka_{_SCALA_VERSION}", KAFKA_VERSION),
     ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
@@ -49,7 +58,8 @@ class Kafka:
 
 def find_kafka() -> Kafka:
     """The pinned Kafka, fetched on first use. Raises KafkaMissing."""
-    return Kafka(java=_find_java(), class_path=f"{_fetch_jars()}/*")
+    jars = fetch_jars(f"kafka-{KAFKA_VERSION}-log4j-{_LOG4J_VERSION}", _ARTIFACTS)
+    return Kafka(java=_find_java(), class_path=f"{jars}/*")
 
 
 def _find_java() -> str:
@@ -66,28 +76,37 @@ def _java_major(java: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _fetch_jars() -> Path:
+def fetch_jars(folder: str, artifacts: Sequence[tuple[str, str, str]], without: Sequence[tuple[str, str]] = ()) -> Path:
+    """A directory with the jars of artifacts (group, name, version) and all they need, but for those `without`.
+
+    Raises KafkaMissing.
+    """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiered-interop"
-    jars = root / f"kafka-{KAFKA_VERSION}-log4j-{_LOG4J_VERSION}"
+    jars = root / folder
     if jars.is_dir():
         return jars
     if shutil.which("mvn") is None:
-        raise KafkaMissing(f"Kafka {KAFKA_VERSION} is not in {root} and there is no mvn to fetch it (Debian: maven)")
+        raise KafkaMissing(f"{folder} is not in {root} and there is no mvn to fetch it (Debian: maven)")
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (root / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not jars.is_dir():
-                _download(root, jars)
+                _download(root, jars, _dependencies(artifacts, without))
     except OSError as error:
-        raise KafkaMissing(f"fetching Kafka {KAFKA_VERSION} into {root}: {error}") from error
+        raise KafkaMissing(f"fetching {folder} into {root}: {error}") from error
     return jars
 
 
-def _download(root: Path, jars: Path) -> None:
+def _dependencies(artifacts: Sequence[tuple[str, str, str]], without: Sequence[tuple[str, str]]) -> str:
+    exclusions = "".join(_EXCLUSION.format(*each) for each in without)
+    return "".join(_DEPENDENCY.format(*each, exclusions) for each in artifacts)
+
+
+def _download(root: Path, jars: Path, dependencies: str) -> None:
     with tempfile.TemporaryDirectory(dir=root) as folder:
         pom = Path(folder, "pom.xml")
-        pom.write_text(_POM.format(dependencies="".join(_DEPENDENCY.format(*each) for each in _ARTIFACTS)))
+        pom.write_text(_POM.format(dependencies=dependencies))
         # -C: a jar whose checksum differs is refused.
         words = [
             "mvn",
@@ -103,8 +122,8 @@ def _download(root: Path, jars: Path) -> None:
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_FETCH_SECONDS_MAX, cwd=folder)
         except subprocess.TimeoutExpired:
-            raise KafkaMissing(f"mvn did not fetch Kafka {KAFKA_VERSION} in {_FETCH_SECONDS_MAX} s") from None
+            raise KafkaMissing(f"mvn did not fetch {jars.name} in {_FETCH_SECONDS_MAX} s") from None
         if done.returncode:
             told = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
-            raise KafkaMissing(f"mvn could not fetch Kafka {KAFKA_VERSION}: {' '.join(told[:1])[:500]}")
+            raise KafkaMissing(f"mvn could not fetch {jars.name}: {' '.join(told[:1])[:500]}")
         Path(folder, "lib").rename(jars)

@@ -73,6 +73,12 @@ class KafkaBroker:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def pid(self) -> int:
+        """Of the running broker."""
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
+    @property
     def log_path(self) -> Path:
         return self.home / "broker.log"
 

@@ -1,0 +1,18 @@
+package org.apache.spark.kafka010;
+
+import java.util.Map;
+import org.apache.spark.SparkConf;
+import scala.Option;
+
+/** No cluster has delegation tokens, so none is ever out of date. */
+public class KafkaTokenUtil$ {
+    public static final KafkaTokenUtil$ MODULE$ = new KafkaTokenUtil$();
+
+    public Option<Object> findMatchingTokenClusterConfig(SparkConf conf, String servers) {
+        return Option.empty();
+    }
+
+    public boolean needTokenUpdate(Map<String, Object> settings, Option<?> cluster) {
+        return false;
+    }
+}
