@@ -231,9 +231,7 @@ class _Partition:
         self.cleaned = self.copied = self._passed(self.copies, self.closed)
         self.dropped = min(self.copied, self._passed(self.drops, self.closed))
         self.expired = min(self.copied, self._passed(self.expires, self.copied))
-        grace = self.rules.delete_grace_ms
-        for at in range(self.expired - self._passed(lambda each: self.expires(each) + grace, self.expired), 0, -1):
-            self._unlink(int(self.ticks(self.expires(self.expired - at))), 2, self.stored + self.indexes)
+        self._fill_waiting()
         live = self.copied - self.expired
         room = self._head_room()
         self.head_rows = live if live <= room else self.rule.kept_rows_min + (room - self.rule.kept_rows_min) // 2
@@ -244,6 +242,16 @@ class _Partition:
         self.sequence, self.void = HEADS_KEPT + HEADS_AT_ONCE // 2, 0
         if self.next_read is not None:
             self.next_read = self.now
+
+    def _fill_waiting(self) -> None:
+        """What expired within the grace time, round by round."""
+        grace = self.rules.delete_grace_ms
+        first = self._passed(lambda each: self.expires(each) + grace, self.expired)
+        while first < self.expired:
+            moment = int(self.ticks(self.expires(first)))
+            upto = min(self.expired, max(first + 1, first + (moment - int(self.expires(first))) // self.segment_ms + 1))
+            self._unlink(moment, 2 * (upto - first), (upto - first) * (self.stored + self.indexes))
+            first = upto
 
     def _passed(self, when: Callable[[int], float], upper: int) -> int:
         """How many of the first `upper` segments have their moment behind them; it rises with the number."""

@@ -26,7 +26,8 @@ from policies.simulation import Counts, Reads, Simulated, Workload, simulate
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion", "disk")
 VARIANTS_MAX = 2000
-SEGMENTS_PER_WINDOW = 1000  # what is simulated one by one; a month of more is that, scaled
+# What is simulated one by one; a month of more is that, scaled.
+SEGMENTS_PER_WINDOW, TICKS_PER_WINDOW = 1000, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,19 +139,38 @@ def changed(stream: Stream, variant: Variant) -> Stream:
 
 
 def month_of(stream: Stream, prices: PriceTable) -> Simulated:
-    """A month of one partition of the stream, in its steady state; requests of a shorter window scaled to a month."""
-    workload = stream.workload
+    """A month of one partition of the stream, in its steady state; requests of a shorter window scaled to a month.
+
+    Reads change nothing of what is kept, so they are added to what was simulated without them.
+    """
+    workload = replace(stream.workload, reads=None)
     segment_ms = workload.batches_per_segment * workload.batch_ms
-    days = max(1, min(DAYS_PER_MONTH, segment_ms * SEGMENTS_PER_WINDOW // DAY_MS))
-    if workload.reads is None and days < DAYS_PER_MONTH and segment_ms * SEGMENTS_PER_WINDOW < DAY_MS:
-        window_ms = segment_ms * SEGMENTS_PER_WINDOW
-    else:
-        window_ms = days * DAY_MS
+    rounds = max(TICKS_PER_WINDOW, -(-segment_ms * SEGMENTS_PER_WINDOW // workload.tick_ms))
+    window_ms = min(DAYS_PER_MONTH * DAY_MS, rounds * workload.tick_ms)
     min_days = sorted({each.min_days for each in prices.classes.values()})
     found = simulate(workload, stream.rules, window_ms=window_ms, min_days=min_days)
     factor = DAYS_PER_MONTH * DAY_MS / window_ms
     short = {days: each * factor for days, each in found.short_byte_days.items()}
-    return replace(found, counts=found.counts.times(factor), short_byte_days=short)
+    counts = found.counts.times(factor)
+    if stream.workload.reads is not None:
+        counts = _sum(counts, _reads(found, stream))
+    return replace(found, counts=counts, short_byte_days=short)
+
+
+def _reads(month: Simulated, stream: Stream) -> Counts:
+    """What is read in a month: its share of the segments, as often begun anew as all of it is read."""
+    reads = stream.workload.reads
+    assert reads is not None
+    segments = month.objects * stream.read_share
+    ranges = segments * max(1.0, month.object_bytes / reads.range_bytes)
+    small = month.small_bytes * stream.read_share
+    return Counts(
+        gets=2 * stream.read_share + segments + ranges,
+        lists=3 * stream.read_share,
+        data_gets=ranges,
+        bytes_out=month.stored_bytes * stream.read_share + small,
+        data_bytes_out=month.stored_bytes * stream.read_share,
+    )
 
 
 def cost_of(streams: Sequence[Stream], variant: Variant, prices: PriceTable) -> VariantCost:

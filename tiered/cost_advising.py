@@ -35,7 +35,7 @@ class AdvisedCosts:
                 "change": each.change,
                 "saved_dollars": each.saved_dollars,
                 "once_dollars": each.once_dollars,
-                "payback_months": each.payback_months,
+                "payback_months": each.payback_months if each.saved_dollars > 0 else None,
                 "segments": each.segments,
                 "size_bytes": each.size_bytes,
                 "reason": each.reason,

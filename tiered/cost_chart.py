@@ -33,7 +33,7 @@ _BAR_MAX = 20  # bars on the page beside today's
 def chart_lines(simulation: CostSimulation, width: int) -> list[str]:
     """Bars of dollars a month, a letter's width for a share of the dearest, and what the marks stand for."""
     costs = [simulation.today, *simulation.found]
-    labels = [shown(each.variant) for each in costs]
+    labels = [shown(each.variant, is_short=True) for each in costs]
     figures = [format_dollars(each.total) for each in costs]
     label_width = min(max(map(len, labels)), max(12, width // 2))
     figure_width = max(map(len, figures))
@@ -105,7 +105,7 @@ def _drawing(costs: Sequence[VariantCost]) -> str:
     drawn = []
     for at, cost in enumerate(costs):
         y, x = at * row, float(left)
-        label = shown(cost.variant)
+        label = shown(cost.variant, is_short=True)
         drawn.append(f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{escape(label[:52])}</text>')
         for kind in KINDS:
             long = getattr(cost, kind) / most * (width - left - 90)

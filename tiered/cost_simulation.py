@@ -61,28 +61,13 @@ class CostSimulation:
 
     def rows(self) -> list[dict[str, object]]:
         """Flat fields of today and of each variant; a setting that a variant leaves as it is is None."""
-        return [self._row(each) for each in (self.today, *self.found)]
+        return [_row(each, self.today) for each in (self.today, *self.found)]
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a pandas DataFrame. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows())
-
-    def _row(self, cost: VariantCost) -> dict[str, object]:
-        return {
-            "changes": shown(cost.variant),
-            **{each.name: getattr(cost.variant, each.name) for each in fields(Variant)},
-            "dollars_per_month": cost.total,
-            "saved_dollars": self.today.total - cost.total,
-            **{f"{kind}_dollars": getattr(cost, kind) for kind in KINDS},
-            "double_storage_dollars": cost.double,
-            "idle_dollars": cost.idle,
-            "stored_bytes": round(cost.stored_bytes),
-            "local_bytes": round(cost.local_bytes),
-            "objects": round(cost.objects),
-            **{f"{each.name}_per_month": round(getattr(cost.counts, each.name)) for each in fields(Counts)},
-        }
 
 
 def simulate_costs(
@@ -141,13 +126,13 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
     return {name: values for name, values in found.items() if values}
 
 
-def shown(variant: Variant) -> str:
-    """``retention.ms=7d segment.bytes=256 MiB``; ``as it is`` for no change."""
+def shown(variant: Variant, *, is_short: bool = False) -> str:
+    """``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``; ``as it is`` for no change."""
     from tiered.units import format_bytes, format_ms
 
     words = []
     for name, value in variant.changes.items():
-        key = _KEYS[name]
+        key = (_SHORT if is_short else _KEYS)[name]
         if name.endswith("_ms"):
             words.append(f"{key}={format_ms(int(value))}")
         elif name.endswith("_bytes"):
@@ -166,6 +151,32 @@ _KEYS = {
     "storage_class": "remote.storage.class",
     "read_share": "reads",
 }
+
+_SHORT = {
+    "retention_ms": "retention",
+    "local_retention_ms": "local",
+    "segment_bytes": "segment",
+    "part_bytes": "part",
+    "compression": "codec",
+    "storage_class": "class",
+    "read_share": "reads",
+}
+
+
+def _row(cost: VariantCost, today: VariantCost) -> dict[str, object]:
+    return {
+        "changes": shown(cost.variant),
+        **{each.name: getattr(cost.variant, each.name) for each in fields(Variant)},
+        "dollars_per_month": cost.total,
+        "saved_dollars": today.total - cost.total,
+        **{f"{kind}_dollars": getattr(cost, kind) for kind in KINDS},
+        "double_storage_dollars": cost.double,
+        "idle_dollars": cost.idle,
+        "stored_bytes": round(cost.stored_bytes),
+        "local_bytes": round(cost.local_bytes),
+        "objects": round(cost.objects),
+        **{f"{each.name}_per_month": round(getattr(cost.counts, each.name)) for each in fields(Counts)},
+    }
 
 
 def _check_axes(axes: Axes, prices: PriceTable) -> None:

@@ -22,6 +22,7 @@ TUTORIAL = ROOT / "docs" / "tutorial" / "first-road.md"
 LOOKING = ROOT / "docs" / "how-to" / "look-inside-a-log.md"
 EMBEDDING = ROOT / "docs" / "how-to" / "embed-in-python.md"
 README = ROOT / "README.md"
+HOW_TO = ROOT / "docs" / "how-to"
 
 _RUN = re.compile(
     r"<!-- run(?P<spark> spark)? -->\n```sh\n(?P<command>.*?)```\n"
@@ -157,6 +158,30 @@ def test_the_embedding_guide_is_one_program_that_runs(tmp_path: Path) -> None:
     printed = run_python("\n".join(_PYTHON.findall(EMBEDDING.read_text())), tmp_path)
     assert "orders/1" in printed
     assert "in trouble" not in printed
+
+
+def test_sizing_by_numbers_of_ones_own_runs(tmp_path: Path) -> None:
+    printed = run_python("\n".join(_PYTHON.findall((HOW_TO / "size-a-deployment.md").read_text())), tmp_path)
+    assert [line.split()[0] for line in printed.splitlines()] == ["as"] + ["segment.bytes=256MiB"] * 2 + [
+        "segment.bytes=1.00GiB"
+    ] * 2
+
+
+def test_the_commands_and_the_script_that_cut_the_bill_run(tmp_path: Path) -> None:
+    shell(
+        """tiered init . 2>&1
+        tiered topic create orders -X segment.bytes=1MiB -X local.retention.ms=1h
+        seq 1 60000 | sed 's/$/:a value of some length, again and again/' | tiered append orders - -K :
+        tiered run --once""",
+        tmp_path,
+    )
+    page = (HOW_TO / "cut-the-bill.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    shell(blocks[0].replace("tiered cost advise", "tiered cost advise --least 1e9"), tmp_path)
+    shell(blocks[2].replace("apply cut.json ", "apply cut.json --yes "), tmp_path)
+    printed = run_python("\n".join(_PYTHON.findall(page)), tmp_path)
+    assert "orders" in printed
+    assert "as it is" in printed
 
 
 def run_python(code: str, folder: Path) -> str:

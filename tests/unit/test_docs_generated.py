@@ -16,6 +16,7 @@ import pytest
 
 from tiered.cli.errors import Exit
 from tiered.cli.main import COMMANDS
+from tiered.cli.schemas import SCHEMAS, schema_text
 from tiered.properties import PROPERTIES, Kind, Property, Source
 from tiered.segment_table import COLUMNS as SEGMENT_COLUMNS
 from tiered.spark import options as spark_options
@@ -23,6 +24,7 @@ from tiered.spark.rows import TYPES
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
+SCHEMA_PAGES = ROOT / "docs" / "reference" / "schemas"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
 
@@ -96,6 +98,12 @@ def test_the_settings_page_is_what_the_property_table_says() -> None:
     assert SETTINGS.read_text() == render_settings(), "run: python tests/unit/test_docs_generated.py"
 
 
+def test_every_schema_page_is_what_the_types_say() -> None:
+    assert {page.stem for page in SCHEMA_PAGES.glob("*.json")} == set(SCHEMAS)
+    for name in SCHEMAS:
+        assert (SCHEMA_PAGES / f"{name}.json").read_text() == schema_text(name), "run: python " + __file__
+
+
 def test_every_command_and_exit_code_has_its_place_on_the_page() -> None:
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     assert set(COMMANDS) == set(re.findall(r"^## `tiered ([\w-]+)", page, re.MULTILINE))
@@ -160,4 +168,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 if __name__ == "__main__":
+    SCHEMA_PAGES.mkdir(exist_ok=True)
+    for name in SCHEMAS:
+        (SCHEMA_PAGES / f"{name}.json").write_text(schema_text(name))
     SETTINGS.write_text(render_settings())

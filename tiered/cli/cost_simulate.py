@@ -54,7 +54,7 @@ def simulate(
 
         write_lines(chart_lines(simulation, _width()))
     else:
-        emit("variants", simulation.rows(), _COLUMNS, output, **_facts(simulation))
+        emit("variants", _rows(simulation), _COLUMNS, output, **_facts(simulation))
     session.tell_problems(problems)
     session.say("\n".join(_words(simulation)))
     if page is not None:
@@ -106,6 +106,14 @@ def _share(text: str) -> float | None:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
         return None
+
+
+def _rows(simulation: CostSimulation) -> list[dict[str, object]]:
+    from tiered.cost_simulation import shown
+
+    costs = (simulation.today, *simulation.found)
+    short = (shown(each.variant, is_short=True) for each in costs)
+    return [{**row, "short": text} for row, text in zip(simulation.rows(), short, strict=True)]
 
 
 def _width() -> int:
@@ -177,13 +185,14 @@ def _bytes(value: object) -> str:
 
 
 _COLUMNS = (
-    Column("changes", "CHANGE"),
+    Column("short", "CHANGE", only_table=True),
+    Column("changes"),
     Column("stored_bytes", "STORED", _bytes, is_number=True),
     Column("storage_dollars", "STORAGE", _dollars, is_number=True),
     Column("requests_dollars", "REQUESTS", _dollars, is_number=True),
-    Column("retrieval_dollars", "READS", _dollars, is_number=True),
-    Column("early_deletion_dollars", "EARLY", _dollars, is_number=True),
-    Column("disk_dollars", "DISK", _dollars, is_number=True),
+    Column("retrieval_dollars"),
+    Column("early_deletion_dollars"),
+    Column("disk_dollars"),
     Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
     Column("saved_dollars", "SAVED", _dollars, is_number=True),
     *(

@@ -190,7 +190,7 @@ _COLUMNS = (
     Column("where", "PARTITION", only_table=True),
     Column("what", "RANGE"),
     Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("requests", "REQUESTS", is_number=True),
+    Column("requests"),
     Column("once", "USD", _dollars, is_number=True),
     Column("reason", "WHY"),
     Column("decision"),

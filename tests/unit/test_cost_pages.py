@@ -1,0 +1,137 @@
+"""What the cost commands print: compared letter by letter at two widths, and as JSON held against its schema.
+
+The pages lie in ``tests/unit/pages``; after a change on purpose:
+
+    TIERED_WRITE_PAGES=1 pytest tests/unit/test_cost_pages.py
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tiered import cost, cost_history
+from tiered.cli.main import invoke
+from tiered.cli.schemas import SCHEMAS
+
+NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
+DAY = 86_400_000
+MODULES = ("append", "apply", "cost", "cost_simulate", "init", "plan", "run", "session", "topic")
+PAGES = Path(__file__).parent / "pages"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch, capfd) -> Path:
+    """Four days of records in one topic, in both tiers; the clock stands still at noon of the fifth."""
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("TIERED_") and name != "TIERED_WRITE_PAGES"]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    # A head holds random names, and how well those compress would be seen in the last digit.
+    monkeypatch.setattr(cost_history, "head_costs", lambda head: {})
+    monkeypatch.setattr(cost, "_index_bytes", lambda head: 10_000)
+    clock = {"now": NOON}
+    for name in MODULES:
+        monkeypatch.setattr(importlib.import_module(f"tiered.cli.{name}"), "now_ms", lambda: clock["now"])
+    assert invoke(["init"]) == 0
+    words = ["-X", "segment.bytes=64KiB", "-X", "local.retention.ms=1d", "-X", "retention.ms=3d"]
+    assert invoke(["topic", "create", "orders", "-p", "1", *words]) == 0
+    for day in range(4):
+        clock["now"] = NOON + day * DAY + 1001 * 60_000
+        lines = [
+            {"key": f"k{at}", "value": f"value {at:04} " * 20, "timestamp": NOON + day * DAY + at * 60_000}
+            for at in range(1000)
+        ]
+        (tmp_path / "lines").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert invoke(["append", "orders", "lines", "--jsonl", "--batch", "20"]) == 0
+        if day < 3:
+            assert invoke(["-q", "run", "--once"]) == 0
+    clock["now"] = NOON + 4 * DAY
+    capfd.readouterr()
+    return tmp_path
+
+
+COMMANDS = {
+    "cost-show": ["cost", "show"],
+    "cost-simulate": ["cost", "simulate", "--retention", "1d,3d,30d", "--class", "standard,ia"],
+    "cost-chart": ["cost", "simulate", "--retention", "1d..30d", "--chart"],
+    "plan": ["plan"],
+    "plan-summary": ["plan", "--summary", "-X", "retention.ms=2d"],
+}
+
+
+def on_terminal(monkeypatch, width: int) -> None:
+    """A terminal without colour, so wide."""
+    import sys
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_pages_are_as_they_were(home: Path, capfd, monkeypatch, name: str, width: int) -> None:
+    with monkeypatch.context() as patch:
+        on_terminal(patch, width)
+        assert invoke(COMMANDS[name]) == 0
+    printed = re.sub(r"\x1b\[[01]m", "", capfd.readouterr().out)  # bold is no colour
+    assert "\x1b" not in printed
+    found = "".join(line.rstrip() + "\n" for line in printed.splitlines())
+    assert all(len(line) <= width for line in found.splitlines())
+    page = PAGES / f"{name}-{width}.txt"
+    if os.environ.get("TIERED_WRITE_PAGES") == "1":
+        PAGES.mkdir(exist_ok=True)
+        page.write_text(found)
+    assert found == page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cost-show", ["cost", "show"]),
+        ("cost-simulate", ["cost", "simulate", "--retention", "1d,3d"]),
+        ("cost-advise", ["cost", "advise", "--least", "0"]),
+        ("plan", ["plan"]),
+        ("plan-summary", ["plan", "--summary"]),
+    ],
+)
+def test_json_is_of_its_schema_and_no_field_more(home: Path, capfd, name: str, words: list[str]) -> None:
+    assert invoke([*words, "-o", "json"]) in (0, 3)
+    body = capfd.readouterr().out
+    found = msgspec.json.decode(body, type=SCHEMAS[name])
+    assert found.schema_version == 1
+    assert json.loads(body).keys() == set(SCHEMAS[name].__struct_fields__)
+
+
+def test_csv_has_a_line_for_each_row_and_numbers_in_full(home: Path, capfd) -> None:
+    assert invoke(["cost", "show", "-o", "csv"]) == 0
+    header, line = capfd.readouterr().out.splitlines()
+    row = dict(zip(header.split(","), line.split(","), strict=True))
+    assert row["topic"] == "orders"
+    assert float(row["storage_dollars"]) > 0
+    assert int(row["remote_bytes"]) > 0
+
+
+def test_mistakes_are_answered_with_what_was_meant(home: Path, capfd) -> None:
+    for words, told in (
+        (["cost", "simulate", "--class", "cold"], "no such class"),
+        (["cost", "simulate", "--retention", "soon"], "--retention"),
+        (["cost", "simulate", "--retention", "9d..3d"], "a range of two"),
+        (["cost", "simulate", "--reads", "often"], "--reads"),
+        (["cost", "show", "orders2"], "orders2"),
+        (["plan", "--at", "tomorrow"], "reading a time"),
+        (["apply", "none.json"], "no such file"),
+        (["-X", "cost.price=1", "cost", "show"], "did_you_mean=cost.prices"),
+        (["-X", "cost.prices=none.json", "cost", "show"], "no such file"),
+    ):
+        assert invoke(words) in (1, 2), words
+        (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]
+        assert told in line, line

@@ -1,0 +1,220 @@
+"""What the JSON of a command holds: its schema, as types. Within one version fields are only ever added.
+
+`tiered ... -o json` gives one object of the type in SCHEMAS; tests hold the commands' output against it, and the pages
+``docs/reference/schemas/*.json`` (JSON Schema) are made from it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """An object with these fields and no other."""
+
+
+class PricesUsed(_Strict):
+    """Which price table the dollars are of."""
+
+    as_of: str
+    region: str
+
+
+class TopicCost(_Strict):
+    """A topic's bill: dollars a month by kind, and what it is made from."""
+
+    topic: str
+    remote_bytes: int
+    storage_dollars: float
+    index_dollars: float
+    waiting_dollars: float
+    requests_dollars: float
+    retrieval_dollars: float
+    disk_dollars: float
+    dollars_per_month: float
+    double_storage_dollars: float
+    idle_dollars: float
+    segments: int
+    local_bytes: int
+    double_bytes: int
+    puts_per_month: int
+    gets_per_month: int
+    lists_per_month: int
+    bytes_in_per_month: int
+    bytes_out_per_month: int
+    data_puts_per_month: int
+    data_gets_per_month: int
+    data_bytes_in_per_month: int
+    data_bytes_out_per_month: int
+    metered_months: float
+
+
+class CostShow(_Strict):
+    """``tiered cost show``."""
+
+    schema_version: int
+    prices: PricesUsed
+    dollars_per_month: float
+    metered_since_ms: int | None
+    topics: list[TopicCost]
+
+
+class Lever(_Strict):
+    """A single change and what it saves a month."""
+
+    changes: str
+    saved_dollars: float
+
+
+class Line(_Strict):
+    """A break-even line; `value` null is for ever."""
+
+    what: str
+    value: float | None
+    limit: float | None
+    unit: str
+    verdict: str
+
+
+class Basis(_Strict):
+    """What a topic's figures rest on."""
+
+    topic: str
+    basis: list[str]
+
+
+class CostVariant(_Strict):
+    """Dollars and requests a month under some settings; null is as it is."""
+
+    changes: str
+    stored_bytes: int
+    storage_dollars: float
+    requests_dollars: float
+    retrieval_dollars: float
+    early_deletion_dollars: float
+    disk_dollars: float
+    dollars_per_month: float
+    saved_dollars: float
+    retention_ms: int | None
+    local_retention_ms: int | None
+    segment_bytes: int | None
+    part_bytes: int | None
+    compression: str | None
+    storage_class: str | None
+    read_share: float | None
+    index_dollars: float
+    waiting_dollars: float
+    double_storage_dollars: float
+    idle_dollars: float
+    local_bytes: int
+    objects: int
+    puts_per_month: int
+    posts_per_month: int
+    gets_per_month: int
+    heads_per_month: int
+    lists_per_month: int
+    deletes_per_month: int
+    bytes_in_per_month: int
+    bytes_out_per_month: int
+
+
+class CostSimulate(_Strict):
+    """``tiered cost simulate``; the first of `variants` is today."""
+
+    schema_version: int
+    prices: PricesUsed
+    levers: list[Lever]
+    break_evens: list[Line]
+    measured: list[Basis]
+    variants: list[CostVariant]
+
+
+class Advice(_Strict):
+    """One piece of advice; `segments` 0 for a setting."""
+
+    topic: str
+    change: str
+    size_bytes: int
+    saved_dollars: float
+    once_dollars: float
+    payback_months: float | None
+    reason: str
+    segments: int
+    command: str
+
+
+class CostAdvise(_Strict):
+    """``tiered cost advise``."""
+
+    schema_version: int
+    prices: PricesUsed
+    advice: list[Advice]
+
+
+class PlannedDecision(_Strict):
+    """One decision of a plan and its price; `dollars` once, `dollars_per_month` how the bill changes."""
+
+    what: str
+    size_bytes: int
+    requests: int
+    once: float
+    reason: str
+    decision: str
+    topic: str
+    partition: int
+    puts: int
+    gets: int
+    lists: int
+    deletes: int
+    bytes_in: int
+    dollars: float
+    early_deletion_dollars: float
+    dollars_per_month: float
+
+
+class PlannedTotal(_Strict):
+    """All decisions of one kind."""
+
+    count: int
+    size_bytes: int
+    requests: int
+    once: float
+    dollars_per_month: float
+    decision: str
+
+
+class _PlanFacts(_Strict):
+    schema_version: int
+    prices: PricesUsed
+    now_dollars_per_month: float
+    then_dollars_per_month: float
+    dollars_once: float
+    now_disk_bytes: int
+    then_disk_bytes: int
+    at_ms: int | None
+
+
+class PlanShow(_PlanFacts):
+    """``tiered plan``; `at_ms` null for now."""
+
+    decisions: list[PlannedDecision]
+
+
+class PlanSummary(_PlanFacts):
+    """``tiered plan --summary``."""
+
+    totals: list[PlannedTotal]
+
+
+SCHEMAS: dict[str, type[_Strict]] = {
+    "cost-show": CostShow,
+    "cost-simulate": CostSimulate,
+    "cost-advise": CostAdvise,
+    "plan": PlanShow,
+    "plan-summary": PlanSummary,
+}
+
+
+def schema_text(name: str) -> str:
+    """The JSON Schema of a command's output, as the page in the docs has it."""
+    return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(SCHEMAS[name])), indent=1).decode() + "\n"
