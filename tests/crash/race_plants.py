@@ -13,7 +13,7 @@ from race_stage import GatedStore
 from local import swap
 from local.epochs import LeaderEpochs
 from local.storage import Storage
-from remote import guest, head_collection, orphans, partition_removal, spilling
+from remote import guest, head_collection, metadata_log, orphans, partition_removal, spilling
 from remote.head import Head
 from remote.head_changes import Change
 from remote.keys import head_key
@@ -228,6 +228,7 @@ def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
         self._set(found)
 
     patch.setattr(guest.GuestLog, "_adopt", adopt, raising=False)
+    patch.setattr(metadata_log, "names_older_objects", lambda draft, changed: None)
 
 
 def _in(trait: Callable[[SceneOfRace], object]) -> Callable[[SceneOfRace], SceneOfRace | None]:

@@ -1,0 +1,105 @@
+"""Pages of rows whose head never came: nobody's once another epoch has begun, and collected in two steps. No other is.
+
+Every call of a writer that writes pages fails in every way, or is its last; and at every call somebody collects what is
+nobody's, without any grace time, by a list of that moment and by one from before.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from local.errors import LogError
+from remote import metadata_log
+from remote.catalog import RemotePartitionName
+from remote.keys import SPILLS, parse_spill_key
+from remote.memory_store import MemoryStore
+from remote.spilling import SpillRule
+from remote.store import ObjectStore
+from tiered.garbage import GarbageList, delete_garbage, list_garbage
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fault_store import Fault, FaultStore, Killed
+from protocol_world import PREFIX, TOPIC, TOPIC_ID, Writer, check
+
+NAME = RemotePartitionName(TOPIC, TOPIC_ID, 0)
+NOW, LATER = 1_000, 2_000
+FAULTS = (Fault.AFTER, Fault.LATE_1, Fault.OUTAGE, Fault.KILL_BEFORE, Fault.KILL_AFTER)
+
+
+@pytest.fixture(autouse=True)
+def hardly_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = SpillRule(head_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+
+
+def work(writer: Writer) -> None:
+    """Pages are written, and one is opened to take a row out."""
+    writer.open()
+    for base in (100, 110, 120):
+        writer.copy(base)
+    writer.expire(100)
+
+
+def listed(store: ObjectStore) -> GarbageList:
+    return list_garbage(store, [NAME], now_ms=LATER)
+
+
+def collect(store: ObjectStore, found: GarbageList) -> list[str]:
+    return [each.key for each in delete_garbage(store, found, now_ms=LATER, grace_ms=0).entries]
+
+
+def pages(store: ObjectStore) -> set[str]:
+    return {info.key.removeprefix(PREFIX) for info in store.list(PREFIX + SPILLS)}
+
+
+def new_store() -> MemoryStore:
+    return MemoryStore("memory://b", now_ms=lambda: NOW)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
+def test_a_page_without_a_head_is_collected_after_the_next_epoch_began_and_no_other_ever(fault: Fault) -> None:
+    count, orphans = _calls(), set()
+    for at in range(FAULTS.index(fault) % 2, count, 2):
+        inner = new_store()
+        before = [listed(inner)]
+
+        def others(number: int, at: int = at, inner: MemoryStore = inner, before: list[GarbageList] = before) -> None:
+            if (number + at) % 3:
+                return
+            now = listed(inner)
+            taken = collect(inner, before[0]) + collect(inner, now)
+            assert taken == [], "the first epoch's writer may still name all that there is"
+            before[0] = now
+
+        store = FaultStore(inner, at, fault, before_call=others)
+        writer = Writer(store)
+        with suppress(LogError, Killed):
+            work(writer)
+        store.deliver(1 << 60)
+        successor = Writer(inner, "b")
+        successor.open()
+        head = check(inner, successor, writer) if writer.acknowledged else check(inner, successor)
+        assert head is not None
+        named = {spill.key for spill in head.spills} | {each.key for each in head.unlinked}
+        named |= {page.spill.key for page in head.unlinked_pages}
+        unnamed = pages(inner) - named
+        found = listed(inner)
+        assert {each.key for each in found.entries if parse_spill_key(each.key)} == unnamed
+        assert delete_garbage(inner, found, now_ms=NOW, grace_ms=1).entries == (), "not before the grace time"
+        assert unnamed <= set(collect(inner, found))
+        assert pages(inner) <= named
+        assert listed(inner).entries == []
+        successor.copy(max(100, head.next_offset))
+        check(inner, successor)
+        orphans |= unnamed
+    assert orphans or fault is Fault.OUTAGE, "no page was ever left without a head"
+
+
+def _calls() -> int:
+    store = FaultStore(new_store())
+    work(Writer(store))
+    return len(store.calls)
