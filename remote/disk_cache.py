@@ -6,6 +6,8 @@ stale. Nothing is synced and nothing checksummed here, for the reader checks eac
 it, as it checks what a GET brought, and says `forget` when it is wrong. A cache may lose anything at any time; a disk
 that fails turns it off, and reading goes on without.
 
+Nothing but pieces is ever looked at or removed: the directory may hold other people's files.
+
 The pieces used last stay. Over a restart their order is that of their files' times. One process at a time has the
 directory (`LOCK`); another one reads without a cache on the disk.
 """
@@ -14,17 +16,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 from collections import OrderedDict
 from itertools import count
 
-from local.errors import Conflict, DiskFailed, LogError, NotFound
+from local.errors import AccessDenied, Conflict, DiskFailed, LogError, NotFound
 from local.storage import Storage, StorageFile, join
 from remote.store import Body
 
 LOCK = ".lock"
 WHOLE = -1  # in the place of a piece's number: the object as a whole
 _PART = ".part"  # a piece that is being written
+_PIECE = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{30}-(?:-1|[0-9]+)(\.[0-9]+\.part)?", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +37,7 @@ class DiskCache:
     """See the module text. Thread safe."""
 
     def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
-        """`root` exists. Raises DiskFailed when it cannot be listed. `lock` is let go of by `close`."""
+        """`root` exists. Raises AccessDenied and DiskFailed when it cannot be listed. `lock` is let go of by `close`."""
         self._storage = storage
         self._root = root
         self._bytes_max = bytes_max
@@ -54,7 +58,7 @@ class DiskCache:
         except Conflict:
             _log.info("reading without a cache on the disk, another process has it: directory=%s", root)
             return None
-        except DiskFailed as error:
+        except LogError as error:
             _log.warning("reading without a cache on the disk: directory=%s cause=%s", root, error)
             return None
         try:
@@ -79,7 +83,7 @@ class DiskCache:
             return self._storage.read(join(self._root, piece))
         except NotFound:
             self._strike(piece)
-        except DiskFailed as error:
+        except (AccessDenied, DiskFailed) as error:
             self._turn_off(error)
         return None
 
@@ -98,7 +102,9 @@ class DiskCache:
             finally:
                 file.close()
             self._storage.rename(aside, join(self._root, piece))
-        except DiskFailed as error:
+        except NotFound:
+            return  # somebody emptied the directory this moment
+        except (AccessDenied, DiskFailed) as error:
             self._turn_off(error)
             return
         with self._lock:
@@ -128,10 +134,11 @@ class DiskCache:
             if len(directory) != 2 or not self._storage.is_directory(join(self._root, directory)):
                 continue
             for name, facts in self._storage.list_files(join(self._root, directory)).items():
-                if name.endswith(_PART):
-                    self._remove(f"{directory}/{name}")
-                else:
-                    found.append((facts.modified_ms, f"{directory}/{name}", facts.size_bytes))
+                parsed = _PIECE.fullmatch(f"{directory}/{name}")
+                if parsed is not None and parsed[2]:
+                    self._remove(parsed[0])
+                elif parsed is not None:
+                    found.append((facts.modified_ms, parsed[0], facts.size_bytes))
         for _, piece, size in sorted(found):
             self._sizes[piece] = size
             self._bytes += size
@@ -154,10 +161,10 @@ class DiskCache:
     def _remove(self, piece: str) -> None:
         try:
             self._storage.unlink(join(self._root, piece))
-        except DiskFailed as error:
+        except LogError as error:
             self._turn_off(error)
 
-    def _turn_off(self, error: DiskFailed) -> None:
+    def _turn_off(self, error: LogError) -> None:
         with self._lock:
             was_off, self._is_off = self._is_off, True
         if not was_off:

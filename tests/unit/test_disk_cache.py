@@ -11,7 +11,7 @@ from disk_model import ModelDisk
 from manager_world import NAME, NOW, TIERED, World, send, settle, values
 from test_range_reader import BODY, CHUNK, PREFIX, copied
 
-from local.errors import InvalidRequest
+from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
 from local.log_dir_set import LogDirectories
 from local.storage import DiskStorage
 from remote.chunk_cache import ChunkCache
@@ -86,6 +86,68 @@ def test_a_failing_disk_turns_it_off_and_nothing_else(caplog: pytest.LogCaptureF
     assert (cache.get("a", 0), cache.get("a", 1)) == (None, None)
     cache.keep("a", 2, b"")
     assert caplog.text.count("reading goes on without the cache") == 1
+
+
+def test_only_pieces_are_ever_removed_from_a_directory_that_others_use_too(tmp_path: Path) -> None:
+    for name in ("go/main", "go/main.part", "ab/notes", "ab/" + "a" * 34, "notes"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"somebody's" * 10)
+    cache = DiskCache.open(DiskStorage(), str(tmp_path), 30)
+    assert cache is not None
+    assert cache.size_bytes == 0
+    for number in range(9):
+        cache.keep("a", number, b"%010d" % number)
+    piece = next(iter(cache._sizes))
+    (tmp_path / f"{piece}.7.part").write_bytes(b"half a piece")
+    cache.close()
+    smaller = DiskCache.open(DiskStorage(), str(tmp_path), 10)
+    assert smaller is not None
+    smaller.close()
+    there = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
+    assert there >= {"go/main", "go/main.part", "ab/notes", "ab/" + "a" * 34, "notes"}
+    assert len(there - {LOCK}) == 6, "and one piece"
+
+
+class _Refuses(DiskStorage):
+    """A disk that refuses one verb with one error."""
+
+    verb = ""
+    error: LogError = AccessDenied("a file of another user")
+
+    def _refuse(self, verb: str) -> None:
+        if verb == self.verb:
+            raise self.error
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        self._refuse("read")
+        return super().read(path, start, length)
+
+    def make_directory(self, path: str) -> None:
+        self._refuse("make_directory")
+        super().make_directory(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._refuse("rename")
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._refuse("unlink")
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("verb", ["read", "make_directory", "rename", "unlink"])
+@pytest.mark.parametrize("error", [AccessDenied("a file of another user"), NotFound("the directory was emptied")])
+def test_no_error_of_the_disk_reaches_a_reader(tmp_path: Path, verb: str, error: LogError) -> None:
+    storage = _Refuses()
+    cache = DiskCache.open(storage, str(tmp_path), 10)
+    assert cache is not None
+    cache.keep("a", 0, b"kept")
+    storage.verb, storage.error = verb, error
+    assert cache.get("a", 0) in (b"kept", None)
+    cache.keep("a", 1, b"the one that makes no room"[:10])
+    cache.forget("a", 1)
+    cache.close()
+    assert (DiskCache.open(storage, str(tmp_path), 2) is None) == (verb == "make_directory")
 
 
 def test_whatever_a_power_cut_leaves_a_reader_gets_the_right_bytes_and_the_cache_heals() -> None:
