@@ -37,7 +37,7 @@ class DiskCache:
     """See the module text. Thread safe."""
 
     def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
-        """`root` exists. Raises AccessDenied and DiskFailed when it cannot be listed. `lock` is let go of by `close`."""
+        """`root` exists; `lock` is let go of by `close`. Raises AccessDenied, DiskFailed when it cannot be listed."""
         self._storage = storage
         self._root = root
         self._bytes_max = bytes_max

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from local import producer_snapshot
-from local.errors import Corrupt
+from local.errors import Corrupt, NotFound
 from local.producer_state import ProducerState
 from local.txn_index import AbortedTransaction, entries, overlapping
 from remote.metadata_index import MetadataIndex
@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 
 
 def stable_end(source: PartitionSource) -> int:
-    """The last stable offset: below it every transaction is decided. Raises Unavailable, Corrupt, NotFound."""
+    """The last stable offset: below it every transaction is decided. Raises Unavailable, Corrupt."""
     end = source.next_offset()
     if source.log is not None:
         return min(end, source.log.last_stable_offset)
@@ -38,11 +38,19 @@ def stable_end(source: PartitionSource) -> int:
 
 
 def producers_in_bucket(source: PartitionSource) -> ProducerState:
-    """The producers as they were at the end of the last row; none without one. Raises as `stable_end` does."""
-    last = source.ask(MetadataIndex.last_row)
-    if last is None or source.remote is None:
+    """The producers as they were at the end of the last row; none without one. Raises Unavailable, Corrupt."""
+    try:
+        found = source.ask(partial(_last_producers, source.remote))
+    except NotFound as error:
+        raise Corrupt("reading the producers at the bucket's end, an object is missing", **error.facts) from error
+    return ProducerState() if found is None else found
+
+
+def _last_producers(remote: RemotePartition | None, index: MetadataIndex) -> ProducerState:
+    last = index.last_row()
+    if last is None or remote is None:
         return ProducerState()
-    snapshot = source.remote.indexes(last).producers
+    snapshot = remote.indexes(last).producers
     return ProducerState(producer_snapshot.decode(snapshot, path=last.indexes_key) if snapshot else ())
 
 

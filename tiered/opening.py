@@ -165,8 +165,11 @@ class Opener:
         with held.lock:
             try:
                 self._own(held, now_ms)
-            except (AccessDenied, NotFound):
-                raise
+            except (AccessDenied, NotFound) as error:
+                if held.metadata is None or held.metadata.state is not LogState.WRITER:
+                    raise
+                held.stopped = error  # the bucket takes what we write: it is this partition's trouble
+                return error
             except Unavailable as error:
                 return error
             except LogError as error:

@@ -48,7 +48,7 @@ class PartitionSource:
             and head.next_offset < local_start
             and self.metadata is not None
         ):
-            return self.metadata.load()
+            return self.metadata.load(exact=True)  # a hole is passed over, so "nothing new" has to be true
         return head
 
     def ask(self, question: Callable[[MetadataIndex], T]) -> T | None:

@@ -146,10 +146,17 @@ class TieredReader:
             raise source.unknown(source.log.log_start_offset)
         start = 0
         while head is not None:
-            row = source.ask_of(head, partial(_late_row, timestamp_ms, start))
+            row = source.ask_of(head, partial(_late_row, timestamp_ms, start, local_start))
             if row is None or (local_start is not None and row.base_offset >= local_start):
                 return None
-            found = self._search_row(source, row, timestamp_ms)
+            try:
+                found = self._search_row(source, row, timestamp_ms)
+            except NotFound as error:
+                why = _why_missing(source, row, row.next_offset)
+                if isinstance(why, Corrupt):
+                    raise why from error
+                head = source.known_head()  # a newer one, without the row
+                continue
             if found is not None:
                 return found
             start = row.next_offset
@@ -168,8 +175,8 @@ class TieredReader:
         return None
 
 
-def _late_row(timestamp_ms: int, start: int, index: MetadataIndex) -> RemoteSegment | None:
-    return index.find_by_timestamp(timestamp_ms, start)
+def _late_row(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> RemoteSegment | None:
+    return index.find_by_timestamp(timestamp_ms, start, end)
 
 
 def _check_start(source: PartitionSource, start: int) -> None:
@@ -303,7 +310,7 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
     # Another process dropped or cleaned the segment: see the directory and the bucket as they are now, once.
     log.look_again()
     if source.metadata is not None:
-        source.metadata.load()
+        source.metadata.load(exact=True)
     return log.read(offset, FETCH_BYTES, isolation=isolation) if offset >= log.local_log_start_offset else None
 
 

@@ -1,0 +1,175 @@
+"""Readers that come back after long: their head was collected, their rows expired, their objects deleted."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from manager_world import DAY, NAME, NOW, TIERED, World, send, settle, values
+
+from local.errors import AccessDenied, Corrupt, LogError, OffsetOutOfRange
+from local.isolation import Isolation
+from local.names import TopicPartition
+from remote.head_changes import set_properties
+from remote.head_collection import collect_heads
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+
+ENDED = 160
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def manager(world: World):
+    """300 records in the bucket, in four rows."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        settle(manager)
+        yield manager
+
+
+def _end_and_delete(manager: LogManager, upto: int) -> None:
+    """Records below `upto` expire, their objects are deleted, and all heads but the newest are collected."""
+    manager.delete_records({NAME: upto}, now_ms=NOW)
+    for days in (0, 2, 4):
+        settle(manager, NOW + days * DAY)
+    _collect(manager)
+
+
+def _collect(manager: LogManager) -> None:
+    held = manager.partition(NAME)
+    assert held.metadata is not None
+    for number in range(6):
+        held.metadata.commit(set_properties({"step": str(number)}), NOW)
+    head = held.metadata.cached
+    assert head is not None
+    assert collect_heads(_store(manager), held.prefix, held.metadata, head.sequence - 1, now_ms=NOW).heads > 5
+
+
+def _store(manager: LogManager):
+    assert manager._store is not None
+    return manager._store
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_what_expired_under_a_view_is_out_of_range_and_no_damage(
+    world: World, manager: LogManager, isolation: Isolation
+) -> None:
+    view = RemoteLog(world.store)
+    assert view.reader(isolation=isolation).offsets(NAME) == (0, 300)
+    _end_and_delete(manager, ENDED)
+    with pytest.raises(OffsetOutOfRange, match=f"first_offset={ENDED}"):
+        list(view.reader(isolation=isolation).records(NAME, 0))
+    assert [offset for offset, _ in values(view.reader(isolation=isolation), ENDED)] == list(range(ENDED, 300))
+
+
+def test_a_time_is_looked_up_in_the_rows_that_are_left(world: World, manager: LogManager) -> None:
+    view = RemoteLog(world.store)
+    assert view.reader().offset_for_timestamp(NAME, NOW - DAY) == 0
+    view = RemoteLog(world.store)  # without a cache of what it has read
+    view.head(NAME)
+    _end_and_delete(manager, ENDED)
+    assert view.reader().offset_for_timestamp(NAME, NOW - DAY) == ENDED
+
+
+def test_a_time_in_a_row_whose_object_is_lost_is_damage(world: World, manager: LogManager) -> None:
+    head = manager.partition(NAME).head()
+    assert head is not None
+    prefix = manager.partition(NAME).prefix
+    kept = {key: world.store.get(prefix + key) for key in (head.segments[1].indexes_key, head.segments[2].data_key)}
+    world.store.delete([prefix + key for key in kept])
+    try:
+        for row in head.segments[1:3]:
+            view = RemoteLog(world.store)
+            with pytest.raises(Corrupt, match=row.data_key):
+                view.reader().offset_for_timestamp(NAME, (row.max_timestamp_ms or 0) - 1)
+    finally:
+        for key, body in kept.items():
+            world.store.put(prefix + key, body)
+
+
+def test_the_stable_end_is_told_by_the_last_row_that_is_left(world: World, manager: LogManager) -> None:
+    view = RemoteLog(world.store)
+    assert view.head(NAME).next_offset == 300
+    _end_and_delete(manager, 300)
+    committed = view.reader(isolation=Isolation.READ_COMMITTED)
+    assert committed.offsets(NAME)[1] == 300
+    assert committed.offsets(NAME) == (300, 300), "the newest head is known by now"
+
+
+@pytest.mark.parametrize("read", ["records", "committed"])
+def test_a_stream_that_deletion_overtakes_says_so_and_leaves_nothing_out_in_silence(
+    manager: LogManager, read: str
+) -> None:
+    isolation = Isolation.READ_COMMITTED if read == "committed" else Isolation.READ_UNCOMMITTED
+    stream = manager.reader(isolation=isolation).records(NAME, 0)
+    seen = [next(stream).offset]
+    manager.delete_records({NAME: 250}, now_ms=NOW)
+    with pytest.raises(OffsetOutOfRange, match="first_offset=250"):
+        seen.extend(record.offset for record in stream)
+    assert seen == list(range(len(seen)))
+    assert 0 < len(seen) < 250
+
+
+def test_a_second_process_that_slept_passes_over_nothing_that_the_first_let_go_of(world: World) -> None:
+    """The disk is looked at again; the head must be too, although its successors were collected."""
+    with world.open() as first:
+        first.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(first, 100)
+        first.roll("t", now_ms=NOW)
+        settle(first)
+        second = world.open(read_only=True)
+        assert len(values(second.reader())) == 100
+        expected = [*values(first.reader())]
+        send(first, 200, start=100)
+        first.roll("t", now_ms=NOW)
+        settle(first)
+        first.alter_topic("t", TIERED, now_ms=NOW)
+        settle(first)
+        settle(first)
+        _collect(first)
+        expected = values(first.reader())
+        second.partition(NAME).log.look_again()
+        assert second.partition(NAME).log.local_log_start_offset > 100
+        assert values(second.reader()) == expected
+        second.close()
+
+
+@pytest.mark.parametrize(("trouble", "error"), [("lost", Corrupt), ("no key", AccessDenied)])
+def test_a_last_row_that_cannot_be_read_stops_nothing_but_its_partition(
+    world: World, monkeypatch: pytest.MonkeyPatch, trouble: str, error: type[LogError]
+) -> None:
+    monkeypatch.setenv("TIERED_KEYS", f"k {base64.b64encode(bytes(32)).decode()}")
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "remote.encryption.key.id": "k"}, now_ms=NOW)
+        manager.create_topic("u", 1, TIERED, now_ms=NOW)
+        for topic in ("t", "u"):
+            send(manager, 100, topic=topic)
+            manager.roll(topic, now_ms=NOW)
+        settle(manager)
+        manager.alter_topic("t", {"remote.encryption.key.id": ""}, now_ms=NOW)
+        head, prefix = manager.partition(NAME).head(), manager.partition(NAME).prefix
+    assert head is not None
+    key = prefix + head.segments[-1].indexes_key
+    kept = world.store.get(key)
+    if trouble == "lost":
+        world.store.delete([key])
+    else:
+        monkeypatch.setenv("TIERED_KEYS", "")
+    with world.open(disk=world.other_disk()) as other:
+        assert {name: type(each) for name, each in other.problems.items()} == {NAME: error}
+        assert len(list(other.reader().records(TopicPartition("u", 0), 0))) == 100
+        with pytest.raises(error):
+            send(other, 1)
+        world.store.put(key, kept)
+        if trouble == "lost":
+            settle(other)
+            assert len(values(other.reader())) == 100
+    World.made.remove(world)  # nobody here has the key to check its bucket with
