@@ -6,6 +6,9 @@ says. Only the very same bytes count, by the range, the size and the CRC32C that
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from local.crc32c import crc32c
 from local.errors import LogError, NotFound
 from local.log import Log
@@ -14,13 +17,27 @@ from remote.segment import RemoteSegment
 from tiered.manager import LogManager
 
 _READ_BYTES = 8 << 20
+_log = logging.getLogger(__name__)
 
 
 class LocalCopies:
-    """What the logs of a manager hold; a read-only one will do. Reads a segment whole, each time it is asked for."""
+    """What the logs of a manager hold; a read-only one will do. Reads a segment whole, each time it is asked for.
 
-    def __init__(self, manager: LogManager) -> None:
-        self._manager = manager
+    The manager is opened when somebody asks for the first time, for that reads every log's directory; where it cannot
+    be opened there are no copies, and a warning says so. A context manager that closes it.
+    """
+
+    def __init__(self, open_manager: Callable[[], LogManager]) -> None:
+        self._open_manager = open_manager
+        self._opened: LogManager | None = None
+        self._is_tried = False
+
+    def __enter__(self) -> LocalCopies:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        if self._opened is not None:
+            self._opened.close()
 
     def __call__(self, name: RemotePartitionName, row: RemoteSegment) -> bool:
         log = self.log(name)
@@ -28,12 +45,22 @@ class LocalCopies:
 
     def log(self, name: RemotePartitionName) -> Log | None:
         """The partition's log; None where this machine has none, or another topic of that name."""
+        manager = self._manager()
         try:
-            if self._manager.topic(name.topic).topic_id != name.topic_id:
+            if manager is None or manager.topic(name.topic).topic_id != name.topic_id:
                 return None
-            return self._manager.partition(name.topic_partition).log
+            return manager.partition(name.topic_partition).log
         except LogError:
             return None
+
+    def _manager(self) -> LogManager | None:
+        if not self._is_tried:
+            self._is_tried = True
+            try:
+                self._opened = self._open_manager()
+            except LogError as error:
+                _log.warning("the disk is not looked at for good copies: error=%s", error)
+        return self._opened
 
 
 def has_same_bytes(log: Log, row: RemoteSegment) -> bool:

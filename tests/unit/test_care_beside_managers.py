@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 
-from local.errors import Fenced
+from local.errors import Fenced, NotFound
 from remote.catalog import RemotePartitionName, chosen_partitions
 from remote.metadata_log import MetadataLog
 from tiered.garbage import delete_garbage, list_garbage
+from tiered.local_copies import LocalCopies
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 from tiered.rewriting import commit_groups, plan_merge, plan_recode, rewrite_group, run_rewrite
@@ -125,3 +128,28 @@ def test_a_scrub_beside_a_manager_at_work_raises_no_alarm() -> None:
             assert results is not None
             report = report_of(world.store, plan, results, started_ms=NOW, now_ms=NOW)
             assert report.of("corrupt") == []
+
+
+def test_the_disk_is_opened_for_good_copies_only_when_one_is_asked_for_and_never_spoils_a_scrub() -> None:
+    world, opened = World(), []
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+    rows = list(MetadataLog(world.store, _name(world).prefix).refresh().segments)
+
+    def open_manager() -> LogManager:
+        opened.append(1)
+        return world.open(read_only=True)
+
+    def fails() -> LogManager:
+        raise NotFound("opening a directory, there is none")
+
+    with LocalCopies(open_manager) as copies:
+        assert opened == []
+        assert copies(_name(world), rows[0])
+        assert not copies(_name(world), replace(rows[0], data_crc32c=1))
+        assert not copies(replace(_name(world), topic_id="Z" * 22), rows[0])
+        assert opened == [1]
+    with LocalCopies(fails) as copies:
+        assert not copies(_name(world), rows[0])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -63,7 +64,7 @@ def open_bucket(
 ) -> Iterator[Bucket]:
     """The bucket at `url`, or the configured one. `rate` limits what is read and what is written, each for itself.
 
-    With `copies` this directory's logs are opened to read, as the place of good copies.
+    With `copies` this directory's logs are the place of good copies, opened to read when one is asked for.
     """
     from remote.fsspec_store import open_store
     from remote.throttled_store import ThrottledStore
@@ -91,8 +92,9 @@ def open_bucket(
         from tiered.local_copies import LocalCopies
         from tiered.manager import LogManager
 
-        with LogManager.open(config, now_ms=now_ms(), read_only=True, store=store) as manager:
-            yield replace(found, copies=LocalCopies(manager))
+        opened = partial(LogManager.open, config, now_ms=now_ms(), read_only=True, store=store)
+        with LocalCopies(opened) as local:
+            yield replace(found, copies=local)
     finally:
         store.close()
 
