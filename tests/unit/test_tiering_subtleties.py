@@ -11,6 +11,7 @@ from disk_model import ModelDisk
 from test_cleaner_scenarios import NOW, Story
 
 from local.batch import encode_batch
+from local.compression import Codec
 from local.log import Log
 from local.names import TopicPartition
 from local.record import Record
@@ -96,8 +97,11 @@ def test_subtle_g_a_horizon_is_no_time_of_a_record_and_a_second_pass_does_not_mo
     assert story.offsets == [2, 3], "it left at the first horizon"
 
 
-def test_subtle_h_a_user_key_that_looks_like_a_commit_marker_neither_deletes_it_nor_is_deleted_by_it() -> None:
-    story = Story()
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_subtle_h_a_user_key_that_looks_like_a_commit_marker_neither_deletes_it_nor_is_deleted_by_it(
+    codec: Codec,
+) -> None:
+    story = Story(compression=codec)
     looks = b"\x00\x00\x00\x01"
     story.log.append([Record(looks, b"a", NOW)], now_ms=NOW)
     story.write(1, 1)
