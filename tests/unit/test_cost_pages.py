@@ -120,6 +120,22 @@ def test_csv_has_a_line_for_each_row_and_numbers_in_full(home: Path, capfd) -> N
     assert int(row["remote_bytes"]) > 0
 
 
+def test_ones_own_prices_hold_in_every_command(home: Path, capfd) -> None:
+    body = {"as_of": "2026-11-20", "classes": {"STANDARD": {"storage_bands": [[None, 1000.0]], "put_per_1000": 0}}}
+    (home / "mine.json").write_text(json.dumps(body))
+
+    def answer(*words: str) -> dict[str, object]:
+        assert invoke([*words, "-o", "json"]) == 0
+        return json.loads(capfd.readouterr().out)
+
+    commands = (("status",), ("cost", "show"), ("cost", "simulate", "--retention", "1d"), ("plan",))
+    before = [answer(*words) for words in commands]
+    after = [answer("-X", "cost.prices=mine.json", *words) for words in commands]
+    assert [each["prices"]["as_of"] for each in before] == ["2026-06"] * 4
+    assert [each["prices"]["as_of"] for each in after] == ["2026-11-20"] * 4
+    assert after[0]["topics"][0]["dollars_per_month"] > 1000 * before[0]["topics"][0]["dollars_per_month"] > 0
+
+
 def test_mistakes_are_answered_with_what_was_meant(home: Path, capfd) -> None:
     for words, told in (
         (["cost", "simulate", "--class", "cold"], "no such class"),

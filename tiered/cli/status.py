@@ -16,6 +16,7 @@ from tiered.status import PartitionStatus, partition_status
 from tiered.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
+    from policies.prices import Prices
     from tiered.topics import Topic
 
 _Found = Mapping[TopicPartition, PartitionStatus]
@@ -42,7 +43,10 @@ def status(session: Session, topics: tuple[str, ...], by_partition: bool, check:
 
     A partition that cannot be opened has no figures; what it lacks is told on stderr.
     """
+    from tiered.price_file import configured_prices
+
     with session.manager(read_only=True) as manager:
+        prices = configured_prices(manager.config).of(None)
         chosen = [manager.topic(topic) for topic in topics] if topics else manager.topics()
         offline = manager.offline_directories()
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
@@ -51,37 +55,43 @@ def status(session: Session, topics: tuple[str, ...], by_partition: bool, check:
         }
     if by_partition:
         names = sorted({*found, *problems})
-        emit("partitions", [_partition_row(name, found, problems) for name in names], _PARTITIONS, output, **_facts())
+        emit(
+            "partitions",
+            [_partition_row(name, found, problems, prices) for name in names],
+            _PARTITIONS,
+            output,
+            **_facts(prices),
+        )
     else:
-        rows = [_topic_row(topic, found, problems) for topic in sorted(chosen, key=lambda each: each.name)]
-        emit("topics", rows, _TOPICS, output, **_facts())
+        rows = [_topic_row(topic, found, problems, prices) for topic in sorted(chosen, key=lambda each: each.name)]
+        emit("topics", rows, _TOPICS, output, **_facts(prices))
     session.tell_problems(problems)
     for root, error in offline.items():
         click.echo(f"! {root}: log directory offline: {' '.join(str(error).split())}", err=True)
     return Exit.UNHEALTHY if check and (problems or offline) else Exit.DONE
 
 
-def _topic_row(topic: Topic, found: _Found, problems: _Problems) -> Row:
+def _topic_row(topic: Topic, found: _Found, problems: _Problems, prices: Prices) -> Row:
     names = topic.partitions()
     return {
-        **_figures([found[name] for name in names if name in found]),
+        **_figures([found[name] for name in names if name in found], prices),
         "topic": topic.name,
         "partitions": topic.partition_count,
         "problems": [str(problems[name]) for name in names if name in problems],
     }
 
 
-def _partition_row(name: TopicPartition, found: _Found, problems: _Problems) -> Row:
+def _partition_row(name: TopicPartition, found: _Found, problems: _Problems, prices: Prices) -> Row:
     """Without figures for a partition that did not open."""
     return {
-        **(_figures([found[name]]) | _offsets(found[name]) if name in found else {}),
+        **(_figures([found[name]], prices) | _offsets(found[name]) if name in found else {}),
         "topic": name.topic,
         "partition": name.partition,
         "problems": [str(problems[name])] if name in problems else [],
     }
 
 
-def _figures(some: Sequence[PartitionStatus]) -> dict[str, object]:
+def _figures(some: Sequence[PartitionStatus], prices: Prices) -> dict[str, object]:
     """The sums of some partitions; nothing for none."""
     from policies.cost import monthly_storage
 
@@ -94,7 +104,7 @@ def _figures(some: Sequence[PartitionStatus]) -> dict[str, object]:
         "offsets": sum(each.next_offset - each.log_start_offset for each in some),
         **sums,
         "lag": (sums["lag_segments"], sums["lag_bytes"]) if some[0].is_tiered else None,
-        "dollars_per_month": round(monthly_storage(sums["remote_bytes"]), 6),
+        "dollars_per_month": round(monthly_storage(sums["remote_bytes"], prices), 6),
     }
 
 
@@ -109,10 +119,7 @@ def _offsets(status: PartitionStatus) -> dict[str, object]:
     }
 
 
-def _facts() -> dict[str, object]:
-    from policies.cost import S3_STANDARD
-
-    prices = S3_STANDARD
+def _facts(prices: Prices) -> dict[str, object]:
     return {"prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class}}
 
 
