@@ -31,6 +31,7 @@ COMMANDS = {
     "repair": ("tiered.cli.repair", "Make good what a scrub found, from the good copies; a plan first."),
     "gc": ("tiered.cli.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
     "rewrite": ("tiered.cli.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
+    "backfill": ("tiered.cli.backfill", "Write records of a bucket as Parquet files, with Spark."),
     "get-offsets": (
         "tiered.cli.get_offsets",
         "First, last and other named offsets, or by time, over both tiers.",

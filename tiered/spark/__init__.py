@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tiered.spark.arrow import read_arrow
@@ -9,13 +10,14 @@ from tiered.spark.session import register, spark_session
 
 if TYPE_CHECKING:
     from tiered.spark.compaction import compact
+    from tiered.spark.exporting import export
+    from tiered.spark.scrubbing import scrub
 
-__all__ = ["compact", "read_arrow", "register", "spark_session"]
+__all__ = ["compact", "export", "read_arrow", "register", "scrub", "spark_session"]
+_LATER = {"compact": "compaction", "export": "exporting", "scrub": "scrubbing"}  # name: module, for what is not light
 
 
 def __getattr__(name: str) -> object:
-    if name == "compact":
-        from tiered.spark.compaction import compact
-
-        return compact
+    if name in _LATER:
+        return getattr(import_module(f"tiered.spark.{_LATER[name]}"), name)
     raise AttributeError(name)
