@@ -138,6 +138,8 @@ class StreamPlanner:
         return known
 
     def _ends(self, seen: Partitions) -> dict[TopicPartition, int]:
+        if not self._options.is_committed:  # the heads say it, and Spark may ask every few ms
+            return {name: self._end_of(each) for name, each in seen.items()}
         return dict(zip(seen, side_by_side(self._end_of, seen.values()), strict=True))
 
     def _end_of(self, each: OpenPartition) -> int:
