@@ -19,6 +19,7 @@ from types import TracebackType
 from local.batch import read_header
 from local.errors import InvalidRequest
 from local.names import TopicPartition
+from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 
 FETCH_BYTES = 1 << 20
@@ -54,10 +55,14 @@ class Fetcher:
         """
         if bytes_max < 1 or wait_ms < 0:
             raise InvalidRequest("fetching, not a limit", partition=partition, bytes_max=bytes_max, wait_ms=wait_ms)
+        source = self._reader.source(partition)
         with self._lock:
             read = self._reads.pop((partition, offset), None)
+        if read is not None and not read.is_of(source):
+            read.give_up()
+            read = None
         if read is None:
-            read = _Read(self._reader.batches(partition, offset), offset, bytes_max)
+            read = _Read(self._reader.batches(partition, offset), source, offset, bytes_max)
             threading.Thread(target=read.run, name=f"tiered-fetch-{partition}", daemon=True).start()
         data, is_partial = read.take(bytes_max, wait_ms / 1000)
         if not read.is_over:
@@ -92,8 +97,9 @@ class Fetcher:
 class _Read:
     """One stream, read by a thread of its own as far as somebody asked; what it brought waits here."""
 
-    def __init__(self, stream: Generator[memoryview], offset: int, bytes_wanted: int) -> None:
+    def __init__(self, stream: Generator[memoryview], source: PartitionSource, offset: int, bytes_wanted: int) -> None:
         self.next_offset = offset
+        self._source = source
         self._stream = stream
         self._arrived: deque[memoryview] = deque()
         self._bytes = 0
@@ -101,6 +107,15 @@ class _Read:
         self._change = threading.Condition()
         self._is_done = False
         self._error: BaseException | None = None
+
+    def is_of(self, source: PartitionSource) -> bool:
+        """Whether what waits here is still there: neither deleted meanwhile nor another topic's of the same name."""
+        mine = self._source
+        if mine.log is not source.log or mine.metadata is not source.metadata:
+            return False
+        head = source.known_head()
+        starts = [head.log_start_offset if head is not None else 0, source.log.log_start_offset if source.log else 0]
+        return self.next_offset >= max(starts)
 
     @property
     def is_over(self) -> bool:

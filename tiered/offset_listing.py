@@ -96,14 +96,21 @@ def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: 
 
 
 def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None:
-    """The largest timestamp of each tier is known without looking at records, but for a row that the start cuts."""
-    start = source.start_offset()
-    rows = source.ask(_parts) or []
+    """The largest timestamp of each tier is known without looking at records, but for a row that the start cuts.
+
+    A row may tell of a record that cleaning has taken meanwhile: what is on the disk is told by the disk, and where
+    nothing is as late as that, the next largest is looked for.
+    """
+    start, log = source.start_offset(), source.log
+    local_start = log.local_log_start_offset if log is not None else None
+    rows = [row for row in source.ask(_parts) or [] if local_start is None or row.base_offset < local_start]
     known = [_largest(source.partition, reader, row, start) for row in rows]
-    local = source.log.offset_for(OffsetSpec.MAX_TIMESTAMP) if source.log is not None else None
+    local = log.offset_for(OffsetSpec.MAX_TIMESTAMP) if log is not None else None
     known.append(local.timestamp_ms if local is not None else None)
-    times = [each for each in known if each is not None]
-    return _at_or_after(source.partition, reader, max(times)) if times else None
+    for timestamp_ms in sorted({each for each in known if each is not None}, reverse=True):
+        if (found := _at_or_after(source.partition, reader, timestamp_ms)) is not None:
+            return found
+    return None
 
 
 def _parts(index: MetadataIndex) -> list[SpillRow | RemoteSegment]:

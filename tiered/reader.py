@@ -52,6 +52,10 @@ class TieredReader:
         self._source_of = source_of
         self._isolation = isolation
 
+    def source(self, partition: TopicPartition) -> PartitionSource:
+        """Where its records lie at this moment."""
+        return self._source_of(partition)
+
     def offsets(self, partition: TopicPartition) -> tuple[int, int]:
         """The retained offsets ``[start, next)`` of both tiers together. Raises Unavailable, see the module text."""
         source = self._source_of(partition)

@@ -63,6 +63,7 @@ class RemoteLog(Readable):
         self._lock = threading.RLock()
         self._names: list[RemotePartitionName] | None = None
         self._sources: dict[TopicPartition, PartitionSource] = {}
+        self._deleted: set[str] = set()  # ids of topics
 
     def topics(self) -> list[str]:
         """Names of the topics in the bucket, sorted. Raises NotFound when there is no such bucket."""
@@ -78,7 +79,7 @@ class RemoteLog(Readable):
         return found
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Raises NotFound, naming what there is; InvalidRequest when several topics have the name, naming their ids."""
+        """Raises NotFound, naming what there is; InvalidRequest, with ids, if several living topics have the name."""
         return sorted(name.topic_partition for name in self._named(topic))
 
     def head(self, partition: TopicPartition) -> Head:
@@ -140,6 +141,8 @@ class RemoteLog(Readable):
     def _named(self, topic: str) -> list[RemotePartitionName]:
         """The partitions of the one topic that the name means."""
         ids = self.topic_ids(topic)
+        if topic not in self._chosen and len(ids) > 1:
+            ids = [each for each in ids if not self._is_deleted(topic, each)] or ids
         chosen = self._chosen.get(topic, ids[0])
         if topic not in self._chosen and len(ids) > 1:
             raise InvalidRequest(
@@ -152,6 +155,16 @@ class RemoteLog(Readable):
                 "finding a topic in the bucket, none has this id", topic=topic, topic_id=chosen, there_are=",".join(ids)
             )
         return [name for name in self._known() if (name.topic, name.topic_id) == (topic, chosen)]
+
+    def _is_deleted(self, topic: str, topic_id: str) -> bool:
+        """By the newest head of its first partition. Nothing takes that back, so it is asked until it is so."""
+        if topic_id not in self._deleted:
+            first = next(name for name in self._known() if (name.topic, name.topic_id) == (topic, topic_id))
+            head = MetadataLog(self.store, first.prefix).load()
+            if head is None or head.deleted_ms is None:
+                return False
+            self._deleted.add(topic_id)
+        return True
 
     def _source(self, partition: TopicPartition) -> PartitionSource:
         with self._lock:

@@ -7,11 +7,14 @@ import base64
 import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle, values
 
-from local.errors import AccessDenied, Corrupt, LogError, OffsetOutOfRange
+from local.errors import AccessDenied, Corrupt, LogError, NotFound, OffsetOutOfRange
 from local.isolation import Isolation
 from local.names import TopicPartition
+from local.offset_spec import OffsetSpec
+from local.record import Record
 from remote.head_changes import set_properties
 from remote.head_collection import collect_heads
+from tiered.fetching import Fetcher
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 
@@ -173,3 +176,53 @@ def test_a_last_row_that_cannot_be_read_stops_nothing_but_its_partition(
             settle(other)
             assert len(values(other.reader())) == 100
     World.made.remove(world)  # nobody here has the key to check its bucket with
+
+
+def test_a_name_that_was_deleted_and_given_again_means_the_living_topic(world: World, manager: LogManager) -> None:
+    manager.delete_topic("t", now_ms=NOW)
+    settle(manager, NOW)
+    with pytest.raises(NotFound, match="deleted"):
+        RemoteLog(world.store).head(NAME)
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(manager, 50)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    view = RemoteLog(world.store)
+    assert len(view.topic_ids("t")) == 2, "whoever wants the old one can name it"
+    assert view.partitions("t") == [NAME]
+    assert len(values(view.reader())) == 50
+
+
+@pytest.mark.parametrize("change", ["another topic of the name", "deleted records"])
+def test_a_fetch_goes_on_with_no_read_whose_records_were_deleted_meanwhile(manager: LogManager, change: str) -> None:
+    with Fetcher(manager.reader()) as fetcher:
+        first = fetcher.fetch(NAME, 0, bytes_max=400, wait_ms=10_000)
+        if change == "deleted records":
+            manager.delete_records({NAME: 250}, now_ms=NOW)
+            with pytest.raises(OffsetOutOfRange, match="first_offset=250"):
+                fetcher.fetch(NAME, first.next_offset, bytes_max=400, wait_ms=10_000)
+            return
+        manager.delete_topic("t", now_ms=NOW)
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.append("t", [Record(b"new", b"new", NOW)] * 60, 0, now_ms=NOW)
+        again = fetcher.fetch(NAME, first.next_offset, bytes_max=400, wait_ms=10_000)
+        assert all(b"new" in bytes(data) for data in again.data)
+        assert again.data
+
+
+def test_the_largest_timestamp_is_one_of_a_record_that_cleaning_left(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact", "local.retention.ms": "-2"}, now_ms=NOW)
+        for late in (NOW + 5000, NOW - 100):
+            others = [Record(b"other %d" % each, b"y" * 60, NOW - DAY) for each in range(30)]
+            manager.append("t", [Record(b"k", b"x", late), *others], 0, now_ms=NOW)
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+        manager.append("t", [Record(b"last", b"z", NOW - 200)], 0, now_ms=NOW)
+        settle(manager, NOW + 1)
+        head = manager.partition(NAME).head()
+        assert head is not None
+        assert head.segments[0].max_timestamp_ms == NOW + 5000, "the bucket has the old record"
+        found = manager.list_offsets({NAME: OffsetSpec.MAX_TIMESTAMP})[NAME]
+        assert found is not None
+        assert found.timestamp_ms == NOW - 100
