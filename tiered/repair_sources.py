@@ -38,6 +38,7 @@ from remote.outgoing import SegmentFacts
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import IndexRange, RemoteSegment
 from remote.spill_page import Rows, summary_contradiction
+from remote.spilling import waiting_keys
 from remote.store import Body, ObjectStore
 from remote.transfer import SegmentToCopy
 from tiered.copying import SegmentWatch
@@ -233,7 +234,7 @@ def _touch(part: SpillRow | RemoteSegment, spill: SpillRow) -> bool:
 
 def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> Rows:
     """A row for each pair of objects in the page's range that nothing else accounts for, made from their bytes."""
-    gone = {each.key for each in head.unlinked}
+    gone = set(waiting_keys(head, Pages(store, prefix).rows))
     rows: list[RemoteSegment] = []
     for info in store.list(prefix + DATA):
         key = info.key.removeprefix(prefix)

@@ -33,6 +33,7 @@ from itertools import islice
 from local.errors import InvalidRequest, LogError
 from policies.cost import early_deletion, request_cost, retrieval_cost, upload_requests
 from policies.prices import BUILT_IN, PriceTable
+from policies.remote_retention import UNLINKED_MAX
 from remote.at_rest import CODECS, AtRest
 from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
@@ -43,6 +44,7 @@ from remote.head import JobNote
 from remote.head_changes import unlink_uploads
 from remote.job_changes import Replacement, replace_tiled
 from remote.keys import new_ulid
+from remote.metadata_log import MetadataLog
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
@@ -367,13 +369,16 @@ def run_rewrite(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> RewriteOutcome:
-    """Do a plan in this process, a few groups to a commit. Told to stop, it commits what is done and says so.
+    """Do a plan in this process, a few groups to a commit. Told to stop, it commits what is done and says so; it stops
+    by itself while the head lists as many objects for deletion as it may, to be planned again after the grace time.
 
     `progress` hears of the bytes of each group. On an error the uploads that are not committed yet are listed for
     deletion as well as it can be done. Raises what its parts raise; what was committed by then stays.
     """
     outcome, groups, turn = RewriteOutcome(), iter(plan.groups), 0
     while part := list(islice(groups, groups_a_head)):
+        if not has_room(store, plan.name):
+            return replace(outcome, is_complete=False)
         done: list[RewrittenGroup] = []
         try:
             for group in part:
@@ -389,6 +394,11 @@ def run_rewrite(
         if len(done) < len(part):
             return replace(outcome, is_complete=False)
     return outcome
+
+
+def has_room(store: ObjectStore, name: RemotePartitionName) -> bool:
+    """Whether the head can list more objects for deletion: what rows give up waits there for the grace time."""
+    return len(MetadataLog(store, name.prefix).refresh().unlinked) < UNLINKED_MAX
 
 
 def _give_up(store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], now_ms: int) -> None:

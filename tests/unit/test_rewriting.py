@@ -336,3 +336,15 @@ def test_what_a_class_bills_for_going_early_is_part_of_the_price() -> None:
     row_ = replace(one, stored_bytes=1 << 30, storage_class="GLACIER_IR", committed_ms=NOW)
     young, old = (cost_of([row_], Keeping(), replaced_ms=NOW + days * DAY_MS).dollars for days in (10, 90))
     assert young > old + 0.005
+
+
+def test_a_head_that_lists_all_the_objects_it_may_is_given_time(monkeypatch) -> None:
+    from tiered import rewriting
+
+    monkeypatch.setattr(rewriting, "UNLINKED_MAX", 4)
+    world = small_segments("raw", 6)
+    before = records(world.store)
+    outcome = _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd"), groups_a_head=1)
+    assert (outcome.groups, outcome.is_complete) == (2, False)
+    assert len(_head(world).unlinked) == 4
+    assert records(world.store) == before

@@ -242,7 +242,12 @@ def _done(
                 bucket.store, plan, now_ms=now_ms, keys=bucket.keys, target=target, should_stop=lambda: stop.is_set
             )
             done.append((plan, outcome))
-            session.say(f"{plan.name.topic}/{plan.name.partition}: {outcome.groups} of {len(plan.groups)} groups")
+            later = (
+                "" if outcome.is_complete or stop.is_set else "; so much waits for deletion: go on after the grace time"
+            )
+            session.say(
+                f"{plan.name.topic}/{plan.name.partition}: {outcome.groups} of {len(plan.groups)} groups{later}"
+            )
     finally:
         if target is not None:
             target.close()
