@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import tenacity
@@ -27,6 +28,7 @@ from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
 LIST_PAGE = 1000  # keys that S3 gives for one LIST: a page of ours is one request there
+DELETE_PAGE = 1000  # keys of one try, each with a deadline of its own: one DeleteObjects of S3
 log = logging.getLogger(__name__)
 
 
@@ -146,8 +148,9 @@ class RetryingStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = tuple(keys)
-        first = wanted[0] if wanted else None
-        self._policy.call(lambda: self._inner.delete(wanted), verb="delete", key=first)
+        for at in range(0, len(wanted), DELETE_PAGE):
+            page = wanted[at : at + DELETE_PAGE]
+            self._policy.call(partial(self._inner.delete, page), verb="delete", key=page[0])
 
     def close(self) -> None:
         self._inner.close()

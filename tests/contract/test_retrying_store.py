@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
@@ -173,3 +175,25 @@ class TestRetryBudget:
 
     def missing(self):
         raise NotFound("x")
+
+
+def test_many_keys_are_deleted_in_pages_and_only_the_page_that_failed_is_sent_again() -> None:
+    sent: list[int] = []
+
+    class Flaky(MemoryStore):
+        def delete(self, keys: Iterable[str]) -> None:
+            wanted = tuple(keys)
+            sent.append(len(wanted))
+            if len(sent) == 2:
+                raise Unavailable("for the moment")
+            super().delete(wanted)
+
+    store = Flaky()
+    names = [f"k{number}" for number in range(2500)]
+    for name in names:
+        store.put(name, b"x")
+    RetryingStore(store, RetryPolicy(sleep=lambda seconds: None)).delete(names)
+    assert sent == [1000, 1000, 1000, 500]
+    assert list(store.list("")) == []
+    RetryingStore(store).delete([])
+    assert len(sent) == 4
