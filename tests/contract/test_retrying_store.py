@@ -127,13 +127,13 @@ class TestMeteredCounts:
         store.put_if_absent("b", b"123")
         store.upload("big", source_of(LARGE))  # begin, three parts, completion
         before = store.counts()
-        assert before == RequestCounts(puts=7, bytes_in=8 + len(LARGE))
+        assert before == RequestCounts(puts=7, posts=2, bytes_in=8 + len(LARGE))
         store.get("a")
         store.get_ranges("b", [(0, 1), (1, 2)])
         store.head("a")
         list(store.list(""))
         store.delete(["a", "b"])
-        assert store.counts() - before == RequestCounts(gets=4, lists=1, deletes=1, bytes_out=8)
+        assert store.counts() - before == RequestCounts(gets=4, heads=1, lists=1, deletes=1, bytes_out=8)
 
 
 class TestRetryBudget:
