@@ -2,13 +2,12 @@
 
 | part | ours | reference, in the same run |
 |---|---|---|
-| upload | `copy_segment` in each way of keeping it, every batch decoded | boto3 multipart upload, same parts |
-| memory | peak resident memory of 1 and of 8 copies at once, each in a process of its own | the same process before |
+| upload | `copy_segment` in each way of keeping it, every batch decoded | multipart uploads of the file, same parts |
+| memory | peak resident memory of copies at once, in a process of its own; 1024 MiB unless --mib | the process before |
 | local | a local file read ahead by aiofiles, cold and warm, with the work of a copy | read where it is asked for |
 
-The upload goes to moto on loopback unless ``--endpoint URL --bucket NAME`` name another server (credentials from the
-environment): on a machine with few cores the server is the limit, and only ratios mean anything. The memory part
-throws the parts away, so that no server's memory is in the figure.
+The upload goes to Versity S3 Gateway on loopback, over files in memory; everybody takes a turn in each round, and a
+ratio is the median of the rounds' own. The memory part throws the parts away: no server's memory is in the figure.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
+
+from bench_remote import BUCKET, KINDS, PREFIX, Raw, RunningServer, in_turns, print_table, workplace
 
 from local.batch import encode_batch
 from local.compression import Codec, compress
@@ -36,7 +38,7 @@ from remote.encryption import KeyRing
 from remote.file_ahead import FileAhead
 from remote.fsspec_store import open_store
 from remote.memory_store import MemoryStore
-from remote.part_sending import PARTS_MAX, PartSender, SentPart
+from remote.part_sending import PartSender, SentPart
 from remote.segment import PART_BYTES
 from remote.store import ObjectInfo, begun_parts
 from remote.transfer import SegmentToCopy, copy_segment
@@ -50,25 +52,23 @@ MODES = {
     "encrypted": AtRest(key_id="bench", keys=KEYS),
     "zstd 1, encrypted": AtRest(codec=ZSTD, level=1, key_id="bench", keys=KEYS),
 }
-PREFIX = f"orders-{'A' * 22}/0/"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("part", choices=["upload", "memory", "local", "memory-child"])
-    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--mib", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--mode", default="as it is")
-    parser.add_argument("--endpoint")
-    parser.add_argument("--bucket", default="bench-bucket")
     asked = parser.parse_args()
-    with segment_file(asked.mib) as (path, next_offset):
+    if asked.part == "memory":
+        memory(asked)
+        return
+    with segment_file(asked.mib or 64) as (path, next_offset):
         match asked.part:
             case "upload":
                 upload(asked, path, next_offset)
-            case "memory":
-                memory(asked)
             case "memory-child":
                 memory_child(asked, path, next_offset)
             case _:
@@ -83,10 +83,10 @@ def segment_file(mib: int) -> Iterator[tuple[str, int]]:
     """A file of about `mib` MiB of batches of JSON-like records, and the offset after its last."""
     value = b'{"id": %d, "name": "customer %d", "amount": %d.%02d}'
     records = [Record(b"key-%08d" % n, value % (n, n * 7, n * 13, n % 100), n) for n in range(2000)]
-    offset = 0
+    batch, offset = bytearray(encode_batch(records, base_offset=0)), 0
     with tempfile.NamedTemporaryFile(suffix=".log") as file:
         while file.tell() < mib << 20:
-            batch = encode_batch(records, base_offset=offset)
+            struct.pack_into(">q", batch, 0, offset)
             file.write(batch)
             offset += len(records)
         file.flush()
@@ -116,45 +116,28 @@ def segment_of(path: str, next_offset: int) -> SegmentToCopy:
 
 
 def upload(asked: argparse.Namespace, path: str, next_offset: int) -> None:
-    with server(asked) as (url, options, client):
-        import boto3.s3.transfer as transfer
-
-        config = transfer.TransferConfig(PART_BYTES, max_concurrency=PARTS_MAX, multipart_chunksize=PART_BYTES)
-        store, size = open_store(url, options), os.path.getsize(path)
+    with workplace() as folder, RunningServer(KINDS["versitygw"], folder / "server") as server:
+        server.create_bucket(BUCKET)
+        raw = Raw(server, segment_of(path, next_offset))
+        store = open_store(f"s3://{BUCKET}/ours", {**server.options(), "client": "obstore"})
         runs: dict[str, Callable[[], object]] = {
-            "boto3 multipart": lambda: client.upload_file(path, asked.bucket, "raw", Config=config),
+            "obstore multipart": raw.obstore_upload,
+            "boto3 multipart": raw.boto3_upload,
             **{name: _copying(store, path, next_offset, mode) for name, mode in MODES.items()},
         }
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(asked.rounds):
-            for name, run in runs.items():
-                seconds[name].append(timed(run))
-        best = min(seconds["boto3 multipart"])
-        print(f"{size >> 20} MiB, best of {asked.rounds} interleaved rounds")
-        for name, each in seconds.items():
-            print(f"{name:20} {size / min(each) / 1e6:8.0f} MB/s   {best / min(each):5.2f} x boto3")
+        print(f"{os.path.getsize(path) >> 20} MiB of JSON-like records, {asked.rounds} rounds\n")
+        print_table(in_turns(runs, asked.rounds), "obstore multipart", os.path.getsize(path))
         store.close()
 
 
 def _copying(store: object, path: str, next_offset: int, mode: AtRest) -> Callable[[], object]:
     segment = segment_of(path, next_offset)
-    return lambda: copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=mode)  # type: ignore[arg-type]
 
+    def copy() -> None:
+        row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, at_rest=mode)  # type: ignore[arg-type]
+        store.delete([PREFIX + row.data_key, PREFIX + row.indexes_key])  # type: ignore[attr-defined]
 
-@contextmanager
-def server(asked: argparse.Namespace) -> Iterator[tuple[str, dict[str, object], object]]:
-    import boto3
-
-    if asked.endpoint:
-        options: dict[str, object] = {"endpoint_url": asked.endpoint}
-        yield f"s3://{asked.bucket}/bench", options, boto3.client("s3", endpoint_url=asked.endpoint)
-        return
-    from tiered.demo.s3_endpoint import S3Endpoint
-
-    with S3Endpoint() as endpoint:
-        endpoint.create_bucket(asked.bucket)
-        login = {"aws_access_key_id": "loopback", "aws_secret_access_key": "loopback", "region_name": "us-east-1"}
-        yield f"s3://{asked.bucket}/bench", endpoint.options(), boto3.client("s3", endpoint_url=endpoint.url, **login)
+    return copy
 
 
 class Nowhere(MemoryStore):
@@ -178,10 +161,10 @@ class Nowhere(MemoryStore):
 
 
 def memory(asked: argparse.Namespace) -> None:
-    for mode in MODES:
-        for copies in (1, 8):
-            words = [sys.executable, __file__, "memory-child", f"--mib={asked.mib}", f"--copies={copies}"]
-            subprocess.run([*words, f"--mode={mode}"], check=True)
+    print("| | peak | more than before |\n|---|---|---|", flush=True)
+    for copies, mode in ((1, "as it is"), (8, "as it is"), (1, "zstd 1, encrypted"), (8, "zstd 1, encrypted")):
+        words = [sys.executable, __file__, "memory-child", f"--mib={asked.mib or 1024}", f"--copies={copies}"]
+        subprocess.run([*words, f"--mode={mode}"], check=True)
 
 
 def memory_child(asked: argparse.Namespace, path: str, next_offset: int) -> None:
@@ -192,8 +175,8 @@ def memory_child(asked: argparse.Namespace, path: str, next_offset: int) -> None
     with ThreadPoolExecutor(asked.copies) as pool:
         for each in [pool.submit(run) for _ in range(asked.copies)]:
             each.result()
-    told = f"{asked.copies} x {asked.mib} MiB {asked.mode}"
-    print(f"{told:34} peak {peak_mib():5.0f} MiB, {peak_mib() - before:5.0f} more than before", flush=True)
+    told = f"{asked.copies} x {asked.mib} MiB, {asked.mode}"
+    print(f"| {told} | {peak_mib():.0f} MiB | {peak_mib() - before:.0f} MiB |", flush=True)
 
 
 def peak_mib() -> float:
