@@ -42,7 +42,7 @@ from local_servers import ACCESS_KEY, KINDS, SECRET_KEY, RunningServer
 from local.batch import encode_batch
 from local.names import TopicPartition
 from local.record import Record
-from remote.chunk_cache import ChunkCache
+from remote.chunk_cache import CACHE_BYTES, ChunkCache
 from remote.fsspec_store import open_store
 from remote.head_changes import add_segments
 from remote.metadata_log import MetadataLog
@@ -162,7 +162,7 @@ def load() -> str:
 class Ours:
     def __init__(self, server: RunningServer, segment: SegmentToCopy) -> None:
         self.segment = segment
-        self.cache, self.turn = ChunkCache(), 0
+        self.cache, self.turn = ChunkCache(min(CACHE_BYTES, segment.size_bytes)), 0  # never room for both partitions
         self.store = MeteredStore(open_store(f"s3://{BUCKET}/ours", {**server.options(), "client": "obstore"}))
         self.logs = [MetadataLog(self.store, prefix) for prefix in PREFIXES]
         for number, log in enumerate(self.logs):

@@ -176,10 +176,10 @@ def made_up(count: int) -> Iterator[RemoteSegment]:
                 record_count=following - base,
                 max_timestamp_ms=began_ms + draw.randint(90_000, 100_000),
                 min_timestamp_ms=began_ms,
-                epochs=((3, base),),
+                epochs=((1, base),),
                 data_crc32c=draw.getrandbits(32),
-                data_key=data_key(base, following - 1, 3, ulid),
-                indexes_key=indexes_key(base, following - 1, 3, ulid),
+                data_key=data_key(base, following - 1, 1, ulid),
+                indexes_key=indexes_key(base, following - 1, 1, ulid),
                 indexes_bytes=at,
                 indexes=ranges,
             )
