@@ -58,6 +58,10 @@ class _Body(msgspec.Struct):
     holder: str
 
 
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_DECODER = msgspec.json.Decoder(_Body)
+
+
 def pin_newest(
     store: ObjectStore, prefix: str, log: MetadataLog, *, now_ms: int, expires_ms: int, holder: str
 ) -> tuple[Pin, Head]:
@@ -108,7 +112,7 @@ def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
 def _read(store: ObjectStore, prefix: str, key: str) -> Pin | None:
     """None: let go of meanwhile."""
     try:
-        body = msgspec.json.decode(store.get(prefix + key), type=_Body)
+        body = _DECODER.decode(store.get(prefix + key))
     except NotFound:
         return None
     except msgspec.DecodeError as error:

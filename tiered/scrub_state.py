@@ -30,10 +30,18 @@ class SegmentResult:
     findings: tuple[Finding, ...] = ()
 
 
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_RESULT = msgspec.json.Decoder(SegmentResult)
+
+
 class _First(msgspec.Struct, frozen=True):
     tiered_scrub: int
     store: str
     started_ms: int
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_FIRST = msgspec.json.Decoder(_First)
 
 
 class ScrubState:
@@ -85,7 +93,7 @@ class ScrubState:
     def _read(self, store_url: str) -> bool:
         try:
             lines = self._storage.read(self._path).split(b"\n")[:-1]
-            first = msgspec.json.decode(lines[0], type=_First) if lines else None
+            first = _FIRST.decode(lines[0]) if lines else None
         except (NotFound, msgspec.DecodeError):
             return False
         if first is None or first.tiered_scrub != VERSION:
@@ -96,7 +104,7 @@ class ScrubState:
         self.started_ms = first.started_ms
         for text in lines[1:]:
             try:
-                line = msgspec.json.decode(text, type=SegmentResult)
+                line = _RESULT.decode(text)
             except msgspec.DecodeError:
                 break
             self._done[line.name] = line

@@ -56,7 +56,7 @@ class StoreCheck:
     def _remembered(self) -> str | None:
         storage, root = self._place()
         try:
-            found = msgspec.json.decode(storage.read(join(root, FILE)), type=_Remembered)
+            found = _REMEMBERED.decode(storage.read(join(root, FILE)))
         except (NotFound, msgspec.MsgspecError):
             return None
         return found.url if found.create_if_absent else None
@@ -65,3 +65,7 @@ class StoreCheck:
 class _Remembered(msgspec.Struct):
     url: str
     create_if_absent: bool
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_REMEMBERED = msgspec.json.Decoder(_Remembered)

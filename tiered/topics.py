@@ -183,7 +183,7 @@ class _Copy:
 
     def read(self) -> _File | None:
         try:
-            body = msgspec.json.decode(self._storage.read(self.path), type=_File)
+            body = _FILE.decode(self._storage.read(self.path))
         except NotFound:
             return None
         except msgspec.MsgspecError as error:
@@ -207,3 +207,7 @@ class _File(msgspec.Struct):
     topics: list[Topic]
     version: int = 0
     deleted: list[DeletedTopic] = []
+
+
+# Made at import: made in two threads at once it ends the process (msgspec 0.22).
+_FILE = msgspec.json.Decoder(_File)
