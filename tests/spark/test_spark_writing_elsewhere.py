@@ -1,0 +1,124 @@
+"""The writing half where it will run: on executors that are other processes, and beside a manager that is at work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from bucket_truth import assert_sound
+
+from local.errors import LogError
+from local.names import TopicPartition
+from local.record import Record
+from remote.fsspec_store import open_store
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+from tiered.spark import compact
+
+pytestmark = pytest.mark.spark
+
+NOW = 1_700_000_000_000
+NAME = TopicPartition("t", 0)
+SETTINGS = {
+    "segment.bytes": "3000",
+    "index.interval.bytes": "300",
+    "append.batch.bytes": "500",
+    "min.cleanable.dirty.ratio": "0",
+}
+TOPIC = {
+    "cleanup.policy": "compact,delete",
+    "remote.storage.enable": "true",
+    "local.retention.ms": "1",
+    "retention.ms": "-1",
+    "remote.log.delete.grace.ms": "1h",
+}
+
+
+def read(reader, name):
+    start, end = reader.offsets(name)
+    return list(reader.records(name, start, end)) if start < end else []
+
+
+def test_two_executors_ingest_every_row_once_and_compact_to_the_newest(file_bucket):
+    words = [sys.executable, str(Path(__file__).with_name("cluster_write_job.py")), file_bucket.url]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == {"executors": 2, "before": 2000, "after": 100}
+    log = RemoteLog(file_bucket.store)
+    for partition in (0, 1):
+        name = TopicPartition("t", partition)
+        found = read(log.reader(), name)
+        assert [int(record.value) for record in found] == list(range(1900 + partition, 2000, 2))
+        assert [int(record.key) for record in found] == list(range(partition, 100, 2))
+        assert [note.job_id for note in log.head(name).jobs] == ["in", "nightly"]
+    assert_sound(file_bucket.store)
+
+
+class Busy(threading.Thread):
+    """A manager that appends, rolls, uploads and expires until it is told to stop; `sent` is its records by offset."""
+
+    def __init__(self, manager):
+        super().__init__(name="busy")
+        self.manager, self.sent, self.error = manager, {}, None
+        self.rounds, self.has_begun, self.should_stop = 0, threading.Event(), threading.Event()
+
+    def run(self):
+        try:
+            while not self.should_stop.is_set():
+                self.round()
+                head = self.manager.partition(NAME).head()
+                if head is not None and head.segment_count >= 5:
+                    self.has_begun.set()
+        except LogError as error:
+            self.error = error
+        finally:
+            self.has_begun.set()
+
+    def round(self):
+        at = len(self.sent)
+        records = [Record(b"k%d" % (n * n % 97), b"value %d" % n, NOW + n) for n in range(at, at + 100)]
+        self.manager.append("t", records, 0, now_ms=NOW)
+        self.sent.update(zip(range(at, at + 100), records, strict=True))
+        self.manager.roll("t", now_ms=NOW)
+        self.rounds += 1
+        if self.rounds % 5 == 0:
+            self.manager.delete_records({NAME: at // 2}, now_ms=NOW)
+        for _ in range(3):
+            self.manager.tick(NOW)
+
+
+def test_a_compaction_races_with_a_manager_that_appends_uploads_and_expires(spark, file_bucket, tmp_path_factory):
+    config = Config.load(None, SETTINGS, {}, local_dir=str(tmp_path_factory.mktemp("log")))
+    with LogManager.open(config, now_ms=NOW, store=open_store(file_bucket.url)) as manager:
+        manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+        busy = Busy(manager)
+        busy.start()
+        assert busy.has_begun.wait(60), "nothing is uploaded"
+        passed = []
+        for _ in range(3):
+            rounds = busy.rounds
+            (outcome,) = compact(spark, file_bucket.url, ["t"], group_bytes=6000, now_ms=NOW)
+            passed.append((busy.rounds - rounds, outcome.rows_before))
+        busy.should_stop.set()
+        busy.join()
+        assert busy.error is None
+        assert all(rounds and rows for rounds, rows in passed), f"nothing raced: {passed}"
+        while manager.tick(NOW):
+            pass
+        assert manager.problems == {}
+        start, end = manager.reader().offsets(NAME)
+        assert (start > 0, end) == (True, len(busy.sent))
+        newest = {record.key: offset for offset, record in busy.sent.items()}
+        ends = RemoteLog(file_bucket.store).reader().offsets(NAME)[1]
+        for reader, upto in ((manager.reader(), end), (RemoteLog(file_bucket.store).reader(), ends)):
+            found = {record.offset: record for record in read(reader, NAME)}
+            wanted = {at for at in newest.values() if start <= at < upto}
+            assert wanted <= found.keys()
+            for offset, record in found.items():
+                assert (record.key, record.value) == (busy.sent[offset].key, busy.sent[offset].value)
+    assert_sound(file_bucket.store)
