@@ -80,8 +80,8 @@ class Busy(threading.Thread):
             self.has_begun.set()
 
     def round(self):
-        at = len(self.sent)
-        records = [Record(b"k%d" % (n * n % 97), b"value %d" % n, NOW + n) for n in range(at, at + 100)]
+        at = len(self.sent)  # keys come again for five rounds, then never: their newest is what a compaction has kept
+        records = [Record(b"k%d-%d" % (n // 500, n % 20), b"value %d" % n, NOW + n) for n in range(at, at + 100)]
         self.manager.append("t", records, 0, now_ms=NOW)
         self.sent.update(zip(range(at, at + 100), records, strict=True))
         self.manager.roll("t", now_ms=NOW)
