@@ -62,7 +62,7 @@ def open_store(
     retries, watchdog = policy or RetryPolicy(), Watchdog()
     if parts.scheme == "s3":
         s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects, watchdog)
-        return RetryingStore(WatchedStore(s3, watchdog), retries)
+        return RetryingStore(WatchedStore(s3, watchdog, uploads_max=s3.uploads_max), retries)
     if objects != BUCKETS_OWN:
         raise InvalidRequest("opening a store, storage class and encryption are S3's", url=shown)
     if parts.scheme == "hdfs":
@@ -100,7 +100,7 @@ def _open_s3(
     policy: RetryPolicy,
     objects: ObjectSettings,
     watchdog: Watchdog,
-) -> ObjectStore:
+) -> S3Store:
     if not bucket:
         raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=f"s3:///{prefix}")
     try:

@@ -7,8 +7,8 @@ What obstore is kept from doing: retrying (one layer, `remote.retrying_store`), 
 only the client can send again by themselves: those it tries as often and as long as the policy says. Every request is
 signed over the SHA-256 of its body, so S3 refuses a body that differs.
 
-At most UPLOADS_MAX large uploads of a store are under way at once, each with UPLOAD_PARTS parts in memory and one more;
-the next one waits. They are invisible until completed; obstore aborts one that fails.
+A large upload has UPLOAD_PARTS parts in memory and one more, so no more than `uploads_max` should be under way at once;
+`remote.watched_store` sees to it. They are invisible until completed; obstore aborts one that fails.
 
 obstore's threads do not live in a forked child, and there it hangs. A process that was forked after obstore was used
 goes on with s3fs.
@@ -36,7 +36,7 @@ from remote.segment import PART_BYTES
 from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
 from remote.watchdog import Watchdog
 
-UPLOADS_MAX, UPLOAD_PARTS = 2, 4
+UPLOAD_PARTS = 4
 
 # Of the client's texts only these are read: they hold what the server said, and that may hold access keys.
 _STATUS = re.compile(r"status code: (\d{3})\b")
@@ -50,6 +50,8 @@ _used_by: int | None = None  # the process that first used obstore, this one or 
 class ObstoreS3Store(S3Store):
     """See `remote.store.ObjectStore` and `S3Store`; options that are `untranslatable` must not be among those given."""
 
+    uploads_max = 2
+
     def __init__(
         self,
         bucket: str,
@@ -62,7 +64,6 @@ class ObstoreS3Store(S3Store):
     ) -> None:
         super().__init__(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)
         self._objects = objects
-        self._uploads = threading.BoundedSemaphore(UPLOADS_MAX)
         self._clients: _Clients | None = None
 
     def __repr__(self) -> str:
@@ -99,16 +100,15 @@ class ObstoreS3Store(S3Store):
                 clients.put(clients.once, name, first, use_multipart=False, attributes=attributes)
             return
         sent = _Counted(chain([first, second], parts))
-        with self._uploads:
-            try:
-                with self._at("uploading an object", key, sent):
-                    step = max(len(first), PART_BYTES)
-                    clients.put(
-                        clients.patient, name, iter(sent), use_multipart=True, chunk_size=step,
-                        max_concurrency=UPLOAD_PARTS, attributes=attributes,
-                    )  # fmt: skip
-            except (NotFound, Unavailable) as error:
-                self._settle(key, sent, error)
+        try:
+            with self._at("uploading an object", key, sent):
+                step = max(len(first), PART_BYTES)
+                clients.put(
+                    clients.patient, name, iter(sent), use_multipart=True, chunk_size=step,
+                    max_concurrency=UPLOAD_PARTS, attributes=attributes,
+                )  # fmt: skip
+        except (NotFound, Unavailable) as error:
+            self._settle(key, sent, error)
 
     def _settle(self, key: str, sent: _Counted, error: LogError) -> None:
         """The answer may be lost of an upload that is complete. Raises the error if it is not."""

@@ -31,7 +31,7 @@ _UNAVAILABLE = {
     "BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
 }  # fmt: skip
 _DENIED = {
-    "AccessDenied", "AccountProblem", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId", "InvalidObjectState",
+    "AccessDenied", "AccountProblem", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId",
     "InvalidSecurity", "InvalidToken", "NotSignedUp", "RequestTimeTooSkewed", "SignatureDoesNotMatch",
     "TokenRefreshRequired",
 }  # fmt: skip
@@ -154,6 +154,8 @@ def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) ->
         return NotFound(f"{attempt}, the bucket does not exist", **facts)
     if code in _UNAVAILABLE:
         return Unavailable(f"{attempt}, the store is busy or in trouble", **facts)
+    if code == "InvalidObjectState":
+        return AccessDenied(f"{attempt}, it is archived (its storage class) and has to be restored first", **facts)
     if code in _DENIED or status in (401, 403):
         return AccessDenied(f"{attempt}, no permission or wrong credentials", **facts)
     if code == "PreconditionFailed" or status == 412:

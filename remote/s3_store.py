@@ -46,6 +46,8 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
 class S3Store:
     """See `remote.store.ObjectStore`. `options` are s3fs's; `policy` is for the parts of large uploads."""
 
+    uploads_max: int | None = None  # large uploads that may be under way at once; None for any number
+
     def __init__(
         self,
         bucket: str,

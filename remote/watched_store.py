@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -46,11 +48,18 @@ class WatchedStore:
     """See `remote.store.ObjectStore`."""
 
     def __init__(
-        self, inner: ObjectStore, watchdog: Watchdog | None = None, deadlines: Deadlines | None = None
+        self,
+        inner: ObjectStore,
+        watchdog: Watchdog | None = None,
+        deadlines: Deadlines | None = None,
+        *,
+        uploads_max: int | None = None,
     ) -> None:
+        """`uploads_max` are under way at once, None for any number. The next one waits, which is nobody's hanging."""
         self._inner = inner
         self._watchdog = watchdog or Watchdog()
         self._deadlines = deadlines or Deadlines()
+        self._places = threading.BoundedSemaphore(uploads_max) if uploads_max is not None else nullcontext()
 
     def __repr__(self) -> str:
         return f"WatchedStore({self._inner!r})"
@@ -66,14 +75,8 @@ class WatchedStore:
         self._run(lambda: self._inner.put_if_absent(key, body), "creating an object", key, len(body))
 
     def upload(self, key: str, source: UploadSource) -> None:
-        pulse = Pulse(self._deadlines.upload_stall_s)
-        parts = _Parts(source, pulse)
-        facts = {"store": self.url, "key": key}
-        try:
-            upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
-            self._watchdog.run(upload, pulse, "uploading an object", **facts)
-        finally:
-            parts.is_over = True
+        with self._places:
+            self._upload(key, source)
 
     def get(self, key: str) -> bytes:
         return self._run(lambda: self._inner.get(key), "reading an object", key)
@@ -114,6 +117,16 @@ class WatchedStore:
             self._watchdog.run(self._inner.close, self._deadlines.close_s, "closing a store", store=self.url)
         except Unavailable as error:
             log.warning("%s", error)
+
+    def _upload(self, key: str, source: UploadSource) -> None:
+        pulse = Pulse(self._deadlines.upload_stall_s)
+        parts = _Parts(source, pulse)
+        facts = {"store": self.url, "key": key}
+        try:
+            upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
+            self._watchdog.run(upload, pulse, "uploading an object", **facts)
+        finally:
+            parts.is_over = True
 
     def _run(self, call: Callable[[], T], attempt: str, key: str | None, size_bytes: int = 0) -> T:
         limit_s = self._deadlines.of(size_bytes)

@@ -11,7 +11,7 @@ from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unava
 from remote.fsspec_store import S3_CLIENTS as CLIENTS
 from remote.fsspec_store import open_store
 from remote.retrying_store import RetryPolicy
-from remote.s3_errors import translate
+from remote.s3_errors import of_answer, translate
 from remote.segment import PART_BYTES
 from remote.store import ranged_source
 
@@ -291,3 +291,10 @@ def test_another_region_is_said_so():
     error = translate(ClientError(answer, "GetObject"), "reading an object", {"key": "a"})
     assert isinstance(error, InvalidRequest)
     assert str(error).startswith("reading an object, the bucket is in another region")
+
+
+def test_an_object_that_was_archived_is_not_blamed_on_credentials() -> None:
+    error = of_answer("InvalidObjectState", 403, "reading an object", {"key": "a"})
+    assert isinstance(error, AccessDenied)
+    assert "has to be restored first" in str(error)
+    assert "credentials" not in str(error)

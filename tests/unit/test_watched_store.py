@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -138,6 +139,43 @@ def test_the_making_of_parts_is_no_hanging_of_the_store():
 
     for _ in _Parts(UploadSource(parts=parts), pulse).begin():
         assert pulse.left_s() == 10.0
+
+
+def test_waiting_for_other_uploads_is_no_hanging_of_the_store():
+    """A third large upload beside two slow ones was given up after the time in which a store has to move."""
+    going_on, began = threading.Event(), threading.Semaphore(0)
+    most = []
+
+    class Counting(MemoryStore):
+        def upload(self, key, source):
+            most.append(key)
+            super().upload(key, source)
+
+    def parts():
+        began.release()
+        assert going_on.wait(30)
+        yield b"x"
+
+    inner = Counting()
+    store = WatchedStore(inner, deadlines=SHORT, uploads_max=2)
+    with ThreadPoolExecutor(3) as threads:
+        uploads = [threads.submit(store.upload, key, UploadSource(parts=parts)) for key in ("a", "b", "c")]
+        assert began.acquire(timeout=10)
+        assert began.acquire(timeout=10)
+        done, _ = wait(uploads, timeout=SHORT.upload_stall_s * 3)
+        assert not done
+        assert len(most) == 2
+        going_on.set()
+        for each in uploads:
+            each.result(30)
+    assert [info.key for info in inner.list("")] == ["a", "b", "c"]
+
+
+def test_an_upload_that_hung_leaves_its_place_to_the_next_one(hanging):
+    store = WatchedStore(hanging, deadlines=SHORT, uploads_max=1)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="no answer"):
+            store.upload("a", ranged_source(1, lambda start, length: b"x"))
 
 
 def test_an_abandoned_upload_is_given_no_further_part():
