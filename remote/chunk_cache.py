@@ -64,7 +64,8 @@ class ChunkCache:
 
         `load` is called with the keys that are neither here nor on their way to another reader, and must give all of
         `wanted` among them. Where it has to be called anyway, keys of `ahead` that are missing go with them; those it
-        may leave out. Errors of `load` pass through. A reader that waited for another's failed load loads by itself.
+        may leave out. Errors of `load` pass through. A reader that waited for another's failed load loads by itself and
+        waits for nobody again: readers of a store that hangs would queue, each until its deadline.
         """
         found: dict[Key, Value] = {}
         while True:
@@ -78,6 +79,8 @@ class ChunkCache:
                 flight.landed.wait()
                 if flight.value is not None:
                     found[key] = flight.value
+            if left := [key for key in theirs if key not in found]:
+                found.update(self._load_alone(left, load))
 
     def drop(self, keys: Sequence[Key]) -> None:
         """Forget these, and what was loaded in one piece with them."""
@@ -117,6 +120,12 @@ class ChunkCache:
                     flight.value = loaded.get(key)
                     flight.landed.set()
                 self._keep((key, loaded[key]) for key in mine if key in loaded)
+        return loaded
+
+    def _load_alone(self, keys: Sequence[Key], load: Loader[V]) -> Mapping[Key, V]:
+        loaded = load(keys)
+        with self._lock:
+            self._keep((key, value) for key, value in loaded.items() if key not in self._values)
         return loaded
 
     def _keep(self, loaded: Iterable[tuple[Key, Value]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,3 +108,38 @@ def test_a_failed_load_fails_its_reader_alone():
         assert second.result(10) == [b"x"]
         with pytest.raises(Unavailable):
             first.result(10)
+
+
+def test_readers_of_a_store_that_hangs_do_not_queue_behind_one_another(monkeypatch):
+    """Each waited for the one before it until its deadline: the eighth for eight times as long."""
+    readers = 8
+    waiting, all_wait = [], threading.Event()
+
+    class Landed(threading.Event):
+        def wait(self, timeout=None):
+            waiting.append(1)
+            if len(waiting) == readers - 1:
+                all_wait.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("remote.chunk_cache.threading", SimpleNamespace(Event=Landed, Lock=threading.Lock))
+    cache, side_by_side = ChunkCache(), threading.Barrier(readers - 1)
+
+    def fail_first(keys):
+        assert all_wait.wait(10)
+        raise Unavailable("loading")
+
+    def load(keys):
+        side_by_side.wait(10)
+        return dict.fromkeys(keys, b"x")
+
+    with ThreadPoolExecutor(readers) as pool:
+        first = pool.submit(cache.fetch, [("o", 1)], fail_first)
+        while not cache._flights:
+            pass
+        others = [pool.submit(cache.fetch, [("o", 1)], load) for _ in range(readers - 1)]
+        assert [each.result(20) for each in others] == [[b"x"]] * (readers - 1)
+        with pytest.raises(Unavailable):
+            first.result(10)
+    assert cache.size_bytes == 1, "kept once, however many loaded it"
+    assert cache.fetch([("o", 1)], fail_first) == [b"x"]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from local.errors import InvalidRequest
+from remote import fsspec_store
+from remote.object_settings import ObjectSettings
+from tiered.cli.bucket import open_target
 from tiered.cli.main import invoke
+from tiered.properties import DEFAULTS
 
 KEY = "2026-a " + "A" * 43 + "=\n"
 
@@ -99,3 +105,35 @@ def test_a_topic_goes_to_another_bucket_and_catches_up(at: list[str], tmp_path: 
     assert int(str(_run(at, capfd, *to, "--yes")["segments"])) > 0
     assert invoke([*at, "rewrite", "copy", "t", "--yes", "--to", f"file://{tmp_path}/bucket"]) == 2
     assert "it is the same" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "encryption", "kms_key_id"),
+    [
+        ([], None, None),
+        (["-X", "remote.sse=aws:kms", "-X", "remote.sse.kms.key.id=key-1"], "aws:kms", "key-1"),
+    ],
+)
+def test_what_a_rewriting_writes_is_encrypted_by_the_server_as_the_settings_say(
+    at: list[str], tmp_path: Path, monkeypatch, capfd, settings, encryption, kms_key_id
+) -> None:
+    """Segments went without their KMS key, in silence, to a target opened with a storage class alone."""
+    opened, real = [], fsspec_store.open_store
+
+    def open_store(url, *given, **named):
+        if not url.startswith("s3:"):
+            return real(url, *given, **named)
+        opened.append((url, named["objects"]))
+        raise InvalidRequest("opened")
+
+    monkeypatch.setattr(fsspec_store, "open_store", open_store)
+    words = ["rewrite", "copy", "t", "--to", "s3://there/logs", "--storage-class", "GLACIER_IR", "--yes"]
+    assert invoke([*settings, *words, "--remote", f"file://{tmp_path}/bucket"]) == 2
+    assert "opened" in capfd.readouterr().err
+    # A bucket of the configuration, as it may be with such settings: S3.
+    values = {**DEFAULTS, **dict(text.split("=", 1) for text in settings[1::2])}
+    session = SimpleNamespace(config=lambda: SimpleNamespace(topic_properties=lambda topic: values), overrides={})
+    with pytest.raises(InvalidRequest, match="opened"):
+        open_target(session, "s3://here/logs", {}, storage_class="GLACIER_IR", rate=None, is_configured=True)
+    wanted = ObjectSettings(storage_class="GLACIER_IR", encryption=encryption, kms_key_id=kms_key_id)
+    assert opened == [("s3://there/logs", wanted), ("s3://here/logs", wanted)]

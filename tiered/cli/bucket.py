@@ -99,6 +99,36 @@ def open_bucket(
         store.close()
 
 
+def open_target(
+    session: Session,
+    url: str,
+    options: Mapping[str, object],
+    *,
+    storage_class: str | None,
+    rate: str | None,
+    is_configured: bool,
+) -> ObjectStore:
+    """The store that a rewriting writes to: objects of that class, encrypted by the server as the settings say.
+
+    The settings are those of the configuration where the bucket that is read `is_configured`, else those given by -X.
+    """
+    from dataclasses import replace
+
+    from remote.fsspec_store import open_store
+    from remote.object_settings import ObjectSettings
+    from remote.throttled_store import ThrottledStore
+    from tiered.configured_store import object_settings
+    from tiered.properties import DEFAULTS
+
+    objects = ObjectSettings(storage_class=storage_class)
+    if url.startswith("s3:"):
+        values = session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
+        objects = replace(object_settings(values), storage_class=storage_class)
+    store = open_store(url, options, objects=objects)
+    limit = parse_rate(rate) if rate is not None else None
+    return ThrottledStore(store, limit, limit) if limit is not None else store
+
+
 def parse_rate(text: str) -> int:
     """``50MB/s`` as bytes per second. Raises InvalidRequest."""
     from tiered.units import parse_bytes

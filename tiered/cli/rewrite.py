@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.bucket import Bucket, bucket_options, open_bucket
+from tiered.cli.bucket import Bucket, bucket_options, open_bucket, open_target
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
@@ -133,7 +133,7 @@ def copy(
     with (
         stop_signals() as stop,
         open_bucket(session, url, options, rate=rate) as bucket,
-        closing(_opened(target_url, target_options, storage_class)) as target,
+        closing(_opened(session, target_url, target_options, storage_class, rate, url)) as target,
     ):
         names = [name for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
         plans = [plan_copy(bucket.store, target, name, now_ms=now_ms(), **kept) for name in names]  # type: ignore[arg-type]
@@ -162,11 +162,18 @@ def copy(
     return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
 
 
-def _opened(url: str, options: dict[str, object], storage_class: str | None) -> ObjectStore:
-    from remote.fsspec_store import open_store
-    from remote.object_settings import ObjectSettings
-
-    return open_store(url, options, objects=ObjectSettings(storage_class=storage_class))
+def _opened(
+    session: Session,
+    target_url: str,
+    options: Mapping[str, object],
+    storage_class: str | None,
+    rate: str | None,
+    url: str | None,
+) -> ObjectStore:
+    is_configured = url is None
+    return open_target(
+        session, target_url, options, storage_class=storage_class, rate=rate, is_configured=is_configured
+    )
 
 
 def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
@@ -220,7 +227,10 @@ def _run(
             return Exit.DONE
         if not yes:
             _ask(due, dollars)
-        done = _done(session, bucket, due, storage_class, stop)
+        target = None
+        if storage_class is not None:  # the same bucket, new objects going to that class
+            target = _opened(session, bucket.url, bucket.options, storage_class, rate, url)
+        done = _done(session, bucket, due, target, stop)
     emit("partitions", [_row(plan, outcome) for plan, outcome in done], _DONE, output, dry_run=False)
     if stop.is_set:
         session.say("interrupted; what is done is committed, running it again goes on")
@@ -229,11 +239,11 @@ def _run(
 
 
 def _done(
-    session: Session, bucket: Bucket, plans: Sequence[RewritePlan], storage_class: str | None, stop: Stop
+    session: Session, bucket: Bucket, plans: Sequence[RewritePlan], target: ObjectStore | None, stop: Stop
 ) -> list[tuple[RewritePlan, RewriteOutcome]]:
     from tiered.rewriting import run_rewrite
 
-    target, done = _target(bucket, storage_class), []
+    done: list[tuple[RewritePlan, RewriteOutcome]] = []
     try:
         for plan in plans:
             if stop.is_set:
@@ -252,11 +262,6 @@ def _done(
         if target is not None:
             target.close()
     return done
-
-
-def _target(bucket: Bucket, storage_class: str | None) -> ObjectStore | None:
-    """The same bucket, new objects going to that class."""
-    return _opened(bucket.url, dict(bucket.options), storage_class) if storage_class is not None else None
 
 
 def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
