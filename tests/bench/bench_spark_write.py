@@ -133,10 +133,10 @@ def table(kind: str, cases: dict[str, Callable[[], Callable[[], object]]], spark
 
 
 def measured(spark: Any, run: Callable[[], object]) -> Cost:
-    cpu, shuffled, start = cpu_seconds(), shuffled_bytes(spark), time.perf_counter()
+    cpu, shuffled, start = cpu_seconds(None)[0], shuffled_bytes(spark), time.perf_counter()
     run()
     wall = time.perf_counter() - start
-    return Cost(cpu_seconds() - cpu, wall, shuffled_bytes(spark) - shuffled)
+    return Cost(cpu_seconds(None)[0] - cpu, wall, shuffled_bytes(spark) - shuffled)
 
 
 def shuffled_bytes(spark: Any) -> int:
