@@ -125,12 +125,14 @@ class ChunkCache:
     def _load_alone(self, keys: Sequence[Key], load: Loader[V]) -> Mapping[Key, V]:
         loaded = load(keys)
         with self._lock:
-            self._keep((key, value) for key, value in loaded.items() if key not in self._values)
+            self._keep(loaded.items())
         return loaded
 
     def _keep(self, loaded: Iterable[tuple[Key, Value]]) -> None:
         entries: dict[int, _Entry] = {}
         for key, value in loaded:
+            if key in self._values:  # another reader loaded it, too, after a load that failed
+                continue
             if isinstance(value, Slice):
                 entry = entries.setdefault(id(value.body), _Entry(len(value.body)))
             else:

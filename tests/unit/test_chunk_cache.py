@@ -143,3 +143,17 @@ def test_readers_of_a_store_that_hangs_do_not_queue_behind_one_another(monkeypat
             first.result(10)
     assert cache.size_bytes == 1, "kept once, however many loaded it"
     assert cache.fetch([("o", 1)], fail_first) == [b"x"]
+
+
+def test_what_two_readers_loaded_at_once_is_kept_once_and_leaves_once():
+    cache = ChunkCache(4)
+
+    def load(keys):
+        cache._load_alone(keys, lambda keys: dict.fromkeys(keys, b"xx"))  # another reader, after a failure
+        return dict.fromkeys(keys, b"xx")
+
+    assert cache.fetch([("o", 1)], load) == [b"xx"]
+    assert cache.size_bytes == 2
+    for number in (2, 3, 4):
+        cache.fetch([("o", number)], lambda keys: dict.fromkeys(keys, b"yy"))
+    assert cache.size_bytes == 4
