@@ -7,6 +7,7 @@ import json
 
 import pytest
 from bucket_samples import SampleBucket
+from bucket_truth import assert_sound
 
 from local.errors import InvalidRequest
 from remote.fsspec_store import open_store
@@ -35,19 +36,28 @@ def s3_endpoint():
 
 
 @pytest.fixture
-def file_bucket(tmp_path):
+def file_bucket(request, tmp_path):
     store = open_store(f"file://{tmp_path}")
     yield SampleBucket(store, f"file://{tmp_path}")
-    store.close()
+    look_at(store, request)
 
 
 @pytest.fixture
-def s3_bucket(s3_endpoint):
+def s3_bucket(request, s3_endpoint):
     name = f"spark-{next(_numbers)}"
     s3_endpoint.create_bucket(name)
     store = open_store(f"s3://{name}/logs", s3_endpoint.options())
     yield SampleBucket(store, f"s3://{name}/logs", s3_endpoint.options())
-    store.close()
+    look_at(store, request)
+
+
+def look_at(store, request):
+    """What a test's jobs left is decoded whole, unless the test says that it damages its bucket."""
+    try:
+        if request.node.get_closest_marker("damages_bucket") is None:
+            assert_sound(store)
+    finally:
+        store.close()
 
 
 @pytest.fixture(params=["file", "s3"])

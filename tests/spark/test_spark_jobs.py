@@ -238,6 +238,7 @@ def flipped(store, key, at):
     store.put(key, bytes(body))
 
 
+@pytest.mark.damages_bucket
 def test_a_deep_scrub_in_tasks_finds_what_one_process_finds(spark, file_bucket, tmp_path):
     fill(file_bucket)
     store = open_store(file_bucket.url)

@@ -91,6 +91,7 @@ def test_every_codec_and_both_timestamp_types_are_read(load, file_bucket):
     assert {row.timestamp_ms for row in found if row.timestamp_type} == {NOW_MS}
 
 
+@pytest.mark.damages_bucket
 def test_offsets_select_records_and_only_their_segments_are_fetched(load, bucket):
     fill(bucket)  # segments of 30 records
     lose(bucket, 0, 3)
@@ -98,6 +99,7 @@ def test_offsets_select_records_and_only_their_segments_are_fetched(load, bucket
     assert offsets(load(bucket, subscribe="orders", **chosen)) == list(range(35, 85))
 
 
+@pytest.mark.damages_bucket
 def test_timestamps_select_as_in_kafkas_source_and_only_their_segments_are_fetched(load, file_bucket):
     fill(file_bucket)  # a record each 10 ms
     lose(file_bucket, 0, 3)
@@ -213,6 +215,7 @@ def test_a_dataframe_is_a_snapshot_and_load_again_sees_newer_segments(load, file
     assert load(file_bucket, subscribe="orders").count() == 35
 
 
+@pytest.mark.damages_bucket
 def test_a_segment_that_left_the_bucket_is_named(load, file_bucket):
     fill(file_bucket)
     lose(file_bucket, 2)
@@ -220,6 +223,7 @@ def test_a_segment_that_left_the_bucket_is_named(load, file_bucket):
         load(file_bucket, subscribe="orders").count()
 
 
+@pytest.mark.damages_bucket
 def test_damaged_bytes_are_named_and_never_returned(load, file_bucket):
     fill(file_bucket)
     row = file_bucket.segments["orders", 0][1]

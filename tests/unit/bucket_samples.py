@@ -75,13 +75,15 @@ class SampleBucket:
         table = columns.table
         base_offset = int(table.base_offsets[0]) if base_offset is None else base_offset
         next_offset = int(table.last_offsets[-1]) + 1 if next_offset is None else next_offset
-        offsets, times, indexed, largest = [], [], 0, -1
+        offsets, times, indexed, largest, entered = [], [], 0, -1, -1
+        timed = columns.timestamps[columns.timestamps >= 0]
         for number in range(len(table)):
             position, last = int(table.positions[number]), int(table.last_offsets[number])
             if number and position - indexed > index_bytes:
                 offsets.append(offset_index.pack(base_offset, last, position))
-                if largest >= 0:
+                if largest > entered:
                     times.append(time_index.pack(base_offset, largest, int(table.last_offsets[number - 1])))
+                    entered = largest
                 indexed = position
             largest = max(largest, int(table.max_timestamps[number]))
         row = copy_segment(
@@ -93,7 +95,7 @@ class SampleBucket:
                 size_bytes=len(data),
                 record_count=len(columns),
                 max_timestamp_ms=int(columns.timestamps.max()) if len(columns) else None,
-                min_timestamp_ms=int(columns.timestamps.min()) if len(columns) else None,
+                min_timestamp_ms=int(timed.min()) if len(timed) else None,
                 epochs=((0, base_offset),),
                 offset_index=b"".join(offsets),
                 time_index=b"".join(times),
