@@ -16,6 +16,7 @@ goes on with s3fs.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -43,6 +44,7 @@ _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 
+log = logging.getLogger(__name__)
 _first_use_lock = threading.Lock()
 _used_by: int | None = None  # the process that first used obstore, this one or an ancestor
 
@@ -189,6 +191,11 @@ class ObstoreS3Store(S3Store):
         try:
             yield
         except BaseException as error:
+            if sent is not None and sent.error is not None and error is not sent.error and _is_obstores(error):
+                # What the client says then is of the abort: gone already, or parts that stay.
+                if not isinstance(error, FileNotFoundError):
+                    log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, type(error).__name__)
+                raise sent.error from None
             if isinstance(error, LogError) or not _is_obstores(error) or (sent is not None and error is sent.error):
                 raise
             endpoint = self._clients.endpoint if self._clients is not None else None

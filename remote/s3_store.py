@@ -5,9 +5,9 @@ HEAD before GET, and guessing whether a missing key is a directory. Every body a
 that botocore adds by default; S3 refuses a body that differs. The user's `config_kwargs` can turn that off.
 
 Large uploads go up in parts, each retried by itself; `remote.part_sending` bounds what is in memory of them. They are
-invisible until completed. An upload that fails is aborted as well as it can be; what a killed process leaves is
-for a lifecycle rule (abort incomplete multipart uploads). A completion whose answer was lost is settled by the size of
-what is there; names are never used twice, so it can only be ours.
+invisible until completed. An upload that fails is aborted, as stubbornly as a part is sent; what a killed process or an
+outage leaves is for `remote.unfinished_uploads` and a lifecycle rule (abort incomplete multipart uploads). A completion
+whose answer was lost is settled by the size of what is there; names are never used twice, so it can only be ours.
 
 A file system must not be used in a forked child, so every process makes its own at its first request. Its client is
 built then too, so wrong options show there, as InvalidRequest that names them and shows no value.
@@ -120,7 +120,9 @@ class S3Store:
 
     def _abort(self, key: str, upload_id: str) -> None:
         try:
-            self._call("aborting an upload", "abort_multipart_upload", key, UploadId=upload_id)
+            self._patient("aborting an upload", "abort_multipart_upload", key, UploadId=upload_id)
+        except NotFound:
+            return  # an earlier try did it, and its answer was lost
         except LogError as error:
             log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, error)
 
@@ -216,7 +218,7 @@ class S3Store:
 
     def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
         """As `_call`, with a deadline, tried again by itself: the parts of an upload are too much to begin anew."""
-        limit_s = DEADLINES.of(PART_BYTES)
+        limit_s = DEADLINES.of(PART_BYTES if "Body" in names else 0)
         facts = {"store": self.url, "key": key}
 
         def watched() -> dict[str, Any]:

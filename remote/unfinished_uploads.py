@@ -3,20 +3,29 @@
 What becomes of them is decided like everything else that is nobody's, by the epoch in the name of the object they would
 have become (`remote.orphans`): the writer of an older epoch is gone, so nobody is going to complete one for anything
 that counts. The door to boto3: only S3 has such uploads. ``file://``, ``hdfs://`` and ``memory://`` have none.
+
+Every request, a page of a listing too, goes through the one retry layer and has a deadline, as a store's do
+(`remote.retrying_store`, `remote.watchdog`); the client's own retries are turned down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from local.errors import InvalidRequest
+from local.errors import InvalidRequest, NotFound
 from remote.keys import parse_epoch
+from remote.retrying_store import RetryPolicy
+from remote.watchdog import Watchdog
+from remote.watched_store import Deadlines
 
 _OF_S3FS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
-_TRIES = 4
+_TIMEOUTS_S = {"connect_timeout": 5, "read_timeout": 30}  # of the client; below the deadline of a request
+_UPLOADS_MARKS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+_PARTS_MARKS = {"PartNumberMarker": "NextPartNumberMarker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +41,14 @@ class UnfinishedUpload:
 class UnfinishedUploads:
     """The unfinished uploads below one store's root. Not thread safe."""
 
-    def __init__(self, url: str, options: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, object],
+        *,
+        policy: RetryPolicy | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
         """`options` are those of s3fs. Raises InvalidRequest for a url that is not S3's."""
         parts = urlsplit(url)
         if parts.scheme != "s3":
@@ -40,6 +56,8 @@ class UnfinishedUploads:
         self._url, self._bucket = url, parts.netloc
         self._root = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
         self._options = dict(options)
+        self._policy, self._watchdog = policy or RetryPolicy(), Watchdog()
+        self._limit_s = (deadlines or Deadlines()).call_s
         self._known: Any = None
 
     def list(self, prefix: str = "") -> list[UnfinishedUpload]:
@@ -47,40 +65,60 @@ class UnfinishedUploads:
 
         Raises AccessDenied, Unavailable, NotFound for a bucket that is not there.
         """
-        from remote.s3_errors import translated
-
+        attempt, named = "listing unfinished uploads", {"Bucket": self._bucket, "Prefix": self._root + prefix}
         found = []
-        with translated("listing unfinished uploads", options=self._options, store=self._url, prefix=prefix):
-            pages = self._client().get_paginator("list_multipart_uploads")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._root + prefix):
-                for each in page.get("Uploads", ()):
-                    begun_ms = int(each["Initiated"].timestamp() * 1000)
-                    key = each["Key"].removeprefix(self._root)
-                    found.append(UnfinishedUpload(key=key, upload_id=each["UploadId"], begun_ms=begun_ms))
+        for page in self._pages(attempt, "list_multipart_uploads", named, _UPLOADS_MARKS, prefix=prefix):
+            for each in page.get("Uploads", ()):
+                begun_ms = int(each["Initiated"].timestamp() * 1000)
+                key = each["Key"].removeprefix(self._root)
+                found.append(UnfinishedUpload(key=key, upload_id=each["UploadId"], begun_ms=begun_ms))
         return sorted(found, key=lambda upload: (upload.key, upload.begun_ms))
 
     def size_bytes(self, upload: UnfinishedUpload) -> int:
         """What its parts take; 0 for one that is gone."""
-        from remote.s3_errors import translated
-
-        with translated("counting the parts of an upload", options=self._options, store=self._url, key=upload.key):
-            client = self._client()
-            try:
-                pages = client.get_paginator("list_parts").paginate(**self._named(upload))
-                return sum(int(part["Size"]) for page in pages for part in page.get("Parts", ()))
-            except client.exceptions.NoSuchUpload:
-                return 0
+        attempt, named = "counting the parts of an upload", self._named(upload)
+        try:
+            pages = self._pages(attempt, "list_parts", named, _PARTS_MARKS, key=upload.key)
+            return sum(int(part["Size"]) for page in pages for part in page.get("Parts", ()))
+        except NotFound as error:
+            return self._gone(error)
 
     def abort(self, upload: UnfinishedUpload) -> None:
         """Give it up; its parts go. One that is gone, or was completed, is no error, and an object stays as it is."""
+        try:
+            self._ask("aborting an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
+        except NotFound as error:
+            self._gone(error)
+
+    def _gone(self, error: NotFound) -> int:
+        """Nothing of it is left. Raises the error when it is the bucket that is not there."""
+        if error.facts.get("cause") == "NoSuchBucket":
+            raise error
+        return 0
+
+    def _pages(
+        self, attempt: str, method: str, named: Mapping[str, object], marks: Mapping[str, str], **facts: object
+    ) -> Iterator[dict[str, Any]]:
+        """The pages of a listing, each asked for by itself; `marks` say where the next one begins, and who tells."""
+        place: dict[str, object] = {}
+        while True:
+            page = self._ask(attempt, method, {**named, **place}, **facts)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            place = {mark: page[told] for mark, told in marks.items() if page.get(told)}
+
+    def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
+        """One request: tried again where that helps, each try with a deadline."""
         from remote.s3_errors import translated
 
-        with translated("aborting an upload", options=self._options, store=self._url, key=upload.key):
-            client = self._client()
-            try:
-                client.abort_multipart_upload(**self._named(upload))
-            except client.exceptions.NoSuchUpload:
-                return
+        def once() -> dict[str, Any]:
+            with translated(attempt, options=self._options, store=self._url, **facts):
+                call: Callable[..., dict[str, Any]] = getattr(self._client(), method)
+                return call(**named)
+
+        watched = partial(self._watchdog.run, once, self._limit_s, attempt, store=self._url, **facts)
+        return self._policy.call(watched, verb=method, key=str(facts.get("key") or facts.get("prefix") or ""))
 
     def _named(self, upload: UnfinishedUpload) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._root + upload.key, "UploadId": upload.upload_id}
@@ -95,8 +133,8 @@ class UnfinishedUploads:
             given |= {theirs: options[ours] for ours, theirs in _OF_S3FS.items() if options.get(ours) is not None}
             if options.get("endpoint_url") is not None:
                 given["endpoint_url"] = options["endpoint_url"]
-            config = {"retries": {"total_max_attempts": _TRIES, "mode": "standard"}}
-            config |= dict(options.get("config_kwargs") or {})  # type: ignore[call-overload]
+            config: dict[str, Any] = _TIMEOUTS_S | dict(options.get("config_kwargs") or {})  # type: ignore[call-overload]
+            config |= {"retries": {"total_max_attempts": 1, "mode": "standard"}}
             session = boto3.Session(profile_name=options.get("profile"))
             self._known = session.client("s3", config=Config(**config), **given)
         return self._known

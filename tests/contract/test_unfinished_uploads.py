@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from datetime import UTC, datetime
+
 import boto3
 import pytest
+from between_server import BetweenServer
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import InvalidRequest, NotFound, Unavailable
+from remote.retrying_store import RetryPolicy
 from remote.unfinished_uploads import UnfinishedUploads
+from remote.watched_store import Deadlines
 
 pytestmark = pytest.mark.timeout(60)
 PART = b"p" * (5 << 20)
+BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -49,3 +57,77 @@ def test_a_bucket_that_is_not_there_and_a_store_without_such_uploads(s3_endpoint
         UnfinishedUploads("s3://no-such-bucket-here", s3_endpoint.options()).list()
     with pytest.raises(InvalidRequest, match="only S3 has any"):
         UnfinishedUploads("file:///tmp/x", {})
+
+
+VERBS = {
+    "GET uploads": lambda uploads, found: uploads.list(),
+    "GET uploadId": lambda uploads, found: uploads.size_bytes(found),
+    "DELETE uploadId": lambda uploads, found: uploads.abort(found),
+}
+
+
+@pytest.mark.parametrize("what", VERBS)
+def test_a_request_that_the_store_was_too_busy_for_is_asked_again(s3_endpoint, s3_bucket, client, what):
+    _begin(client, s3_bucket, "root/a.log")
+    (found,) = UnfinishedUploads(f"s3://{s3_bucket}/root", s3_endpoint.options()).list()
+    left = [(503, "SlowDown")] * 2
+    policy = RetryPolicy(wait_first_s=0.001, wait_max_s=0.01)
+    with BetweenServer(s3_endpoint.url, lambda asked: left.pop() if asked.what == what and left else None) as server:
+        VERBS[what](UnfinishedUploads(f"s3://{s3_bucket}/root", server.options(), policy=policy), found)
+        assert server.times(what) == 3
+
+    few = RetryPolicy(attempts_max=3, wait_first_s=0.001, wait_max_s=0.01)
+    with BetweenServer(s3_endpoint.url, lambda asked: (503, "SlowDown")) as server:
+        with pytest.raises(Unavailable, match=r"cause=SlowDown attempts=3"):
+            VERBS[what](UnfinishedUploads(f"s3://{s3_bucket}/root", server.options(), policy=few), found)
+        assert len(server.requests) == 3, "the client tries nothing again by itself"
+
+
+@pytest.mark.parametrize("what", VERBS)
+def test_a_store_that_hangs_is_left_at_the_deadline(s3_endpoint, s3_bucket, client, what):
+    _begin(client, s3_bucket, "root/a.log")
+    (found,) = UnfinishedUploads(f"s3://{s3_bucket}/root", s3_endpoint.options()).list()
+    let_go = threading.Event()
+
+    def hang(_):
+        let_go.wait(60)
+
+    policy = RetryPolicy(attempts_max=2, wait_first_s=0.001, wait_max_s=0.01)
+    with BetweenServer(s3_endpoint.url, hang) as server:
+        hanging = UnfinishedUploads(
+            f"s3://{s3_bucket}/root", server.options(), policy=policy, deadlines=Deadlines(call_s=0.3)
+        )
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match=r"no answer by the deadline.*attempts=2"):
+            VERBS[what](hanging, found)
+        assert time.monotonic() - begun < 20
+        let_go.set()
+
+
+def test_a_listing_of_many_pages_and_many_parts_is_whole():
+    class Client:
+        """Answers two at a time, as a server does a thousand."""
+
+        def list_multipart_uploads(self, *, KeyMarker="", UploadIdMarker="", **_):  # noqa: N803
+            keys = [("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1")]
+            rest = [each for each in keys if each > (KeyMarker, UploadIdMarker)]
+            uploads = [{"Key": key, "UploadId": name, "Initiated": BEGUN} for key, name in rest[:2]]
+            last = {"NextKeyMarker": uploads[-1]["Key"], "NextUploadIdMarker": uploads[-1]["UploadId"]}
+            return {"Uploads": uploads, "IsTruncated": len(rest) > 2, **last}
+
+        def list_parts(self, *, PartNumberMarker=0, **_):  # noqa: N803
+            numbers = [number for number in range(1, 6) if number > PartNumberMarker][:2]
+            parts = [{"PartNumber": number, "Size": 10**number} for number in numbers]
+            return {"Parts": parts, "IsTruncated": numbers[-1] < 5, "NextPartNumberMarker": numbers[-1]}
+
+    uploads = UnfinishedUploads("s3://bucket", {})
+    uploads._known = Client()
+    found = uploads.list()
+    assert [(each.key, each.upload_id) for each in found] == [
+        ("a", "1"),
+        ("a", "2"),
+        ("a", "3"),
+        ("b", "1"),
+        ("c", "1"),
+    ]
+    assert uploads.size_bytes(found[0]) == 111_110

@@ -1,0 +1,111 @@
+"""A server that stands before a real one: passes requests on, or answers itself, or lets the client wait."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+_HOP = {"connection", "content-length", "transfer-encoding", "keep-alive", "date", "server"}
+Asked = Callable[["Request"], tuple[int, str] | None]
+
+
+class Request:
+    """One request, as the client sent it. `what` is its verb and what of the query says which S3 operation it is."""
+
+    def __init__(self, verb: str, path: str, headers: dict[str, str]) -> None:
+        self.verb, self.path, self.headers = verb, path, headers
+
+    @property
+    def what(self) -> str:
+        names = [each.partition("=")[0] for each in urlsplit(self.path).query.split("&")]
+        told = [name for name in ("uploads", "uploadId", "partNumber", "delete", "list-type") if name in names]
+        return " ".join([self.verb, *told])
+
+
+class BetweenServer:
+    """Before the server at `url`. `answer(request)` is what is answered for it, (status, S3's code); None: passed on.
+
+    It may block, which is a server that hangs. `requests` are all of them, in order.
+    """
+
+    def __init__(self, url: str, answer: Asked) -> None:
+        self.requests: list[Request] = []
+        self._host = urlsplit(url).netloc
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _take(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                names = {name.lower(): value for name, value in self.headers.items()}
+                request = Request(self.command, self.path, names)
+                outer.requests.append(request)
+                refused = answer(request)
+                try:
+                    if refused is None:
+                        self._pass_on(request, body)
+                    else:
+                        self._say(refused[0], f"<Error><Code>{refused[1]}</Code></Error>".encode(), {})
+                except (BrokenPipeError, ConnectionResetError):
+                    self.close_connection = True  # the client did not wait
+
+            def _pass_on(self, request: Request, body: bytes) -> None:
+                connection = http.client.HTTPConnection(outer._host, timeout=60)
+                try:
+                    headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+                    connection.request(request.verb, request.path, body or None, headers)
+                    found = connection.getresponse()
+                    passed = {name: value for name, value in found.getheaders() if name.lower() not in _HOP}
+                    passed["x-length"] = found.getheader("Content-Length") or "0"
+                    self._say(found.status, found.read(), passed)
+                finally:
+                    connection.close()
+
+            def _say(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+                length = headers.pop("x-length", "0")
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _take  # noqa: N815
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def options(self) -> dict[str, object]:
+        return {
+            "endpoint_url": self.url,
+            "key": "loopback",
+            "secret": "loopback",
+            "client_kwargs": {"region_name": "us-east-1"},
+            "config_kwargs": {"proxies": {}},
+        }
+
+    def times(self, what: str) -> int:
+        """How often this was asked for, see `Request.what`."""
+        return sum(request.what == what for request in self.requests)
+
+    def __enter__(self) -> BetweenServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,71 @@
+"""Giving up an upload in parts is tried as stubbornly as sending its parts: what stays costs money and is not seen."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from between_server import BetweenServer
+
+from local.errors import Corrupt, LogError, Unavailable
+from remote.fsspec_store import open_store
+from remote.retrying_store import RetryPolicy
+from remote.segment import PART_BYTES
+from remote.store import UploadSource
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+PART = bytes(PART_BYTES)
+ABORT, PARTS = "DELETE uploadId", "PUT uploadId partNumber"
+CLIENTS = pytest.mark.parametrize("client", ["s3fs", "obstore"])
+
+
+def failing_at_the_third():
+    yield PART
+    yield PART
+    raise Corrupt("reading a segment")
+
+
+def failed_upload(server, bucket, client, parts=failing_at_the_third, tries=8):
+    """What an upload through `server` ends with."""
+    policy = RetryPolicy(attempts_max=tries, wait_first_s=0.001, wait_max_s=0.01)
+    options = {**server.options(), "client": client}
+    with closing(open_store(f"s3://{bucket}", options, policy=policy)) as store, pytest.raises(LogError) as raised:
+        store.upload("big", UploadSource(parts=parts))
+    assert server.times("POST uploads") == 1, "it had begun"
+    return raised.value
+
+
+def unfinished(bucket, endpoint):
+    with closing(open_store(f"s3://{bucket}", {**endpoint.options(), "client": "s3fs"})) as store:
+        return store._inner._inner._fs.call_s3("list_multipart_uploads", Bucket=bucket).get("Uploads", [])
+
+
+@CLIENTS
+@pytest.mark.parametrize("refusals", [1, 3])
+def test_an_abort_that_is_refused_is_tried_again(s3_endpoint, s3_bucket, client, refusals):
+    left = [(503, "SlowDown")] * refusals
+    with BetweenServer(s3_endpoint.url, lambda asked: left.pop() if asked.what == ABORT and left else None) as server:
+        assert isinstance(failed_upload(server, s3_bucket, client), Corrupt)
+        assert server.times(ABORT) == refusals + 1
+    assert unfinished(s3_bucket, s3_endpoint) == []
+
+
+@CLIENTS
+def test_an_abort_whose_answer_was_lost_is_done(s3_endpoint, s3_bucket, client, caplog):
+    answers = [(503, "SlowDown"), (404, "NoSuchUpload")]
+    with BetweenServer(s3_endpoint.url, lambda asked: answers.pop(0) if asked.what == ABORT else None) as server:
+        error = failed_upload(server, s3_bucket, client)
+    assert isinstance(error, Corrupt), "what the source said, not what came of the abort"
+    assert answers == []
+    assert not caplog.records
+
+
+@CLIENTS
+def test_parts_that_the_store_refuses_for_good_leave_none_behind(s3_endpoint, s3_bucket, client):
+    def refuse(asked):
+        return (503, "SlowDown") if asked.what == PARTS and "partNumber=2" in asked.path else None
+
+    with BetweenServer(s3_endpoint.url, refuse) as server:
+        error = failed_upload(server, s3_bucket, client, lambda: iter([PART, PART, PART]), tries=3)
+    assert isinstance(error, Unavailable)
+    assert unfinished(s3_bucket, s3_endpoint) == []
