@@ -50,6 +50,7 @@ from tiered.kept_meter import KeptMeter, Metered, kept_meter
 from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.offset_listing import find_offset
 from tiered.opening import Opener
+from tiered.over_directories import OverDirectories
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
@@ -67,7 +68,7 @@ ApplyProgress = Callable[[TopicPartition, Decision], None]
 ShouldStop = Callable[[], bool]
 
 
-class LogManager(Readable, Metered):
+class LogManager(Readable, Metered, OverDirectories):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
@@ -399,10 +400,6 @@ class LogManager(Readable, Metered):
                 self._directory.write_checkpoints()
                 self._checkpointed_ms = now_ms
         return more or any(result.done for result in applied.values())
-
-    def offline_directories(self) -> Mapping[str, LogError]:
-        """The log directories that cannot be used until the next start, and why; the others go on."""
-        return self._directory.offline
 
     def close(self) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from local.names import TopicPartition
+from local.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
 
 
@@ -13,6 +15,8 @@ class PartitionStatus:
     """Bytes are of ``.log`` data. `lag_*` is closed and yet to be copied, zero
     while copying is switched off (KIP-950); `at_risk_bytes` is all that only this disk has.
 
+    `lag_since_ms` is when the oldest of what waits became due for copying, None when nothing is due (or it is due by
+    size alone). `overdue_*` is what left the index longer ago than the grace time and is still in the bucket.
     For a topic that is not tiered the remote figures are zero and `remote_next_offset` is None.
     """
 
@@ -31,6 +35,9 @@ class PartitionStatus:
     at_risk_bytes: int
     unlinked_bytes: int
     cleaner_offset: int | None
+    lag_since_ms: int | None = None
+    overdue_bytes: int = 0
+    overdue_since_ms: int | None = None
     problem: str | None = None
 
 
@@ -41,6 +48,9 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
     begin = max(copied_to, snapshot.log_start_offset)
     waiting = [each for each in snapshot.closed if is_copied and each.next_offset > begin and not each.is_empty]
     only_here = [each for each in snapshot.segments if each.next_offset > copied_to]
+    grace_ms = snapshot.rules.delete_grace_ms
+    due = [(each.unlinked_ms + grace_ms, each.size_bytes) for each in snapshot.unlinked]
+    overdue = [(since, size) for since, size in due if since <= snapshot.now_ms]
     return PartitionStatus(
         partition=snapshot.partition,
         is_tiered=snapshot.is_tiered,
@@ -57,5 +67,19 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
         at_risk_bytes=sum(each.size_bytes for each in only_here),
         unlinked_bytes=snapshot.unlinked_bytes,
         cleaner_offset=snapshot.cleaner_offset,
+        lag_since_ms=_due_since(snapshot, waiting),
+        overdue_bytes=sum(size for _, size in overdue),
+        overdue_since_ms=min((since for since, _ in overdue), default=None),
         problem=problem,
     )
+
+
+def _due_since(snapshot: PartitionSnapshot, waiting: Sequence[SegmentInfo]) -> int | None:
+    """When the oldest of `waiting` was last written and its lag was over; what has to be cleaned first is left out."""
+    lag_ms = snapshot.rules.copy_lag_ms
+    if snapshot.rules.cleanup_compact:
+        waiting = [each for each in waiting if each.next_offset <= snapshot.clean_cut]
+    if not waiting or lag_ms is None:
+        return None
+    since = waiting[0].modified_ms + lag_ms
+    return since if since <= snapshot.now_ms else None

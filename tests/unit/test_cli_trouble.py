@@ -192,3 +192,21 @@ def test_run_ends_when_a_newer_writer_has_taken_over(home: Path, capfd, monkeypa
     monkeypatch.setattr(LogManager, "tick", fenced)
     assert invoke(["run"]) == 5
     assert "error: committing a head, a newer writer owns it: epoch=9 (partition orders/0)" in capfd.readouterr().err
+
+
+def test_status_watches_until_it_is_told_to_stop(home: Path) -> None:
+    words = [sys.executable, "-m", "tiered", "status", "--watch", "--interval", "100ms", "-o", "jsonl"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(3)]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(timeout=60) == 0
+    assert [json.loads(line)["topic"] for line in lines] == ["orders"] * 3
+
+
+def test_a_section_that_is_none_is_refused_and_one_shows_its_columns_alone(home: Path, capfd) -> None:
+    capfd.readouterr()
+    assert invoke(["status", "--section", "money"]) == 2
+    assert "expected=local,remote,lag,cost" in capfd.readouterr().err
+    assert invoke(["status", "--section", "remote"]) == 0
+    assert capfd.readouterr().out.splitlines()[0].split() == ["TOPIC", "PARTS", "OFFSETS", "REMOTE"]

@@ -1,4 +1,4 @@
-"""What the cost commands print: compared letter by letter at two widths, and as JSON held against its schema.
+"""What the commands of cost, plan and status print: letter by letter at two widths, and as JSON of its schema.
 
 The pages lie in ``tests/unit/pages``; after a change on purpose:
 
@@ -22,7 +22,7 @@ from tiered.cli.schemas import SCHEMAS
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 DAY = 86_400_000
-MODULES = ("append", "apply", "cost", "cost_simulate", "init", "plan", "run", "session", "topic")
+MODULES = ("append", "apply", "cost", "cost_simulate", "init", "plan", "run", "session", "status", "topic")
 PAGES = Path(__file__).parent / "pages"
 
 
@@ -61,6 +61,8 @@ COMMANDS = {
     "cost-show": ["cost", "show"],
     "cost-simulate": ["cost", "simulate", "--retention", "1d,3d,30d", "--class", "standard,ia"],
     "cost-chart": ["cost", "simulate", "--retention", "1d..30d", "--chart"],
+    "status": ["status"],
+    "status-partitions": ["status", "-p", "--section", "lag,cost"],
     "plan": ["plan"],
     "plan-summary": ["plan", "--summary", "-X", "retention.ms=2d"],
 }
@@ -99,6 +101,8 @@ def test_pages_are_as_they_were(home: Path, capfd, monkeypatch, name: str, width
         ("cost-show", ["cost", "show"]),
         ("cost-simulate", ["cost", "simulate", "--retention", "1d,3d"]),
         ("cost-advise", ["cost", "advise", "--least", "0"]),
+        ("status", ["status"]),
+        ("status-partitions", ["status", "-p"]),
         ("plan", ["plan"]),
         ("plan-summary", ["plan", "--summary"]),
     ],

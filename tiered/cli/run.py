@@ -20,6 +20,7 @@ from tiered.units import format_ms, parse_ms
 
 if TYPE_CHECKING:
     from tiered.manager import LogManager
+    from tiered.worker import Worker
 
 
 @click.command("run")
@@ -28,30 +29,35 @@ if TYPE_CHECKING:
 @click.pass_obj
 def run(session: Session, once: bool, interval: str | None) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
+    from tiered.worker import Worker
+
     with stop_signals() as stop, session.manager(is_daemon=True) as manager, copy_progress(session, manager):
         rest_ms = _interval_ms(interval, manager)
+        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms)
         if not once:
             session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")
-        code = _work_off(manager, stop) if once else _work(manager, stop, rest_ms)
+        code = _work_off(worker, stop) if once else _work(worker, stop, rest_ms)
+        worker.end(now_ms())
         _tell(session, manager)
     return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
 
 
-def _work_off(manager: LogManager, stop: Stop) -> int:
+def _work_off(worker: Worker, stop: Stop) -> int:
     """Round after round until one does nothing. A SIGTERM before that is no success: work may be left."""
-    while manager.tick(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
+    while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
-    return worst(manager.problems.values()) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
+    met = [*worker.manager.problems.values(), *([worker.trouble] if worker.trouble is not None else [])]
+    return worst(met) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
 
 
-def _work(manager: LogManager, stop: Stop, rest_ms: int) -> int:
+def _work(worker: Worker, stop: Stop, rest_ms: int) -> int:
     """Rounds for ever; a rest after one that left nothing to do.
 
     A partition in trouble is tried again. Only a newer writer in the bucket ends the loop: this one has lost its place.
     """
     while not stop.is_set:
-        is_busy = manager.tick(now_ms(), should_stop=lambda: stop.is_set)
-        if any(isinstance(problem, Fenced) for problem in manager.problems.values()):
+        is_busy = worker.round(now_ms(), should_stop=lambda: stop.is_set)
+        if any(isinstance(problem, Fenced) for problem in worker.manager.problems.values()):
             return Exit.CONFLICT
         if not is_busy:
             stop.wait(rest_ms / 1000)

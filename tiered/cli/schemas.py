@@ -206,12 +206,94 @@ class PlanSummary(_PlanFacts):
     totals: list[PlannedTotal]
 
 
+class StatusPrices(_Strict):
+    """Which prices the dollars are of."""
+
+    as_of: str
+    region: str
+    storage_class: str
+
+
+class StuckThing(_Strict):
+    """Something that does not go on; `rounds` of the manager at work met it, 0 for what was seen just now."""
+
+    where: str
+    topic: str | None
+    partition: int | None
+    kind: str
+    what: str
+    since_ms: int | None
+    rounds: int
+    next: str
+
+
+class _Figures(_Strict):
+    """Null where nothing could be opened."""
+
+    local_segments: int | None
+    local_bytes: int | None
+    remote_segments: int | None
+    remote_bytes: int | None
+    lag_segments: int | None
+    lag_bytes: int | None
+    lag_since_ms: int | None
+    at_risk_bytes: int | None
+    dollars_per_month: float | None
+    overdue_bytes: int | None
+    is_tiered: bool | None
+    problems: list[str]
+
+
+class TopicFigures(_Figures):
+    """A topic; `offsets` from log start to log end, gaps counted."""
+
+    topic: str
+    partitions: int
+    offsets: int | None
+
+
+class PartitionFigures(_Figures):
+    """A partition."""
+
+    topic: str
+    partition: int
+    log_start_offset: int | None
+    local_start_offset: int | None
+    remote_next_offset: int | None
+    next_offset: int | None
+    cleaner_offset: int | None
+    unlinked_bytes: int | None
+
+
+class _StatusFacts(_Strict):
+    schema_version: int
+    prices: StatusPrices
+    now_ms: int
+    is_at_work: bool
+    last_round_ms: int | None
+    stuck: list[StuckThing]
+
+
+class Status(_StatusFacts):
+    """``tiered status``."""
+
+    topics: list[TopicFigures]
+
+
+class StatusByPartition(_StatusFacts):
+    """``tiered status -p``."""
+
+    partitions: list[PartitionFigures]
+
+
 SCHEMAS: dict[str, type[_Strict]] = {
     "cost-show": CostShow,
     "cost-simulate": CostSimulate,
     "cost-advise": CostAdvise,
     "plan": PlanShow,
     "plan-summary": PlanSummary,
+    "status": Status,
+    "status-partitions": StatusByPartition,
 }
 
 

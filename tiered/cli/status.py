@@ -1,22 +1,24 @@
-"""``tiered status``: what each tier holds, what waits, what only this disk has, and what the bucket costs."""
+"""``tiered status``: what each tier holds, what waits, what only this disk has, what it costs, and what is stuck."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import LogError
+from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
-from tiered.status import PartitionStatus, partition_status
-from tiered.units import format_bytes, format_count, format_dollars
+from tiered.status import PartitionStatus
+from tiered.units import format_bytes, format_count, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
     from policies.prices import Prices
+    from tiered.status_report import StatusReport, Stuck
     from tiered.topics import Topic
 
 _Found = Mapping[TopicPartition, PartitionStatus]
@@ -29,46 +31,126 @@ _SUMS = (
     "lag_segments",
     "lag_bytes",
     "at_risk_bytes",
+    "overdue_bytes",
 )
+_SECTIONS = {
+    "local": ("local_bytes",),
+    "remote": ("remote_bytes",),
+    "lag": ("lag", "at_risk_bytes"),
+    "cost": ("dollars_per_month",),
+}
+_CLEAR = "\x1b[H\x1b[2J"  # home, and everything away
 
 
 @click.command("status")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("-p", "--partitions", "by_partition", is_flag=True, help="A line for each partition.")
-@click.option("--check", is_flag=True, help="Exit 10 when a partition or a disk has a problem.")
+@click.option("--section", metavar="NAMES", help="Only these columns: local,remote,lag,cost.")
+@click.option("--check", is_flag=True, help="Exit 10 when something is stuck.")
+@click.option("--stuck-after", default="30m", metavar="TIME", show_default=True, help="How long work may wait.")
+@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@click.option("--interval", default="10s", metavar="TIME", show_default=True, help="The pause of --watch.")
 @output_option()
 @click.pass_obj
-def status(session: Session, topics: tuple[str, ...], by_partition: bool, check: bool, output: str) -> int:
+def status(
+    session: Session,
+    topics: tuple[str, ...],
+    by_partition: bool,
+    section: str | None,
+    check: bool,
+    stuck_after: str,
+    watch: bool,
+    interval: str,
+    output: str,
+) -> int:
     """What each tier holds. AT RISK is what exists on this disk only; the price is for storage alone.
 
-    A partition that cannot be opened has no figures; what it lacks is told on stderr.
+    What is stuck is told on stderr, since when, and what to do. A partition that cannot be opened has no figures.
     """
-    from tiered.price_file import configured_prices
+    columns = _chosen(_PARTITIONS if by_partition else _TOPICS, section)
+    stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
+
+    def show() -> bool:
+        report = _look(session, topics, stuck_after_ms)
+        if watch and sys.stdout.isatty():
+            click.echo(_CLEAR, nl=False)
+        _print(report, columns, by_partition, output)
+        _tell(session, report, has_words=output == "table")
+        return report.is_healthy
+
+    if not watch:
+        return Exit.UNHEALTHY if not show() and check else Exit.DONE
+    from tiered.cli.signals import stop_signals
+
+    with stop_signals() as stop:
+        while True:
+            is_healthy = show()
+            sys.stdout.flush()
+            stop.wait(pause_ms / 1000)
+            if stop.is_set:
+                return Exit.UNHEALTHY if check and not is_healthy else Exit.DONE
+
+
+def _look(session: Session, topics: tuple[str, ...], stuck_after_ms: int) -> StatusReport:
+    from tiered.status_report import status_report
 
     with session.manager(read_only=True) as manager:
-        prices = configured_prices(manager.config).of(None)
-        chosen = [manager.topic(topic) for topic in topics] if topics else manager.topics()
-        offline = manager.offline_directories()
-        problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
-        found = {
-            snapshot.partition: partition_status(snapshot) for snapshot in manager.snapshots(now_ms(), topics or None)
-        }
+        return status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
+
+
+def _print(report: StatusReport, columns: Sequence[Column], by_partition: bool, output: str) -> None:
+    prices = report.prices.of(None)
+    found, problems = report.partitions, report.problems
     if by_partition:
-        names = sorted({*found, *problems})
-        emit(
-            "partitions",
-            [_partition_row(name, found, problems, prices) for name in names],
-            _PARTITIONS,
-            output,
-            **_facts(prices),
-        )
+        rows = [_partition_row(name, found, problems, prices) for name in sorted({*found, *problems})]
     else:
-        rows = [_topic_row(topic, found, problems, prices) for topic in sorted(chosen, key=lambda each: each.name)]
-        emit("topics", rows, _TOPICS, output, **_facts(prices))
-    session.tell_problems(problems)
-    for root, error in offline.items():
-        click.echo(f"! {root}: log directory offline: {' '.join(str(error).split())}", err=True)
-    return Exit.UNHEALTHY if check and (problems or offline) else Exit.DONE
+        rows = [_topic_row(topic, found, problems, prices) for topic in report.topics]
+    emit("partitions" if by_partition else "topics", rows, columns, output, **_facts(report, prices))
+
+
+def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
+    """A line for each thing that is stuck, quiet or not: what stdout shows is without them."""
+    for each in report.stuck:
+        click.echo(f"! {each.where}: {_line(each, report)}", err=True)
+    if has_words and report.work is not None:
+        session.say(_work(report))
+
+
+def _line(stuck: Stuck, report: StatusReport) -> str:
+    lasted = (
+        "" if stuck.since_ms is None else f", for {format_ms(max(0, report.now_ms - stuck.since_ms) // 1000 * 1000)}"
+    )
+    tries = f", {stuck.count} rounds" if stuck.count > 1 else ""
+    return f"{stuck.what}{lasted}{tries}; next: {stuck.next_step}"
+
+
+def _work(report: StatusReport) -> str:
+    assert report.work is not None, "the caller looked"
+    age = format_ms(max(0, report.now_ms - report.work.round_ms) // 1000 * 1000)
+    return f"the manager at work did a round {age} ago" if report.is_at_work else f"nobody is at work, since {age}"
+
+
+def _chosen(columns: Sequence[Column], section: str | None) -> Sequence[Column]:
+    """Of the table only; other forms always have every field. Raises InvalidRequest for an unknown section."""
+    if section is None:
+        return columns
+    names = [each.strip() for each in section.split(",")]
+    for name in names:
+        if name not in _SECTIONS:
+            raise InvalidRequest("reading --section", section=repr(name), expected=",".join(_SECTIONS))
+    wanted = {column for name in names for column in _SECTIONS[name]}
+    ruled = {column for several in _SECTIONS.values() for column in several}
+    return [
+        each if each.name in wanted or each.name not in ruled else Column(each.name, only_table=each.only_table)
+        for each in columns
+    ]
+
+
+def _ms(option: str, text: str) -> int:
+    value = parse_ms(text)
+    if value is None or value <= 0:
+        raise InvalidRequest(f"reading {option}", text=repr(text), expected="a duration such as 30s")
+    return value
 
 
 def _topic_row(topic: Topic, found: _Found, problems: _Problems, prices: Prices) -> Row:
@@ -104,6 +186,7 @@ def _figures(some: Sequence[PartitionStatus], prices: Prices) -> dict[str, objec
         "offsets": sum(each.next_offset - each.log_start_offset for each in some),
         **sums,
         "lag": (sums["lag_segments"], sums["lag_bytes"]) if some[0].is_tiered else None,
+        "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None),
         "dollars_per_month": round(monthly_storage(sums["remote_bytes"], prices), 6),
     }
 
@@ -119,8 +202,26 @@ def _offsets(status: PartitionStatus) -> dict[str, object]:
     }
 
 
-def _facts(prices: Prices) -> dict[str, object]:
-    return {"prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class}}
+def _facts(report: StatusReport, prices: Prices) -> dict[str, object]:
+    return {
+        "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class},
+        "now_ms": report.now_ms,
+        "is_at_work": report.is_at_work,
+        "last_round_ms": report.work.round_ms if report.work is not None else None,
+        "stuck": [
+            {
+                "where": each.where,
+                "topic": each.partition.topic if each.partition is not None else None,
+                "partition": each.partition.partition if each.partition is not None else None,
+                "kind": each.kind,
+                "what": each.what,
+                "since_ms": each.since_ms,
+                "rounds": each.count,
+                "next": each.next_step,
+            }
+            for each in report.stuck
+        ],
+    }
 
 
 def _lag(lag: tuple[int, int]) -> str:
@@ -134,9 +235,11 @@ _SHARED = (
     Column("remote_bytes", "REMOTE", format_bytes, is_number=True),
     Column("lag_segments"),
     Column("lag_bytes"),
+    Column("lag_since_ms"),
     Column("lag", "UPLOAD LAG", _lag, only_table=True),
     Column("at_risk_bytes", "AT RISK", format_bytes, is_number=True),
     Column("dollars_per_month", "$/MONTH", format_dollars, is_number=True),
+    Column("overdue_bytes"),
     Column("is_tiered"),
     Column("problems"),
 )

@@ -1,0 +1,185 @@
+"""How a node stands, told by one that only looks: what is stuck, since when, what the manager at work left behind."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from disk_model import ModelDisk
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle
+
+from local.errors import DiskFailed, Unavailable
+from local.names import TopicPartition
+from tiered.status_report import StatusReport, status_report
+from tiered.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, read_report
+from tiered.worker import Worker
+
+MINUTE = 60_000
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def looked(world: World, now_ms: int, **more: object) -> StatusReport:
+    with world.open(read_only=True, now_ms=now_ms) as manager:
+        return status_report(manager, now_ms, storage=world.disk, **more)
+
+
+def test_a_healthy_node_has_nothing_stuck_and_says_when_it_worked_last(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        while worker.round(NOW):
+            pass
+        report = looked(world, NOW + MINUTE)
+        assert (report.is_healthy, report.is_at_work, report.stuck) == (True, True, ())
+        assert report.partitions[NAME].lag_segments == 0
+        send(manager, 10, start=200)
+        manager.flush()
+        report = looked(world, NOW + MINUTE)
+        assert report.partitions[NAME].at_risk_bytes == report.partitions[NAME].local_bytes > 0
+        assert not looked(world, NOW + HOUR).is_at_work, "no word for an hour"
+        worker.end(NOW)
+    report = looked(world, NOW + MINUTE)
+    assert (report.is_healthy, report.is_at_work) == (True, False)
+
+
+def test_an_upload_that_fails_is_stuck_since_it_failed_first_and_not_any_more_when_it_went_through(
+    world: World,
+) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        store.is_down = True
+        for at in range(12):
+            assert not worker.round(NOW + at * MINUTE)
+        (stuck,) = looked(world, NOW + 12 * MINUTE).stuck
+        assert (stuck.where, stuck.kind, stuck.since_ms, stuck.count) == ("t/0", "Unavailable", NOW, 12)
+        assert "the store is down" in stuck.what
+        assert "tiered doctor" in stuck.next_step
+        store.is_down = False
+        while worker.round(NOW + 13 * MINUTE):
+            pass
+        assert looked(world, NOW + 13 * MINUTE).is_healthy
+
+
+def test_work_that_waits_too_long_is_stuck_and_says_that_nobody_is_at_work(world: World) -> None:
+    def told(now_ms: int, **more: int) -> StatusReport:
+        return status_report(manager, now_ms, storage=world.disk, **more)
+
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        assert told(NOW + 29 * MINUTE).is_healthy
+        (stuck,) = told(NOW + 30 * MINUTE).stuck
+        assert (stuck.kind, stuck.since_ms, stuck.partition) == ("upload", NOW, NAME)
+        assert "nobody is at work" in stuck.next_step
+        assert told(NOW + 30 * MINUTE, stuck_after_ms=HOUR).is_healthy
+
+
+def test_objects_past_their_grace_time_are_overdue(world: World) -> None:
+    settings = {**TIERED, "retention.ms": str(2 * DAY), "remote.log.delete.grace.ms": str(DAY)}
+    with world.open() as manager:
+        manager.create_topic("t", 1, settings, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+        settle(manager, NOW + 3 * DAY)
+    assert looked(world, NOW + 4 * DAY - 1).partitions[NAME].overdue_bytes == 0
+    report = looked(world, NOW + 4 * DAY + HOUR)
+    assert report.partitions[NAME].overdue_bytes == report.partitions[NAME].unlinked_bytes > 0
+    assert [(each.kind, each.since_ms) for each in report.stuck] == [("deletion", NOW + 4 * DAY)]
+
+
+def test_a_topic_that_only_compacts_waits_for_its_cleaner_and_is_not_stuck(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        send(manager, 200)
+    assert looked(world, NOW + DAY).is_healthy
+
+
+def test_only_the_topics_asked_for_are_looked_at(world: World) -> None:
+    with world.open() as manager:
+        for topic in ("t", "u"):
+            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+            send(manager, 200, topic=topic)
+    with world.open(read_only=True) as manager:
+        report = status_report(manager, NOW + DAY, ["u"], storage=world.disk)
+    assert list(report.partitions) == [TopicPartition("u", 0)]
+    assert {each.where for each in report.stuck} == {"u/0"}
+
+
+# -- the report of a manager at work
+
+
+def journal(disk: ModelDisk) -> WorkJournal:
+    disk.make_directory("./data")
+    return WorkJournal(lambda: (disk, "./data"), pid=7, started_ms=NOW, interval_ms=30_000)
+
+
+def test_the_report_is_written_when_something_changes_and_once_in_a_while_otherwise() -> None:
+    disk = ModelDisk()
+    notes = journal(disk)
+    written = []
+    for at in range(0, 4 * KEEP_INTERVAL_MS, KEEP_INTERVAL_MS // 3):
+        notes.note_round({}, NOW + at)
+        written.append(read_report([(disk, "./data")]).round_ms - NOW)
+    assert len(set(written)) == 4
+    notes.note_round({NAME: Unavailable("writing", store="s")}, NOW + 4 * KEEP_INTERVAL_MS)
+    assert [each.name for each in read_report([(disk, "./data")]).troubles] == [NAME]
+
+
+def test_trouble_of_another_kind_begins_anew_and_another_text_of_the_same_does_not() -> None:
+    notes = journal(ModelDisk())
+    for at, error in enumerate([Unavailable("a"), Unavailable("b"), DiskFailed("c")]):
+        notes.note_round({NAME: error}, NOW + at)
+        (trouble,) = notes.report.troubles
+        assert (trouble.since_ms - NOW, trouble.count) == [(0, 1), (0, 2), (2, 1)][at]
+        assert trouble.message == str(error)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"rubbish", b'{"version": 2}'])
+def test_a_report_that_cannot_be_read_is_none(body: bytes) -> None:
+    disk = ModelDisk()
+    disk.make_directory("./data")
+    disk.create(f"./data/{FILE}").append(body)
+    assert read_report([(disk, "./data"), (disk, "./elsewhere")]) is None
+
+
+def test_a_report_of_a_later_version_is_left_alone() -> None:
+    disk = ModelDisk()
+    notes = journal(disk)
+    notes.note_round({}, NOW)
+    body = msgspec.json.decode(disk.read(f"./data/{FILE}"))
+    disk.create(f"./data/{FILE}").append(msgspec.json.encode({**body, "version": 2}))
+    assert read_report([(disk, "./data")]) is None
+
+
+def test_a_disk_that_refuses_the_report_ends_no_work(world: World, monkeypatch) -> None:
+    with world.open() as manager:
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+
+        def full(*words: object) -> None:
+            raise DiskFailed("writing", cause="enospc")
+
+        monkeypatch.setattr(WorkJournal, "keep", full)
+        worker.round(NOW)
+        worker.end(NOW)
+
+
+def test_a_round_that_the_disk_breaks_off_is_noted_and_the_next_one_goes_on(world: World, monkeypatch) -> None:
+    with world.open() as manager:
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                type(manager), "tick", lambda *words, **more: (_ for _ in ()).throw(DiskFailed("x", cause="enospc"))
+            )
+            assert not worker.round(NOW)
+        (stuck,) = looked(world, NOW).stuck
+        assert (stuck.kind, stuck.partition, stuck.since_ms) == ("DiskFailed", None, NOW)
+        worker.round(NOW + MINUTE)
+        assert worker.trouble is None
+        assert looked(world, NOW + MINUTE).is_healthy

@@ -1,0 +1,28 @@
+"""The part of a manager that tells of its log directories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from local.errors import LogError
+from local.log_dir_info import LogDirFacts
+from local.log_dir_set import LogDirectories
+from local.storage import Storage
+
+
+class OverDirectories:
+    """Mixed into the manager; every method may be called from any thread."""
+
+    _directory: LogDirectories
+
+    def offline_directories(self) -> Mapping[str, LogError]:
+        """The log directories that cannot be used until the next start, and why; the others go on."""
+        return self._directory.offline
+
+    def directory_facts(self) -> Sequence[LogDirFacts]:
+        """Room and partitions of each log directory at this moment, in the order of configuration."""
+        return self._directory.facts()
+
+    def first_directory(self) -> tuple[Storage, str]:
+        """Where the node keeps what it needs once: the first log directory that is online, and how to reach it."""
+        return self._directory.first_online()

@@ -1,0 +1,180 @@
+"""How a node stands: the figures of its partitions, and what is stuck, since when, why, and what to do about it.
+
+Gathered by a manager that only looks. What it sees itself is of this moment; since when something lasts, and what only
+a writer meets (an upload that fails), is in the report of the manager at work (`tiered.work_report`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import LogError
+from local.names import TopicPartition
+from local.storage import DiskStorage, Storage
+from tiered.status import PartitionStatus, partition_status
+from tiered.units import format_bytes
+from tiered.work_report import Trouble, WorkReport, read_report
+
+if TYPE_CHECKING:
+    from policies.prices import PriceTable
+    from tiered.manager import LogManager
+    from tiered.topics import Topic
+
+STUCK_AFTER_MS = 30 * 60_000
+
+# What to do next, by the class of the error.
+_NEXT = {
+    "Corrupt": "tiered verify, then tiered repair",
+    "Conflict": "tiered doctor; only one of the two may go on",
+    "Fenced": "another writer took it over; stop one of the two",
+    "Unavailable": "it is tried again every round; tiered doctor looks at the store",
+    "AccessDenied": "check credentials and permissions with tiered doctor",
+    "DiskFailed": "look at the disk; tiered log-dirs",
+    "InvalidRequest": "mend the setting, see tiered doctor",
+    "NotFound": "tiered doctor",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Something that does not go on by itself, or has not for long. `where` is a partition or a directory.
+
+    `partition` is None for what is not of one; `since_ms` where nobody saw it begin; `count` rounds met it, 0 for what
+    was seen just now.
+    """
+
+    where: str
+    partition: TopicPartition | None
+    kind: str
+    what: str
+    next_step: str
+    since_ms: int | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReport:
+    """`partitions` are those with figures, `problems` what keeps others from having some.
+
+    `work` is what the manager that worked last said, None where none did.
+    """
+
+    now_ms: int
+    topics: tuple[Topic, ...]
+    partitions: Mapping[TopicPartition, PartitionStatus]
+    problems: Mapping[TopicPartition, LogError]
+    stuck: tuple[Stuck, ...]
+    prices: PriceTable
+    work: WorkReport | None
+
+    @property
+    def is_healthy(self) -> bool:
+        """Nothing is stuck."""
+        return not self.stuck
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a manager does rounds over this directory."""
+        return self.work is not None and self.work.is_at_work(self.now_ms)
+
+
+def status_report(
+    manager: LogManager,
+    now_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    stuck_after_ms: int = STUCK_AFTER_MS,
+    storage: Storage | None = None,
+) -> StatusReport:
+    """The report for some topics (None: all). Changes nothing. Raises NotFound for a topic that is not there."""
+    from tiered.price_file import configured_prices
+
+    names = None if topics is None else sorted(set(topics))
+    chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
+    found = {each.partition: partition_status(each) for each in manager.snapshots(now_ms, names)}
+    problems = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
+    disk = storage or DiskStorage()
+    work = read_report([(disk, root) for root in manager.config.data_dirs])
+    told = work.troubles if work is not None else ()
+    known = {each.name: each for each in told if names is None or each.topic is None or each.topic in names}
+    stuck = [
+        *_offline(manager),
+        *_of_node(known.pop(None, None), manager.config.data_dir),
+        *_in_trouble(problems, {name: each for name, each in known.items() if name is not None}),
+    ]
+    in_trouble = {each.partition for each in stuck}
+    quiet = [each for name, each in found.items() if name not in in_trouble]  # of the others we know already why
+    stuck += _late(quiet, now_ms - stuck_after_ms, is_at_work=work is not None and work.is_at_work(now_ms))
+    return StatusReport(
+        now_ms=now_ms,
+        topics=tuple(sorted(chosen, key=lambda each: each.name)),
+        partitions=found,
+        problems=problems,
+        stuck=tuple(stuck),
+        prices=configured_prices(manager.config),
+        work=work,
+    )
+
+
+def next_step(kind: str) -> str:
+    """What to do about an error of that class."""
+    return _NEXT.get(kind, "tiered doctor")
+
+
+def _offline(manager: LogManager) -> Iterable[Stuck]:
+    for root, error in manager.offline_directories().items():
+        what = f"log directory offline: {_flat(error)}"
+        yield Stuck(where=root, partition=None, kind="offline", what=what, next_step=next_step("DiskFailed"))
+
+
+def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
+    if told is not None:
+        yield Stuck(
+            where=root,
+            partition=None,
+            kind=told.kind,
+            what=told.message,
+            next_step=next_step(told.kind),
+            since_ms=told.since_ms,
+            count=told.count,
+        )
+
+
+def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[TopicPartition, Trouble]) -> Iterable[Stuck]:
+    """What this look met, with the beginning that the working manager knows; then what only that one meets."""
+    for name in sorted({*problems, *told}):
+        error, known = problems.get(name), told.get(name)
+        kind = type(error).__name__ if error is not None else known.kind if known is not None else ""
+        yield Stuck(
+            where=str(name),
+            partition=name,
+            kind=kind,
+            what=_flat(error) if error is not None else known.message if known is not None else "",
+            next_step=next_step(kind),
+            since_ms=known.since_ms if known is not None else None,
+            count=known.count if known is not None else 0,
+        )
+
+
+def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:
+    """Uploads and deletions that were due before `before_ms`."""
+    go_on = "tiered doctor; the manager at work is behind or fails" if is_at_work else "tiered run: nobody is at work"
+    for each in found:
+        if each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
+            what = f"upload waits: {each.lag_segments} segments, {format_bytes(each.lag_bytes)}"
+            yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
+        if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:
+            what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace time"
+            step = "a reader's pin may hold it, see tiered doctor" if is_at_work else go_on
+            yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
+
+
+def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step: str) -> Stuck:
+    name = status.partition
+    return Stuck(where=str(name), partition=name, kind=kind, what=what, next_step=step, since_ms=since_ms)
+
+
+def _flat(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,59 @@
+"""Rounds of background work, one after the other, and the report of them (`tiered.work_report`).
+
+A round that the disk or the store breaks off as a whole (no room for a checkpoint, no answer) ends no loop: it is noted
+and the next one tries again. Whatever else a round raises (another configuration, another owner of the directory) goes
+to the caller. Time comes in from outside.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from local.errors import DiskFailed, LogError, Unavailable
+from tiered.manager import LogManager
+from tiered.work_report import WorkJournal, WorkReport
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Works for one manager, from one thread."""
+
+    def __init__(self, manager: LogManager, *, now_ms: int, interval_ms: int) -> None:
+        """`interval_ms` is how long the caller rests between rounds, for those who look at the report."""
+        self.manager = manager
+        self.trouble: LogError | None = None
+        self.rounds = 0
+        self._journal = WorkJournal(
+            manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
+        )
+
+    @property
+    def report(self) -> WorkReport:
+        """What is known of the rounds so far."""
+        return self._journal.report
+
+    def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """One round; True when more waits. `trouble` is what broke it off, None for a whole one."""
+        before, self.trouble, is_busy = self.trouble, None, False
+        try:
+            is_busy = self.manager.tick(now_ms, should_stop=should_stop)
+        except (DiskFailed, Unavailable) as error:
+            self.trouble = error
+            if str(error) != str(before):
+                _log.error("round broken off: error=%s", error)
+        self.rounds += 1
+        self._note(now_ms)
+        return is_busy
+
+    def end(self, now_ms: int) -> None:
+        """Say that nobody is at work any more."""
+        self._note(now_ms, is_ended=True)
+
+    def _note(self, now_ms: int, *, is_ended: bool = False) -> None:
+        try:
+            self._journal.note_round(self.manager.problems, now_ms, of_node=self.trouble, is_ended=is_ended)
+        except LogError as error:
+            _log.warning("the report of work could not be kept: cause=%s", error)
