@@ -13,12 +13,17 @@
 The last head stays: it tells "deleted" from "lost", to readers and to a machine that comes back. Nothing but heads and
 what a head names is deleted. The grace time is for readers with an older head; as nobody begins to read a deleted
 partition, it is waited for once, not for every page.
+
+Two machines that delete the same topic must not fence each other for ever. Who is fenced by another removal gives way:
+it only looks, until the grace time is over and nothing was committed for `PATIENCE_MS`; then the other one is gone, and
+it takes over. Who comes new (a start) takes over at once, so each start costs the others one fence at most.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
+from local.errors import Fenced, LogError
 from remote.head import Head
 from remote.head_changes import delete_partition, expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
@@ -30,6 +35,7 @@ from remote.store import ObjectStore
 from remote.view_changes import drop_view
 
 ROWS_AT_ONCE = 2048  # whose objects a head lists one by one
+PATIENCE_MS = 3_600_000  # a removal commits with every step; one that is silent for so long has died
 
 
 class Removal(Enum):
@@ -51,13 +57,27 @@ class PartitionRemoval:
         self._writer_id = writer_id
         self._topic, self._topic_id, self._partition = topic, topic_id, partition
         self._log = MetadataLog(store, prefix)
+        self._gives_way = False
 
     def step(self, now_ms: int, *, grace_ms: int) -> Removal:
-        """The next step. Raises Fenced when another machine removes it, Unavailable, and Corrupt for a damaged head."""
+        """The next step. Raises Unavailable, and Corrupt for a damaged head; the step after an error begins with what
+        the bucket says then. Where another machine took over it is waited for: its step is ours."""
+        try:
+            return self._step(now_ms, grace_ms)
+        except LogError as error:
+            self._log = MetadataLog(self._store, self._prefix)
+            if not isinstance(error, Fenced):
+                raise
+            self._gives_way = True
+            return Removal.WAITING
+
+    def _step(self, now_ms: int, grace_ms: int) -> Removal:
         if self._log.state is LogState.READER:
             head = self._log.load()
             if head is None or (_is_empty(head) and not self._old_heads(head)):
                 return Removal.DONE
+            if self._gives_way and _is_at_work(head, now_ms, grace_ms):
+                return Removal.WAITING
             self._log.become_writer(
                 self._writer_id,
                 now_ms,
@@ -66,6 +86,7 @@ class PartitionRemoval:
                 partition=self._partition,
                 removes=True,
             )
+            self._gives_way = False
         head = self._log.commit(delete_partition(now_ms=now_ms), now_ms)
         assert head.deleted_ms is not None
         if _is_empty(head):
@@ -109,6 +130,13 @@ class PartitionRemoval:
         else:
             delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms)
         return Removal.UNDER_WAY
+
+
+def _is_at_work(head: Head, now_ms: int, grace_ms: int) -> bool:
+    """Whether the removal that wrote `head` may still be alive. One that was never marked has to be ours."""
+    if head.deleted_ms is None:
+        return False
+    return now_ms - max(head.deleted_ms + grace_ms, head.committed_ms) < PATIENCE_MS
 
 
 def _is_empty(head: Head) -> bool:

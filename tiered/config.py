@@ -121,7 +121,7 @@ class Config:
             overrides=_settings(overrides or {}, {"option": "-X"}),
             path=path,
         )
-        check_combination(config.topic_properties(""))
+        check_combination(config.topic_properties(""), may_tier=url is not None)
         return config
 
     @property

@@ -174,7 +174,8 @@ class LogManager(Readable, Metered, OverDirectories):
             for each in held:
                 self._opener.apply_settings(each, altered)
                 self._forget(each.name)  # what kept a round from its plan says nothing of the next one's
-            failures = self._take_up([each for each in held if self._directory.is_online(each.name)], now_ms)
+            new = [each for each in held if self._directory.is_online(each.name) and not each.is_owned]
+            failures = self._take_up(new, now_ms)  # of those that are ours the next round tells the bucket
             raise_first(failures if is_new else [])
         return altered
 
@@ -490,8 +491,8 @@ class LogManager(Readable, Metered, OverDirectories):
         return held
 
     def _take_up(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
-        """Own the tiered ones that are not ours yet; what is in the way is noted, and told."""
-        waiting = [each for each in held if each.is_tiered and not each.is_owned]
+        """Own the tiered ones that are not ours yet, and tell of altered ones; what is in the way is noted and told."""
+        waiting = [each for each in held if self._opener.is_waiting(each)]
         if len(waiting) < 2:
             found = [self._opener.take_up(each, now_ms) for each in waiting]
         else:

@@ -29,7 +29,7 @@ from policies.rules import PartitionRules
 from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.head import Head
-from remote.head_changes import expire_segments
+from remote.head_changes import expire_segments, set_properties
 from remote.index_copies import index_copies
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
@@ -156,8 +156,14 @@ class Opener:
 
     # -- the bucket ----------------------------------------------------------------------------------------------
 
+    def is_waiting(self, held: Partition) -> bool:
+        """Whether a tiered partition is not ours in the bucket yet, or the bucket has other settings of its topic."""
+        head = held.head()
+        return held.is_tiered and (not held.is_owned or head is None or head.properties != held.topic.properties)
+
     def take_up(self, held: Partition, now_ms: int) -> LogError | None:
-        """Own a tiered partition in the bucket unless we do already; what is in the way, None when nothing is.
+        """Own a tiered partition in the bucket unless we do already, and tell the bucket the topic's settings; what is
+        in the way, None when nothing is.
 
         Sets `stopped` for whatever is not just the bucket being out of reach. Raises AccessDenied and NotFound: those
         say that the bucket as a whole refuses us or is not there.
@@ -178,7 +184,11 @@ class Opener:
             return None
 
     def _own(self, held: Partition, now_ms: int) -> None:
-        if not held.is_tiered or held.is_owned:
+        if not self.is_waiting(held):
+            return
+        if held.is_owned and held.metadata is not None:
+            # The topic was altered. Who reads the bucket alone (a job, another machine) goes by what the head says.
+            held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
             return
         if self._store is None:
             raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)

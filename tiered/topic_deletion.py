@@ -128,11 +128,7 @@ class TopicDeletion:
                 topic_id=topic.topic_id,
                 partition=number,
             )
-        try:
-            state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(gone.topic).delete_grace_ms)
-        except LogError:
-            del self._removals[key]  # begun anew from what the bucket says
-            raise
+        state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(gone.topic).delete_grace_ms)
         if state is Removal.DONE:
             self._done.add(key)
         return state

@@ -1,7 +1,8 @@
 """From a topic's effective settings (text) to the values that the rooms below take, checked against each other.
 
-Source of the cross checks: kafka `LogConfig.validateRemoteStorageRetention*`, KIP-950, KIP-1241. Kafka checks broker
-defaults overlaid with the topic's values; so do we.
+Source of the cross checks: kafka `LogConfig.validateTopicLogConfigValues`, KIP-950, KIP-1241. Kafka checks broker
+defaults overlaid with the topic's values; so do we. As there, what concerns the remote tier is checked only where it is
+on: ``local.retention.*`` binds nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -111,25 +112,31 @@ def at_rest(settings: Mapping[str, str], keys: KeyRing) -> AtRest:
     )
 
 
-def check_combination(settings: Mapping[str, str]) -> None:
-    """Raises InvalidRequest, naming both keys, where two settings contradict each other."""
+def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) -> None:
+    """Raises InvalidRequest, naming both keys, where two settings contradict each other.
+
+    `may_tier`: these are defaults that tiered topics will have, whatever ``remote.storage.enable`` says here.
+    """
     if _value(settings, "remote.sse.kms.key.id") and _value(settings, "remote.sse") != "aws:kms":
         _refuse("remote.sse.kms.key.id", "given", "remote.sse", _value(settings, "remote.sse"), "only KMS has keys")
     least, most = _int(settings, "min.compaction.lag.ms"), _int(settings, "max.compaction.lag.ms")
     if least > most:
         _refuse("min.compaction.lag.ms", least, "max.compaction.lag.ms", most, "the least would exceed the most")
-    for unit in ("ms", "bytes"):
-        whole, local = _int(settings, f"retention.{unit}"), _int(settings, f"local.retention.{unit}")
-        if whole != UNLIMITED and local != FOLLOW and (local == UNLIMITED or local > whole):
-            _refuse(
-                f"local.retention.{unit}", local, f"retention.{unit}", whole, "the disk would keep more than the log"
-            )
-        if _value(settings, "remote.log.copy.disable") and local not in (FOLLOW, whole):
-            _refuse(f"local.retention.{unit}", local, "remote.log.copy.disable", "true", "must follow retention.*")
-        lag, kept = _int(settings, f"remote.copy.lag.{unit}"), whole if local == FOLLOW else local
-        if lag > 0 and kept != UNLIMITED and lag > kept:
-            key = f"local.retention.{unit}"
-            _refuse(f"remote.copy.lag.{unit}", lag, key, kept, "segments would be due for dropping before copying")
+    if may_tier or _value(settings, "remote.storage.enable"):
+        for unit in ("ms", "bytes"):
+            _check_tier(settings, unit)
+
+
+def _check_tier(settings: Mapping[str, str], unit: str) -> None:
+    whole, local = _int(settings, f"retention.{unit}"), _int(settings, f"local.retention.{unit}")
+    if whole != UNLIMITED and local != FOLLOW and (local == UNLIMITED or local > whole):
+        _refuse(f"local.retention.{unit}", local, f"retention.{unit}", whole, "the disk would keep more than the log")
+    if _value(settings, "remote.log.copy.disable") and local not in (FOLLOW, whole):
+        _refuse(f"local.retention.{unit}", local, "remote.log.copy.disable", "true", "must follow retention.*")
+    lag, kept = _int(settings, f"remote.copy.lag.{unit}"), whole if local == FOLLOW else local
+    if lag > 0 and kept != UNLIMITED and lag > kept:
+        key = f"local.retention.{unit}"
+        _refuse(f"remote.copy.lag.{unit}", lag, key, kept, "segments would be due for dropping before copying")
 
 
 def _refuse(key: str, value: object, other: str, other_value: object, why: str) -> None:

@@ -218,17 +218,20 @@ def test_a_compacted_topic_with_defaults_loses_nothing_on_the_disk_or_in_the_sto
         ({"remote.copy.lag.bytes": "8", "local.retention.bytes": "7"}, True),
     ],
 )
-def test_the_disk_may_not_keep_more_than_the_log(settings: dict[str, str], refused: bool) -> None:
+def test_the_disk_of_a_tiered_topic_may_not_keep_more_than_the_log(settings: dict[str, str], refused: bool) -> None:
+    resolve_rules(settings)  # the tier is off: nothing of it binds (kafka LogConfig.validateTopicLogConfigValues)
+    tiered = {"remote.storage.enable": "true", **settings}
     if refused:
         with pytest.raises(InvalidRequest, match="checking settings, "):
-            resolve_rules(settings)
+            resolve_rules(tiered)
     else:
-        resolve_rules(settings)
+        resolve_rules(tiered)
 
 
 def test_a_contradiction_in_the_file_is_found_when_it_is_loaded(write) -> None:
     with pytest.raises(InvalidRequest, match=r"local\.retention\.ms=864000000 retention\.ms=604800000"):
-        Config.load(write("[defaults]\n'local.retention.ms' = '10d'"))
+        Config.load(write("[remote]\nurl = 's3://b'\n[defaults]\n'local.retention.ms' = '10d'"))
+    Config.load(write("[defaults]\n'local.retention.ms' = '10d'"))  # nowhere to tier to, so it binds nothing
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ Durations are `500ms 30s 15m 6h 7d 2w` and sums such as `1h30m`, a bare number i
 (powers of two) or `512MB` (powers of ten), a bare number is bytes. An unknown key is an error that names the nearest
 known one.
 
-Some combinations are refused: a `local.retention.*` larger than its `retention.*`; with `remote.log.copy.disable` one
-that does not follow it; a `remote.copy.lag.*` larger than the local retention, which would make segments due for
-dropping before copying. Without `delete` in `cleanup.policy`, `retention.*` binds nothing.
+Some combinations are refused where the remote tier is on: a `local.retention.*` larger than its `retention.*`; with
+`remote.log.copy.disable` one that does not follow it; a `remote.copy.lag.*` larger than the local retention, which
+would make segments due for dropping before copying. Without `delete` in `cleanup.policy`, `retention.*` binds nothing.
 """
 
 _INTRODUCTIONS = {

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 from disk_model import ModelDisk
-from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle, values
+from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.checkpoints import read_offsets
-from local.errors import DiskFailed, InvalidRequest, NotFound
+from local.errors import DiskFailed, InvalidRequest, NotFound, Unavailable
 from local.log import Durability, Log
 from local.record import Record
 from local.storage import StorageFile
 from policies.decisions import DropLocal
+from remote.metadata_log import MetadataLog
 from tiered.config import Config
 from tiered.manager import LogManager
 from tiered.status import partition_status
@@ -71,7 +72,7 @@ def test_a_topic_is_created_once(world: World) -> None:
 def test_settings_that_contradict_each_other_are_refused_before_anything_is_written(world: World) -> None:
     with world.open() as manager:
         with pytest.raises(InvalidRequest, match=r"local\.retention\.ms"):
-            manager.create_topic("t", 1, {"retention.ms": "1d", "local.retention.ms": "2d"}, now_ms=NOW)
+            manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d", "local.retention.ms": "2d"}, now_ms=NOW)
         assert manager.topics() == []
 
 
@@ -219,3 +220,34 @@ def test_topics_are_created_beside_rounds_appends_and_looks(world: World, tmp_pa
     with LogManager.open(config, now_ms=NOW, store=world.store) as manager:
         assert len(manager.topics()) == 81
         assert len(values(manager.reader())) == 200
+
+
+def test_an_altered_setting_reaches_the_bucket_with_the_next_round(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        (other, _) = [MetadataLog(world.store, held.prefix) for held in manager.partitions()]
+        assert other.refresh().properties == TIERED
+        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        settle(manager)
+        for held in manager.partitions():
+            assert MetadataLog(world.store, held.prefix).refresh().properties["retention.ms"] == "1h"
+        head = other.refresh()
+        assert head.properties == {**TIERED, "retention.ms": "1h"}, "a reader that knew the head before sees it, too"
+        settle(manager, NOW + HOUR)
+        assert other.refresh() == head, "told once"
+        manager.alter_topic("t", {"retention.ms": "2h"}, now_ms=NOW)
+    with world.open():
+        assert other.refresh().properties["retention.ms"] == "2h"
+
+
+def test_a_bucket_that_is_away_hears_of_an_altered_setting_later(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        store.is_down = True
+        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], Unavailable)
+        store.is_down = False
+        settle(manager)
+        assert MetadataLog(world.store, manager.partition(NAME).prefix).refresh().properties["retention.ms"] == "1h"

@@ -13,6 +13,7 @@ from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send,
 from local.errors import Conflict, LogError, NotFound
 from local.record import Record
 from remote.bucket_check import ObjectKind
+from remote.head import decode_head
 from remote.keys import HEADS
 from remote.memory_store import MemoryStore
 from tiered.bucket_check import check_bucket
@@ -229,3 +230,40 @@ def test_any_call_to_the_store_may_fail(fault: Fault) -> None:
             _delete_all(world, store)
         store.deliver(1 << 60)
         _check_after(world)
+
+
+# --- two machines delete it -------------------------------------------------------------------------------------------
+
+
+def _epoch(world: World) -> int:
+    (newest,) = sorted(info.key for info in world.store.list("") if HEADS in info.key)[-1:]
+    return decode_head(world.store.get(newest)).epoch
+
+
+def test_two_machines_that_delete_one_topic_do_not_fence_each_other_round_after_round(world: World) -> None:
+    _filled(world).close()
+    with world.open(disk=world.other_disk()) as second, world.open() as first:
+        first.delete_topic("t", now_ms=NOW)
+        second.delete_topic("t", now_ms=NOW)
+        before = _epoch(world)
+        for minutes in range(0, 240, 5):
+            first.tick(NOW + minutes * 60_000)
+            second.tick(NOW + minutes * 60_000)
+        assert _epoch(world) == before, "whoever was fenced gives way"
+        assert _kinds(world.store) == LEFT
+        assert first._registry.deleted() == second._registry.deleted() == ()
+
+
+def test_a_removal_that_gave_way_goes_on_when_the_other_machine_has_died(world: World) -> None:
+    _filled(world).close()
+    with world.open() as first:
+        with world.open(disk=world.other_disk()) as second:
+            first.delete_topic("t", now_ms=NOW)
+            second.delete_topic("t", now_ms=NOW)
+            first.tick(NOW)
+        settle(first, NOW + 2 * HOUR)
+        settle(first, NOW + 3 * HOUR - 1)
+        assert ObjectKind.SEGMENT in _kinds(world.store), "the other one may still be at work"
+        settle(first, NOW + 3 * HOUR)
+        assert _kinds(world.store) == LEFT
+        assert first._registry.deleted() == ()
