@@ -24,7 +24,7 @@ from tiered.config import Config
 from tiered.manager import LogManager
 from tiered.remote_view import open_remote
 from tiered.spark import read_arrow
-from tiered.spark.pinning import pinned
+from tiered.spark.held_heads import pinned
 
 pytestmark = pytest.mark.spark
 

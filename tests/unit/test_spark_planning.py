@@ -18,7 +18,7 @@ from remote.keys import SPILLS
 from remote.pins import list_pins, release, renew
 from remote.spilling import SpillRule
 from tiered.remote_view import RemoteLog
-from tiered.spark import pinning, task
+from tiered.spark import held_heads, pinning, task
 from tiered.spark.options import parse_options
 from tiered.spark.planning import open_partitions, plan_read
 from tiered.views import build_views, plan_views
@@ -292,14 +292,14 @@ def test_heads_that_were_pinned_before_are_read_by_however_much_happened_since(w
 
 def test_a_driver_holds_its_heads_until_the_block_ends(world, monkeypatch):
     filled(world)
-    monkeypatch.setattr(pinning, "open_store", lambda url, options: world.store)
-    with pinning.pinned("memory://b", subscribe="t") as heads:
+    monkeypatch.setattr(held_heads, "open_store", lambda url, options: world.store)
+    with held_heads.pinned("memory://b", subscribe="t") as heads:
         (pin,) = pins_of(world)
         assert json.loads(heads.options["pins"]).popitem()[1]["sequence"] == pin.sequence
         assert read(world, plan(world, **heads.options)) == told(world)
         assert pins_of(world) == [pin]
     assert pins_of(world) == []
-    with pytest.raises(RuntimeError, match="in between"), pinning.pinned("memory://b", subscribe="t"):
+    with pytest.raises(RuntimeError, match="in between"), held_heads.pinned("memory://b", subscribe="t"):
         raise RuntimeError("in between")
     assert pins_of(world) == []
 

@@ -18,7 +18,7 @@
 | ``kafka.isolation.level`` | ``read_uncommitted`` (default) or ``read_committed`` |
 | ``readCompacted`` / ``view`` | ``true``: a compacted view below its horizon, then the log / its name |
 | ``pin`` | how long the heads stay pinned after the last sign of life: ``auto`` (default, 1h), ``6h``, ``none`` |
-| ``pins`` | heads that `tiered.spark.pinning.pinned` holds on to |
+| ``pins`` | heads that `tiered.spark.held_heads.pinned` holds on to |
 | ``maxOffsetsPerTrigger`` / ``maxBytesPerTrigger`` | of a stream: at most so much in one micro-batch |
 | ``minOffsetsPerTrigger`` / ``maxTriggerDelay`` | of a stream: wait for so many offsets / but no longer (15m) |
 
@@ -317,7 +317,7 @@ def _pins(text: str) -> dict[str, Mapping[str, object]]:
     found: dict[str, Mapping[str, object]] = {}
     for prefix, pin in _object("pins", text).items():
         if not isinstance(pin, dict):
-            raise _wrong("pins", text, "not what tiered.spark.pinning.pinned gave")
+            raise _wrong("pins", text, "not what tiered.spark.held_heads.pinned gave")
         found[prefix] = pin
     return found
 

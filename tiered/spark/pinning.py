@@ -4,30 +4,24 @@ Who plans a read pins the heads it planned on (`remote.pins`). Nobody tells a ba
 a pin ends by time, `PIN_MS` after the last task that said it still needs it: every task looks at it when it begins and
 while it reads, and renews it in the second half of its life. A job that crashes leaves pins that end by themselves.
 
-`pinned` is for a driver that can say when it is done: the heads are pinned before the first ``load()``, all loads read
-that one state, and at the end the pins are let go of.
+A driver that can say when it is done holds the heads itself: `tiered.spark.held_heads`.
 
 A bucket that may only be read cannot be pinned: such a read goes by the grace time alone, unless a pin was asked for.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from local.errors import AccessDenied, InvalidRequest, LogError
-from remote.fsspec_store import open_store
 from remote.metadata_log import MetadataLog
 from remote.pinned_head import PinnedLog
 from remote.pins import Pin, pin_newest, release, renew
 from remote.store import ObjectStore
-from tiered.spark.options import ReadOptions, parse_options
+from tiered.spark.options import ReadOptions
 
 _log = logging.getLogger(__name__)
 _known_ends: dict[str, int] = {}  # of this process: when a pin ends, as last seen
@@ -109,54 +103,6 @@ class PinKeeper:
             self._pin = None
             return
         _known_ends[name] = later.expires_ms
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedHeads:
-    """Heads that are held, by the prefix of their partition. `options` go to all that is to be read by them."""
-
-    pins: Mapping[str, Pin]
-
-    @property
-    def options(self) -> dict[str, str]:
-        return {"pins": json.dumps({prefix: asdict(pin) for prefix, pin in self.pins.items()})}
-
-
-@contextmanager
-def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
-    """Hold on to the newest heads of the partitions that `options` choose, until the block ends.
-
-    `options` are those of the source: ``subscribe`` and its like, ``storeOptions``, ``topicId``, and ``pin``: how long
-    the pins outlive the last task that renewed them. Raises as planning a read does.
-    """
-    from tiered.spark.planning import open_partitions
-
-    asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
-    if asked.pin_ms is None:
-        raise InvalidRequest("pinning heads for spark, pin=none pins nothing")
-    store = open_store(asked.url, asked.store_options)
-    try:
-        opened = open_partitions(store, asked, wall_ms())
-        pins = {each.name.prefix: each.pin for each in opened if each.pin is not None}
-        over = threading.Event()
-        keepers = [PinKeeper(store, prefix, pin, asked.pin_ms) for prefix, pin in pins.items()]
-        renewing = threading.Thread(target=_renew_until, args=(over, keepers, asked.pin_ms), daemon=True)
-        renewing.start()
-        try:
-            yield PinnedHeads(pins)
-        finally:
-            over.set()
-            renewing.join()
-            release_all(store, list(pins.items()))
-    finally:
-        store.close()
-
-
-def _renew_until(over: threading.Event, keepers: Sequence[PinKeeper], pin_ms: int) -> None:
-    """Drivers idle between their jobs, and no task renews anything then."""
-    while not over.wait(pin_ms / 4000):
-        for keeper in keepers:
-            keeper.keep()
 
 
 def release_all(store: ObjectStore, pins: Sequence[tuple[str, Pin]]) -> None:
