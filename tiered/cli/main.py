@@ -22,6 +22,7 @@ from tiered.cli.session import Session, parse_setting
 COMMANDS = {
     "demo": ("tiered.cli.demo", "Show the whole road on real data: both tiers, compaction, Spark. Nothing to set up."),
     "init": ("tiered.cli.init", "Write a tiered.toml and try the object store."),
+    "doctor": ("tiered.cli.doctor", "What is wrong with this node, its disks and its bucket, and what to do."),
     "topic": ("tiered.cli.topic", "Create, alter, list and describe topics."),
     "append": ("tiered.cli.append", "Append records from a file or from stdin."),
     "consume": ("tiered.cli.consume", "Read records from both tiers, or from a bucket alone."),

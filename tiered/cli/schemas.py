@@ -286,12 +286,29 @@ class StatusByPartition(_StatusFacts):
     partitions: list[PartitionFigures]
 
 
+class DoctorFinding(_Strict):
+    """What one check found; `state` is ok, warning, error or skipped, `next` empty where nothing is to be done."""
+
+    check: str
+    state: str
+    what: str
+    next: str
+
+
+class Doctor(_Strict):
+    """``tiered doctor``."""
+
+    schema_version: int
+    findings: list[DoctorFinding]
+
+
 SCHEMAS: dict[str, type[_Strict]] = {
     "cost-show": CostShow,
     "cost-simulate": CostSimulate,
     "cost-advise": CostAdvise,
     "plan": PlanShow,
     "plan-summary": PlanSummary,
+    "doctor": Doctor,
     "status": Status,
     "status-partitions": StatusByPartition,
 }

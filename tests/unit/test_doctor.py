@@ -1,0 +1,360 @@
+"""What the doctor finds: a healthy node, and a table of ills, each of which it names and says what to do about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from local.errors import Unavailable
+from local.names import CLEAN_SHUTDOWN, TopicPartition
+from local.record import Record
+from local.storage import DiskStorage, Space
+from remote.fsspec_store import open_store
+from remote.keys import PROBES
+from remote.memory_store import MemoryStore
+from tiered import doctor_node, doctor_store
+from tiered.cli.main import invoke
+from tiered.cli.schemas import SCHEMAS
+from tiered.config import Config, file_url
+from tiered.doctor import Finding, Patient, State, Surroundings, examine, lock_holder, run_checks, surroundings
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+from tiered.work_report import WorkJournal
+
+MINUTE, DAY = 60_000, 86_400_000
+TIERED = {"remote.storage.enable": "true", "local.retention.ms": "1d"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A node of one topic, with records in both tiers, closed in order."""
+    (tmp_path / "bucket").mkdir()
+    found = replace(
+        Config.load(None, {}, {}, local_dir=str(tmp_path / "data")), remote_url=file_url(str(tmp_path / "bucket"))
+    )
+    now = now_ms()
+    with LogManager.open(found, now_ms=now) as manager:
+        manager.create_topic("t", 2, TIERED, now_ms=now)
+        for at in range(20):
+            manager.append("t", [Record(b"k", b"v" * 100, now)], at % 2, now_ms=now)
+        manager.roll("t", now_ms=now)
+        while manager.tick(now):
+            pass
+    return found
+
+
+def now_ms() -> int:
+    return surroundings().clock_ms()
+
+
+def ills(config: Config, **around: object) -> list[Finding]:
+    """Warnings and errors of everything."""
+    found = examine(config, around=replace(surroundings(), **around))
+    return [each for each in found if each.state in (State.WARNING, State.ERROR)]
+
+
+def only(found: list[Finding], check: str, state: State) -> Finding:
+    (one,) = found
+    assert (one.check, one.state) == (check, state), one
+    assert one.next_step, "what is to be done about it"
+    return one
+
+
+def test_a_healthy_node_has_no_ills_and_is_left_as_it_was(config: Config) -> None:
+    before = files(config)
+    found = list(examine(config))
+    assert [each for each in found if each.state is not State.OK] == []
+    assert {each.check for each in found} >= {
+        "versions", "kernels", "settings", "lock", "space", "fsync", "open-files", "work", "store", "permissions",
+        "clock", "guarantees", "partitions", "pins",
+    }  # fmt: skip
+    assert files(config) == before
+
+
+def files(config: Config) -> dict[str, bytes]:
+    roots = [config.data_dir, config.remote_url.removeprefix("file://")]
+    paths = [path for root in roots for path in Path(root).rglob("*") if path.is_file()]
+    return {str(path): path.read_bytes() for path in paths if path.name != ".lock"}
+
+
+def test_without_a_probe_nothing_is_written_even_for_a_moment(config: Config, monkeypatch) -> None:
+    def refuse(*words: object) -> None:
+        raise AssertionError("a write")
+
+    for verb in ("create", "unlink", "rename", "lock"):
+        monkeypatch.setattr(DiskStorage, verb, refuse)
+    store = _Refusing()
+    assert [each.state for each in run_checks(_patient(config, store, may_write=False), doctor_store.STORE_CHECKS)] == [
+        State.OK, State.SKIPPED, State.SKIPPED,
+    ]  # fmt: skip
+    assert {each.state for each in examine(config, may_write=False)} <= {State.OK, State.SKIPPED}
+
+
+class _Refusing(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__("memory://bucket")
+
+    def put_if_absent(self, key: str, body: object) -> None:
+        raise AssertionError("a write")
+
+    delete = put = upload = put_if_absent
+
+
+def _patient(config: Config, store: object, *, may_write: bool = True, clock: Callable[[], int] = now_ms) -> Patient:
+    return Patient(config=config, store=store, may_write=may_write, around=replace(surroundings(), clock_ms=clock))
+
+
+# -- the machine
+
+
+def test_a_lock_that_somebody_holds_is_told_with_its_process(config: Config) -> None:
+    path = f"{config.data_dir}/.lock"
+    assert lock_holder(path) is None
+    with LogManager.open(config, now_ms=now_ms()):
+        assert lock_holder(path) == os.getpid()
+        told = [each for each in run_checks(_patient(config, None), doctor_node.NODE_CHECKS) if each.check == "lock"]
+        assert f"held by process {os.getpid()}" in told[0].what
+    assert lock_holder(path) is None
+    assert lock_holder(f"{config.data_dir}/no-such-file") is None
+
+
+def test_a_directory_that_was_not_closed_in_order(config: Config) -> None:
+    os.remove(f"{config.data_dir}/{CLEAN_SHUTDOWN}")
+    assert "not closed in order" in only(ills(config), "lock", State.WARNING).what
+
+
+def test_a_limit_of_open_files_too_low_for_the_partitions(config: Config) -> None:
+    found = only(ills(config, files_max=200), "open-files", State.ERROR)
+    assert "LimitNOFILE=262" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "state"),
+    [(1 << 20, 1 << 30, State.ERROR), (4 << 30, 200 << 30, State.WARNING), (90 << 30, 100 << 30, None)],
+)
+def test_a_disk_that_is_nearly_full(config: Config, free: int, total: int, state: State | None) -> None:
+    class Full(DiskStorage):
+        def space(self, path: str) -> Space:
+            return Space(free, total)
+
+    found = ills(config, storage=Full())
+    assert [(each.check, each.state) for each in found] == ([("space", state)] if state else [])
+
+
+def test_a_slow_disk(config: Config, monkeypatch) -> None:
+    ticks = iter(range(1000))
+    monkeypatch.setattr(doctor_node.time, "perf_counter", lambda: next(ticks) * 0.2)
+    assert "200.0 ms" in only(ills(config), "fsync", State.WARNING).what
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "words"),
+    [
+        ({"segment.bytes": "2KiB"}, State.WARNING, "requests will cost more"),
+        ({"local.retention.bytes": "1MiB"}, State.WARNING, "less than one segment"),
+        ({"retention.ms": "1d", "local.retention.ms": "-2"}, State.WARNING, "segment.ms=7d is longer"),
+        ({"remote.storage.class": "GLACIER_IR"}, State.WARNING, "bills 90 days at least"),
+        ({"remote.log.delete.grace.ms": "1m"}, State.WARNING, "reads without a pin"),
+        ({"local.retention.ms": "90d"}, State.ERROR, "the disk would keep more than the log"),
+        ({"remote.encryption.key.id": "nobodys"}, State.ERROR, "remote.encryption.key.id=nobodys"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_or_hardly_do_what_was_meant(
+    config: Config, settings: dict[str, str], state: State, words: str
+) -> None:
+    path = Path(config.data_dir) / "topics.json"
+    body = msgspec.json.decode(path.read_bytes())
+    (topic,) = body["topics"].values() if isinstance(body["topics"], dict) else body["topics"]
+    if "remote.storage.class" in settings:
+        config = replace(config, overrides=settings)  # the manager's, not a topic's
+    else:
+        topic["properties"] = {**topic["properties"], **settings}
+    path.write_bytes(msgspec.json.encode(body))
+    found = [each for each in run_checks(_patient(config, None), doctor_node.NODE_CHECKS) if each.state is state]
+    assert [each.check for each in found] == ["settings"]
+    assert words in found[0].what
+    assert "topic t: " in found[0].what
+
+
+def test_a_glob_that_matches_no_topic(config: Config) -> None:
+    found = ills(replace(config, topics={"tt*": {"retention.ms": "1d"}}))
+    assert '[topics."tt*"]' in only(found, "settings", State.WARNING).what
+
+
+def test_a_tier_without_a_store(config: Config) -> None:
+    found = ills(replace(config, remote_url=None))
+    assert {each.check for each in found if "[remote] has no url" in each.what} == {"settings"}
+
+
+def test_a_manager_that_did_not_end_and_what_it_met(config: Config) -> None:
+    journal = WorkJournal(
+        lambda: (DiskStorage(), config.data_dir), pid=4711, started_ms=now_ms() - DAY, interval_ms=30_000
+    )
+    journal.note_round({TopicPartition("t", 0): Unavailable("writing", cause="slowdown")}, now_ms() - DAY)
+    first, second = ills(config)
+    assert "process 4711" in first.what
+    assert "did not end in order" in first.what
+    assert second.what.startswith("t/0: writing: cause=slowdown")
+
+
+def test_a_clock_that_was_set_back(config: Config) -> None:
+    journal = WorkJournal(lambda: (DiskStorage(), config.data_dir), pid=1, started_ms=now_ms(), interval_ms=30_000)
+    journal.note_round({}, now_ms() + 2 * DAY, is_ended=True)
+    assert "set back" in only(ills(config), "work", State.ERROR).what
+
+
+# -- the store
+
+
+@pytest.mark.parametrize(
+    ("off_ms", "state"),
+    [(0, State.OK), (20_000, State.OK), (-20_000, State.OK), (-2 * MINUTE, State.WARNING), (2 * MINUTE, State.WARNING),
+     (10 * MINUTE, State.ERROR), (-10 * MINUTE, State.ERROR)],
+)  # fmt: skip
+def test_a_clock_that_is_off_the_stores(config: Config, off_ms: int, state: State) -> None:
+    store = open_store(config.remote_url, {})
+    found = list(run_checks(_patient(config, store, clock=lambda: now_ms() + off_ms), doctor_store.STORE_CHECKS))
+    (clock,) = [each for each in found if each.check == "clock"]
+    assert clock.state is state
+    if state is not State.OK:
+        assert ("ahead of" if off_ms > 0 else "behind") in clock.what
+
+
+def test_a_store_that_is_not_there(config: Config, tmp_path: Path) -> None:
+    found = ills(replace(config, remote_url=file_url(str(tmp_path / "nowhere"))))
+    assert {each.check for each in found} >= {"store", "partitions"}
+    assert all(each.next_step for each in found)
+
+
+class _Overwriting(MemoryStore):
+    """Takes every create."""
+
+    def put_if_absent(self, key: str, body: bytes) -> None:
+        self.put(key, body)
+
+
+class _Keeping(MemoryStore):
+    """Answers deletes and keeps what is there."""
+
+    def delete(self, keys: object) -> None:
+        pass
+
+
+class _Down(MemoryStore):
+    def put_if_absent(self, key: str, body: bytes) -> None:
+        raise Unavailable("writing an object", cause="slowdown")
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "words"),
+    [
+        (_Overwriting, "guarantees", "overwrites what exists"),
+        (_Keeping, "permissions", "still there"),
+        (_Down, "permissions", "slowdown"),
+    ],
+)
+def test_a_store_that_does_not_keep_its_word(config: Config, kind: type[MemoryStore], check: str, words: str) -> None:
+    found = list(run_checks(_patient(config, kind("memory://bucket")), doctor_store.STORE_CHECKS))
+    (one,) = [each for each in found if each.check == check and each.state is State.ERROR]
+    assert words in one.what
+    assert one.next_step
+
+
+def test_what_overwrites_is_a_warning_for_a_single_writer(config: Config) -> None:
+    alone = replace(config, overrides={"remote.single.writer": "true"})
+    found = list(run_checks(_patient(alone, _Overwriting("memory://bucket")), doctor_store.STORE_CHECKS))
+    assert [each.state for each in found if each.check == "guarantees"] == [State.WARNING]
+
+
+def test_the_probes_are_gone_afterwards(config: Config) -> None:
+    store = MemoryStore("memory://bucket")
+    list(run_checks(_patient(config, store), doctor_store.STORE_CHECKS))
+    assert list(store.list(PROBES)) == []
+
+
+def test_uploads_that_nobody_finished(config: Config, monkeypatch) -> None:
+    from remote import unfinished_uploads
+    from remote.unfinished_uploads import UnfinishedUpload
+
+    begun = [now_ms() - 3 * DAY, now_ms()]
+    found = [UnfinishedUpload(key=f"t/{at}", upload_id="u", begun_ms=at) for at in begun]
+    monkeypatch.setattr(unfinished_uploads.UnfinishedUploads, "list", lambda self: found)
+    on_s3 = replace(config, remote_url="s3://bucket")
+    (told,) = doctor_store.unfinished(_patient(on_s3, None))
+    assert told.state is State.WARNING
+    assert told.what == "1 uploads were never finished, the oldest begun 3d ago"
+
+
+# -- what lies in both
+
+
+def test_a_partition_that_cannot_be_opened(config: Config) -> None:
+    (Path(config.data_dir) / "t-1" / "leader-epoch-checkpoint").write_text("rubbish")
+    assert only(ills(config), "partitions", State.ERROR).what.startswith("t/1: ")
+
+
+@pytest.mark.parametrize(("days", "words"), [(30, "for another"), (-30, "ended")])
+def test_pins_that_hold_for_long_or_were_left(config: Config, days: int, words: str) -> None:
+    bucket = RemoteLog(open_store(config.remote_url, {}))
+    bucket.pin(TopicPartition("t", 0), now_ms=now_ms(), expires_ms=now_ms() + days * DAY, holder="a job")
+    found = only(ills(config), "pins", State.WARNING)
+    assert words in found.what
+    assert "a job" in found.what
+
+
+def test_a_disk_that_is_behind_the_bucket(config: Config) -> None:
+    elsewhere = replace(config, data_dir=config.data_dir + "-2")
+    os.mkdir(elsewhere.data_dir)
+    (Path(elsewhere.data_dir) / "topics.json").write_bytes((Path(config.data_dir) / "topics.json").read_bytes())
+    with LogManager.open(elsewhere, now_ms=now_ms()) as manager:
+        manager.append("t", [Record(b"k", b"v", now_ms())] * 50, 0, now_ms=now_ms())
+        manager.roll("t", now_ms=now_ms())
+        while manager.tick(now_ms()):
+            pass
+    assert "the bucket at 60" in only(ills(config), "index", State.WARNING).what
+
+
+# -- the command
+
+
+@pytest.fixture
+def at(config: Config, tmp_path: Path, monkeypatch) -> Iterator[list[str]]:
+    (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "{config.remote_url}"\n')
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    return ["-C", str(tmp_path), "doctor"]
+
+
+def test_the_command_ends_with_what_it_found(at: list[str], config: Config, capfd) -> None:
+    assert invoke([*at, "-o", "json"]) == 0
+    found = msgspec.json.decode(capfd.readouterr().out, type=SCHEMAS["doctor"])
+    assert len(found.findings) > 10
+    assert invoke([*at, "--problems", "-o", "jsonl"]) == 0
+    assert capfd.readouterr().out == ""
+    os.remove(f"{config.data_dir}/{CLEAN_SHUTDOWN}")
+    assert invoke([*at, "--problems"]) == 3
+    (Path(config.data_dir) / "t-1" / "leader-epoch-checkpoint").write_text("rubbish")
+    capfd.readouterr()
+    assert invoke([*at, "--problems", "-o", "jsonl"]) == 10
+    assert len(capfd.readouterr().out.splitlines()) == 2
+
+
+def test_no_ill_ends_the_others(config: Config) -> None:
+    def breaks(patient: Patient) -> Iterator[Finding]:
+        raise Unavailable("looking", cause="timeout")
+        yield
+
+    found = list(run_checks(_patient(config, None), [("broken", breaks), ("work", doctor_node.work)]))
+    assert [(each.check, each.state) for each in found] == [("broken", State.ERROR), ("work", State.OK)]
+
+
+def test_the_surroundings_are_this_machine() -> None:
+    here = surroundings()
+    assert isinstance(here, Surroundings)
+    assert here.files_max is None or here.files_max > 0

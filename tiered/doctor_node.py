@@ -1,0 +1,307 @@
+"""The doctor's checks of the machine: versions, settings, log directories, limits, the manager at work."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from local.errors import InvalidRequest, LogError
+from local.names import CLEAN_SHUTDOWN, LOCK
+from local.storage import join
+from tiered.doctor import Check, Finding, Patient, State
+from tiered.units import format_bytes, format_ms
+
+if TYPE_CHECKING:
+    from tiered.log_dirs import LogDirStatus
+    from tiered.topics import Topic
+
+DAY_MS = 86_400_000
+FSYNC_SLOW_MS = 100
+FILES_PER_PARTITION = 3  # of an active segment: .log, .index, .timeindex
+FILES_BESIDE = 256  # connections, maps, checkpoints
+SEGMENT_BYTES_LEAST = 1 << 20  # below it requests cost more than storage
+GRACE_MS_LEAST = 3_600_000
+PROBE = ".tiered-doctor-probe"
+
+# Package, what it is for, least version; the doctor's own door is metadata, nothing is imported.
+_PACKAGES = (
+    ("fsspec", "every store", (2026, 2)),
+    ("s3fs", "s3://", (2026, 2)),
+    ("obstore", "s3://, the faster client", (0, 12)),
+    ("boto3", "unfinished uploads of S3", (1, 42)),
+    ("hdfs-native", "hdfs://", (0, 14)),
+    ("cryptography", "encryption", (42,)),
+    ("pyarrow", "pages of rows, Spark", (18,)),
+    ("pyspark", "Spark", (4, 0)),
+)
+
+
+def versions(patient: Patient) -> Iterator[Finding]:
+    """What runs here, and what of it is too old."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from tiered import __version__
+
+    found, old = [], []
+    for name, purpose, least in _PACKAGES:
+        try:
+            text = version(name)
+        except PackageNotFoundError:
+            continue
+        found.append(f"{name} {text}")
+        if _numbers(text) < least:
+            old.append(f"{name} {text} ({purpose}) is older than {'.'.join(map(str, least))}")
+    what = f"tiered {__version__}, Python {platform.python_version()}, {', '.join(found)}"
+    yield Finding(check="versions", state=State.OK, what=what)
+    for each in old:
+        step = f"pip install --upgrade {each.split()[0]}"
+        yield Finding(check="versions", state=State.ERROR, what=each, next_step=step)
+
+
+def kernels(patient: Patient) -> Iterator[Finding]:
+    """The compiled kernels, or their slow twins."""
+    from local.kernels import implementation
+
+    if implementation() == "compiled":
+        yield Finding(check="kernels", state=State.OK, what="compiled")
+        return
+    step = "install a C compiler and reinstall tiered; unset TIERED_PURE_KERNELS"
+    yield Finding(check="kernels", state=State.WARNING, what="pure Python: many times slower", next_step=step)
+
+
+def settings(patient: Patient) -> Iterator[Finding]:
+    """Settings of every topic that cannot work, or hardly do what somebody meant."""
+    from tiered.key_rings import load_key_ring
+    from tiered.topics import TopicRegistry
+
+    config = patient.config
+    keys = load_key_ring(config.key_ring, os.environ)
+    topics = TopicRegistry([(patient.around.storage, root) for root in config.data_dirs]).all()
+    found: list[Finding] = []
+    try:
+        config.fetch_cache_dir  # noqa: B018 - looked at for what it raises
+    except LogError as error:
+        found.append(_wrong(str(error)))
+    for topic in topics:
+        values = config.topic_properties(topic.name, topic.properties)
+        found += _of_topic(topic, values, keys, has_store=config.remote_url is not None)
+    for glob in config.topics:
+        if topics and not any(fnmatchcase(each.name, glob) for each in topics):
+            what = f'[topics."{glob}"] of tiered.toml matches no topic: {", ".join(sorted(t.name for t in topics)[:5])}'
+            found.append(Finding(check="settings", state=State.WARNING, what=what, next_step="mend the name"))
+    yield from found or [Finding(check="settings", state=State.OK, what=f"sound for {len(topics)} topics")]
+
+
+def _of_topic(topic: Topic, values: Mapping[str, str], keys: object, *, has_store: bool) -> Iterator[Finding]:
+    from typing import cast
+
+    from remote.encryption import KeyRing
+    from tiered.opening import wants_tier
+    from tiered.topic_settings import at_rest, log_settings, resolve_rules
+
+    try:
+        rules, log = resolve_rules(values), log_settings(values)
+        kept = at_rest(values, cast(KeyRing, keys))
+    except InvalidRequest as error:
+        yield _wrong(f"topic {topic.name}: {error}")
+        return
+    if not wants_tier(values):
+        return
+    if not has_store:
+        yield _wrong(f"topic {topic.name}: remote.storage.enable=true, and [remote] has no url")
+    limits, local = rules.log_limits, rules.local_limits
+    if limits.ms is not None and rules.segment_ms > limits.ms:
+        yield _odd(
+            topic,
+            f"segment.ms={format_ms(rules.segment_ms)} is longer than retention.ms={format_ms(limits.ms)}: "
+            "a slow topic keeps records for both together",
+            "-X segment.ms=<a part of retention.ms>",
+        )
+    if local.bytes is not None and local.bytes < log.segment_bytes:
+        yield _odd(
+            topic,
+            f"local.retention.bytes={format_bytes(local.bytes)} is less than one segment, "
+            f"{format_bytes(log.segment_bytes)}: the active one always stays",
+            "-X segment.bytes=<less>",
+        )
+    if log.segment_bytes < SEGMENT_BYTES_LEAST:
+        yield _odd(
+            topic,
+            f"segment.bytes={format_bytes(log.segment_bytes)}: requests will cost more than storage",
+            f"-X segment.bytes=64MiB; tiered rewrite merge {topic.name} for what is there",
+        )
+    if rules.delete_grace_ms < GRACE_MS_LEAST:
+        yield _odd(
+            topic,
+            f"remote.log.delete.grace.ms={format_ms(rules.delete_grace_ms)}: longer reads without a pin lose their "
+            "objects",
+            "-X remote.log.delete.grace.ms=24h",
+        )
+    yield from _of_class(topic, kept.storage_class, limits.ms)
+
+
+def _of_class(topic: Topic, storage_class: str | None, retention_ms: int | None) -> Iterator[Finding]:
+    """A class whose minimum duration is longer than its objects live."""
+    from policies.prices import BUILT_IN
+
+    prices = BUILT_IN.classes.get(storage_class or "STANDARD")
+    if prices is None or retention_ms is None or prices.min_days * DAY_MS <= retention_ms:
+        return
+    yield _odd(
+        topic,
+        f"remote.storage.class={storage_class} bills {prices.min_days:g} days at least, and "
+        f"retention.ms={format_ms(retention_ms)} is shorter",
+        "tiered cost simulate --class standard,ia",
+    )
+
+
+def log_directories(patient: Patient) -> Iterator[Finding]:
+    """Each one: there, ours, online, held by whom, room, how long an fsync takes."""
+    from tiered.log_dirs import describe_log_dirs
+
+    config = patient.config
+    for status in describe_log_dirs(config, storage=patient.around.storage):
+        root = status.facts.path
+        if status.error is not None:
+            yield _bad("log-dirs", f"{root}: {' '.join(str(status.error).split())}", "mount it, or mend its owner")
+            continue
+        if not patient.around.storage.is_directory(root):
+            yield Finding(check="log-dirs", state=State.OK, what=f"{root}: not there yet; made by the first topic")
+            continue
+        yield from _access(root)
+        yield from _lock(patient, root)
+        yield from _space(status, config.dir_free_bytes_min, config.dir_free_share_min)
+        if patient.may_write:
+            yield from _fsync(patient, root)
+
+
+def _access(root: str) -> Iterator[Finding]:
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        yield _bad("log-dirs", f"{root}: no permission to read and write", "run as the owner of the files, or chown")
+
+
+def _lock(patient: Patient, root: str) -> Iterator[Finding]:
+    holder = patient.around.lock_holder(join(root, LOCK))
+    if holder is not None:
+        yield Finding(check="lock", state=State.OK, what=f"{root}: held by process {holder}")
+    elif patient.around.storage.exists(join(root, CLEAN_SHUTDOWN)):
+        yield Finding(check="lock", state=State.OK, what=f"{root}: free, and closed in order")
+    else:
+        what = f"{root}: free, and not closed in order; the next start recovers the logs"
+        yield Finding(check="lock", state=State.WARNING, what=what, next_step="tiered run --once")
+
+
+def _space(status: LogDirStatus, bytes_min: int, share_min: float) -> Iterator[Finding]:
+    facts = status.facts
+    if facts.free_bytes is None or not facts.total_bytes:
+        yield Finding(check="space", state=State.SKIPPED, what=f"{facts.path}: the file system does not tell")
+        return
+    share = facts.free_bytes / facts.total_bytes
+    what = f"{facts.path}: {format_bytes(facts.free_bytes)} free of {format_bytes(facts.total_bytes)} ({share:.0%})"
+    if facts.free_bytes < bytes_min or share < share_min:
+        yield _bad("space", f"{what}, below log.dir.free.*.min", "lower local.retention.*, or add a disk; tiered plan")
+    elif share < 0.05:
+        step = "lower local.retention.*, or add a disk"
+        yield Finding(check="space", state=State.WARNING, what=what, next_step=step)
+    else:
+        yield Finding(check="space", state=State.OK, what=what)
+
+
+def _fsync(patient: Patient, root: str) -> Iterator[Finding]:
+    """The median of five: one may meet somebody else's."""
+    storage, path, took = patient.around.storage, join(root, PROBE), []
+    file = storage.create(path)
+    try:
+        for _ in range(5):
+            file.append(b"tiered doctor\n")
+            begun = time.perf_counter()
+            file.sync()
+            took.append((time.perf_counter() - begun) * 1000)
+    finally:
+        file.close()
+        storage.unlink(path)
+    median = sorted(took)[2]
+    what = f"{root}: an fsync takes {median:.1f} ms"
+    if median > FSYNC_SLOW_MS:
+        step = "appends with durability wait so long; use a local disk, or batch more"
+        yield Finding(check="fsync", state=State.WARNING, what=what, next_step=step)
+    else:
+        yield Finding(check="fsync", state=State.OK, what=what)
+
+
+def open_files(patient: Patient) -> Iterator[Finding]:
+    """Whether the limit of open files lets every partition have its active segment."""
+    from tiered.topics import TopicRegistry
+
+    registry = TopicRegistry([(patient.around.storage, root) for root in patient.config.data_dirs])
+    count = sum(topic.partition_count for topic in registry.all())
+    needed, limit = FILES_PER_PARTITION * count + FILES_BESIDE, patient.around.files_max
+    if limit is None or limit >= needed:
+        allowed = "no limit" if limit is None else f"{limit} allowed"
+        yield Finding(check="open-files", state=State.OK, what=f"{allowed}, {count} partitions may need {needed}")
+        return
+    what = f"{limit} allowed, {count} partitions may need {needed}"
+    yield _bad("open-files", what, f"ulimit -n {needed}, or LimitNOFILE={needed} in the unit")
+
+
+def work(patient: Patient) -> Iterator[Finding]:
+    """The manager that worked last, and what it met."""
+    from tiered.work_report import read_report
+
+    report = read_report([(patient.around.storage, root) for root in patient.config.data_dirs])
+    now_ms = patient.around.clock_ms()
+    if report is None:
+        yield Finding(check="work", state=State.OK, what="no manager has left a report yet")
+        return
+    age = format_ms(max(0, now_ms - report.round_ms) // 1000 * 1000)
+    if report.round_ms > now_ms + 60_000:
+        yield _bad("work", "the last round lies in the future: this clock was set back", "set the clock by NTP")
+    if report.is_at_work(now_ms):
+        yield Finding(check="work", state=State.OK, what=f"process {report.pid} did a round {age} ago")
+    elif report.is_ended:
+        yield Finding(check="work", state=State.OK, what=f"nobody is at work; the last one ended in order {age} ago")
+    else:
+        what = f"process {report.pid} did its last round {age} ago and did not end in order"
+        yield Finding(check="work", state=State.WARNING, what=what, next_step="look at its log; tiered run")
+    for each in report.troubles:
+        lasted = format_ms(max(0, report.round_ms - each.since_ms) // 1000 * 1000)
+        where = each.name if each.name is not None else "the whole node"
+        yield _bad("work", f"{where}: {each.message}, for {lasted}", "tiered status")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version."""
+    numbers = []
+    for part in text.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _wrong(what: str) -> Finding:
+    return _bad("settings", " ".join(what.split()), "tiered topic alter, or mend tiered.toml")
+
+
+def _odd(topic: Topic, what: str, step: str) -> Finding:
+    text = f"topic {topic.name}: {what}"
+    step = f"tiered topic alter {topic.name} {step}" if step.startswith("-X") else step
+    return Finding(check="settings", state=State.WARNING, what=text, next_step=step)
+
+
+def _bad(check: str, what: str, step: str) -> Finding:
+    return Finding(check=check, state=State.ERROR, what=what, next_step=step)
+
+
+NODE_CHECKS: Iterable[tuple[str, Check]] = (
+    ("versions", versions),
+    ("kernels", kernels),
+    ("settings", settings),
+    ("log-dirs", log_directories),
+    ("open-files", open_files),
+    ("work", work),
+)
