@@ -14,7 +14,7 @@ that are gone already, which is no error. Nobody is fenced: no head is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ from remote.unfinished_uploads import UnfinishedUpload, UnfinishedUploads, nobod
 SCHEMA_VERSION = 1
 GRACE_MS = 3 * 86_400_000  # longer than any upload; courtesy, see the module text
 DELETE_PAGE = 1000  # keys of one request
+ENTRIES_MAX = 50_000  # of one list, some 20 MB; what is more is counted, and found again once these are gone
 
 Kind = Literal["object", "upload"]
 
@@ -57,13 +58,15 @@ class Garbage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
-    """What was nobody's at `listed_ms`. `left_out` are partitions that could not be judged, and why."""
+    """What was nobody's at `listed_ms`. `left_out` are partitions that could not be judged, and why. `more` orphans
+    were found than one list holds: list again once these are deleted."""
 
     schema_version: int = SCHEMA_VERSION
     store: str
     listed_ms: int
     entries: list[Garbage]
     left_out: dict[str, str] = {}
+    more: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -99,6 +102,7 @@ def list_garbage(
     now_ms: int,
     uploads: UnfinishedUploads | None = None,
     progress: Callable[[RemotePartitionName], None] = lambda name: None,
+    entries_max: int = ENTRIES_MAX,
 ) -> GarbageList:
     """Everything of these partitions that is nobody's; reads alone. `uploads` are looked through too, where given.
 
@@ -107,13 +111,31 @@ def list_garbage(
     """
     entries: list[Garbage] = []
     left_out = {}
+    more = 0
     for name in names:
         try:
-            entries += _of_partition(store, name, now_ms, uploads)
+            found = _of_partition(store, name, now_ms, uploads)
         except (Corrupt, NotFound) as error:
             left_out[name.prefix] = str(error)
+        else:
+            room = entries_max - len(entries)
+            entries += found[:room]
+            more += len(found[room:])
         progress(name)
-    return GarbageList(store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out)
+    return GarbageList(store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out, more=more)
+
+
+def joined_lists(lists: Iterable[GarbageList], store_url: str, *, now_ms: int, entries_max: int) -> GarbageList:
+    """One list of several, those of other partitions each."""
+    entries: list[Garbage] = []
+    left_out: dict[str, str] = {}
+    more = 0
+    for each in lists:
+        room = entries_max - len(entries)
+        entries += each.entries[:room]
+        more += each.more + len(each.entries[room:])
+        left_out |= each.left_out
+    return GarbageList(store=store_url, listed_ms=now_ms, entries=entries, left_out=left_out, more=more)
 
 
 def delete_garbage(
@@ -129,7 +151,7 @@ def delete_garbage(
         raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
     names = sorted({each.name for each in listed.entries})
-    found = list_garbage(store, names, now_ms=now_ms, uploads=uploads).entries
+    found = [each for name in names for each in _still_nobodys(store, name, now_ms, uploads)]
     asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
     due = [each for each in asked if each.is_due(now_ms, grace_ms)]
     keys = [each.name.prefix + each.key for each in due if each.kind == "object"]
@@ -155,6 +177,16 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
         facts = {"version": listed.schema_version, "known": SCHEMA_VERSION}
         raise InvalidRequest("reading a list of orphans, of another version", path=path, **facts)
     return listed
+
+
+def _still_nobodys(
+    store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
+) -> list[Garbage]:
+    """Nothing of a partition that cannot be judged any more."""
+    try:
+        return _of_partition(store, name, now_ms, uploads)
+    except (Corrupt, NotFound):
+        return []
 
 
 def _of_partition(

@@ -18,6 +18,7 @@ from tiered.cli.errors import Exit
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import stop_signals
+from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options
 from tiered.units import format_bytes
 
 if TYPE_CHECKING:
@@ -36,14 +37,13 @@ _LINE_EVERY_S = 5.0
 )
 @click.option("--from", "start", default="start", show_default=True, metavar="POSITION", help="start, OFFSET, @TIME.")
 @click.option("--until", "end", default="end", show_default=True, metavar="POSITION", help="end, OFFSET, @TIME.")
-@click.option("--spark", "master", default="local[*]", show_default=True, metavar="MASTER", help="Where Spark runs.")
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may repeat.")
 @click.option("--codec", default="zstd", show_default=True, metavar="NAME", help="Of the files.")
 @click.option("--read-committed", is_flag=True, help="Leave out records of aborted transactions.")
 @click.option("--resume", "job_id", metavar="JOB", help="Go on with this job, or begin one of this name.")
 @bucket_options
 @output_option()
 @click.pass_obj
+@spark_options
 def backfill(
     session: Session,
     targets: tuple[str, ...],
@@ -51,8 +51,6 @@ def backfill(
     to_options: dict[str, object],
     start: str,
     end: str,
-    master: str,
-    conf: tuple[str, ...],
     codec: str,
     read_committed: bool,
     job_id: str | None,
@@ -60,10 +58,10 @@ def backfill(
     options: dict[str, object],
     topic_id: str | None,
     output: str,
+    on_spark: OnSpark,
 ) -> int:
     """Write records of the bucket as Parquet, by topic and day of their time, with Spark. Changes nothing in it."""
     from tiered.spark.exporting import export
-    from tiered.spark.session import spark_session
 
     now = now_ms()
     with open_bucket(session, url, options) as bucket:
@@ -76,23 +74,19 @@ def backfill(
     config = session.config() if url is None else None
     if config is not None and config.key_ring is not None:
         asked["keyRing"] = os.path.abspath(config.key_ring)
-    with stop_signals() as stop:
-        spark = spark_session(f"tiered backfill {' '.join(targets)}", master, **_settings(conf))
-        try:
-            lines = _Lines(session)
-            result = export(
-                spark,
-                bucket.url,
-                target,
-                to_options=to_options,
-                job_id=job_id,
-                codec=codec,
-                should_stop=lambda: stop.is_set,
-                progress=lines.tell,
-                **asked,
-            )
-        finally:
-            spark.stop()
+    with stop_signals() as stop, spark_job(session, f"backfill {' '.join(targets)}", on_spark) as spark:
+        lines = _Lines(session)
+        result = export(
+            spark,
+            bucket.url,
+            target,
+            to_options=to_options,
+            job_id=job_id,
+            codec=codec,
+            should_stop=lambda: stop.is_set,
+            progress=lines.tell,
+            **asked,
+        )
     _tell(session, result, output)
     if result.is_complete:
         return Exit.DONE
@@ -127,17 +121,6 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
             raise InvalidRequest("reading a position, nothing would be exported", option=side)
         elif position.last is not None:
             raise InvalidRequest("reading a position", option=side, expected="'start end OFFSET @TIME @-2h'")
-    return found
-
-
-def _settings(conf: Sequence[str]) -> dict[str, str]:
-    """``spark.a.b=c`` as `spark_session` takes it."""
-    found = {}
-    for text in conf:
-        name, equals, value = text.partition("=")
-        if not equals or not name.startswith("spark."):
-            raise InvalidRequest("reading --conf", text=repr(text), expected="spark.NAME=VALUE")
-        found[name.replace(".", "__")] = value
     return found
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -13,11 +16,15 @@ from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
+from tiered.cli.signals import Stop, stop_signals
+from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
 from tiered.units import format_bytes, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
+    from remote.catalog import RemotePartitionName
     from remote.unfinished_uploads import UnfinishedUploads
-    from tiered.garbage import Garbage, GarbageList
+    from tiered.garbage import Deleted, Garbage, GarbageList
+    from tiered.spark.bucket import Bucket as TaskBucket
 
 LIST = "gc-list.json"
 
@@ -31,6 +38,7 @@ LIST = "gc-list.json"
 @bucket_options
 @output_option()
 @click.pass_obj
+@spark_options
 def gc(
     session: Session,
     targets: tuple[str, ...],
@@ -42,6 +50,7 @@ def gc(
     options: dict[str, object],
     topic_id: str | None,
     output: str,
+    on_spark: OnSpark,
 ) -> int:
     """List what nothing names and nobody can name any more: objects, unfinished uploads. Deletes only with --delete."""
     grace_ms = parse_ms(older_than)
@@ -50,41 +59,84 @@ def gc(
     if delete and targets:
         raise click.UsageError("--delete takes what the list says; choose topics when listing")
     where = path or os.path.join(session.directory, LIST)
-    with open_bucket(session, url, options) as bucket:
+    with stop_signals() as stop, open_bucket(session, url, options) as bucket:
+        work = _Work(session, bucket, on_spark, stop, is_configured=url is None)
         if delete:
-            return _delete(session, bucket, where, grace_ms, output, yes=yes)
-        return _list(session, bucket, targets, topic_id, where, grace_ms, output)
+            return _delete(session, work, where, grace_ms, output, yes=yes)
+        return _list(session, work, bucket.partitions(targets, topic_id), where, grace_ms, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The search and the deletion, in this process or in Spark's tasks."""
+
+    session: Session
+    bucket: Bucket
+    on_spark: OnSpark
+    stop: Stop
+    is_configured: bool = field(kw_only=True)
+
+    def list(self, names: Sequence[RemotePartitionName]) -> GarbageList | None:
+        """None when told to stop before the end."""
+        from tiered.garbage import list_garbage
+
+        if not self.on_spark.is_wanted:
+            return list_garbage(self.bucket.store, names, now_ms=now_ms(), uploads=_uploads(self.bucket))
+        from tiered.spark import garbage
+
+        with spark_job(self.session, "gc", self.on_spark) as spark:
+            return garbage.list_garbage(spark, self._for_tasks(), names, should_stop=lambda: self.stop.is_set)
+
+    def delete(self, listed: GarbageList, grace_ms: int) -> Deleted:
+        from tiered.garbage import delete_garbage
+
+        if not self.on_spark.is_wanted:
+            uploads = _uploads(self.bucket)
+            return delete_garbage(self.bucket.store, listed, now_ms=now_ms(), grace_ms=grace_ms, uploads=uploads)
+        from tiered.spark import garbage
+
+        with spark_job(self.session, "gc --delete", self.on_spark) as spark:
+            stop = lambda: self.stop.is_set  # noqa: E731
+            return garbage.delete_garbage(spark, self._for_tasks(), listed, grace_ms=grace_ms, should_stop=stop)
+
+    def _for_tasks(self) -> TaskBucket:
+        return task_bucket(self.session, self.bucket, is_configured=self.is_configured)
 
 
 def _list(
     session: Session,
-    bucket: Bucket,
-    targets: tuple[str, ...],
-    topic_id: str | None,
+    work: _Work,
+    names: Sequence[RemotePartitionName],
     path: str,
     grace_ms: int,
     output: str,
 ) -> int:
     from local.storage import DiskStorage, replace_file
-    from tiered.garbage import encode_garbage, list_garbage
+    from tiered.garbage import encode_garbage
 
-    names, now = bucket.partitions(targets, topic_id), now_ms()
-    listed = list_garbage(bucket.store, names, now_ms=now, uploads=_uploads(bucket))
+    now, listed = now_ms(), work.list(names)
+    if listed is None:
+        session.say("interrupted; nothing was listed")
+        return _interrupted(work.stop)
     replace_file(DiskStorage(), os.path.abspath(path), encode_garbage(listed))
     facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": listed.dollars_per_month}
-    emit("orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, **facts)
+    emit(
+        "orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, more=listed.more, **facts
+    )
     for prefix, why in listed.left_out.items():
         click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
     due = sum(each.is_due(now, grace_ms) for each in listed.entries)
     price = format_dollars(listed.dollars_per_month)
     session.say(f"{len(listed.entries)} orphans, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
+    if listed.more:
+        session.say(f"and {listed.more} more than one list holds: list again once these are deleted")
     if due:
         session.say("nothing changed; next: tiered gc --delete")
     return Exit.CORRUPTION if listed.left_out else Exit.FINDINGS if listed.entries else Exit.DONE
 
 
-def _delete(session: Session, bucket: Bucket, path: str, grace_ms: int, output: str, *, yes: bool) -> int:
-    from tiered.garbage import decode_garbage, delete_garbage
+def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool) -> int:
+    from tiered.garbage import decode_garbage
 
     try:
         with open(path, "rb") as file:
@@ -92,14 +144,21 @@ def _delete(session: Session, bucket: Bucket, path: str, grace_ms: int, output: 
     except FileNotFoundError:
         raise NotFound("deleting orphans, there is no list: run 'tiered gc' first", path=path) from None
     if not yes:
-        _ask(listed, bucket)
-    done = delete_garbage(bucket.store, listed, now_ms=now_ms(), grace_ms=grace_ms, uploads=_uploads(bucket))
+        _ask(listed, work.bucket)
+    done = work.delete(listed, grace_ms)
     emit("deleted", [_row(each, now_ms()) for each in done.entries], _COLUMNS, output)
     session.say(
         f"deleted {len(done.entries)}, {format_bytes(done.size_bytes)}; "
         f"kept {done.young} younger than {format_ms(grace_ms)}, {done.somebodys} that are somebody's or gone by now"
     )
+    if work.stop.is_set:
+        session.say("interrupted; what is left stays listed, running it again goes on")
+        return _interrupted(work.stop)
     return Exit.DONE
+
+
+def _interrupted(stop: Stop) -> int:
+    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
 
 
 def _ask(listed: GarbageList, bucket: Bucket) -> None:

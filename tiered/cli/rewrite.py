@@ -12,17 +12,21 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket, open_target
+from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import emit, output_option
+from tiered.cli.rewrite_tables import COPIED, DONE, PLANNED, copied, done_row, planned_row, to_copy
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
-from tiered.units import format_bytes, format_count, format_dollars, parse_bytes
+from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, target_bucket, task_bucket
+from tiered.units import format_bytes, format_dollars, parse_bytes
 
 if TYPE_CHECKING:
     from remote.catalog import RemotePartitionName
     from remote.store import ObjectStore
     from tiered.bucket_copying import CopyOutcome, CopyPlan
     from tiered.rewriting import RewriteOutcome, RewritePlan
+    from tiered.spark.bucket import Bucket as TaskBucket
 
 Planner = Callable[[Bucket, "RemotePartitionName"], "RewritePlan"]
 
@@ -41,6 +45,7 @@ def _shared(command: Callable[..., object]) -> Callable[..., object]:
         bucket_options,
         output_option(),
         click.pass_obj,
+        spark_options,
     )
     for option in reversed(options):
         command = option(command)
@@ -124,12 +129,13 @@ def copy(
     options: dict[str, object],
     topic_id: str | None,
     output: str,
+    on_spark: OnSpark,
 ) -> int:
     """Copy topics to another bucket, offsets and all, and compare. Run it again for what has come since."""
-    from tiered.bucket_copying import plan_copy, run_copy
+    from tiered.bucket_copying import plan_copy
 
+    refuse_rate(on_spark, rate)
     kept = {"codec": codec, "key_id": key_id, "storage_class": storage_class}
-    done: list[CopyOutcome] = []
     with (
         stop_signals() as stop,
         open_bucket(session, url, options, rate=rate) as bucket,
@@ -139,19 +145,25 @@ def copy(
         plans = [plan_copy(bucket.store, target, name, now_ms=now_ms(), **kept) for name in names]  # type: ignore[arg-type]
         dollars = sum(plan.cost.dollars for plan in plans)
         if dry_run:
-            emit("partitions", [_to_copy(plan) for plan in plans], _PLANNED, output, dry_run=True, dollars=dollars)
+            emit("partitions", [to_copy(plan) for plan in plans], PLANNED, output, dry_run=True, dollars=dollars)
             session.say(f"${format_dollars(dollars)}; nothing changed")
             return Exit.DONE
         if not yes:
             _ask_copy(plans, target_url, dollars)
-        for plan in plans:
-            if not stop.is_set:
-                outcome = run_copy(
-                    bucket.store, target, plan, now_ms=now_ms, keys=bucket.keys, should_stop=lambda: stop.is_set
-                )
-                done.append(outcome)
-                session.say(f"{plan.name.topic}/{plan.name.partition}: {outcome.rows} of {len(plan.rows)} segments")
-    emit("partitions", [_copied(each) for each in done], _COPIED, output, dry_run=False)
+        if on_spark.is_wanted:
+            ways = task_bucket(session, bucket, is_configured=url is None)
+            to = target_bucket(
+                session,
+                target_url,
+                target_options,
+                storage_class=storage_class,
+                is_configured=url is None,
+                key_ring=ways.key_ring,
+            )
+            done = _copied_in_tasks(session, ways, to, plans, stop, on_spark)
+        else:
+            done = _copied_here(session, bucket, target, plans, stop)
+    emit("partitions", [copied(each) for each in done], COPIED, output, dry_run=False)
     for each in done:
         for difference in each.differences:
             click.echo(f"! {each.name.topic}/{each.name.partition}: {difference}", err=True)
@@ -160,6 +172,31 @@ def copy(
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     session.say(f"next: tiered scrub --deep --remote {target_url}")
     return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
+
+
+def _copied_here(
+    session: Session, bucket: Bucket, target: ObjectStore, plans: Sequence[CopyPlan], stop: Stop
+) -> list[CopyOutcome]:
+    from tiered.bucket_copying import run_copy
+
+    done: list[CopyOutcome] = []
+    for plan in plans:
+        if not stop.is_set:
+            done.append(
+                run_copy(bucket.store, target, plan, now_ms=now_ms, keys=bucket.keys, should_stop=lambda: stop.is_set)
+            )
+            session.say(f"{plan.name.topic}/{plan.name.partition}: {done[-1].rows} of {len(plan.rows)} segments")
+    return done
+
+
+def _copied_in_tasks(
+    session: Session, source: TaskBucket, target: TaskBucket, plans: Sequence[CopyPlan], stop: Stop, on_spark: OnSpark
+) -> list[CopyOutcome]:
+    from tiered.spark.copying import copy as copy_in_tasks
+
+    size = sum(plan.size_bytes for plan in plans)
+    with spark_job(session, "rewrite copy", on_spark) as spark, byte_progress(session, "copied", size) as progress:
+        return copy_in_tasks(spark, source, target, plans, should_stop=lambda: stop.is_set, progress=progress)
 
 
 def _opened(
@@ -184,25 +221,6 @@ def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
     click.confirm(f"copy {told}?", abort=True, err=True)
 
 
-def _to_copy(plan: CopyPlan) -> Row:
-    cost, count = plan.cost, len(plan.rows)
-    figures = {"segments": count, "groups": count, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes}
-    where = {"topic": plan.name.topic, "partition": plan.name.partition}
-    return {**where, **figures, "gets": cost.gets, "puts": cost.puts, "dollars": cost.dollars}
-
-
-def _copied(each: CopyOutcome) -> Row:
-    return {
-        "topic": each.name.topic,
-        "partition": each.name.partition,
-        "segments": each.rows,
-        "size_bytes": each.size_bytes,
-        "behind": each.behind,
-        "differences": len(each.differences),
-        "is_complete": each.is_complete,
-    }
-
-
 def _run(
     session: Session,
     targets: Sequence[str],
@@ -216,13 +234,15 @@ def _run(
     options: dict[str, object],
     topic_id: str | None,
     output: str,
+    on_spark: OnSpark,
 ) -> int:
+    refuse_rate(on_spark, rate)
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
         plans = [planned(bucket, name) for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
         due = [plan for plan in plans if plan.groups]
         dollars = sum(plan.cost.dollars for plan in due)
         if dry_run or not due:
-            emit("partitions", [_planned(plan) for plan in due], _PLANNED, output, dry_run=dry_run, dollars=dollars)
+            emit("partitions", [planned_row(plan) for plan in due], PLANNED, output, dry_run=dry_run, dollars=dollars)
             session.say("nothing to rewrite" if not due else f"${format_dollars(dollars)}; nothing changed")
             return Exit.DONE
         if not yes:
@@ -230,8 +250,13 @@ def _run(
         target = None
         if storage_class is not None:  # the same bucket, new objects going to that class
             target = _opened(session, bucket.url, bucket.options, storage_class, rate, url)
-        done = _done(session, bucket, due, target, stop)
-    emit("partitions", [_row(plan, outcome) for plan, outcome in done], _DONE, output, dry_run=False)
+        if on_spark.is_wanted:
+            if target is not None:
+                target.close()  # it can be opened; the tasks open their own
+            done = _done_in_tasks(session, bucket, due, storage_class, stop, on_spark, is_configured=url is None)
+        else:
+            done = _done(session, bucket, due, target, stop)
+    emit("partitions", [done_row(plan, outcome) for plan, outcome in done], DONE, output, dry_run=False)
     if stop.is_set:
         session.say("interrupted; what is done is committed, running it again goes on")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
@@ -264,6 +289,37 @@ def _done(
     return done
 
 
+def _done_in_tasks(
+    session: Session,
+    bucket: Bucket,
+    plans: Sequence[RewritePlan],
+    storage_class: str | None,
+    stop: Stop,
+    on_spark: OnSpark,
+    *,
+    is_configured: bool,
+) -> list[tuple[RewritePlan, RewriteOutcome]]:
+    from tiered.spark.rewriting import rewrite as rewrite_in_tasks
+
+    ways, target = task_bucket(session, bucket, is_configured=is_configured), None
+    if storage_class is not None:
+        target = target_bucket(
+            session,
+            bucket.url,
+            bucket.options,
+            storage_class=storage_class,
+            is_configured=is_configured,
+            key_ring=ways.key_ring,
+        )
+    size = sum(group.size_bytes for plan in plans for group in plan.groups)
+    with spark_job(session, "rewrite", on_spark) as spark, byte_progress(session, "rewritten", size) as progress:
+        job_id, stopped = plans[0].job_id, lambda: stop.is_set
+        outcomes = rewrite_in_tasks(
+            spark, ways, plans, target=target, job_id=job_id, should_stop=stopped, progress=progress
+        )
+    return list(zip(plans, outcomes, strict=True))
+
+
 def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
     """Whether there is a head, of a topic that was not deleted."""
     from remote.metadata_log import MetadataLog
@@ -279,57 +335,3 @@ def _ask(plans: Sequence[RewritePlan], dollars: float) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told} would be written; say --yes")
     click.confirm(f"write {told}?", abort=True, err=True)
-
-
-def _planned(plan: RewritePlan) -> Row:
-    cost = plan.cost
-    return {
-        "topic": plan.name.topic,
-        "partition": plan.name.partition,
-        "groups": len(plan.groups),
-        "segments": sum(len(group.rows) for group in plan.groups),
-        "read_bytes": cost.read_bytes,
-        "write_bytes": cost.write_bytes,
-        "gets": cost.gets,
-        "puts": cost.puts,
-        "dollars": cost.dollars,
-    }
-
-
-def _row(plan: RewritePlan, outcome: RewriteOutcome) -> Row:
-    names = ("groups", "unchanged", "given_up", "rows_before", "rows_after", "stored_before", "stored_after")
-    where = {"topic": plan.name.topic, "partition": plan.name.partition}
-    return {**where, **{name: getattr(outcome, name) for name in names}}
-
-
-_PLANNED = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    Column("groups", "BECOME", format_count, is_number=True),
-    Column("read_bytes", "READ", format_bytes, is_number=True),
-    Column("write_bytes", "WRITE", format_bytes, is_number=True),
-    Column("gets", "GET", format_count, is_number=True),
-    Column("puts", "PUT", format_count, is_number=True),
-    Column("dollars", "$", format_dollars, is_number=True),
-)
-_DONE = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("rows_before", "SEGMENTS", format_count, is_number=True),
-    Column("rows_after", "NOW", format_count, is_number=True),
-    Column("stored_before", "BYTES", format_bytes, is_number=True),
-    Column("stored_after", "NOW", format_bytes, is_number=True),
-    Column("unchanged", "AS THEY WERE", format_count, is_number=True),
-    Column("given_up", "GIVEN UP", format_count, is_number=True),
-    Column("groups"),
-)
-_COPIED = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("segments", "COPIED", format_count, is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("behind", "BEHIND", format_count, is_number=True),
-    Column("differences", "DIFFERENCES", format_count, is_number=True),
-    Column("is_complete"),
-)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
+from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
+from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, task_bucket
 from tiered.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remote.catalog import RemotePartitionName
     from tiered.scrub import ScrubPlan
     from tiered.scrub_report import ScrubReport
 
 STATE = "scrub-state.jsonl"
-_LINE_EVERY_S = 10.0
 
 
 @click.command("scrub")
@@ -39,6 +40,7 @@ _LINE_EVERY_S = 10.0
 @bucket_options
 @output_option()
 @click.pass_obj
+@spark_options
 def scrub(
     session: Session,
     targets: tuple[str, ...],
@@ -51,16 +53,24 @@ def scrub(
     options: dict[str, object],
     topic_id: str | None,
     output: str,
+    on_spark: OnSpark,
 ) -> int:
     """Check a bucket: heads and their chain, pages, tiling, names, sizes; with --deep every byte. Changes nothing."""
     from tiered.scrub import plan_scrub
 
     if resume and not deep:
         raise click.UsageError("--resume is for --deep; a shallow scrub is always done from the beginning")
+    if on_spark.is_wanted and not deep:
+        raise click.UsageError("--spark is for --deep; a shallow scrub reads metadata alone")
+    refuse_rate(on_spark, rate)
     started_ms = now_ms()
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate, copies=True) as bucket:
-        plan = plan_scrub(bucket.store, bucket.partitions(targets, topic_id), deep=deep)
-        found = _scrubbed(session, bucket, plan, stop, threads=threads, resume=resume, started_ms=started_ms)
+        names = bucket.partitions(targets, topic_id)
+        if on_spark.is_wanted:
+            found = _in_tasks(session, bucket, names, stop, on_spark, resume=resume, is_configured=url is None)
+        else:
+            plan = plan_scrub(bucket.store, names, deep=deep)
+            found = _scrubbed(session, bucket, plan, stop, threads=threads, resume=resume, started_ms=started_ms)
     if found is None:
         session.say("interrupted; go on with: tiered scrub --deep --resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
@@ -86,7 +96,7 @@ def _scrubbed(
         path = os.path.join(session.directory, STATE)
         state = ScrubState(DiskStorage(), path, plan.store_url, now_ms=started_ms, resume=resume)
         started_ms = state.started_ms
-    with _progress(session, plan) as progress:
+    with byte_progress(session, "scrubbed", plan.size_bytes) as progress:
         results = run_scrub(
             bucket.store,
             plan,
@@ -101,6 +111,38 @@ def _scrubbed(
     copies = bucket.copies if bucket.copies is not None else lambda name, row: False
     found = report_of(bucket.store, plan, results, started_ms=started_ms, now_ms=now_ms(), local_copy=copies)
     if state is not None:
+        state.remove()
+    return found
+
+
+def _in_tasks(
+    session: Session,
+    bucket: Bucket,
+    names: Sequence[RemotePartitionName],
+    stop: Stop,
+    on_spark: OnSpark,
+    *,
+    resume: bool,
+    is_configured: bool,
+) -> ScrubReport | None:
+    """As `_scrubbed`, the reading in Spark's tasks."""
+    from local.storage import DiskStorage
+    from tiered.scrub_state import ScrubState
+    from tiered.spark.scrubbing import scrub_partitions
+
+    path = os.path.join(session.directory, STATE)
+    state = ScrubState(DiskStorage(), path, bucket.store.url, now_ms=now_ms(), resume=resume)
+    with spark_job(session, "scrub", on_spark) as spark:
+        found = scrub_partitions(
+            spark,
+            task_bucket(session, bucket, is_configured=is_configured),
+            names,
+            state=state,
+            should_stop=lambda: stop.is_set,
+            telling=lambda size_bytes: byte_progress(session, "scrubbed", size_bytes),
+            local_copy=bucket.copies if bucket.copies is not None else lambda name, row: False,
+        )
+    if found is not None:
         state.remove()
     return found
 
@@ -126,37 +168,6 @@ def _tell(session: Session, found: ScrubReport, path: str | None) -> None:
     session.say(" ".join(f"{weight}={count}" for weight, count in counts.items()))
     if found.of("corrupt"):
         session.say(f"next: tiered repair {path} --dry-run")
-
-
-@contextmanager
-def _progress(session: Session, plan: ScrubPlan) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, elsewhere a line every ten seconds."""
-    if session.is_quiet or not plan.jobs:
-        yield lambda read_bytes: None
-        return
-    if not sys.stderr.isatty():
-        yield _Lines(session, plan.size_bytes).tell
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("scrub", total=plan.size_bytes)
-        yield lambda read_bytes: progress.advance(task, read_bytes)
-
-
-class _Lines:
-    def __init__(self, session: Session, size_bytes: int) -> None:
-        self._session, self._size_bytes = session, size_bytes
-        self._done = 0
-        self._due_s = time.monotonic() + _LINE_EVERY_S
-
-    def tell(self, read_bytes: int) -> None:
-        self._done += read_bytes
-        if time.monotonic() >= self._due_s:
-            self._due_s += _LINE_EVERY_S
-            self._session.say(f"scrubbed {format_bytes(self._done)} of {format_bytes(self._size_bytes)}")
 
 
 def _facts(found: ScrubReport, path: str | None) -> dict[str, object]:

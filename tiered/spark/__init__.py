@@ -10,11 +10,19 @@ from tiered.spark.session import register, spark_session
 
 if TYPE_CHECKING:
     from tiered.spark.compaction import compact
+    from tiered.spark.copying import copy
     from tiered.spark.exporting import export
+    from tiered.spark.rewriting import rewrite
     from tiered.spark.scrubbing import scrub
 
-__all__ = ["compact", "export", "read_arrow", "register", "scrub", "spark_session"]
-_LATER = {"compact": "compaction", "export": "exporting", "scrub": "scrubbing"}  # name: module, for what is not light
+__all__ = ["compact", "copy", "export", "read_arrow", "register", "rewrite", "scrub", "spark_session"]
+_LATER = {  # name: module, for what is not light
+    "compact": "compaction",
+    "copy": "copying",
+    "export": "exporting",
+    "rewrite": "rewriting",
+    "scrub": "scrubbing",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from local.errors import NotFound
@@ -16,6 +17,9 @@ from tiered.spark.waves import in_waves, packed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from remote.catalog import RemotePartitionName
+
+Telling = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 TASK_BYTES = 128 << 20  # stored bytes that one task reads
 
 
@@ -43,23 +47,51 @@ def scrub(
     from remote.catalog import chosen_partitions
 
     bucket = Bucket(url=url, options=store_options or {}, key_ring=key_ring)
-    started_ms = state.started_ms if state is not None else wall_ms()
     with bucket.opened() as store:
         names = chosen_partitions(store, [(topic, None) for topic in topics])
-        if missing := sorted(set(topics) - {name.topic for name in names}):
-            raise NotFound("scrubbing with spark, no such topic in the bucket", topic=missing[0])
+    if missing := sorted(set(topics) - {name.topic for name in names}):
+        raise NotFound("scrubbing with spark, no such topic in the bucket", topic=missing[0])
+    return scrub_partitions(
+        spark,
+        bucket,
+        names,
+        state=state,
+        task_bytes=task_bytes,
+        wave_tasks=wave_tasks,
+        should_stop=should_stop,
+        telling=lambda size_bytes: nullcontext(progress),
+        local_copy=local_copy,
+    )
+
+
+def scrub_partitions(
+    spark: SparkSession,
+    bucket: Bucket,
+    names: Sequence[RemotePartitionName],
+    *,
+    state: ScrubState | None = None,
+    task_bytes: int = TASK_BYTES,
+    wave_tasks: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    telling: Telling = lambda size_bytes: nullcontext(lambda read_bytes: None),
+    local_copy: LocalCopy = lambda name, row: False,
+) -> ScrubReport | None:
+    """`scrub` for partitions that were chosen; `telling` makes its `progress` once it is known how much there is."""
+    started_ms = state.started_ms if state is not None else wall_ms()
+    with bucket.opened() as store:
         plan = plan_scrub(store, names, deep=True)
         done = state.results(job.name for job in plan.jobs) if state is not None else {}
-        for result in done.values():
-            progress(result.read_bytes)
-        due = packed([job for job in plan.jobs if job.name not in done], lambda job: job.read_bytes, task_bytes)
-        told = f"scrubbing {len(plan.jobs)} segments"
-        for wave in in_waves(spark, told, due, _reading(bucket), wave_tasks=wave_tasks, should_stop=should_stop):
-            for result in (result for task in wave for result in task):
-                done[result.name] = result
-                if state is not None:
-                    state.note(result)
+        with telling(plan.size_bytes) as progress:
+            for result in done.values():
                 progress(result.read_bytes)
+            due = packed([job for job in plan.jobs if job.name not in done], lambda job: job.read_bytes, task_bytes)
+            told = f"scrubbing {len(plan.jobs)} segments"
+            for wave in in_waves(spark, told, due, _reading(bucket), wave_tasks=wave_tasks, should_stop=should_stop):
+                for result in (result for task in wave for result in task):
+                    done[result.name] = result
+                    if state is not None:
+                        state.note(result)
+                    progress(result.read_bytes)
         if any(job.name not in done for job in plan.jobs):
             return None
         results = [done[job.name] for job in plan.jobs]

@@ -10,7 +10,9 @@ Pieces travel inside the function that the tasks run, pickled; neither they nor 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -42,26 +44,54 @@ def tasks_of_a_wave(spark: SparkSession) -> int:
 def in_waves(
     spark: SparkSession,
     description: str,
-    work: Sequence[W],
+    work: Iterable[W],
     do: Callable[[W], R],
     *,
     wave_tasks: int | None = None,
+    total: int | None = None,
+    group: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[R]]:
     """What `do` gave for each piece of `work`, in order, a list for each wave; ends early when it `should_stop`.
 
-    `description` is what Spark's UI shows, with how far the work is. Results are to be small, the driver holds them.
+    `work` is asked for a wave when the one before is done, and may leave out what is not wanted any more; `total` is
+    how many pieces it has, where it does not say. `description` is what Spark's UI shows, with how far the work is, and
+    `group` the id under which it has the jobs together. Results are to be small, the driver holds them.
     Raises what Spark raises when a task has failed for good; what earlier waves gave has been given.
     """
     step = wave_tasks or tasks_of_a_wave(spark)
-    for start in range(0, len(work), step):
+    everything = len(work) if isinstance(work, Sequence) else total
+    done, left = 0, iter(work)
+    while wave := list(islice(left, step)):
         if should_stop():
             return
-        pieces = [pickle.dumps(each) for each in work[start : start + step]]
-        yield _wave(spark, f"{description}: {start + 1} to {start + len(pieces)} of {len(work)}", pieces, do)
+        of = f" of {everything}" if everything is not None else ""
+        told = f"{description}: {done + 1} to {done + len(wave)}{of}"
+        with named_job(spark, told, group):
+            results = _wave(spark, [pickle.dumps(each) for each in wave], do)
+        done += len(wave)
+        yield results
 
 
-def _wave(spark: SparkSession, description: str, pieces: list[bytes], do: Callable[[W], R]) -> list[R]:
+_GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
+
+
+@contextmanager
+def named_job(spark: SparkSession, description: str, group: str | None = None) -> Iterator[None]:
+    """Whatever Spark does meanwhile has this description in its UI, and its group of jobs where one is given."""
+    context = spark.sparkContext
+    before = {name: context.getLocalProperty(name) for name in (_GROUP, _DESCRIPTION)}
+    if group is not None:
+        context.setLocalProperty(_GROUP, group)
+    context.setLocalProperty(_DESCRIPTION, description)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, cast(str, value))  # None takes it away
+
+
+def _wave(spark: SparkSession, pieces: list[bytes], do: Callable[[W], R]) -> list[R]:
     def task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
@@ -71,12 +101,6 @@ def _wave(spark: SparkSession, description: str, pieces: list[bytes], do: Callab
                 columns: list[Any] = [pa.array([number], pa.int64()), pa.array([pickle.dumps(result)], pa.binary())]
                 yield pa.RecordBatch.from_arrays(columns, names=["number", "result"])
 
-    context = spark.sparkContext
-    before = context.getLocalProperty("spark.job.description")
-    context.setJobDescription(description)
-    try:
-        rows = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(task, "number long, result binary").collect()
-    finally:
-        context.setLocalProperty("spark.job.description", cast(str, before))  # None takes it away
+    rows = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(task, "number long, result binary").collect()
     results = {row["number"]: pickle.loads(bytes(row["result"])) for row in rows}  # noqa: S301 - our own task's
     return [results[number] for number in range(len(pieces))]

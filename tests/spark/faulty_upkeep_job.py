@@ -1,0 +1,38 @@
+"""A recoding in a driver of its own, whose tasks die at their first attempts, and which is killed between two effects.
+
+python faulty_upkeep_job.py URL KEYS N MASTER
+
+As `faulty_job.py`: a task's first attempt ends after its first upload, the driver before its effect N. Run by tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from faulty_job import FaultyBucket, Strikes
+
+from remote.catalog import list_partitions
+from remote.fsspec_store import open_store
+from tiered.rewriting import plan_recode
+from tiered.spark.launching import launched_session
+from tiered.spark.rewriting import rewrite
+
+NOW = 1_800_000_000_000
+
+
+def main() -> None:
+    url, key_ring, effect, master = sys.argv[1:]
+    store = open_store(url)
+    plans = [plan_recode(store, name, now_ms=NOW, codec="zstd") for name in list_partitions(store)]
+    store.close()
+    conf = {"spark.executor.memory": "600m", "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent)}
+    spark = launched_session("faulty", master, conf)
+    bucket = FaultyBucket(url=url, key_ring=key_ring, strikes=Strikes(int(effect)))
+    rewrite(spark, bucket, plans, wave_tasks=2, task_bytes=1, chunk_bytes=512, now_ms=lambda: NOW, job_id="nightly")
+
+
+if __name__ == "__main__":
+    main()

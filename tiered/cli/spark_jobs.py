@@ -1,0 +1,127 @@
+"""What commands that can run on Spark share: ``--spark`` and ``--conf``, the session, the bucket for its tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest
+from tiered.cli.session import Session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiered.cli.bucket import Bucket
+    from tiered.spark.bucket import Bucket as TaskBucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnSpark:
+    """Where a command's work runs. `master` None: in this process, or what ``spark-submit`` was told."""
+
+    master: str | None = None
+    conf: tuple[str, ...] = ()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Asked for by ``--spark``, or by having been started by ``spark-submit``."""
+        return self.master is not None or is_submitted()
+
+
+def is_submitted() -> bool:
+    """Whether ``spark-submit`` runs this process: it has told where its JVM listens."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def spark_options(command: Callable[..., object]) -> Callable[..., object]:
+    """``--spark MASTER`` and ``--conf NAME=VALUE``, handed on as `on_spark`, an `OnSpark`."""
+
+    def gathered(*words: object, spark_master: str | None, spark_conf: tuple[str, ...], **more: object) -> object:
+        return command(*words, on_spark=OnSpark(master=spark_master, conf=spark_conf), **more)
+
+    gathered.__name__, gathered.__doc__ = command.__name__, command.__doc__
+    gathered.__dict__.update(command.__dict__)
+    for option in (
+        click.option(
+            "--conf", "spark_conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may repeat."
+        ),
+        click.option(
+            "--spark",
+            "--master",
+            "spark_master",
+            metavar="MASTER",
+            help="Do the work in tasks of Spark: local[*], spark://..., yarn, k8s://...",
+        ),
+    ):
+        gathered = option(gathered)
+    return gathered
+
+
+@contextmanager
+def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[SparkSession]:
+    """A session for one command, stopped afterwards. Raises InvalidRequest for what is no setting, or without Spark."""
+    from tiered.spark.launching import launched_session
+
+    conf = parse_conf(on_spark.conf)
+    session.set_up_logging(tells_problems=True)
+    spark = launched_session(f"tiered {told}", on_spark.master, conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def parse_conf(conf: Sequence[str]) -> dict[str, str]:
+    """``spark.a.b=c`` as a mapping. Raises InvalidRequest."""
+    found = {}
+    for text in conf:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InvalidRequest("reading --conf", text=repr(text), expected="spark.NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def refuse_rate(on_spark: OnSpark, rate: str | None) -> None:
+    """A rate is one process's."""
+    if on_spark.is_wanted and rate is not None:
+        raise click.UsageError("--rate is for one process; on Spark limit its cores")
+
+
+def task_bucket(
+    session: Session, bucket: Bucket, *, is_configured: bool, settings: Mapping[str, str] | None = None
+) -> TaskBucket:
+    """What travels to the tasks for this bucket; `settings` outweigh what the configuration says of objects."""
+    from tiered.properties import DEFAULTS
+    from tiered.spark.bucket import Bucket as TaskBucket
+
+    key_ring, values = None, {}
+    if is_configured:
+        config = session.config()
+        key_ring, values = config.key_ring, config.topic_properties("")
+    kept = {name: value for name, value in {**values, **(settings or {})}.items() if value != DEFAULTS[name]}
+    return TaskBucket(url=bucket.url, options=dict(bucket.options), key_ring=key_ring, settings=kept)
+
+
+def target_bucket(
+    session: Session,
+    url: str,
+    options: Mapping[str, object],
+    *,
+    storage_class: str | None,
+    is_configured: bool,
+    key_ring: str | None,
+) -> TaskBucket:
+    """As `tiered.cli.bucket.open_target`, to be opened by tasks."""
+    from tiered.properties import DEFAULTS
+    from tiered.spark.bucket import Bucket as TaskBucket
+
+    values = session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
+    values["remote.storage.class"] = storage_class or "default"
+    kept = {name: value for name, value in values.items() if value != DEFAULTS[name]}
+    return TaskBucket(url=url, options=dict(options), key_ring=key_ring, settings=kept)

@@ -1,0 +1,27 @@
+"""The file that ``spark-submit`` runs: the command `tiered`, on the master that ``spark-submit`` was told.
+
+    spark-submit --master yarn $(python -m tiered.spark.submit) rewrite merge orders --remote s3://bucket/logs --yes
+
+Called by itself, without a word, it prints where it lies.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    if len(sys.argv) == 1 and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        sys.stdout.write(f"{os.path.abspath(__file__)}\n")
+        return
+    # A script's own directory comes first on the path: this one's modules would hide others of the same names.
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
+    from tiered.cli.main import run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
