@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +14,6 @@ from local.errors import InvalidRequest
 from tiered.cli.session import Session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tiered.cli.bucket import Bucket
     from tiered.spark.bucket import Bucket as TaskBucket
 
@@ -63,7 +61,7 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 @contextmanager
-def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[SparkSession]:
+def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[Any]:
     """A session for one command, stopped afterwards. Raises InvalidRequest for what is no setting, or without Spark."""
     from tiered.spark.launching import launched_session
 
