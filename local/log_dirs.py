@@ -80,9 +80,18 @@ class LogDirectory:
         checkpoints.write_topic_id(self.storage, directory, topic_id)
 
     def open_log(
-        self, partition: TopicPartition, settings: LogSettings, *, now_ms: int, is_tiered: bool = False
+        self,
+        partition: TopicPartition,
+        settings: LogSettings,
+        *,
+        now_ms: int,
+        is_tiered: bool = False,
+        is_new: bool = False,
     ) -> Log:
-        """The log of `partition`, loaded and recovered as its checkpoints say; the same object on a second call."""
+        """The log of `partition`, loaded and recovered as its checkpoints say; the same object on a second call.
+
+        One that `is_new` came after the last shutdown, which vouches for nothing in it.
+        """
         if partition in self.logs:
             return self.logs[partition]
         log = Log.open(
@@ -91,7 +100,7 @@ class LogDirectory:
             partition,
             settings,
             now_ms=now_ms,
-            was_clean=self.was_clean,
+            was_clean=self.was_clean and not is_new,
             recovery_point=self._recovery_points.get(partition, 0),
             log_start_offset=self._log_starts.get(partition),
             is_tiered=is_tiered,
@@ -106,6 +115,27 @@ class LogDirectory:
         log.write_checkpoints = self.write_checkpoints
         self.logs[partition] = log
         return log
+
+    def take_in(
+        self,
+        partition: TopicPartition,
+        settings: LogSettings,
+        *,
+        now_ms: int,
+        recovery_point: int,
+        log_start_offset: int,
+        is_tiered: bool = False,
+        cleaner_offset: int = 0,
+        cleaner_reach: int = 0,
+    ) -> Log:
+        """The log of files that were put here whole and durably up to `recovery_point`, as if they always had been.
+
+        What is above it is recovered. The checkpoints are written by `close`. Raises as `open_log`.
+        """
+        self.forget(partition)
+        self._recovery_points[partition], self._log_starts[partition] = recovery_point, log_start_offset
+        self._cleaner_offsets[partition], self._cleaner_reaches[partition] = cleaner_offset, cleaner_reach
+        return self.open_log(partition, settings, now_ms=now_ms, is_tiered=is_tiered, is_new=True)
 
     def forget(self, partition: TopicPartition) -> None:
         """What the checkpoints say of a partition that was here and moved, or went, holds for no other one."""

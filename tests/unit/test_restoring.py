@@ -1,0 +1,321 @@
+"""Topics restored from the bucket alone: record for record, cut to the record, taken over by one, whatever cuts it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from disk_model import ModelDisk, PowerCut
+from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound
+from local.isolation import Isolation
+from local.log_dirs import LogDirectory
+from local.producer_state import Producer
+from local.record import Record, StoredRecord
+from local.settings import LogSettings
+from local.verifying import verify
+from remote.catalog import list_partitions
+from remote.head import Head
+from remote.head_changes import expire_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+from tiered.restore_running import RestoreOutcome, run_restore
+from tiered.restoring import Kept, RestoreWish, TopicRestore, plan_restore
+
+ROOT = "./restored"
+COMMITTED = Isolation.READ_COMMITTED
+
+
+def _world(kind: str = "plain", count: int = 500) -> World:
+    """A topic whose closed segments are all in the bucket; the manager is closed."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, COMPACTED if kind == "compacted" else TIERED, now_ms=NOW)
+        if kind == "transactions":
+            _transactions(manager)
+        else:
+            send(manager, count, keys=9)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        if kind == "compacted":
+            send(manager, 60, start=count, keys=5)
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+        assert manager.partition(NAME).head().has_rows
+    return world
+
+
+def _transactions(manager: LogManager) -> None:
+    """Two producers interleaved over several segments, committed and aborted in turn."""
+    log = manager.partition(NAME).log
+    sequences = {7: 0, 8: 0}
+    for turn in range(8):
+        for producer_id, sequence in list(sequences.items()):
+            producer = Producer(
+                producer_id=producer_id, producer_epoch=1, base_sequence=sequence, is_transactional=True
+            )
+            records = [Record(b"k", b"turn %d of %d" % (turn, producer_id), NOW - DAY) for _ in range(6)]
+            log.append(records, now_ms=NOW, producer=producer)
+            sequences[producer_id] += 6
+        send(manager, 5, start=turn * 5)
+        log.append_marker(7, 1, commit=turn % 2 == 0, coordinator_epoch=0, now_ms=NOW)
+        log.append_marker(8, 1, commit=turn % 3 == 0, coordinator_epoch=0, now_ms=NOW)
+
+
+def _plan(store: MemoryStore, **wish: object) -> list[TopicRestore]:
+    return plan_restore(store, list_partitions(store), RestoreWish(**wish), now_ms=NOW)  # type: ignore[arg-type]
+
+
+def _restore(store: MemoryStore, disk: ModelDisk, **wish: object) -> RestoreOutcome:
+    return run_restore(store, _plan(store, **wish), disk, ROOT, now_ms=lambda: NOW)
+
+
+def _in_bucket(store: MemoryStore, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[StoredRecord]:
+    reader = RemoteLog(store).reader(isolation=isolation)
+    return list(reader.records(NAME, reader.offsets(NAME)[0]))
+
+
+def _on_disk(disk: ModelDisk, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[StoredRecord]:
+    """What a log library finds that knows nothing of a bucket."""
+    directory = LogDirectory(disk, ROOT, read_only=True)
+    log = directory.open_log(NAME, LogSettings(), now_ms=NOW)
+    return list(log.records(log.log_start_offset, isolation=isolation))
+
+
+def _manager(world: World, disk: ModelDisk) -> LogManager:
+    """On a restored directory."""
+    return LogManager.open(replace(world.config, data_dir=ROOT), now_ms=NOW, storage=disk, store=world.store)
+
+
+def _head(world: World) -> Head:
+    return MetadataLog(world.store, list_partitions(world.store)[0].prefix).refresh(exact=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "compacted", "transactions"])
+def test_a_restored_log_is_the_source_record_for_record(kind: str) -> None:
+    world, disk = _world(kind), ModelDisk()
+    outcome = _restore(world.store, disk)
+    assert outcome.is_complete
+    assert _on_disk(disk) == _in_bucket(world.store)
+    assert _on_disk(disk, COMMITTED) == _in_bucket(world.store, COMMITTED)
+    assert disk.exists(f"{ROOT}/.kafka_cleanshutdown")
+    assert outcome.partitions[0].next_offset == _head(world).taken_upto
+    assert [each for each in verify(disk, ROOT) if not each.path.endswith("topics.json")] == []
+
+
+def test_its_files_are_those_of_the_source_byte_for_byte() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 500)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    disk = ModelDisk()
+    _restore(world.store, disk)
+    names = [name for name in world.disk.list("./data/t-0") if name.endswith((".log", ".index", ".timeindex"))]
+    assert len(names) > 9
+    for name in (*names, "leader-epoch-checkpoint", "partition.metadata"):
+        assert disk.read(f"{ROOT}/t-0/{name}") == world.disk.read(f"./data/t-0/{name}"), name
+
+
+@pytest.mark.parametrize("kind", ["plain", "transactions"])
+def test_a_cut_ends_the_log_at_that_very_record(kind: str) -> None:
+    world = _world(kind)
+    whole = _in_bucket(world.store)
+    end = _head(world).taken_upto
+    for cut in range(1, end, 17):
+        disk = ModelDisk()
+        (done,) = _restore(world.store, disk, to_offset=cut).partitions
+        assert done.next_offset == cut
+        assert _on_disk(disk) == [record for record in whole if record.offset < cut]
+    if kind == "transactions":
+        (done,) = _restore(world.store, ModelDisk(), to_offset=5).partitions
+        assert done.open_transactions == 1
+
+
+def test_a_cut_by_time_ends_before_the_first_record_of_that_time_or_later() -> None:
+    world, disk = _world(), ModelDisk()
+    whole = _in_bucket(world.store)
+    _restore(world.store, disk, to_time_ms=whole[37].timestamp_ms)
+    assert _on_disk(disk) == whole[:37]
+    later = ModelDisk()
+    _restore(world.store, later, to_time_ms=NOW + DAY)
+    assert _on_disk(later) == whole
+
+
+def test_a_cut_of_a_cleaned_topic_is_refused_until_missing_keys_are_accepted() -> None:
+    world = _world("compacted")
+    with pytest.raises(InvalidRequest, match="keys whose older records went") as refused:
+        _plan(world.store, to_offset=200)
+    exact_from = refused.value.facts["exact_from"]
+    assert _plan(world.store, to_offset=exact_from)[0].partitions[0].exact_from is None
+    disk = ModelDisk()
+    (done,) = _restore(world.store, disk, to_offset=200, accepts_missing_keys=True).partitions
+    assert done.exact_from == exact_from
+    assert _on_disk(disk) == [record for record in _in_bucket(world.store) if record.offset < 200]
+
+
+@pytest.mark.parametrize("wish", [
+    {"to_offset": 5, "to_time_ms": 5},
+    {"to_offset": 5, "takes_over": True},
+    {"kept": Kept.NONE},
+    {"kept": Kept.RECENT},
+])  # fmt: skip
+def test_wishes_that_contradict_each_other_are_refused(wish: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="restoring"):
+        _plan(MemoryStore("memory://b"), **wish)
+
+
+@pytest.mark.parametrize("kept", Kept)
+@pytest.mark.parametrize("kind", ["plain", "compacted", "transactions"])
+def test_whoever_takes_over_reads_and_goes_on_and_the_former_owner_is_fenced(kept: Kept, kind: str) -> None:
+    world, disk = _world(kind), ModelDisk()
+    before = _in_bucket(world.store)
+    with world.open() as former:
+        rows = _head(world).segments
+        (done,) = _restore(world.store, disk, kept=kept, takes_over=True).partitions
+        assert (done.size_bytes > 0) == (kept is Kept.ALL)
+        held = former.partition(NAME)
+        assert held.metadata is not None
+        with pytest.raises(Fenced):
+            held.metadata.commit(expire_segments([], now_ms=NOW, log_start_offset=1), NOW)
+    with _manager(world, disk) as manager:
+        assert manager.problems == {}
+        reader = manager.reader()
+        assert list(reader.records(NAME, reader.offsets(NAME)[0])) == before
+        send(manager, 40, start=500)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        again = [record.value for record in reader.records(NAME, done.next_offset)]
+        assert again == [b"value %d" % at for at in range(500, 540)][-len(again) :]
+        assert len(again) == (40 if kind != "compacted" else len(again)) > 0
+        if kind != "compacted":
+            assert _head(world).segments[: len(rows)] == rows  # nothing was copied again
+
+
+def test_recent_keeps_what_local_retention_would_have_left() -> None:
+    world = World()
+    with world.open() as manager:
+        settings = {**TIERED, "local.retention.ms": "-1", "local.retention.bytes": "5000"}
+        manager.create_topic("t", 1, settings, now_ms=NOW)
+        send(manager, 500)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    disk = ModelDisk()
+    (planned,) = _plan(world.store, kept=Kept.RECENT, takes_over=True)[0].partitions
+    assert 5000 <= planned.size_bytes < 7000
+    assert planned.remote_bytes > 4000
+    _restore(world.store, disk, kept=Kept.RECENT, takes_over=True)
+    with _manager(world, disk) as manager:
+        assert [record.value for record in manager.reader().records(NAME, 0)] == [b"value %d" % at for at in range(500)]
+
+
+def test_of_two_machines_that_take_over_at_once_one_owns_the_topic() -> None:
+    """The other one takes over while the first has its files and no registry yet."""
+    world, one, other = _world(), ModelDisk(), ModelDisk()
+
+    def second(size_bytes: int) -> None:
+        if not other.is_directory(ROOT):
+            _restore(world.store, other, takes_over=True)
+
+    plan = _plan(world.store, takes_over=True)
+    with pytest.raises(Fenced):
+        run_restore(world.store, plan, one, ROOT, now_ms=lambda: NOW, progress=second)
+    assert not one.exists(f"{ROOT}/topics.json")
+    with _manager(world, other) as manager:
+        assert manager.problems == {}
+        send(manager, 10, start=700)
+
+
+def test_a_restored_topic_without_taking_over_leaves_the_bucket_alone() -> None:
+    world, disk = _world(), ModelDisk()
+    before = dict(world.store._objects)
+    _restore(world.store, disk)
+    with _manager(world, disk) as manager:
+        send(manager, 10, start=700)
+        settle(manager)
+        assert not manager.partition(NAME).is_tiered
+    assert world.store._objects == before
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_every_cut_of_the_disk_and_a_second_run_end_in_the_same_log(takes_over: bool) -> None:
+    """The power goes after each effect; what the platter has is what the second run begins with."""
+    world = _world(count=100)
+    whole, rng = _in_bucket(world.store), random.Random(5)
+    counted = ModelDisk()
+    _restore(world.store, counted, takes_over=takes_over)
+    assert counted.effects > 60
+    for cut_at in range(1, counted.effects, 2):
+        disk = ModelDisk()
+        disk.cut_at = cut_at
+        with pytest.raises(PowerCut):
+            _restore(world.store, disk, takes_over=takes_over)
+        found = disk.crash(rng)
+        if found.exists(f"{ROOT}/topics.json") and b'"t"' in found.read(f"{ROOT}/topics.json"):
+            with _manager(world, found) as manager:
+                assert [*manager.reader().records(NAME, 0)] == whole, cut_at
+            continue
+        _restore(world.store, found, takes_over=takes_over)
+        assert _on_disk(found) == whole, cut_at
+        assert not [name for name in found.list(ROOT) if "restoring" in name]
+
+
+def test_a_run_that_was_stopped_does_not_fetch_whole_segments_again() -> None:
+    world, disk = _world(), ModelDisk()
+    plan, seen = _plan(world.store), []
+    stopped = run_restore(
+        world.store, plan, disk, ROOT, now_ms=lambda: NOW, should_stop=lambda: len(seen) > 2, progress=seen.append
+    )
+    assert not stopped.is_complete
+    data = [key for key in world.store._objects if key.endswith(".log")]
+    asked: list[str] = []
+    real = world.store.get_ranges
+    world.store.get_ranges = lambda key, ranges: (asked.append(key), real(key, ranges))[1]  # type: ignore[method-assign]
+    assert _restore(world.store, disk).is_complete
+    assert 0 < len(set(asked)) <= len(data) - 3
+    assert _on_disk(disk) == _in_bucket(world.store)
+
+
+@pytest.mark.damages_bucket
+def test_a_segment_with_a_flipped_bit_is_never_restored() -> None:
+    world = _world()
+    key = next(key for key in world.store._objects if key.endswith(".log"))
+    body, modified_ms = world.store._objects[key]
+    damaged = bytearray(body)
+    damaged[len(damaged) // 2] ^= 1
+    world.store._objects[key] = bytes(damaged), modified_ms
+    disk = ModelDisk()
+    with pytest.raises(Corrupt):
+        _restore(world.store, disk)
+    assert not disk.is_directory(f"{ROOT}/t-0")
+
+
+def test_what_is_there_already_is_left_alone() -> None:
+    world, disk = _world(), ModelDisk()
+    _restore(world.store, disk)
+    with pytest.raises(InvalidRequest, match="the directory has it"):
+        _restore(world.store, disk)
+    disk.unlink(f"{ROOT}/topics.json")
+    with _manager(world, disk) as manager:  # somebody else's topic of that name
+        manager.create_topic("u", 1, {}, now_ms=NOW)
+    disk.rename(f"{ROOT}/u-0", f"{ROOT}/t-0.moved")
+    disk.unlink(f"{ROOT}/topics.json")
+    disk.unlink(f"{ROOT}/t-0/partition.metadata")
+    with pytest.raises(Conflict, match="other files are there"):
+        _restore(world.store, disk)
+
+
+def test_a_deleted_topic_is_not_restored() -> None:
+    world = _world()
+    plan = _plan(world.store)
+    with world.open() as manager:
+        manager.delete_topic("t", now_ms=NOW)
+        settle(manager)
+    with pytest.raises(NotFound, match="was deleted"):
+        _plan(world.store)
+    assert plan[0].partitions[0].dollars() > 0

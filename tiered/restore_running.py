@@ -1,0 +1,255 @@
+"""Restoring, done: a plan of `tiered.restoring` becomes files in a log directory, and perhaps its owner's.
+
+Order of effects, and what a crash or an interruption after each leaves:
+
+| step | effect | after a crash |
+|---|---|---|
+| 1 | the directory is locked; its clean-shutdown mark goes | its logs are recovered at the next start |
+| 2 | with `takes_over`: each partition's epoch in the bucket is ours | the former owner is fenced; run it again |
+| 3 | files in ``….restoring`` (`tiered.restore_files`) | whole segments are not fetched again |
+| 4 | with `takes_over`: the epochs are proved to be ours still | as 3; where another took them: Fenced |
+| 5 | the directories get their names | partitions that no registry names; the next run takes them as they are |
+| 6 | logs opened and recovered where they were cut, checkpoints | as 5 |
+| 7 | the registry names the topic | done |
+
+Two machines that take over at once: whoever did step 2 last owns the topic; the other one learns that at step 4, or as
+soon as it commits something. An empty partition that is there (a broker has just created the topic, and was stopped) is
+filled and keeps its topic id; anything else that is there is left alone, and refused.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from local import checkpoints
+from local.errors import Conflict, Corrupt, InvalidRequest
+from local.log_dirs import LogDirectory
+from local.names import LOG, TopicPartition, deleted_directory
+from local.storage import Storage, join
+from remote.chunk_cache import ChunkCache
+from remote.encryption import NO_KEYS, KeyRing
+from remote.metadata_log import MetadataLog
+from remote.range_reader import RemotePartition
+from remote.store import ObjectStore
+from tiered.properties import DEFAULTS
+from tiered.restore_files import STAGING, Progress, ShouldStop, holds_all, lay_down, trusted_upto
+from tiered.restoring import PartitionRestore, TopicRestore, plan_partition
+from tiered.topic_settings import log_settings
+from tiered.topics import Topic, TopicRegistry
+
+CACHE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredPartition:
+    """`size_bytes` are on the disk, `remote_bytes` in the tier alone. `open_transactions` began below the end and have
+    no end there: committed readers stop at the first of them."""
+
+    partition: TopicPartition
+    log_start_offset: int
+    next_offset: int
+    size_bytes: int
+    remote_bytes: int
+    epoch: int | None
+    open_transactions: int = 0
+    exact_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOutcome:
+    """What was restored; not complete when it was told to stop: run it again, whole segments stay."""
+
+    partitions: tuple[RestoredPartition, ...] = ()
+    is_complete: bool = True
+
+
+def run_restore(
+    store: ObjectStore,
+    topics: Sequence[TopicRestore],
+    storage: Storage,
+    root: str,
+    *,
+    now_ms: Callable[[], int],
+    keys: KeyRing = NO_KEYS,
+    should_stop: ShouldStop = lambda: False,
+    progress: Progress = lambda size_bytes: None,
+) -> RestoreOutcome:
+    """Restore into the log directory `root`, made if it is not there. May be repeated.
+
+    Raises Conflict when another process has the directory open or holds another partition of the name, Fenced when
+    another machine took over, and as `restore_files.lay_down`.
+    """
+    directory = LogDirectory(storage, root)
+    is_clean = directory.was_clean or not directory.partitions()
+    try:
+        registry = TopicRegistry([(storage, root)])
+        for topic in topics:
+            _check_free(storage, directory, registry, topic)
+        done: list[RestoredPartition] = []
+        is_complete = True
+        for topic in topics:
+            work = _TopicWork(store, storage, directory, topic, now_ms, keys)
+            is_complete = work.fetch(should_stop, progress)
+            if not is_complete:
+                break
+            done += work.finish(registry)
+    except BaseException:
+        directory.abandon()
+        raise
+    directory.close(is_clean=is_clean)
+    return RestoreOutcome(partitions=tuple(done), is_complete=is_complete)
+
+
+class _TopicWork:
+    """Steps 2 to 7 of one topic."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        storage: Storage,
+        directory: LogDirectory,
+        topic: TopicRestore,
+        now_ms: Callable[[], int],
+        keys: KeyRing,
+    ) -> None:
+        self._store, self._storage, self._directory = store, storage, directory
+        self._topic, self._now_ms, self._keys = topic, now_ms, keys
+        self._writers: list[MetadataLog] = []
+        self._parts: list[PartitionRestore] = []
+
+    def fetch(self, should_stop: ShouldStop, progress: Progress) -> bool:
+        """Steps 2 and 3; False when told to stop."""
+        self._parts = [self._taken_over(each) for each in self._topic.partitions]
+        for each in self._parts:
+            partition = each.name.topic_partition
+            if self._is_there(each):
+                continue
+            log = MetadataLog(self._store, each.name.prefix)
+            cache = ChunkCache(CACHE_BYTES)
+            remote = RemotePartition(self._store, each.name.prefix, cache, metadata=log, keys=self._keys)
+            is_done = lay_down(
+                self._storage,
+                self._staging(partition),
+                remote,
+                each,
+                topic_id=self._topic_id(partition),
+                should_stop=should_stop,
+                progress=progress,
+            )
+            if not is_done:
+                return False
+        return True
+
+    def finish(self, registry: TopicRegistry) -> list[RestoredPartition]:
+        """Steps 4 to 7."""
+        for writer in self._writers:
+            writer.check_still_writer()
+        for each in self._parts:
+            self._put_in_place(each)
+        done = [self._opened(each) for each in self._parts]
+        self._directory.write_checkpoints()
+        topic = Topic(
+            name=self._topic.topic,
+            topic_id=self._topic_id(self._parts[0].name.topic_partition),
+            partition_count=self._topic.partition_count,
+            properties=self._topic.properties,
+            was_tiered=self._topic.wish.takes_over,
+        )
+        registry.add(topic)
+        return done
+
+    def _taken_over(self, planned: PartitionRestore) -> PartitionRestore:
+        """The plan by the head that made the partition ours, whose rows nobody else changes any more."""
+        if not self._topic.wish.takes_over:
+            return planned
+        name, now_ms = planned.name, self._now_ms()
+        log = MetadataLog(self._store, name.prefix)
+        writer_id = f"restore-{uuid.uuid4().hex[:8]}"
+        log.become_writer(
+            writer_id, now_ms, topic=name.topic, topic_id=name.topic_id, partition=name.partition, properties=None
+        )
+        self._writers.append(log)
+        return plan_partition(log, self._store, name, self._topic.wish, now_ms=now_ms, keys=self._keys)
+
+    def _is_there(self, planned: PartitionRestore) -> bool:
+        place = self._directory.path(planned.name.topic_partition)
+        return self._storage.is_directory(place) and holds_all(self._storage, place, planned)
+
+    def _put_in_place(self, planned: PartitionRestore) -> None:
+        partition = planned.name.topic_partition
+        if self._is_there(planned) and not self._storage.is_directory(self._staging(partition)):
+            return
+        place, root = self._directory.path(partition), self._directory.root
+        if self._storage.is_directory(place):  # empty: `_check_free` has looked
+            self._storage.rename(place, join(root, deleted_directory(partition, uuid.uuid4().hex)))
+        self._storage.rename(self._staging(partition), place)
+        self._storage.sync_directory(root)
+
+    def _opened(self, planned: PartitionRestore) -> RestoredPartition:
+        wish, partition = self._topic.wish, planned.name.topic_partition
+        settings = log_settings({**DEFAULTS, **self._topic.properties})
+        log = self._directory.take_in(
+            partition,
+            settings,
+            now_ms=self._now_ms(),
+            recovery_point=trusted_upto(planned),
+            log_start_offset=planned.head.log_start_offset,
+            is_tiered=wish.takes_over,
+            cleaner_offset=_cleaner_offset(planned) if settings.is_compacted else 0,
+            cleaner_reach=planned.cleaned_reach,
+        )
+        if log.next_offset != planned.next_offset:
+            facts = {"expected": planned.next_offset, "found": log.next_offset}
+            raise Corrupt("restoring a partition, its log ends elsewhere", partition=partition, **facts)
+        return RestoredPartition(
+            partition=partition,
+            log_start_offset=log.log_start_offset,
+            next_offset=log.next_offset,
+            size_bytes=log.size_bytes,
+            remote_bytes=planned.remote_bytes,
+            epoch=planned.head.epoch if wish.takes_over else None,
+            open_transactions=sum(each.transaction_first_offset >= 0 for each in log.producers()),
+            exact_from=planned.exact_from,
+        )
+
+    def _staging(self, partition: TopicPartition) -> str:
+        return self._directory.path(partition) + STAGING
+
+    def _topic_id(self, partition: TopicPartition) -> str:
+        """That of an empty partition that is there, else the bucket's."""
+        there = checkpoints.read_topic_id(self._storage, self._directory.path(partition))
+        return self._topic.topic_id if there is None else there
+
+
+def _check_free(storage: Storage, directory: LogDirectory, registry: TopicRegistry, topic: TopicRestore) -> None:
+    """Raises InvalidRequest for a topic that is there already, Conflict for files that are another log's."""
+    if topic.topic in {each.name for each in registry.all()}:
+        raise InvalidRequest("restoring a topic, the directory has it", topic=topic.topic, directory=directory.root)
+    ids = set()
+    for each in topic.partitions:
+        partition = each.name.topic_partition
+        place = directory.path(partition)
+        if not storage.is_directory(place):
+            continue
+        topic_id = checkpoints.read_topic_id(storage, place)
+        ids.add(topic_id)
+        if _is_empty(storage, place):
+            if topic.wish.takes_over and topic_id != topic.topic_id:
+                facts = {"partition": partition, "topic_id": topic_id, "in_the_bucket": topic.topic_id}
+                raise Conflict("taking a topic over, an empty partition with another topic id is there", **facts)
+        elif topic_id != topic.topic_id or (not topic.wish.takes_over and not holds_all(storage, place, each)):
+            raise Conflict("restoring a partition, other files are there", partition=partition, directory=place)
+    if len(ids) > 1:
+        raise Conflict("restoring a topic, its partitions there have several ids", topic=topic.topic)
+
+
+def _is_empty(storage: Storage, place: str) -> bool:
+    return not any(name.endswith(LOG) and facts.size_bytes for name, facts in storage.list_files(place).items())
+
+
+def _cleaner_offset(planned: PartitionRestore) -> int:
+    """Below which every row on the disk is clean: the least that one of them says, nothing where one never was."""
+    cleaned = [row.cleaned_through or 0 for row in planned.rows]
+    return min([*cleaned, planned.next_offset])

@@ -1,0 +1,231 @@
+"""Topics of a bucket put back on a disk: which rows become files, how far, at what price.
+
+Plans only; `tiered.restore_files` and `tiered.restore_running` do them.
+
+The bucket is enough: its heads have the settings, the rows, the leader epochs and the producers. A restored directory
+is a Kafka log directory: a broker opens it, and so does `LogManager`.
+
+| `Kept` | files on the disk | afterwards |
+|---|---|---|
+| ALL | every segment | a topic of its own that no bucket stands behind; or, with `takes_over`, the tiered topic |
+| RECENT | what `local.retention.*` would have left | with `takes_over` only: older ones are read from the tier |
+| NONE | an empty active segment | with `takes_over` only: everything is read from the tier |
+
+A cut (`to_offset`, `to_time_ms`) ends the log exactly there: the batch that holds it keeps its records below it. The
+bucket has what lies above, so a cut topic cannot take over; a fork can (`tiered.forking`). In a topic that was cleaned
+a cut may miss keys: their older records went for the sake of newer ones above it. That is said, and refused unless
+accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from local.errors import InvalidRequest, NotFound
+from local.names import TopicPartition
+from policies.cost import request_cost, retrieval_cost
+from policies.prices import BUILT_IN, PriceTable
+from policies.rules import Limits
+from remote.catalog import RemotePartitionName
+from remote.encryption import NO_KEYS, KeyRing
+from remote.head import Head
+from remote.metadata_log import MetadataLog
+from remote.range_reader import RANGE_BYTES
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+from tiered.properties import DEFAULTS
+from tiered.remote_view import RemoteLog
+from tiered.topic_settings import resolve_rules
+
+ENABLE = "remote.storage.enable"
+
+
+class Kept(Enum):
+    """Which segments get files on the disk."""
+
+    ALL = "all"
+    RECENT = "recent"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreWish:
+    """What is asked for. `takes_over`: the restored directory becomes the topic's writer, whoever was it before."""
+
+    kept: Kept = Kept.ALL
+    to_offset: int | None = None
+    to_time_ms: int | None = None
+    takes_over: bool = False
+    accepts_missing_keys: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidRequest for wishes that contradict each other."""
+        is_cut = self.to_offset is not None or self.to_time_ms is not None
+        if self.to_offset is not None and self.to_time_ms is not None:
+            raise InvalidRequest("restoring, up to an offset and up to a time at once")
+        if is_cut and self.takes_over:
+            raise InvalidRequest("restoring a part and taking over, the bucket holds more than that: fork the topic")
+        if self.kept is not Kept.ALL and not self.takes_over:
+            hint = "without files somebody has to serve the tier: take over, or restore all"
+            raise InvalidRequest(f"restoring, {hint}", kept=self.kept.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRestore:
+    """One partition's part. `rows` become files, ascending; the log ends at `next_offset`, inside the last row perhaps.
+
+    `last_row` is the newest one, on the disk or not. `remote_bytes` stay in the tier alone. A cut below `exact_from`
+    may miss keys; None: none is missing.
+    """
+
+    name: RemotePartitionName
+    head: Head
+    rows: tuple[RemoteSegment, ...]
+    next_offset: int
+    cleaned_reach: int
+    last_row: RemoteSegment | None = None
+    remote_bytes: int = 0
+    exact_from: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(row.stored_bytes + row.indexes_bytes for row in self.rows)
+
+    @property
+    def gets(self) -> int:
+        return 2 + sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in self.rows)
+
+    def dollars(self, prices: PriceTable = BUILT_IN) -> float:
+        """For its requests, and where a class bills it for what is read; traffic out of a region is not in it."""
+        dollars = request_cost(gets=2)
+        for row in self.rows:
+            here = prices.of(row.storage_class)
+            dollars += request_cost(gets=1 + -(-row.stored_bytes // RANGE_BYTES), prices=here)
+            dollars += retrieval_cost(row.stored_bytes, here)
+        return dollars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRestore:
+    """One topic, all of its partitions."""
+
+    topic: str
+    topic_id: str
+    properties: dict[str, str]
+    wish: RestoreWish
+    partitions: tuple[PartitionRestore, ...]
+
+    @property
+    def partition_count(self) -> int:
+        return 1 + max(each.name.partition for each in self.partitions)
+
+
+def plan_restore(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    wish: RestoreWish,
+    *,
+    now_ms: int,
+    keys: KeyRing = NO_KEYS,
+) -> list[TopicRestore]:
+    """What restoring these partitions takes; writes nothing. By topic.
+
+    Raises InvalidRequest for a wish that cannot be, NotFound for a deleted topic or one without a head.
+    """
+    wish.check()
+    topics: dict[tuple[str, str], list[PartitionRestore]] = {}
+    for name in names:
+        planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
+        topics.setdefault((name.topic, name.topic_id), []).append(planned)
+    if len({topic for topic, _ in topics}) < len(topics):
+        twice = sorted(f"{topic}-{topic_id}" for topic, topic_id in topics)
+        raise InvalidRequest("restoring, two topics of one name: choose one by its id", topics=",".join(twice))
+    return [
+        TopicRestore(
+            topic=topic,
+            topic_id=topic_id,
+            properties=_properties(found[0].head, wish),
+            wish=wish,
+            partitions=tuple(found),
+        )
+        for (topic, topic_id), found in topics.items()
+    ]
+
+
+def plan_partition(
+    log: MetadataLog,
+    store: ObjectStore,
+    name: RemotePartitionName,
+    wish: RestoreWish,
+    *,
+    now_ms: int,
+    keys: KeyRing = NO_KEYS,
+) -> PartitionRestore:
+    """One partition by its newest head. Raises as `plan_restore`."""
+    head = log.cached or log.refresh(exact=True)
+    facts = {"topic": name.topic, "partition": name.partition}
+    if head.deleted_ms is not None:
+        raise NotFound("restoring a topic, it was deleted", deleted_ms=head.deleted_ms, **facts)
+    if head.given_up:
+        raise NotFound("restoring a topic, its tier was given up: only its disk has it", **facts)
+    all_rows = log.ask(head, lambda index: list(index.rows(head.readable_from)))
+    end = _end(store, name, head, wish, keys)
+    rows = [row for row in all_rows if row.base_offset < end and row.next_offset > head.log_start_offset]
+    reach = max((row.cleaned_through or 0 for row in rows), default=0)
+    if reach > end and not wish.accepts_missing_keys:
+        hint = "the topic was cleaned: keys whose older records went for newer ones above the cut would be missing"
+        raise InvalidRequest(f"restoring a part, {hint}; accept that, or cut later", cut=end, exact_from=reach, **facts)
+    on_disk = _on_disk(rows, wish, head, now_ms)
+    return PartitionRestore(
+        name=name,
+        head=head,
+        rows=tuple(on_disk),
+        next_offset=end,
+        cleaned_reach=min(reach, end),
+        last_row=rows[-1] if rows else None,
+        remote_bytes=sum(row.size_bytes for row in rows) - sum(row.size_bytes for row in on_disk),
+        exact_from=reach if reach > end else None,
+    )
+
+
+def _end(store: ObjectStore, name: RemotePartitionName, head: Head, wish: RestoreWish, keys: KeyRing) -> int:
+    end: int | None = wish.to_offset
+    if wish.to_time_ms is not None:
+        reader = RemoteLog(store, topic_ids={name.topic: name.topic_id}, keys=keys).reader()
+        end = reader.offset_for_timestamp(TopicPartition(name.topic, name.partition), wish.to_time_ms)
+    return head.taken_upto if end is None else max(head.log_start_offset, min(end, head.taken_upto))
+
+
+def _on_disk(rows: Sequence[RemoteSegment], wish: RestoreWish, head: Head, now_ms: int) -> list[RemoteSegment]:
+    match wish.kept:
+        case Kept.ALL:
+            return list(rows)
+        case Kept.NONE:
+            return []
+        case Kept.RECENT:
+            return _recent(rows, resolve_rules({**DEFAULTS, **head.properties}).local_limits, now_ms)
+
+
+def _recent(rows: Sequence[RemoteSegment], limits: Limits, now_ms: int) -> list[RemoteSegment]:
+    """The newest rows that local retention would not have dropped."""
+    kept: list[RemoteSegment] = []
+    size = 0
+    for row in reversed(rows):
+        newest_ms = row.max_timestamp_ms if row.max_timestamp_ms is not None else row.committed_ms
+        is_old = limits.ms is not None and now_ms - newest_ms > limits.ms
+        if is_old or (limits.bytes is not None and size >= limits.bytes):
+            break
+        kept.append(row)
+        size += row.size_bytes
+    return kept[::-1]
+
+
+def _properties(head: Head, wish: RestoreWish) -> dict[str, str]:
+    """The topic's settings. One that does not take over is not tiered: into this bucket it would fence the other."""
+    return {**head.properties, ENABLE: "true" if wish.takes_over else "false"}
