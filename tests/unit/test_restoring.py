@@ -319,3 +319,15 @@ def test_a_deleted_topic_is_not_restored() -> None:
     with pytest.raises(NotFound, match="was deleted"):
         _plan(world.store)
     assert plan[0].partitions[0].dollars() > 0
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_what_was_never_cleaned_is_dirty_where_it_is_restored(cleaned: bool) -> None:
+    """Taken for clean, a compacted log would keep every record of a key for good."""
+    world, disk = _world("compacted" if cleaned else "plain"), ModelDisk()
+    plan = [replace(each, properties={**each.properties, "cleanup.policy": "compact"}) for each in _plan(world.store)]
+    run_restore(world.store, plan, disk, ROOT, now_ms=lambda: NOW)
+    rows = plan[0].partitions[0].rows
+    expected = min(row.cleaned_through or 0 for row in rows)
+    assert (expected > 0) is cleaned
+    assert f"t 0 {expected}\n" in disk.read(f"{ROOT}/cleaner-offset-checkpoint").decode()
