@@ -38,7 +38,8 @@ class CleanLog:
 class CopySegment:
     """Upload and commit one closed segment. A copy that fails ends the partition's copies of this plan.
 
-    Those of a compacted topic are committed together, all of a plan or none (`policies.tiering`).
+    Neighbours share commits (`policies.tiering.completes_commit`). Those of a compacted topic are committed together,
+    all of a plan or none (`policies.tiering`).
     """
 
     base_offset: int

@@ -1,6 +1,7 @@
 """What a plan costs: requests, bytes and dollars of each decision, and the bill before and after. Pure.
 
-Decisions of one kind that follow each other share a commit (`tiered.apply`), which the first of them pays. What a
+Decisions of one kind that follow each other share a commit (`tiered.apply`), which the first of them pays; many copies
+share several. What a
 compacted view reads and leaves is not known before, so a `BuildView` is priced for reading its backlog alone.
 """
 
@@ -32,6 +33,7 @@ from policies.decisions import (
 from policies.prices import STANDARD, Prices, PriceTable
 from policies.simulation import RANGE_BYTES
 from policies.snapshot import PartitionSnapshot
+from policies.tiering import commits_of
 from remote.head import SpillRow
 from remote.metered_store import LIST_PAGE
 from remote.segment import RemoteSegment
@@ -200,8 +202,7 @@ def _own(place: _Place, line: DecisionCost) -> DecisionCost:
     match decision:
         case CopySegment() | ReplaceRemote():
             stored = max(1, round(decision.size_bytes * place.stored_share))
-            is_together = isinstance(decision, CopySegment) and place.snapshot.rules.cleanup_compact
-            commits = 0 if is_together else 1
+            commits = 1 if isinstance(decision, ReplaceRemote) else 0
             uploaded = _uploaded(place, decision.size_bytes)
             return replace(line, puts=upload_requests(stored) + 1 + commits, gets=2 + commits, bytes_in=uploaded)
         case BuildView():
@@ -222,8 +223,10 @@ def _own(place: _Place, line: DecisionCost) -> DecisionCost:
 
 def _shared(place: _Place, run: Sequence[Decision]) -> dict[str, int]:
     match run[0]:
-        case CopySegment() if place.snapshot.rules.cleanup_compact:
-            return {"puts": 1, "gets": 1}
+        case CopySegment():
+            is_together = place.snapshot.rules.cleanup_compact
+            commits = 1 if is_together else commits_of(each.size_bytes for each in run)
+            return {"puts": commits, "gets": commits}
         case ExpireRemote() | ExpirePage() | RaiseCleaned():
             return {"puts": 1, "gets": 1}
         case DeletePage():

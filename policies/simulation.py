@@ -7,7 +7,7 @@ partition with a million of them costs nothing to begin with.
 
 | step | requests of one partition |
 |---|---|
-| copy a segment | its data in 1 PUT or parts + 2, its indexes 1 PUT, a HEAD of each, a commit |
+| copy a segment | its data in 1 PUT or parts + 2, its indexes 1 PUT, a HEAD of each; a commit for many |
 | compact | none; what a pass left is copied segment by segment, with one commit |
 | expire | two commits: the log start, then the rows; a page of rows that loses some is written anew |
 | delete | 1 LIST of pins, 2 GETs to prove who writes, 1 DELETE for 1000 objects, a commit |
@@ -30,6 +30,7 @@ from math import ceil
 from policies.cost import DAY_MS, upload_requests
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
 from policies.rules import PartitionRules
+from policies.tiering import completes_commit
 from remote.metered_store import LIST_PAGE
 from remote.segment import PART_BYTES
 from remote.spilling import SpillRule
@@ -370,11 +371,16 @@ class _Partition:
                 self.copied += number
                 self._commit(number)
             return number > 0
-        before = self.copied
+        before, held = self.copied, 0
         while self.copied < self.closed and self.copies(self.copied) <= self.now:
             self._upload()
             self.copied += 1
-            self._commit(1)
+            held += 1
+            if completes_commit(held, held * self.of.rolled_bytes):
+                self._commit(held)
+                held = 0
+        if held:
+            self._commit(held)
         return self.copied > before
 
     def _upload(self) -> None:

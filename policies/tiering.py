@@ -6,10 +6,30 @@ roll of an idle active segment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from local.segment_info import SegmentInfo
 from policies.decisions import CopySegment, RollActive
 from policies.local_retention import local_limits
 from policies.snapshot import PartitionSnapshot
+
+COMMIT_SEGMENTS_MAX = 100  # copies that share a commit: what a crash makes us upload again, at most
+COMMIT_BYTES = 64 << 20  # or as many as hold this much: about a second of a fast link
+
+
+def completes_commit(segments: int, size_bytes: int) -> bool:
+    """Whether uploads of so many segments, and of so much in all, are committed before the next one goes up."""
+    return segments >= COMMIT_SEGMENTS_MAX or size_bytes >= COMMIT_BYTES
+
+
+def commits_of(sizes: Iterable[int]) -> int:
+    """How many commits copies of segments of these sizes take, in bytes and in this order, if none is waited for."""
+    commits = segments = held = 0
+    for size_bytes in sizes:
+        segments, held = segments + 1, held + size_bytes
+        if completes_commit(segments, held):
+            commits, segments, held = commits + 1, 0, 0
+    return commits + bool(segments)
 
 
 def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
@@ -28,7 +48,7 @@ def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
 
 
 def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
-    """The closed segments to copy, oldest first; each must be committed before the next one is.
+    """The closed segments to copy, oldest first; none may be committed before the one ahead of it is.
 
     Candidates hold an offset at or above max(highest committed, log start) and lie wholly below the stable offset. The
     first segment that may not go ends the scan, as does one already being copied: order of commits is order of offsets.

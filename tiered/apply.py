@@ -4,7 +4,7 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 
 * copy: read and check the bytes → upload data and indexes → verify → **commit the head** (only now it exists). One that
   cannot be done ends the copies of its run: a row committed past another that is missing would be a hole for good.
-  Those of a compacted topic share one commit; that, replacing rows and vouching for them: `tiered.committing`.
+  Which of them share a commit, replacing rows and vouching for them: `tiered.committing`.
 * local drop: look at the newest committed head → list for readers → rename → unlink after the delay.
 * view: `tiered.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
@@ -26,7 +26,6 @@ from typing import TypeVar
 from local.cleaner import CleaningResult
 from local.errors import InvalidRequest
 from local.log_dirs import LogDirectory
-from local.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
     BuildView,
@@ -46,14 +45,12 @@ from policies.decisions import (
 )
 from policies.invariants import violations
 from policies.view import held_from
-from remote.head_changes import add_segments, expire_pages, expire_segments, forget_unlinked
+from remote.head_changes import expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.page_removal import delete_pages
 from remote.pins import list_pins, lowest_pinned
 from remote.store import ObjectStore
-from remote.transfer import copy_segment
-from tiered.committing import copy_together, raise_rows, replace_remote
-from tiered.copying import segment_to_copy
+from tiered.committing import copy_in_groups, copy_together, raise_rows, replace_remote
 from tiered.partition import Partition
 from tiered.switching_off import give_up
 from tiered.view_building import ViewWork, build_view
@@ -136,11 +133,7 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
             now_ms, stop = state.now_ms, state.should_stop
             _record(state, run, copy_together(state.partition, state.store, copies, now_ms=now_ms, should_stop=stop))
         case CopySegment():
-            copied = 0
-            while copied < len(run) and not state.should_stop() and _apply_one(state, run[copied]):
-                _record(state, run[copied : copied + 1], run[copied : copied + 1])
-                copied += 1
-            _record(state, run[copied:], [])
+            _copy(state, [each for each in run if isinstance(each, CopySegment)])
         case _:
             for decision in run:
                 _record(state, [decision], [decision] if _apply_one(state, decision) else [])
@@ -153,8 +146,6 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return _roll(state, decision)
         case CleanLog():
             return _clean(state, decision)
-        case CopySegment():
-            return _copy(state, decision)
         case ReplaceRemote():
             return replace_remote(state.partition, state.store, decision, now_ms=state.now_ms)
         case DropLocal():
@@ -167,7 +158,7 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return give_up(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         case CollectHeads():
             return _collect(state, decision)
-        case RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
+        case CopySegment() | RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
             raise AssertionError("applied in runs")
 
 
@@ -191,40 +182,22 @@ def _clean(state: _Round, decision: CleanLog) -> bool:
     return result is not None
 
 
-def _copy(state: _Round, decision: CopySegment) -> bool:
-    partition, metadata = state.partition, state.partition.metadata
-    info = _local_segment(partition, decision.base_offset, decision.next_offset)
-    if info is None or metadata is None or state.store is None:
-        return False
-    head = partition.head()
-    if head is None or info.base_offset < head.rows_next_offset or _leaves_hole(partition, info, head.next_offset):
-        return False
-    segment = segment_to_copy(partition.log, info)
-    row = copy_segment(
+def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
+    before = len(state.done)
+    copy_in_groups(
+        state.partition,
         state.store,
-        partition.prefix,
-        segment,
-        epoch=head.epoch,
+        run,
+        lambda done: _record(state, done, done),
         now_ms=state.now_ms,
-        at_rest=partition.at_rest,
-        progress=partition.copy_progress(info),
+        should_stop=state.should_stop,
     )
-    metadata.commit(add_segments([row]), state.now_ms)
-    return True
-
-
-def _leaves_hole(partition: Partition, info: SegmentInfo, committed_upto: int) -> bool:
-    """Whether local records between what is committed (or the log start) and `info` would be passed over."""
-    return any(
-        segment.next_offset > committed_upto and not segment.is_empty
-        for segment in partition.log.segments()
-        if segment.base_offset < info.base_offset
-    )
+    _record(state, run[len(state.done) - before :], [])
 
 
 def _drop(state: _Round, decision: DropLocal) -> bool:
     partition = state.partition
-    info = _local_segment(partition, decision.base_offset, decision.next_offset)
+    info = partition.closed_segment(decision.base_offset, decision.next_offset)
     # Judged once more by the newest committed head, not by what the plan hoped for (I2).
     snapshot = partition.snapshot(state.now_ms)
     if info is None or not snapshot.has_safe_copy(info):
@@ -342,10 +315,3 @@ def _collect(state: _Round, decision: CollectHeads) -> bool:
         return False
     collect_heads(store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
     return True
-
-
-def _local_segment(partition: Partition, base_offset: int, next_offset: int) -> SegmentInfo | None:
-    for info in partition.log.segments():
-        if (info.base_offset, info.next_offset, info.is_active) == (base_offset, next_offset, False):
-            return info
-    return None

@@ -1,8 +1,15 @@
-"""Commits of more than one upload, or in the place of others: what keeps a compacted topic's rows a whole.
+"""Commits of more than one upload, or in the place of others.
 
-**Copies of a compacted topic** go up one by one and are committed at once (`policies.tiering` says why). Until then
-they are notes in the memory of this process: a round that is stopped, or loses the store, goes on with the next
-segment in a later one.
+**Copies** go up one after another and share commits: a head for each segment of a backlog would be a hundred times as
+many, and each names all that the one before it names. What was uploaded is committed when nothing is left to copy,
+when it is enough (`policies.tiering.completes_commit`) or has taken a second, when the caller wants to stop, and when
+the next upload fails. Rows become visible in the order of offsets.
+
+**Copies of a compacted topic** go up one by one and are committed at once (`policies.tiering` says why): what keeps its
+rows a whole.
+
+Until their commit, uploads are notes in the memory of this process: a round that is stopped, or loses the store, goes
+on with the next segment in a later one.
 
 **A replacement** puts one uploaded segment's row in the place of the rows that it tiles, in one commit.
 
@@ -10,21 +17,26 @@ segment in a later one.
 |---|---|---|
 | some uploads | objects that no head names | this process goes on with them; after a restart they are orphans |
 | that, and their segment was cleaned again | the same | the next commit lists them among those to delete |
+| that, and their offsets were deleted | the same | the same; or their own commit does |
+| that, and another machine took over | the same | Fenced; orphans, of an epoch that can never name them |
 | the commit, its answer lost | the new head | the same rows committed again change nothing |
 | the commit of a replacement | objects of gone rows, listed | readers of an older head have them for the grace time |
 
-No record is ever out of reach: up to the commit the old rows are there, after it the new one.
+No record is ever out of reach: up to the commit the disk or the old rows are there, after it the new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
+from local.errors import Conflict, LogError, Unavailable
 from local.segment_info import SegmentInfo
 from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
 from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
+from policies.tiering import completes_commit
 from remote.head import Head
 from remote.head_changes import Change, add_segments, raise_cleaned, replace_segments, unlink_uploads
 from remote.metadata_log import MetadataLog
@@ -33,6 +45,15 @@ from remote.store import ObjectStore
 from remote.transfer import copy_segment
 from tiered.copying import count_records, segment_to_copy
 from tiered.partition import Partition, Upload
+
+COMMIT_S = 1.0  # uploads wait no longer for others to share a commit with
+Clock = Callable[[], float]
+Told = Callable[[Sequence[CopySegment]], None]
+
+
+def _no_time() -> float:
+    """The clock of whoever wants the same commits every time."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +65,59 @@ class _Ways:
     store: ObjectStore
     head: Head
     snapshot: PartitionSnapshot
+
+
+@dataclass(slots=True)
+class _Group:
+    """Uploads that wait for their commit, in the order of their offsets. `began_s` is when the first one began."""
+
+    began_s: float = 0.0
+    size_bytes: int = 0
+    decisions: list[CopySegment] = field(default_factory=list)
+    infos: list[SegmentInfo] = field(default_factory=list)
+    rows: list[RemoteSegment] = field(default_factory=list)
+
+
+def copy_in_groups(
+    partition: Partition,
+    store: ObjectStore | None,
+    run: Sequence[CopySegment],
+    told: Told,
+    *,
+    now_ms: int,
+    should_stop: Callable[[], bool],
+    clock: Clock = _no_time,
+) -> None:
+    """Upload the segments of `run` and commit them in groups (module text); `told` hears of those of each commit.
+
+    Ends at the first one for which the world has moved, and when asked to stop. An error of an upload is raised when
+    those before it are committed.
+    """
+    ways = _ways(partition, store, now_ms)
+    if ways is None:
+        return
+    group, reached = _Group(), 0
+    try:
+        for decision in run:
+            info = None if should_stop() else _next_to_copy(ways, decision, reached)
+            if info is None:
+                break
+            if not group.rows:
+                group.began_s = clock()
+            group.rows.append(_uploaded(ways, info))
+            group.infos.append(info)
+            group.decisions.append(decision)
+            group.size_bytes += info.size_bytes
+            reached = info.next_offset
+            if completes_commit(len(group.rows), group.size_bytes) or clock() - group.began_s >= COMMIT_S:
+                whole, group = group, _Group()
+                _commit_group(ways, whole, told)
+    except LogError as error:
+        if not isinstance(error, Conflict):
+            with suppress(Unavailable):  # then they stay notes
+                _commit_group(ways, group, told)
+        raise
+    _commit_group(ways, group, told)
 
 
 def copy_together(
@@ -112,6 +186,30 @@ def _ways(partition: Partition, store: ObjectStore | None, now_ms: int) -> _Ways
     if metadata is None or head is None or store is None:
         return None
     return _Ways(partition=partition, metadata=metadata, store=store, head=head, snapshot=partition.snapshot(now_ms))
+
+
+def _next_to_copy(ways: _Ways, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
+    """The segment as it is on the disk; None when it is there no more, is committed, or would leave a hole."""
+    partition, head = ways.partition, ways.partition.head()
+    info = partition.closed_segment(decision.base_offset, decision.next_offset)
+    if info is None or head is None or info.base_offset < max(head.rows_next_offset, uploaded_upto):
+        return None
+    return None if _leaves_hole(partition, info, max(head.next_offset, uploaded_upto)) else info
+
+
+def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> bool:
+    """Whether local records between what is copied (or the log start) and `info` would be passed over."""
+    return any(
+        segment.next_offset > copied_upto and not segment.is_empty
+        for segment in partition.log.segments()
+        if segment.base_offset < info.base_offset
+    )
+
+
+def _commit_group(ways: _Ways, group: _Group, told: Told) -> None:
+    if group.rows:
+        _commit(ways, add_segments(group.rows), group.infos)
+        told(group.decisions)
 
 
 def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:

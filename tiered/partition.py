@@ -89,6 +89,13 @@ class Partition:
         """The newest head seen so far; no request is sent. None before anything was committed, or when not tiered."""
         return self.metadata.cached if self.metadata is not None else None
 
+    def closed_segment(self, base_offset: int, next_offset: int) -> SegmentInfo | None:
+        """The local segment of exactly these offsets, unless it is the active one."""
+        for info in self.log.segments():
+            if (info.base_offset, info.next_offset, info.is_active) == (base_offset, next_offset, False):
+                return info
+        return None
+
     def source(self) -> PartitionSource:
         """For a reader. Raises `stopped` where the tiers never agreed: one stream over both would mix two histories."""
         if self.stopped is not None and not self.has_agreed:

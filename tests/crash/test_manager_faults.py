@@ -26,7 +26,7 @@ from local.record import Record
 from policies.decisions import DropLocal, ExpireRemote, Plan
 from policies.snapshot import PartitionSnapshot
 from remote.memory_store import MemoryStore
-from tiered import apply, opening
+from tiered import apply, committing, opening
 from tiered import manager as manager_module
 from tiered.config import Config
 from tiered.manager import LogManager
@@ -214,12 +214,12 @@ def _local_copies_dropped_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def _row_committed_without_its_upload(patch: pytest.MonkeyPatch) -> None:
-    real = apply.copy_segment
+    real = committing.copy_segment
 
     def copy_segment(store: object, *rest: object, **more: object) -> object:
         return real(MemoryStore("memory://nowhere"), *rest, **more)  # type: ignore[arg-type]
 
-    patch.setattr(apply, "copy_segment", copy_segment)
+    patch.setattr(committing, "copy_segment", copy_segment)
 
 
 def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,8 @@ def test_plans_with_pages_and_collections_of_heads_are_priced_as_well(monkeypatc
     with world.open() as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
         monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
-        for turn in range(3):
-            send(manager, 800, start=turn * 800)
+        for turn in range(8):
+            send(manager, 300, start=turn * 300)
             manager.roll("t", now_ms=NOW)
             for priced, sent in sent_and_priced(manager, NOW + turn * HOUR):
                 kinds |= {type(each.decision).__name__ for each in priced.cost.lines}

@@ -1,0 +1,216 @@
+"""Copies of a backlog share commits: few heads, rows in the order of offsets, nothing lost wherever it breaks off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from fault_store import Fault, FaultStore, Killed
+from manager_world import NAME, NOW, TIERED, World, send, settle, values
+
+from local.errors import Unavailable
+from policies.decisions import CopySegment
+from policies.plan_cost import plan_cost
+from policies.prices import BUILT_IN
+from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX, commits_of
+from remote.head import Head
+from remote.keys import HEADS
+from remote.memory_store import MemoryStore
+from remote.store import UploadSource
+from tiered.committing import copy_in_groups
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+
+KEPT = {**TIERED, "local.retention.ms": "-2"}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def _backlog(world: World, segments: int, store: object = None) -> LogManager:
+    """So many closed segments of ten records."""
+    manager = world.open(store=store)  # type: ignore[arg-type]
+    manager.create_topic("t", 1, KEPT, now_ms=NOW)
+    for at in range(segments):
+        send(manager, 10, start=10 * at)
+        manager.roll("t", now_ms=NOW)
+    return manager
+
+
+def _copies(manager: LogManager) -> list[CopySegment]:
+    return [each for each in manager.plan(NOW).decisions[NAME] if isinstance(each, CopySegment)]
+
+
+def _head(manager: LogManager) -> Head:
+    head = manager.partition(NAME).head()
+    assert head is not None
+    return head
+
+
+def test_a_backlog_of_a_hundred_segments_takes_a_head_or_two(world: World) -> None:
+    with _backlog(world, 105) as manager:
+        copies, before = _copies(manager), _head(manager).sequence
+        assert len(copies) == 105
+        was = manager.request_counts()
+        manager.tick(NOW)
+        counts = manager.request_counts()
+        assert counts is not None
+        assert was is not None
+        heads = _head(manager).sequence - before
+        assert heads == commits_of(each.size_bytes for each in copies) <= 2
+        assert (counts - was).puts == 2 * len(copies) + heads, "data and indexes each, and the heads"
+        rows = _head(manager).segments
+        assert [row.base_offset for row in rows] == [each.base_offset for each in copies]
+        assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
+        assert len(values(RemoteLog(world.store).reader(), 0, rows[-1].next_offset)) == rows[-1].next_offset
+
+
+@pytest.mark.parametrize(
+    ("sizes", "commits"),
+    [
+        ([], 0),
+        ([1], 1),
+        ([1] * COMMIT_SEGMENTS_MAX, 1),
+        ([1] * (COMMIT_SEGMENTS_MAX + 1), 2),
+        ([COMMIT_BYTES] * 3, 3),
+        ([COMMIT_BYTES - 1, 1, COMMIT_BYTES], 2),
+        ([1 << 30] * 8, 8),
+    ],
+)
+def test_a_commit_is_due_after_so_many_segments_or_bytes(sizes: list[int], commits: int) -> None:
+    assert commits_of(sizes) == commits
+
+
+def test_the_plans_price_knows_of_shared_commits(world: World) -> None:
+    with _backlog(world, 105) as manager:
+        plan = manager.plan(NOW)
+        cost = plan_cost(plan, manager.snapshots(NOW), BUILT_IN)
+        was = manager.request_counts()
+        manager.apply(plan)
+        counts = manager.request_counts()
+        assert counts is not None
+        assert was is not None
+        sent = counts - was
+        assert (cost.sum_of("puts"), cost.sum_of("gets")) == (sent.puts, sent.gets)
+
+
+def test_uploads_wait_a_second_at_most_for_others(world: World) -> None:
+    with _backlog(world, 10) as manager:
+        copies, held, seconds, told = _copies(manager), manager.partition(NAME), [0.0], []
+
+        def clock() -> float:
+            seconds[0] += 0.15  # it is asked twice for each segment
+            return seconds[0]
+
+        copy_in_groups(held, world.store, copies, told.append, now_ms=NOW, should_stop=lambda: False, clock=clock)
+        assert [each for some in told for each in some] == copies
+        assert 1 < max(map(len, told)) <= 7
+
+
+def test_what_was_uploaded_is_committed_when_it_has_to_stop(world: World) -> None:
+    with _backlog(world, 10) as manager:
+        before, copies = _head(manager).sequence, _copies(manager)
+        asked = iter(range(1 << 30))
+        manager.apply(manager.plan(NOW), should_stop=lambda: next(asked) > 5)
+        assert _head(manager).sequence == before + 1
+        assert 2 <= len(_head(manager).segments) < len(copies)
+        settle(manager)
+        assert len(values(manager.reader())) == 100
+
+
+class _Failing:
+    """Uploads from the fourth on fail while `is_failing`; what is uploaded is counted."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner, self.is_failing, self.uploads = inner, True, 0
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self.uploads += 1
+        if self.is_failing and self.uploads > 3:
+            raise Unavailable("lost on the way", key=key)
+        self.inner.upload(key, source)
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        found: Callable[..., object] = getattr(self.inner, verb)
+        return found
+
+
+def test_an_upload_that_fails_keeps_none_of_those_before_it_waiting(world: World) -> None:
+    store = _Failing(world.store)
+    with _backlog(world, 10, store=store) as manager:
+        manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], Unavailable)
+        assert len(_head(manager).segments) == 3
+        store.is_failing, done = False, store.uploads
+        settle(manager)
+        assert store.uploads - done == len(_head(manager).segments) - 3, "nothing goes up twice"
+
+
+class _Mute:
+    """Falls silent with the first head: it is created, and neither that nor anything else is answered."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner, self.is_armed, self.is_mute, self.uploads = inner, False, False, 0
+
+    def put_if_absent(self, key: str, body: bytes) -> None:
+        self._answer()
+        self.inner.put_if_absent(key, body)
+        self.is_mute = self.is_armed
+        self._answer()
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._answer()
+        self.uploads += 1
+        self.inner.upload(key, source)
+
+    def _answer(self) -> None:
+        if self.is_mute:
+            raise Unavailable("no answer")
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        self._answer()
+        found: Callable[..., object] = getattr(self.inner, verb)
+        return found
+
+
+def test_a_commit_whose_answer_is_lost_is_repeated_with_the_same_objects(world: World) -> None:
+    store = _Mute(world.store)
+    with _backlog(world, 10, store=store) as manager:
+        store.is_armed = True
+        manager.tick(NOW)
+        assert isinstance(manager.problems.get(NAME), Unavailable)
+        assert not _head(manager).segments, "it is not known here"
+        store.is_armed = store.is_mute = False
+        settle(manager)
+        assert store.uploads == len(_head(manager).segments) == 10
+        assert not _head(manager).unlinked
+
+
+def test_a_crash_anywhere_in_a_group_leaves_orphans_at_most(world: World) -> None:
+    rehearsal = FaultStore(MemoryStore("memory://bucket"))
+    whole = World()
+    whole.store = rehearsal.inner
+    with _backlog(whole, 3, store=rehearsal) as manager:
+        first = len(rehearsal.calls)
+        settle(manager)
+    calls = len(rehearsal.calls) - first
+    assert calls > 10
+    for at in range(first, first + calls):
+        for fault in (Fault.KILL_BEFORE, Fault.KILL_AFTER):
+            once = World()
+            manager = _backlog(once, 3, store=FaultStore(once.store, at, fault))
+            with suppress(Killed):
+                settle(manager)
+            manager.abandon()
+            once.disk.locks.clear()
+            named = [info.key for info in once.store.list("") if HEADS in info.key]
+            assert named
+            with once.open() as again:
+                settle(again)
+                assert len(values(again.reader())) == 30
+                rows = _head(again).segments
+                assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
