@@ -122,6 +122,25 @@ def crc32c_of(data, uint32_t seed=0, *, bint by_tables=False):
     return seed
 
 
+def crc32c_of_each(data, lengths):
+    """The checksums of neighbouring pieces of `data` from its start; their `lengths` must not reach past its end."""
+    cdef const uint8_t[::1] view = memoryview(data).cast("B")
+    cdef const int64_t[::1] sizes = np.array(lengths, np.int64)
+    cdef Py_ssize_t count = sizes.shape[0], left = view.shape[0], i
+    for i in range(count):
+        if not 0 <= sizes[i] <= left:
+            raise InvalidRequest("summing pieces, they leave the data", bytes=len(data), pieces=count)
+        left -= sizes[i]
+    sums = np.empty(count, np.uint32)
+    cdef uint32_t[::1] out = sums
+    cdef const uint8_t *at = &view[0] if view.shape[0] else NULL
+    with nogil:
+        for i in range(count):
+            out[i] = crc32c_update(0, at, sizes[i])
+            at += sizes[i]
+    return sums.tolist()
+
+
 def has_crc_instruction():
     """Whether this processor's own CRC-32C is in use."""
     return bool(crc32c_in_hardware)

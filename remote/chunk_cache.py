@@ -1,4 +1,11 @@
-"""Verified bytes in memory: least recently used go first, and what several readers want at once is fetched once."""
+"""Verified bytes in memory: least recently used go first, and what several readers want at once is fetched once.
+
+A long stream would push everything out and use nothing of it again. So what a stream has left behind goes first
+(`leave_behind`), last left first gone: its memory is taken again while the processor still has it in its caches, which
+makes receiving, checksums and reading twice as cheap. Every LEFT_KEPT-th body stays as if it were used, so that what
+was kept of an old stream makes room for a new one in time.
+Source: bimodal insertion, Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA 2007.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +19,7 @@ from remote.index_bundle import IndexBundle
 from remote.store import Body
 
 CACHE_BYTES = 128 << 20
+LEFT_KEPT = 16  # of the bodies that streams left behind one in so many is kept like any other
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,10 @@ class Slice:
 
     def __len__(self) -> int:
         return self.size_bytes
+
+    def view(self) -> memoryview:
+        """These bytes; fewer where the body ends before."""
+        return memoryview(self.body)[self.start : self.start + self.size_bytes]
 
 
 Key = tuple[str, int]  # (the object's full key, chunk number), or another number for the object as a whole
@@ -50,6 +62,7 @@ class ChunkCache:
         self._entries: OrderedDict[_Entry, None] = OrderedDict()
         self._flights: dict[Key, _Flight] = {}
         self._bytes = 0
+        self._left = 0
 
     @property
     def size_bytes(self) -> int:
@@ -75,10 +88,9 @@ class ChunkCache:
             mine, theirs = self._claim(missing, ahead, found)
             if mine:
                 found.update(self._load(mine, load))
-            for key, flight in theirs.items():
+            for flight in set(theirs.values()):
                 flight.landed.wait()
-                if flight.value is not None:
-                    found[key] = flight.value
+            found.update((key, flight.values[key]) for key, flight in theirs.items() if key in flight.values)
             if left := [key for key in theirs if key not in found]:
                 found.update(self._load_alone(left, load))
 
@@ -88,6 +100,19 @@ class ChunkCache:
             for key in keys:
                 if (entry := self._entry_of.get(key)) is not None:
                     self._forget(entry)
+
+    def peek(self, key: Key) -> Value | None:
+        """What is here, without using it."""
+        with self._lock:
+            return self._values.get(key)
+
+    def leave_behind(self, keys: Iterable[Key]) -> None:
+        """A stream has passed these, and does not come back: most of them go before all others."""
+        with self._lock:
+            for entry in dict.fromkeys(self._entry_of[key] for key in keys if key in self._entry_of):
+                self._left += 1
+                if self._left % LEFT_KEPT:
+                    self._entries.move_to_end(entry, last=False)
 
     def _claim(
         self, missing: Sequence[Key], ahead: Sequence[Key], found: dict[Key, Value]
@@ -106,7 +131,7 @@ class ChunkCache:
             if mine:
                 fresh = [key for key in ahead if key not in self._values and key not in self._flights]
                 mine += [key for key in fresh if key not in missing]
-            self._flights.update((key, _Flight()) for key in mine)
+            self._flights.update(dict.fromkeys(mine, _Flight()))
         return mine, theirs
 
     def _load(self, mine: Sequence[Key], load: Loader[V]) -> Mapping[Key, V]:
@@ -115,11 +140,12 @@ class ChunkCache:
             loaded = load(mine)
         finally:
             with self._lock:
+                flight = self._flights[mine[0]]
                 for key in mine:
-                    flight = self._flights.pop(key)
-                    flight.value = loaded.get(key)
-                    flight.landed.set()
+                    del self._flights[key]
+                flight.values = loaded
                 self._keep((key, loaded[key]) for key in mine if key in loaded)
+            flight.landed.set()
         return loaded
 
     def _load_alone(self, keys: Sequence[Key], load: Loader[V]) -> Mapping[Key, V]:
@@ -163,10 +189,10 @@ class _Entry:
 
 
 class _Flight:
-    """A load under way. `value` stays None when it failed."""
+    """A load under way, of all the keys that one reader loads at once. What it brought is empty when it failed."""
 
-    __slots__ = ("landed", "value")
+    __slots__ = ("landed", "values")
 
     def __init__(self) -> None:
         self.landed = threading.Event()
-        self.value: Value | None = None
+        self.values: Mapping[Key, Value] = {}

@@ -18,11 +18,12 @@ who reads on and on takes `remote.read_ahead`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from local import offset_index, time_index
-from local.crc32c import crc32c
+from local.crc32c import crc32c, crc32c_each
 from local.errors import Corrupt
 from remote.at_rest import CODECS, open_chunk, open_ring
 from remote.chunk_cache import ChunkCache, Key, Slice
@@ -37,6 +38,7 @@ from remote.segment import RemoteSegment
 from remote.store import Body, ObjectStore
 
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
+_Piece = tuple[int, Body]  # a chunk's number and stored form
 _INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
 
 
@@ -70,6 +72,8 @@ class RemotePartition:
         self._keys = keys
         self._disk = disk
         self._log = MetadataLog(store, prefix) if metadata is None else metadata
+        self._streams = 0
+        self._lock = threading.Lock()
 
     @property
     def prefix(self) -> str:
@@ -126,20 +130,42 @@ class RemotePartition:
         if numbers:
             self._chunks(segment, table, numbers)
 
+    def stream_begins(self) -> None:
+        """Somebody reads on and on, until `stream_ends`."""
+        with self._lock:
+            self._streams += 1
+
+    def stream_ends(self) -> None:
+        with self._lock:
+            self._streams -= 1
+
+    def leave_behind(self, segment: RemoteSegment, position: int, end: int) -> None:
+        """A stream has passed bytes ``[position, end)``. They leave the cache first, unless another one may follow."""
+        bundle = self._cache.peek((self._prefix + segment.indexes_key, _INDEXES))
+        if self._streams == 1 and isinstance(bundle, IndexBundle):
+            name = self._prefix + segment.data_key
+            self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
+
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def _chunks(self, segment: RemoteSegment, table: ChunkTable, numbers: range) -> list[Slice]:
-        name = self._prefix + segment.data_key
+        name, fresh = self._prefix + segment.data_key, list[_Piece]()
         end = min(numbers.stop + self._read_ahead_chunks, len(table))
-        return self._cache.fetch(
-            [(name, number) for number in numbers],
-            lambda keys: self._load(segment, table, keys, numbers),
-            ahead=[(name, number) for number in range(numbers.stop, end)],
-        )
+        try:
+            return self._cache.fetch(
+                [(name, number) for number in numbers],
+                lambda keys: self._load(segment, table, keys, numbers, fresh),
+                ahead=[(name, number) for number in range(numbers.stop, end)],
+            )
+        finally:
+            # Whoever waits for these chunks has them by now; it does not wait for the disk.
+            for number, body in fresh:
+                self._to_disk(name, number, body)
 
     def _load(
-        self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range
+        self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
     ) -> Mapping[Key, Slice]:
+        """The chunks of `keys`, those outside `wanted` only where they are sound; what the store gave is in `fresh`."""
         name, cipher = keys[0][0], self._cipher(segment)
         loaded = self._from_disk(table, keys, cipher)
         runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
@@ -150,13 +176,11 @@ class RemotePartition:
         except Corrupt:
             bodies = [b""] * len(runs)  # the object is short: each chunk for itself, to say which
         for run, body in zip(runs, bodies, strict=True):
-            first = table.stored_range(run.start)[0]
-            for number in run:
-                start, length = table.stored_range(number)
-                stored = Slice(body, start - first, length)
+            for number, stored, is_sound in _pieces(table, run, body):
                 try:
-                    loaded[name, number] = _opened(table, number, stored, cipher)
-                    self._to_disk(name, number, memoryview(body)[stored.start : stored.start + length])
+                    loaded[name, number] = _opened(table, number, stored, cipher, is_sound=is_sound)
+                    if self._disk is not None:
+                        fresh.append((number, stored.view()))
                 except Corrupt:
                     if number in wanted:
                         loaded[name, number] = self._opened_again(segment, table, number, cipher)
@@ -240,12 +264,27 @@ def _is_of(table: ChunkTable, segment: RemoteSegment) -> bool:
     return sizes and kinds and (whole, content) == (segment.data_crc32c, segment.content_crc32c)
 
 
-def _opened(table: ChunkTable, number: int, stored: Slice, cipher: ObjectCipher | None) -> Slice:
-    """A chunk of the segment from its stored form; that itself where it is the same. Raises Corrupt."""
-    view = memoryview(stored.body)[stored.start : stored.start + stored.size_bytes]
-    expected, found = table.stored_crc(number), crc32c(view)
-    if len(view) != stored.size_bytes or found != expected:
-        raise Corrupt("a chunk's checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
+def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Slice, bool]]:
+    """(number, stored form, whether its checksum is right) of the chunks that one GET brought; a short one is wrong."""
+    first = table.stored_range(run.start)[0]
+    places = [table.stored_range(number) for number in run]
+    is_whole = sum(length for _, length in places) == len(body)
+    sums = crc32c_each(body, [length for _, length in places]) if is_whole else [None] * len(run)
+    for number, (start, length), found in zip(run, places, sums, strict=True):
+        yield number, Slice(body, start - first, length), found == table.stored_crc(number)
+
+
+def _opened(
+    table: ChunkTable, number: int, stored: Slice, cipher: ObjectCipher | None, *, is_sound: bool = False
+) -> Slice:
+    """A chunk of the segment from its stored form; that itself where it is the same. Raises Corrupt.
+
+    `is_sound`: its checksum was compared already.
+    """
+    view = stored.view()
+    expected = table.stored_crc(number)
+    if not is_sound and (len(view) != stored.size_bytes or crc32c(view) != expected):
+        raise Corrupt("a chunk's checksum differs", expected=f"{expected:08x}", found=f"{crc32c(view):08x}")
     if table.is_as_it_is:
         return stored
     return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])

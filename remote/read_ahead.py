@@ -1,12 +1,13 @@
 """Reading remote segments one after another: bytes that are likely next are on their way before they are asked for.
 
 A stream proves itself: its first read fetches what it asked for and nothing else, so a look at one record costs one
-small GET. Each read that goes on where the last one ended doubles what is fetched ahead, up to `window_bytes_max`, and
-doubles the step that the stream should ask for next (`step_bytes`). A jump begins anew. The window goes on in the
-following segment: near the end of one, the next one's indexes and first chunks are fetched.
+small GET. Each read that goes on where the last one ended makes GROWTH times as much of what is fetched ahead, up to
+`window_bytes_max`, and of the step that the stream should ask for next (`step_bytes`). A jump begins anew. The window
+goes on in the following segment: near the end of one, the next one's indexes and first chunks are fetched.
 
 A segment is thought of as cells of RANGE_BYTES. Once the window is as large as that, whole cells are fetched, each by
 one GET, and what a read gives ends where its cell does: so nothing is copied together, and none waits for two GETs.
+Cells that the stream is through with are the first to leave the cache (`RemotePartition.leave_behind`).
 
 Fetching ahead happens in a few threads that all streams share, into the cache where the real read finds it, or waits
 for it (one flight). What goes wrong there is not reported: the real read meets the same and tells.
@@ -27,6 +28,7 @@ from remote.segment import RemoteSegment
 WINDOW_BYTES_MAX = 32 << 20  # fetched ahead of one stream, and up to a cell more
 STEP_BYTES_MIN, STEP_BYTES_MAX = 128 << 10, 8 << 20
 WINDOW_BYTES_MIN = 1 << 20
+GROWTH = 4  # five reads to the full window: each of them waits for the store once, and more is not fetched in vain
 THREADS = 4  # of all streams together
 
 _log = logging.getLogger(__name__)
@@ -53,13 +55,17 @@ class SequentialReader:
         # What a small cache would let go of before it is read is not worth a request.
         self._window_max = min(window_bytes_max, remote.cache_bytes_max // 2)
         self._window = 0
-        self._last: tuple[str, int, int] | None = None  # segment, first and one past the last byte of the last read
+        # The last read: segment, first and one past the last byte. The segment is left behind up to `_left`.
+        self._last: tuple[RemoteSegment, int, int] | None = None
+        self._left = 0
         # Bytes below `_covered` of the last of these rows are here or on their way, and all of those before it.
         self._path: list[RemoteSegment] = []
         self._covered = 0
         self._crossing: tuple[str, Future[RemoteSegment | None]] | None = None
         self._flights: deque[Future[None]] = deque()
+        self._is_open = True
         self.step_bytes = STEP_BYTES_MIN
+        remote.stream_begins()
 
     def read(self, row: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """As `RemotePartition.read`. A read that begins inside the last one (a batch was cut) goes on from it."""
@@ -71,9 +77,10 @@ class SequentialReader:
         data = self._remote.read(row, position, length, in_one_piece=in_one_piece)
         reached = position + len(data)
         if goes_on:
-            self._window = min(max(2 * self._window, WINDOW_BYTES_MIN), self._window_max)
-            self.step_bytes = min(2 * self.step_bytes, STEP_BYTES_MAX)
-        self._last = row.ulid, position, reached
+            self._window = min(max(GROWTH * self._window, WINDOW_BYTES_MIN), self._window_max)
+            self.step_bytes = min(GROWTH * self.step_bytes, STEP_BYTES_MAX)
+            self._leave_behind(row, position)
+        self._last = row, position, reached
         if self._window:
             self._fetch_ahead(row, reached)
         return data
@@ -81,22 +88,41 @@ class SequentialReader:
     def _goes_on(self, row: RemoteSegment, position: int) -> bool:
         if self._last is None:
             return False
-        ulid, start, reached = self._last
-        if ulid == row.ulid:
+        last, start, reached = self._last
+        if last.ulid == row.ulid:
             return start <= position <= reached
         # The stream left a segment at its end, and this is the one behind it.
-        return bool(self._path) and self._path[0].ulid == ulid and reached >= self._path[0].size_bytes and position == 0
+        return bool(self._path) and self._path[0].ulid == last.ulid and reached >= last.size_bytes and position == 0
 
     def close(self) -> None:
         """Forget what is not under way yet. Idempotent."""
+        self._forget_flights()
+        if self._is_open:
+            self._is_open = False
+            self._remote.stream_ends()
+
+    def _forget_flights(self) -> None:
         for flight in self._flights:
             flight.cancel()
         self._flights.clear()
 
     def _begin_anew(self, row: RemoteSegment) -> None:
-        self.close()
+        self._forget_flights()
         self._window, self.step_bytes = 0, STEP_BYTES_MIN
         self._path, self._covered, self._crossing = [row], 0, None
+        self._last, self._left = None, 0
+
+    def _leave_behind(self, row: RemoteSegment, position: int) -> None:
+        """The cells before the one that `position` lies in, and all of the segment before."""
+        assert self._last is not None, "it goes on"
+        last = self._last[0]
+        if last.ulid != row.ulid:
+            self._remote.leave_behind(last, self._left, last.size_bytes)
+            self._left = 0
+        cell = position - position % RANGE_BYTES
+        if cell > self._left:
+            self._remote.leave_behind(row, self._left, cell)
+            self._left = cell
 
     def _fetch_ahead(self, row: RemoteSegment, reached: int) -> None:
         """Cover `_window` bytes behind `reached`, as far as it is known where they lie."""

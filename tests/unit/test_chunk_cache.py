@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from local.errors import Unavailable
-from remote.chunk_cache import ChunkCache, Slice
+from remote.chunk_cache import LEFT_KEPT, ChunkCache, Slice
 
 
 def test_the_cache_keeps_what_was_used_last_within_its_bytes():
@@ -157,3 +157,61 @@ def test_what_two_readers_loaded_at_once_is_kept_once_and_leaves_once():
     for number in (2, 3, 4):
         cache.fetch([("o", number)], lambda keys: dict.fromkeys(keys, b"yy"))
     assert cache.size_bytes == 4
+
+
+def test_what_a_stream_left_behind_goes_first_and_the_last_left_before_the_others():
+    cache, loads = ChunkCache(5), []
+
+    def load(keys):
+        loads.extend(number for _, number in keys)
+        return dict.fromkeys(keys, b"x")
+
+    for number in range(5):
+        cache.fetch([("o", number)], load)
+    cache.leave_behind([("o", 3), ("o", 1), ("o", 77)])
+    for number in (10, 11):
+        cache.fetch([("o", number)], load)
+    loads.clear()
+    for number in (0, 2, 4, 10, 11, 3, 1):
+        cache.fetch([("o", number)], load)
+    assert loads == [3, 1]
+
+
+def test_pieces_of_one_body_are_left_behind_as_one():
+    cache = ChunkCache(8)
+    cache.fetch([("o", 1)], lambda keys: dict.fromkeys(keys, b"old!"))
+    body = bytes(4)
+    cache.fetch([("o", 2), ("o", 3)], lambda keys: {key: Slice(body, at, 2) for at, key in enumerate(keys)})
+    cache.leave_behind([("o", 2)])
+    cache.fetch([("o", 4)], lambda keys: dict.fromkeys(keys, b"new!"))
+    assert [cache.peek(("o", number)) is not None for number in (1, 2, 3, 4)] == [True, False, False, True]
+
+
+def test_streams_replace_in_time_what_was_kept_of_older_ones():
+    cache, room = ChunkCache(8), 8
+    for stream in range(2):
+        for number in range(room * LEFT_KEPT + room):
+            key = (f"stream-{stream}", number)
+            cache.fetch([key], lambda keys: dict.fromkeys(keys, b"x"))
+            cache.leave_behind([key])
+    assert not any(cache.peek(("stream-0", number)) for number in range(room * LEFT_KEPT + room))
+    assert cache.size_bytes == room
+
+
+def test_waiting_for_several_loads_of_one_reader_is_waiting_once():
+    cache, loading, release = ChunkCache(), threading.Event(), threading.Event()
+
+    def load(keys):
+        loading.set()
+        release.wait(10)
+        return {key: b"%d" % key[1] for key in keys if key[1] != 2}  # one it may leave out
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.fetch, [("o", 1)], load, ahead=[("o", 2), ("o", 3)])
+        loading.wait(10)
+        second = pool.submit(
+            cache.fetch, [("o", 3), ("o", 2), ("o", 1)], lambda keys: {key: b"own %d" % key[1] for key in keys}
+        )
+        release.set()
+        assert first.result(10) == [b"1"]
+        assert second.result(10) == [b"3", b"own 2", b"1"]

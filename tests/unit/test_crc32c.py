@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 
 import google_crc32c
 import pytest
 
 from local import crc32c as module
 from local import kernels, pure_kernels
-from local.crc32c import LONG_BYTES, crc32c
+from local.crc32c import LONG_BYTES, crc32c, crc32c_each
+from local.errors import InvalidRequest
 
 DATA = random.Random(3).randbytes(3 * LONG_BYTES + 5)
 
@@ -42,3 +44,18 @@ def test_pieces_chain_over_the_seam_between_short_and_long(twin: str) -> None:
 
 def test_the_check_value_holds(twin: str) -> None:
     assert crc32c(b"123456789") == 0xE3069283
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [5], [1, 2, 3], [LONG_BYTES, 0, LONG_BYTES + 1, 77], [len(DATA)]])
+@pytest.mark.parametrize("start", [0, 3])
+def test_pieces_side_by_side_have_the_checksums_that_each_has_alone(twin: str, start: int, lengths: list[int]) -> None:
+    view = memoryview(DATA)[start if sum(lengths) < len(DATA) else 0 :]
+    edges = [sum(lengths[:at]) for at in range(len(lengths) + 1)]
+    expected = [google_crc32c.value(bytes(view[a:b])) for a, b in pairwise(edges)]
+    assert crc32c_each(view, lengths) == expected
+
+
+@pytest.mark.parametrize("lengths", [[len(DATA) + 1], [len(DATA), 1], [-1], [10, -10], [2**62, 2**62]])
+def test_pieces_that_leave_the_data_are_refused(twin: str, lengths: list[int]) -> None:
+    with pytest.raises(InvalidRequest):
+        crc32c_each(DATA, lengths)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from remote.disk_cache import LOCK, WHOLE, DiskCache
 from remote.memory_store import MemoryStore
 from remote.metered_store import MeteredStore
 from remote.range_reader import RemotePartition
+from remote.store import Body
 from tiered.config import Config
 from tiered.opening import Opener
 from tiered.remote_view import RemoteLog
@@ -209,3 +212,28 @@ def test_a_cache_among_the_logs_is_refused() -> None:
     config = Config.load(None, {"remote.fetch.cache.dir": "data/cache"}, {}, local_dir="data")
     with pytest.raises(InvalidRequest, match=r"inside a log directory: key=remote\.fetch\.cache\.dir"):
         _ = config.fetch_cache_dir
+
+
+def test_who_waits_for_anothers_fetch_does_not_wait_for_the_disk() -> None:
+    store = MemoryStore()
+    row = copied(store)
+    fetched, served = threading.Event(), threading.Event()
+
+    class Slow(DiskCache):
+        def keep(self, name: str, number: int, body: Body) -> None:
+            if number != WHOLE:
+                fetched.set()
+                assert served.wait(10), "the other reader waits for this"
+            super().keep(name, number, body)
+
+    disk = ModelDisk()
+    disk.make_directory(ROOT)
+    partition = RemotePartition(store, PREFIX, ChunkCache(), disk=Slow(disk, ROOT, 1 << 20))
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(partition.warm, row, 0, len(BODY))
+        assert fetched.wait(10)
+        assert bytes(partition.read(row, 0, len(BODY))) == BODY
+        served.set()
+        ahead.result(10)
+    kept = DiskCache(disk, ROOT, 1 << 20)
+    assert kept.size_bytes == len(BODY) + row.indexes_bytes
