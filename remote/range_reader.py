@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
+from typing import Protocol
 
 from local import offset_index, time_index
 from local.crc32c import crc32c, crc32c_each
@@ -42,13 +44,24 @@ _Piece = tuple[int, Body]  # a chunk's number and stored form
 _INDEXES = -1  # in the place of a chunk's number: the segment's indexes object
 
 
+class Opener(Protocol):
+    """From a chunk's number and its stored form to the chunk; that its checksum `is_sound` may be known already."""
+
+    def __call__(self, number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
+        """Raises Corrupt."""
+        ...
+
+
 class RemotePartition:
     """One partition, read-only. Thread safe; the cache may be shared by any number of partitions of one store.
 
     All verbs raise Unavailable when the store cannot be reached, and AccessDenied for a segment whose key `keys`
     lacks. Verbs on a segment raise NotFound when its objects are gone: it has expired since the head was read, so
-    refresh the head once and look again.
+    refresh the head once and look again. Where not `is_checked` there are no checksums of chunks: whoever gives out
+    batches looks at their CRCs.
     """
+
+    is_checked = True
 
     def __init__(
         self,
@@ -96,6 +109,14 @@ class RemotePartition:
         """The segment's indexes: one GET the first time. Raises Corrupt when they are damaged."""
         key = self._prefix + segment.indexes_key, _INDEXES
         return self._cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
+
+    def txn_index(self, segment: RemoteSegment) -> Body:
+        """The segment's aborted transactions, a ``.txnindex`` file's bytes. Raises as `indexes`."""
+        return self.indexes(segment).txn
+
+    def producer_snapshot(self, segment: RemoteSegment) -> Body:
+        """The producers at the segment's end, a ``.snapshot`` file's bytes. Raises as `indexes`."""
+        return self.indexes(segment).producers
 
     def position_of_offset(self, segment: RemoteSegment, offset: int) -> int:
         """A batch's position at or before the one that holds `offset`; 0 where the index has nothing lower."""
@@ -166,8 +187,8 @@ class RemotePartition:
         self, segment: RemoteSegment, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
     ) -> Mapping[Key, Slice]:
         """The chunks of `keys`, those outside `wanted` only where they are sound; what the store gave is in `fresh`."""
-        name, cipher = keys[0][0], self._cipher(segment)
-        loaded = self._from_disk(table, keys, cipher)
+        name, opened = keys[0][0], self._opener(segment, table)
+        loaded = self._from_disk(table, keys, opened)
         runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
         if not runs:
             return loaded
@@ -178,15 +199,15 @@ class RemotePartition:
         for run, body in zip(runs, bodies, strict=True):
             for number, stored, is_sound in _pieces(table, run, body):
                 try:
-                    loaded[name, number] = _opened(table, number, stored, cipher, is_sound=is_sound)
+                    loaded[name, number] = opened(number, stored, is_sound=is_sound)
                     if self._disk is not None:
                         fresh.append((number, stored.view()))
                 except Corrupt:
                     if number in wanted:
-                        loaded[name, number] = self._opened_again(segment, table, number, cipher)
+                        loaded[name, number] = self._opened_again(segment, table, number, opened)
         return loaded
 
-    def _from_disk(self, table: ChunkTable, keys: Sequence[Key], cipher: ObjectCipher | None) -> dict[Key, Slice]:
+    def _from_disk(self, table: ChunkTable, keys: Sequence[Key], opened: Opener) -> dict[Key, Slice]:
         """The chunks that an earlier read, perhaps of an earlier process, left on the disk."""
         found: dict[Key, Slice] = {}
         for name, number in keys if self._disk is not None else ():
@@ -197,7 +218,7 @@ class RemotePartition:
             try:
                 if len(body) != table.stored_range(number)[1]:
                     raise Corrupt("a cached chunk has another length")
-                found[name, number] = _opened(table, number, Slice(body, 0, len(body)), cipher)
+                found[name, number] = opened(number, Slice(body, 0, len(body)))
             except Corrupt:
                 self._disk.forget(name, number)
         return found
@@ -206,9 +227,7 @@ class RemotePartition:
         if self._disk is not None:
             self._disk.keep(name, number, body)
 
-    def _opened_again(
-        self, segment: RemoteSegment, table: ChunkTable, number: int, cipher: ObjectCipher | None
-    ) -> Slice:
+    def _opened_again(self, segment: RemoteSegment, table: ChunkTable, number: int, opened: Opener) -> Slice:
         name, (start, length) = self._prefix + segment.data_key, table.stored_range(number)
         offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         facts = {"object": name, "start": start, "length": length, **offsets}
@@ -217,9 +236,12 @@ class RemotePartition:
         except Corrupt as error:
             raise Corrupt("reading a tiered segment, the object is short", **facts) from error
         try:
-            return _opened(table, number, again, cipher)
+            return opened(number, again)
         except Corrupt as error:
             raise Corrupt(f"reading a tiered segment, {error.attempt}", **facts, **error.facts) from error
+
+    def _opener(self, segment: RemoteSegment, table: ChunkTable) -> Opener:
+        return partial(_opened, table, self._cipher(segment))
 
     def _cipher(self, segment: RemoteSegment) -> ObjectCipher | None:
         return open_ring(segment.key_id, segment.wrapped_key, stem_of(segment.data_key), self._keys)
@@ -275,7 +297,7 @@ def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Sl
 
 
 def _opened(
-    table: ChunkTable, number: int, stored: Slice, cipher: ObjectCipher | None, *, is_sound: bool = False
+    table: ChunkTable, cipher: ObjectCipher | None, number: int, stored: Slice, *, is_sound: bool = False
 ) -> Slice:
     """A chunk of the segment from its stored form; that itself where it is the same. Raises Corrupt.
 

@@ -50,7 +50,7 @@ def _last_producers(remote: RemotePartition | None, index: MetadataIndex) -> Pro
     last = index.last_row()
     if last is None or remote is None:
         return ProducerState()
-    snapshot = remote.indexes(last).producers
+    snapshot = remote.producer_snapshot(last)
     return ProducerState(producer_snapshot.decode(snapshot, path=last.indexes_key) if snapshot else ())
 
 
@@ -129,7 +129,7 @@ def _in_rows(
         return found, False
     for row in _rows_with_aborted(index, from_offset, local_start):
         try:
-            told = entries(remote.indexes(row).txn, path=row.indexes_key)
+            told = entries(remote.txn_index(row), path=row.indexes_key)
         except Corrupt as error:
             raise Corrupt(f"reading committed records, {error.attempt}", **error.facts) from error
         some, is_complete = overlapping(told, from_offset, upper_offset)

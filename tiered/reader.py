@@ -321,10 +321,11 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
 def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The rest of one remote segment from byte `position`, without the batches below `offset`."""
     batch_bytes = 0  # of a batch that did not come in one piece
+    verify = stream.source.remote is not None and not stream.source.remote.is_checked
     while position < row.size_bytes:
         in_one_piece = batch_bytes == 0
         data = stream.remote.read(row, position, batch_bytes or stream.remote.step_bytes, in_one_piece=in_one_piece)
-        whole, skipped, reached = _whole_batches(data, offset, object=row.data_key, position=position)
+        whole, skipped, reached = _whole_batches(data, offset, verify=verify, object=row.data_key, position=position)
         if whole == 0:
             if position + len(data) >= row.size_bytes:
                 raise Corrupt("reading a remote segment, it ends inside a batch", object=row.data_key, at=position)
@@ -337,12 +338,13 @@ def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int)
     yield memoryview(b""), row.next_offset
 
 
-def _whole_batches(data: memoryview, offset: int, **facts: object) -> tuple[int, int, int]:
+def _whole_batches(data: memoryview, offset: int, *, verify: bool = False, **facts: object) -> tuple[int, int, int]:
     """(length of the leading whole batches, of those below `offset`, one past the last offset).
 
-    Raises Corrupt, told with `facts`, where already the first one makes no sense.
+    With `verify` a batch whose CRC differs is none. Raises Corrupt, told with `facts`, where already the first one
+    makes no sense.
     """
-    table = kernels.scan_batches(data, verify=False)
+    table = kernels.scan_batches(data, verify=verify)
     if len(table) == 0:
         if table.is_corrupt:
             raise Corrupt(f"reading batches, {table.problem}", **facts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from local.errors import InvalidRequest, LogError, NotFound
@@ -20,6 +20,8 @@ from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.encryption import NO_KEYS, KeyRing
+from remote.foreign_layout import OURS, ForeignFormat, ForeignName, LayoutOptions
+from remote.foreign_log import ForeignLog
 from remote.fsspec_store import open_store
 from remote.head import Head
 from remote.index_copies import IndexCopies, index_copies
@@ -28,6 +30,7 @@ from remote.metadata_log import MetadataLog
 from remote.pins import Pin, pin_newest, release
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
+from tiered.foreign_partition import foreign_source
 from tiered.key_rings import load_key_ring
 from tiered.partition_source import PartitionSource
 from tiered.secrets import split_url
@@ -52,8 +55,12 @@ class RemoteLog(Readable):
         keys: KeyRing = NO_KEYS,
         disk: DiskCache | None = None,
         copies: IndexCopies | None = None,
+        layout: LayoutOptions = OURS,
     ) -> None:
+        """Of another `layout` than ours nothing but reading works: there are no pins and no views."""
         self.store = store
+        self._layout = layout
+        self._foreign: ForeignFormat | None = None
         self._disk = disk
         self._copies = copies
         self._pins: list[tuple[str, Pin]] = []
@@ -97,6 +104,15 @@ class RemoteLog(Readable):
                 if source.metadata is not None:
                     source.metadata.load()
 
+    def gaps(self, partition: TopicPartition) -> list[tuple[int, int]]:
+        """Of another layout than ours: offsets ``[start, end)`` that no segment holds, between two that do.
+
+        Our own heads say what is gone for good, so there it is nothing. Raises NotFound.
+        """
+        self.head(partition)
+        metadata = self._source(partition).metadata
+        return metadata.gaps if isinstance(metadata, ForeignLog) else []
+
     def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Head:
         """Hold on to the partition's newest head until `expires_ms` or `close`: what it and later ones name stays.
 
@@ -104,6 +120,8 @@ class RemoteLog(Readable):
         `remote.pins.pin_newest`.
         """
         source = self._source(partition)
+        if not self._layout.is_ours:
+            raise InvalidRequest("pinning a head, this bucket is only read", store=self.store.url)
         assert source.remote is not None and source.metadata is not None  # noqa: PT018 - a source of a bucket has both
         prefix = source.remote.prefix
         pin, head = pin_newest(self.store, prefix, source.metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder)
@@ -135,13 +153,24 @@ class RemoteLog(Readable):
     def _known(self) -> list[RemotePartitionName]:
         with self._lock:
             if self._names is None:
-                self._names = list_partitions(self.store)
+                layout = self._format()
+                self._names = list_partitions(self.store) if layout is None else list(layout.partitions(self.store))
             return self._names
+
+    def _format(self) -> ForeignFormat | None:
+        """None for our own layout."""
+        if self._foreign is None and not self._layout.is_ours:
+            from remote.foreign_detect import foreign_format
+
+            self._foreign = foreign_format(self.store, self._layout)
+            if self._foreign is None:
+                self._layout = OURS
+        return self._foreign
 
     def _named(self, topic: str) -> list[RemotePartitionName]:
         """The partitions of the one topic that the name means."""
         ids = self.topic_ids(topic)
-        if topic not in self._chosen and len(ids) > 1:
+        if topic not in self._chosen and len(ids) > 1 and self._layout.is_ours:
             ids = [each for each in ids if not self._is_deleted(topic, each)] or ids
         chosen = self._chosen.get(topic, ids[0])
         if topic not in self._chosen and len(ids) > 1:
@@ -173,6 +202,11 @@ class RemoteLog(Readable):
                 name = named.get(partition)
                 if name is None:
                     raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+                layout = self._format()
+                if layout is not None:
+                    assert isinstance(name, ForeignName), "a layout gives names of its own"
+                    source = self._sources[partition] = foreign_source(self.store, layout, name, self._cache)
+                    return source
                 metadata = MetadataLog(self.store, name.prefix, copies=self._copies)
                 head = metadata.load()
                 if head is not None and head.deleted_ms is not None:
@@ -197,20 +231,35 @@ def open_remote(
     cache_bytes: int = CACHE_BYTES,
     cache_dir: str | None = None,
     cache_dir_bytes: int = CACHE_DIR_BYTES,
+    layout: str = "tiered",
+    prefixes: Sequence[str] = ("",),
+    private_keys: Mapping[str, str] | None = None,
 ) -> RemoteLog:
     """The bucket at `url` (``s3://bucket/prefix``, ``file:///path``), with fsspec's options for it.
 
     `topic_ids` as `RemoteLog` takes them; `key_ring` is a file of keys, which the environment may name as well
     (`tiered.key_rings`). `cache_bytes` of memory hold what was fetched, and with `cache_dir` up to `cache_dir_bytes` of
-    it stay there for the next time, and the index with it. No request is sent before something is asked for. Raises
-    InvalidRequest for a url or an option that is none, and what keeps us from the key ring.
+    it stay there for the next time, and the index with it. No request is sent before something is asked for.
+
+    `layout` says whose bucket it is (`remote.foreign_layout`): ``tiered``, ``aiven``, ``local-tiered-storage``,
+    ``pinterest``, ``logs``, or ``auto`` to look. Of Aiven's, `prefixes` are what ``key.prefix`` was, and `private_keys`
+    the files of its RSA keys by their ids.
+
+    Raises InvalidRequest for a url or an option that is none, and what keeps us from the key ring.
     """
     split_url(url)
+    asked = LayoutOptions(layout=layout, prefixes=tuple(prefixes), private_keys=dict(private_keys or {}))
+    if cache_dir and not asked.is_ours:
+        raise InvalidRequest(
+            "opening a bucket, only our own is cached on a disk: others have no checksums", layout=layout
+        )
     keys = load_key_ring(key_ring, os.environ)
     disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), cache_dir_bytes) if cache_dir else None
     store = open_store(url, dict(options or {}))
     copies = index_copies(cache_dir)
-    return RemoteLog(store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies)
+    return RemoteLog(
+        store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies, layout=asked
+    )
 
 
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:

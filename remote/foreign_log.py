@@ -1,0 +1,74 @@
+"""A foreign partition's rows in the shape of a head, so that whoever reads by heads reads it as one of ours.
+
+Nothing of it is in the bucket, and nothing is ever written there. Looking for news means listing the partition again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from local.errors import InvalidRequest
+from remote.foreign_layout import ForeignName, Layout
+from remote.foreign_lineage import gaps
+from remote.head import Head
+from remote.metadata_log import MetadataLog
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+
+class ForeignLog(MetadataLog):
+    """A reader only. `list_rows` lists the bucket: the rows there are now, ascending, without overlaps."""
+
+    def __init__(
+        self, store: ObjectStore, name: ForeignName, layout: Layout, list_rows: Callable[[], list[RemoteSegment]]
+    ) -> None:
+        super().__init__(store, name.prefix)
+        self._name = name
+        self._layout = layout
+        self._list_rows = list_rows
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """The offsets between rows that none holds, as of the last look."""
+        return gaps(self._head.segments) if self._head is not None else []
+
+    def load(self, *, exact: bool = False) -> Head | None:
+        """As the bucket is now; None while it holds no segment. Raises what listing raises."""
+        del exact  # every listing is
+        rows = tuple(self._list_rows())
+        with self._lock:
+            known = self._head
+            if known is not None and (known.segments == rows or not rows):
+                return known
+            if rows:
+                self._head = self._made(rows, 1 if known is None else known.sequence + 1)
+                self._tell_gaps()
+            return self._head
+
+    def become_writer(self, *_: object, **__: object) -> Head:
+        raise InvalidRequest("becoming a writer, this bucket is only read", layout=self._layout.value)
+
+    def _made(self, rows: tuple[RemoteSegment, ...], sequence: int) -> Head:
+        name = self._name
+        return Head(
+            sequence=sequence,
+            epoch=1 + max((epoch for row in rows for epoch, _ in row.epochs), default=0),
+            commit_id=f"{self._layout.value}-{sequence}",
+            parent_id=None,
+            writer_id=self._layout.value,
+            topic=name.topic,
+            topic_id=name.topic_id,
+            partition=name.partition,
+            log_start_offset=rows[0].base_offset,
+            committed_ms=0,
+            segments=rows,
+            properties={},
+        )
+
+    def _tell_gaps(self) -> None:
+        for start, end in self.gaps:
+            where = self._name.topic_partition
+            _log.warning("the bucket lacks offsets: partition=%s first=%d next=%d", where, start, end)
