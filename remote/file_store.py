@@ -77,10 +77,9 @@ class FileStore:
 
     def list_prefixes(self, prefix: str) -> list[str]:
         self._check_root("listing objects")
-        directory = prefix.rstrip("/")
-        return [
-            name for name in self._names(directory) if any(True for _ in self._walk(f"{directory}/{name}".lstrip("/")))
-        ]
+        directory, _, begin = prefix.rpartition("/")
+        names = [name for name in self._names(directory) if name.startswith(begin)]
+        return [name for name in names if any(True for _ in self._walk(f"{directory}/{name}".lstrip("/")))]
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         self._check_root("listing objects")

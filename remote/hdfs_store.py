@@ -204,8 +204,10 @@ class HdfsStore:
     # --- listing and deleting ----------------------------------------------------------------------------------------
 
     def list_prefixes(self, prefix: str) -> list[str]:
-        names = [name for name, status in self._children("listing objects", prefix) if status.isdir]
-        return [name.rstrip("/") for name in names if any(True for _ in self._walk(prefix + name, "", ""))]
+        above = prefix[: prefix.rfind("/") + 1]
+        there = [name for name, status in self._children("listing objects", above) if status.isdir]
+        names = [name for name in there if name.startswith(prefix[len(above) :])]
+        return [name.rstrip("/") for name in names if any(True for _ in self._walk(above + name, "", ""))]
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         yield from self._walk(prefix[: prefix.rfind("/") + 1], prefix, start_after)

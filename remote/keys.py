@@ -88,6 +88,11 @@ def topic_directory(topic: str, topic_id: str) -> str:
     return f"{check_topic(topic)}-{check_topic_id(topic_id)}"
 
 
+def topic_begin(topic: str) -> str:
+    """How the directories of all topics of this name begin; those of some others do, too."""
+    return f"{check_topic(topic)}-"
+
+
 def parse_topic_directory(name: str) -> tuple[str, str] | None:
     """(topic, topic id), told apart by the id's fixed width since both may hold dashes; None for anything else."""
     topic, dash, topic_id = name[: -TOPIC_ID_LENGTH - 1], name[-TOPIC_ID_LENGTH - 1 :][:1], name[-TOPIC_ID_LENGTH:]

@@ -63,8 +63,9 @@ class MemoryStore:
         return ObjectInfo(key=key, size_bytes=len(body), modified_ms=modified_ms)
 
     def list_prefixes(self, prefix: str) -> list[str]:
+        above = prefix.rfind("/") + 1
         with self._lock:
-            tails = [key[len(prefix) :] for key in self._objects if key.startswith(prefix)]
+            tails = [key[above:] for key in self._objects if key.startswith(prefix)]
         return sorted({tail.partition("/")[0] for tail in tails if "/" in tail})
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:

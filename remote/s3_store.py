@@ -174,7 +174,7 @@ class S3Store:
     def list_prefixes(self, prefix: str) -> list[str]:
         pages = self._pages(prefix, Delimiter="/")
         found = [each["Prefix"] for page in pages for each in page.get("CommonPrefixes", ())]
-        return sorted(name.removeprefix(self._root + prefix).rstrip("/") for name in found)
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         after = {"StartAfter": self._root + start_after} if start_after else {}

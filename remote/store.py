@@ -89,9 +89,10 @@ class ObjectStore(Protocol):
         ...
 
     def list_prefixes(self, prefix: str) -> list[str]:
-        """The next path components below `prefix` that have objects below them, sorted, without slashes.
+        """The path components that begin with `prefix` and have objects below them, sorted, without slashes.
 
-        `prefix` is ``""`` or ends in ``/``. Raises as `list` does.
+        Given is the component that follows the last ``/`` of `prefix`, whole: below ``"a/"`` all of them, below
+        ``"a/b-"`` those that begin with ``b-``. Where the store can, it looks at no others. Raises as `list` does.
         """
         ...
 

@@ -210,7 +210,7 @@ def _partitions(
     store: ObjectStore, topic: str, topic_id: str | None, create_partitions: int | None
 ) -> list[RemotePartitionName]:
     """The topic's partitions by number, those that are to be created too."""
-    there = [name for name in list_partitions(store) if name.topic == topic and topic_id in (None, name.topic_id)]
+    there = [name for name in list_partitions(store, [topic]) if topic_id in (None, name.topic_id)]
     deleted = {name.topic_id for name in there if (h := MetadataLog(store, name.prefix).load()) and h.deleted_ms}
     there = [name for name in there if name.topic_id not in deleted]
     ids = sorted({name.topic_id for name in there})

@@ -16,7 +16,7 @@ from types import TracebackType
 from local.errors import InvalidRequest, LogError, NotFound
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
-from remote.catalog import RemotePartitionName, list_partitions
+from remote.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
 from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.encryption import NO_KEYS, KeyRing
@@ -25,7 +25,7 @@ from remote.foreign_log import ForeignLog
 from remote.fsspec_store import open_store
 from remote.head import Head
 from remote.index_copies import IndexCopies, index_copies
-from remote.keys import parse_topic_directory
+from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
 from remote.pins import Pin, pin_newest, release
 from remote.range_reader import RemotePartition
@@ -69,6 +69,8 @@ class RemoteLog(Readable):
         self._keys = keys
         self._lock = threading.RLock()
         self._names: list[RemotePartitionName] | None = None
+        self._ids: dict[str, list[str]] = {}  # of the topics asked for
+        self._partitions: dict[tuple[str, str], list[RemotePartitionName]] = {}
         self._sources: dict[TopicPartition, PartitionSource] = {}
         self._deleted: set[str] = set()  # ids of topics
 
@@ -79,15 +81,16 @@ class RemoteLog(Readable):
     def topic_ids(self, topic: str) -> list[str]:
         """The ids of the topics of that name, sorted. Raises NotFound, naming the topics there are."""
         check_topic(topic)
-        found = sorted({name.topic_id for name in self._known() if name.topic == topic})
+        found = self._ids_of(topic)
         if not found:
-            there_are = ", ".join(self.topics()[:10]) or "none"
+            topics = {name for name, _ in list_topics(self.store)} if self._layout.is_ours else self.topics()
+            there_are = ", ".join(sorted(topics)[:10]) or "none"
             raise NotFound("finding a topic in the bucket", topic=topic, store=self.store.url, there_are=there_are)
         return found
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Raises NotFound, naming what there is; InvalidRequest, with ids, if several living topics have the name."""
-        return sorted(name.topic_partition for name in self._named(topic))
+        return sorted(name.topic_partition for name in self._named(topic, self._meant(topic)))
 
     def head(self, partition: TopicPartition) -> Head:
         """The partition's newest head as of the last refresh. Raises NotFound."""
@@ -100,6 +103,8 @@ class RemoteLog(Readable):
         """Look for new partitions and newer heads."""
         with self._lock:
             self._names = None
+            self._ids.clear()
+            self._partitions.clear()
             for source in self._sources.values():
                 if source.metadata is not None:
                     source.metadata.load()
@@ -151,11 +156,28 @@ class RemoteLog(Readable):
         self.close()
 
     def _known(self) -> list[RemotePartitionName]:
+        """Everything: a listing for each topic, in our own layout."""
         with self._lock:
             if self._names is None:
                 layout = self._format()
                 self._names = list_partitions(self.store) if layout is None else list(layout.partitions(self.store))
             return self._names
+
+    def _named(self, topic: str, topic_id: str) -> list[RemotePartitionName]:
+        with self._lock:
+            if self._format() is not None:
+                return [name for name in self._known() if (name.topic, name.topic_id) == (topic, topic_id)]
+            if (topic, topic_id) not in self._partitions:
+                self._partitions[topic, topic_id] = partitions_of(self.store, topic, topic_id)
+            return self._partitions[topic, topic_id]
+
+    def _ids_of(self, topic: str) -> list[str]:
+        with self._lock:
+            if self._format() is not None:
+                return sorted({name.topic_id for name in self._known() if name.topic == topic})
+            if topic not in self._ids:
+                self._ids[topic] = topic_ids(self.store, topic)
+            return list(self._ids[topic])
 
     def _format(self) -> ForeignFormat | None:
         """None for our own layout."""
@@ -167,8 +189,8 @@ class RemoteLog(Readable):
                 self._layout = OURS
         return self._foreign
 
-    def _named(self, topic: str) -> list[RemotePartitionName]:
-        """The partitions of the one topic that the name means."""
+    def _meant(self, topic: str) -> str:
+        """The id of the one topic that the name means."""
         ids = self.topic_ids(topic)
         if topic not in self._chosen and len(ids) > 1 and self._layout.is_ours:
             ids = [each for each in ids if not self._is_deleted(topic, each)] or ids
@@ -183,13 +205,13 @@ class RemoteLog(Readable):
             raise NotFound(
                 "finding a topic in the bucket, none has this id", topic=topic, topic_id=chosen, there_are=",".join(ids)
             )
-        return [name for name in self._known() if (name.topic, name.topic_id) == (topic, chosen)]
+        return chosen
 
     def _is_deleted(self, topic: str, topic_id: str) -> bool:
         """By the newest head of its first partition. Nothing takes that back, so it is asked until it is so."""
         if topic_id not in self._deleted:
-            first = next(name for name in self._known() if (name.topic, name.topic_id) == (topic, topic_id))
-            head = MetadataLog(self.store, first.prefix).load()
+            first = next(iter(self._named(topic, topic_id)), None)
+            head = MetadataLog(self.store, first.prefix).load() if first is not None else None
             if head is None or head.deleted_ms is None:
                 return False
             self._deleted.add(topic_id)
@@ -198,28 +220,33 @@ class RemoteLog(Readable):
     def _source(self, partition: TopicPartition) -> PartitionSource:
         with self._lock:
             if partition not in self._sources:
-                named = {each.topic_partition: each for each in self._named(partition.topic)}
-                name = named.get(partition)
-                if name is None:
-                    raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+                topic_id = self._meant(partition.topic)
                 layout = self._format()
-                if layout is not None:
+                if layout is None:
+                    self._sources[partition] = self._own_source(partition, topic_id)
+                else:
+                    named = {each.topic_partition: each for each in self._named(partition.topic, topic_id)}
+                    if (name := named.get(partition)) is None:
+                        raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
                     assert isinstance(name, ForeignName), "a layout gives names of its own"
-                    source = self._sources[partition] = foreign_source(self.store, layout, name, self._cache)
-                    return source
-                metadata = MetadataLog(self.store, name.prefix, copies=self._copies)
-                head = metadata.load()
-                if head is not None and head.deleted_ms is not None:
-                    raise NotFound(
-                        "finding a partition in the bucket, its topic was deleted",
-                        partition=partition,
-                        deleted_ms=head.deleted_ms,
-                    )
-                remote = RemotePartition(
-                    self.store, name.prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk
-                )
-                self._sources[partition] = PartitionSource(partition, None, remote, metadata)
+                    self._sources[partition] = foreign_source(self.store, layout, name, self._cache)
             return self._sources[partition]
+
+    def _own_source(self, partition: TopicPartition, topic_id: str) -> PartitionSource:
+        """Found by its heads; only where there is none its name is looked for."""
+        prefix = partition_prefix(partition.topic, topic_id, partition.partition)
+        metadata = MetadataLog(self.store, prefix, copies=self._copies)
+        head = metadata.load()
+        if head is None and partition not in self.partitions(partition.topic):
+            raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+        if head is not None and head.deleted_ms is not None:
+            raise NotFound(
+                "finding a partition in the bucket, its topic was deleted",
+                partition=partition,
+                deleted_ms=head.deleted_ms,
+            )
+        remote = RemotePartition(self.store, prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk)
+        return PartitionSource(partition, None, remote, metadata)
 
 
 def open_remote(
@@ -264,5 +291,4 @@ def open_remote(
 
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:
     """The ids of the topics of one name in a store, sorted; empty for none. One listing."""
-    parsed = (parse_topic_directory(name) for name in store.list_prefixes(""))
-    return sorted(found[1] for found in parsed if found is not None and found[0] == topic)
+    return [topic_id for _, topic_id in list_topics(store, topic)]

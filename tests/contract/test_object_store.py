@@ -194,6 +194,16 @@ class ObjectStoreContract:
         store.delete(["t-2/0/x"])
         assert store.list_prefixes("") == ["t-1"]
 
+    def test_prefixes_may_be_told_how_they_begin(self, store):
+        for key in ("t-1/0/x", "t-1/10/x", "t-1/11/1/x", "t-12/0/x", "t/0/x", "u-1/0/x", "t-13"):
+            store.put(key, b"x")
+        assert store.list_prefixes("t-") == ["t-1", "t-12"]
+        assert store.list_prefixes("t-1") == ["t-1", "t-12"]
+        assert store.list_prefixes("t-1/1") == ["10", "11"]
+        assert store.list_prefixes("t-1/11/") == ["1"]
+        assert store.list_prefixes("t-1/11") == ["11"]
+        assert store.list_prefixes("v-") == store.list_prefixes("none/t-") == []
+
     def test_a_delete_takes_what_is_there_and_passes_over_what_is_not(self, store):
         for number in range(12):
             store.put(f"k/{number:02d}", b"x")

@@ -12,6 +12,7 @@ from local.names import TopicPartition
 from remote.head import Head
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore
 from tiered.cli.main import invoke
 from tiered.remote_view import RemoteLog, open_remote, topic_ids
 
@@ -83,7 +84,43 @@ def test_the_ids_of_a_name_cost_one_listing(store: MemoryStore, monkeypatch) -> 
     monkeypatch.setattr(store, "list_prefixes", lambda prefix: asked.append(prefix) or listing(prefix))
     assert topic_ids(store, "t") == [OLD, NEW]
     assert topic_ids(store, "v") == []
-    assert asked == ["", ""]
+    assert asked == ["t-", "v-"]
+
+
+USES = {
+    "head": (lambda view: view.head(TopicPartition("t", 1)), 2, "the ids of the name, the heads"),
+    "offsets": (lambda view: view.reader().offsets(TopicPartition("t", 1)), 2, "the same"),
+    "partitions": (lambda view: view.partitions("t"), 2, "the ids of the name, the partitions"),
+    "head of each": (
+        lambda view: [view.head(each) for each in view.partitions("t")],
+        5,
+        "those, and the heads of each",
+    ),
+    "topic_ids": (lambda view: view.topic_ids("t"), 1, "the ids of the name"),
+}
+
+
+@pytest.mark.parametrize("others", [0, 1, 2500])
+@pytest.mark.parametrize("use", USES)
+def test_what_is_asked_of_one_topic_costs_the_same_listings_beside_any_number_of_others(use: str, others: int) -> None:
+    bucket = MemoryStore("memory://bucket")
+    for number in range(3):
+        _partition(bucket, "t", OLD, number)
+    for number in range(others):
+        bucket.put(f"{'t' if number % 3 else 't-'}{number}-{NEW}/0/data/something", b"x")
+    metered = MeteredStore(bucket)
+    act, lists, _ = USES[use]
+    act(RemoteLog(metered))
+    assert metered.counts().lists == lists
+
+
+def test_a_partition_that_is_not_there_is_not_found_and_one_without_a_head_has_none(store: MemoryStore) -> None:
+    store.put(f"u-{OLD}/3/data/something", b"x")
+    view = RemoteLog(store)
+    with pytest.raises(NotFound, match="finding a partition in the bucket: partition=u/2"):
+        view.head(TopicPartition("u", 2))
+    with pytest.raises(NotFound, match="reading a partition's head, there is none: partition=u/3"):
+        view.head(TopicPartition("u", 3))
 
 
 # -- the commands
