@@ -63,6 +63,7 @@ class ChunkCache:
         self._flights: dict[Key, _Flight] = {}
         self._bytes = 0
         self._left = 0
+        self.hits = self.misses = 0  # what was wanted and here (or on its way), and what was not; for people
 
     @property
     def size_bytes(self) -> int:
@@ -128,6 +129,8 @@ class ChunkCache:
                     theirs[key] = self._flights[key]
                 else:
                     mine.append(key)
+            self.misses += len(mine)
+            self.hits += len(missing) - len(mine)
             if mine:
                 fresh = [key for key in ahead if key not in self._values and key not in self._flights]
                 mine += [key for key in fresh if key not in missing]

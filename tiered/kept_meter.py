@@ -124,6 +124,10 @@ class Metered:
         """Requests sent to the store since it was opened; None without a store."""
         return self._store.counts() if self._store is not None else None
 
+    def request_counts_by_topic(self) -> dict[str, RequestCounts]:
+        """The same by the topic's directory in the store; nothing without a store."""
+        return self._store.counts_by_topic() if self._store is not None else {}
+
     def request_history(self) -> RequestHistory | None:
         """Requests of this and earlier managers of the directory, by month and topic; None without a store."""
         return self._store.history() if self._store is not None else None

@@ -57,7 +57,7 @@ class Opener:
         self._config = config
         self._directory = directory
         self._store = store
-        self._cache = ChunkCache(config.fetch_cache_bytes)
+        self.cache = ChunkCache(config.fetch_cache_bytes)
         self._disk_cache: DiskCache | None = None
         if store is not None and config.fetch_cache_dir:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, config.fetch_cache_dir_bytes)
@@ -197,7 +197,7 @@ class Opener:
             held.remote = RemotePartition(
                 self._store,
                 held.prefix,
-                self._cache,
+                self.cache,
                 metadata=held.metadata,
                 keys=self._keys,
                 disk=self._disk_cache,

@@ -1,4 +1,4 @@
-"""The part of a manager that tells of its log directories."""
+"""The part of a manager that tells of what it stands on: its log directories, its cache."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from local.errors import LogError
 from local.log_dir_info import LogDirFacts
 from local.log_dir_set import LogDirectories
 from local.storage import Storage
+from remote.chunk_cache import ChunkCache
+from tiered.opening import Opener
 
 
 class OverDirectories:
     """Mixed into the manager; every method may be called from any thread."""
 
     _directory: LogDirectories
+    _opener: Opener
 
     def offline_directories(self) -> Mapping[str, LogError]:
         """The log directories that cannot be used until the next start, and why; the others go on."""
@@ -26,3 +29,7 @@ class OverDirectories:
     def first_directory(self) -> tuple[Storage, str]:
         """Where the node keeps what it needs once: the first log directory that is online, and how to reach it."""
         return self._directory.first_online()
+
+    def fetch_cache(self) -> ChunkCache:
+        """What was fetched from the store and is kept in memory."""
+        return self._opener.cache

@@ -131,10 +131,11 @@ class Partition:
         if self.log.size_bytes == 0:
             raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
 
-    def snapshot(self, now_ms: int, *, may_clean: bool = True) -> PartitionSnapshot:
+    def snapshot(self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True) -> PartitionSnapshot:
         """What the policies are told: both tiers at this moment. The log start is the head's where there is one.
 
         A page of the oldest rows is read when some of them may expire; while the bucket is out of reach they just stay.
+        Without `may_ask` no request is sent.
         """
         head = self.head()
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
@@ -160,7 +161,7 @@ class Partition:
             head_sequence=head.sequence if head else 0,
             heads_void_upto=self.metadata.void_upto if self.metadata else 0,
         )
-        return self._with_oldest_rows(snapshot, head) if head is not None and snapshot.spills else snapshot
+        return self._with_oldest_rows(snapshot, head) if head is not None and snapshot.spills and may_ask else snapshot
 
     def _with_oldest_rows(self, snapshot: PartitionSnapshot, head: Head) -> PartitionSnapshot:
         assert self.metadata is not None, "a head comes with its chain"

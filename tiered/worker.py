@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from local.errors import DiskFailed, LogError, Unavailable
 from tiered.manager import LogManager
+from tiered.observations import Observations
+from tiered.tracing import tracer
 from tiered.work_report import WorkJournal, WorkReport
 
 _log = logging.getLogger(__name__)
@@ -21,14 +23,25 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Works for one manager, from one thread."""
 
-    def __init__(self, manager: LogManager, *, now_ms: int, interval_ms: int) -> None:
+    def __init__(
+        self, manager: LogManager, *, now_ms: int, interval_ms: int, observations: Observations | None = None
+    ) -> None:
         """`interval_ms` is how long the caller rests between rounds, for those who look at the report."""
         self.manager = manager
         self.trouble: LogError | None = None
-        self.rounds = 0
+        self.rounds = self.failures = 0
+        self._observations = observations or Observations()
+        self._spans = tracer()
         self._journal = WorkJournal(
             manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
         )
+
+    def troubles(self) -> list[str]:
+        """A line for the node and each partition in trouble; nothing while all is well."""
+        node = [f"node: {self.trouble}"] if self.trouble is not None else []
+        return node + [
+            f"{name}: {' '.join(str(error).split())}" for name, error in sorted(self.manager.problems.items())
+        ]
 
     @property
     def report(self) -> WorkReport:
@@ -39,9 +52,11 @@ class Worker:
         """One round; True when more waits. `trouble` is what broke it off, None for a whole one."""
         before, self.trouble, is_busy = self.trouble, None, False
         try:
-            is_busy = self.manager.tick(now_ms, should_stop=should_stop)
+            with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
+                is_busy = self.manager.tick(now_ms, should_stop=should_stop)
         except (DiskFailed, Unavailable) as error:
             self.trouble = error
+            self.failures += 1
             if str(error) != str(before):
                 _log.error("round broken off: error=%s", error)
         self.rounds += 1

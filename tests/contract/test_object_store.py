@@ -8,6 +8,7 @@ import select
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from urllib.parse import quote
 
 import obstore.exceptions
@@ -18,6 +19,7 @@ from remote.file_store import ASIDE, FileStore
 from remote.fsspec_store import open_store
 from remote.memory_store import MemoryStore
 from remote.metered_store import MeteredStore
+from remote.observed_store import ObservedStore
 from remote.part_sending import PartSender
 from remote.probe import probe_store
 from remote.retrying_store import RetryingStore, RetryPolicy
@@ -268,6 +270,12 @@ class TestThrottled(ObjectStoreContract):
     @pytest.fixture
     def store(self):
         return ThrottledStore(MemoryStore(), 1e12, 1e12)
+
+
+class TestObserved(ObjectStoreContract):
+    @pytest.fixture
+    def store(self):
+        return ObservedStore(MemoryStore(), lambda op, key: nullcontext())
 
 
 class TestMetered(ObjectStoreContract):

@@ -53,6 +53,7 @@ COMMANDS = {
     ),
     "apply": ("tiered.cli.apply", "Do what a saved plan says, if nothing has changed since."),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
+    "generate": ("tiered.cli.generate", "Print a dashboard, alert rules or a unit, to be kept in a file."),
     "rotate-keys": ("tiered.cli.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
 }
 
@@ -95,14 +96,28 @@ class _LazyGroup(click.Group):
 @click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", help="Override a property; may be repeated.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and everything that is logged.")
 @click.option("-v", "--verbose", is_flag=True, help="Log every change.")
+@click.option("--log-format", type=click.Choice(("text", "json")), default="text", help="How log lines look.")
 @click.option("-q", "--quiet", is_flag=True, help="Only data and errors.")
 @click.pass_context
 def main(
-    ctx: click.Context, directory: str, settings: tuple[str, ...], debug: bool, verbose: bool, quiet: bool
+    ctx: click.Context,
+    directory: str,
+    settings: tuple[str, ...],
+    debug: bool,
+    verbose: bool,
+    log_format: str,
+    quiet: bool,
 ) -> None:
     """A tiered-storage log manager: Kafka's format on disk, closed segments in an object store."""
     overrides = dict(parse_setting(text) for text in settings)
-    ctx.obj = Session(directory=directory, overrides=overrides, is_quiet=quiet, is_verbose=verbose, is_debug=debug)
+    ctx.obj = Session(
+        directory=directory,
+        overrides=overrides,
+        is_quiet=quiet,
+        is_verbose=verbose,
+        is_debug=debug,
+        log_format=log_format,
+    )
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

@@ -7,6 +7,8 @@ A second one breaks the step off; whatever it had begun, the next start finishes
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -20,26 +22,58 @@ from tiered.units import format_ms, parse_ms
 
 if TYPE_CHECKING:
     from tiered.manager import LogManager
+    from tiered.observations import Observations
     from tiered.worker import Worker
 
 
 @click.command("run")
 @click.option("--once", is_flag=True, help="Work until nothing is left to do, then end.")
 @click.option("--interval", metavar="TIME", help="How long to rest between rounds; default: the configured one.")
+@click.option(
+    "--metrics", metavar="[HOST]:PORT", help="Serve /metrics and /health there; :9464 is the loopback address."
+)
+@click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
 @click.pass_obj
-def run(session: Session, once: bool, interval: str | None) -> int:
+def run(session: Session, once: bool, interval: str | None, metrics: str | None, by_partition: bool) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
+    from tiered.observations import Observations
     from tiered.worker import Worker
 
-    with stop_signals() as stop, session.manager(is_daemon=True) as manager, copy_progress(session, manager):
+    seen = Observations()
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_signals())
+        manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
+        stack.enter_context(copy_progress(session, manager))
         rest_ms = _interval_ms(interval, manager)
-        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms)
+        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms, observations=seen)
+        if metrics is not None:
+            stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
         if not once:
             session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")
         code = _work_off(worker, stop) if once else _work(worker, stop, rest_ms)
         worker.end(now_ms())
         _tell(session, manager)
     return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
+
+
+@contextmanager
+def _served(
+    session: Session, address: str, worker: Worker, seen: Observations, *, by_partition: bool
+) -> Iterator[None]:
+    """Metrics over HTTP while this lasts."""
+    from tiered.metrics import Metrics
+    from tiered.metrics_server import MetricsServer, health_answer, metrics_answer, parse_address
+
+    figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
+    answers = {"/metrics": metrics_answer(lambda: figures.text(now_ms())), "/health": health_answer(worker.troubles)}
+    server = MetricsServer(*parse_address(address), answers)
+    server.start()
+    host, port = server.address
+    session.say(f"metrics at http://{f'[{host}]' if ':' in host else host}:{port}/metrics")
+    try:
+        yield
+    finally:
+        server.close()
 
 
 def _work_off(worker: Worker, stop: Stop) -> int:

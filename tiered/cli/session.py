@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from local.names import TopicPartition
     from tiered.config import Config
     from tiered.manager import LogManager
+    from tiered.observations import Observations
     from tiered.topics import TopicRegistry
 
 
@@ -28,6 +29,7 @@ class Session:
     is_quiet: bool = False
     is_verbose: bool = False
     is_debug: bool = False
+    log_format: str = "text"
 
     def config(self, overrides: Mapping[str, str] | None = None) -> Config:
         """The configuration of the directory, `overrides` on top. Raises NotFound where there is none."""
@@ -57,15 +59,29 @@ class Session:
         return TopicRegistry([(DiskStorage(), root) for root in self.config().data_dirs])
 
     def manager(
-        self, *, read_only: bool = False, is_daemon: bool = False, overrides: Mapping[str, str] | None = None
+        self,
+        *,
+        read_only: bool = False,
+        is_daemon: bool = False,
+        overrides: Mapping[str, str] | None = None,
+        observations: Observations | None = None,
     ) -> LogManager:
-        """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict)."""
+        """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict).
+
+        With `observations` its disk and its store are observed, and its calls to the store traced.
+        """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only)
         from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager import LogManager
 
         with recovery_progress(self.say, is_quiet=self.is_quiet) as tell:
+            if observations is not None:
+                from tiered.observations import open_observed
+                from tiered.tracing import store_spans, tracer
+
+                spans = store_spans(tracer())
+                return open_observed(config, observations, now_ms=now_ms(), around=spans, progress=tell)
             return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell)
 
     def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
@@ -76,6 +92,11 @@ class Session:
         import logging
 
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+        if self.log_format == "json":
+            from tiered.log_format import JsonFormatter
+
+            for handler in logging.getLogger().handlers:
+                handler.setFormatter(JsonFormatter())
         level = logging.INFO if self.is_verbose or is_daemon else logging.WARNING
         level = logging.ERROR if self.is_quiet else logging.DEBUG if self.is_debug else level
         for room in ("tiered", "local", "remote"):

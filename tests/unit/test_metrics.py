@@ -1,0 +1,343 @@
+"""The figures of a manager at work: every metric of the table is there, says what is so, and costs no request."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from http.client import HTTPConnection
+
+import pytest
+from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send
+
+from local.errors import Corrupt, DiskFailed, Unavailable
+from local.names import TopicPartition
+from remote.memory_store import MemoryStore
+from tiered.exposition import Sample, exposition
+from tiered.metric_table import BY_NAME, METRICS, Kind
+from tiered.metrics import KEPT_MS, Metrics
+from tiered.metrics_server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
+from tiered.observations import Histogram, Observations, open_observed
+from tiered.worker import Worker
+
+MINUTE = 60_000
+
+
+class Station:
+    """A manager whose disk and store are observed, with its metrics."""
+
+    def __init__(self, world: World, store: object | None = None, *, by_partition: bool = False) -> None:
+        self.seen = Observations()
+        self.manager = open_observed(
+            world.config, self.seen, now_ms=NOW, storage=world.disk, store=store or world.store
+        )
+        self.worker = Worker(self.manager, now_ms=NOW, interval_ms=30_000, observations=self.seen)
+        self.metrics = Metrics(self.manager, self.seen, self.worker, by_partition=by_partition)
+
+    def settle(self, now_ms: int = NOW) -> None:
+        while self.worker.round(now_ms):
+            pass
+
+    def values(self, now_ms: int = NOW) -> dict[str, float]:
+        """Name and labels as printed, and value; histograms by their counts."""
+        found = {}
+        for sample in self.metrics.samples(now_ms):
+            labels = ",".join(f"{name}={value}" for name, value in sample.labels)
+            value = sample.value if isinstance(sample.value, (int, float)) else sample.value.count
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = value
+        return found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_every_metric_of_the_table_is_there(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    station = Station(world, store, by_partition=True)
+    with station.manager as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.create_topic("c", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        for topic in ("t", "c"):
+            send(manager, 300, topic=topic)
+        station.settle()
+        list(manager.reader().records(TopicPartition("c", 0), 0, 1))
+        store.is_down = True
+        send(manager, 300, topic="t", start=300)
+        station.worker.round(NOW)
+        names = {sample.name for sample in station.metrics.samples(NOW)}
+    # The disk of these tests tells nothing of its room; `test_the_room_of_the_disks_is_told` has them.
+    without_room = {"tiered_log_dir_free_bytes", "tiered_log_dir_total_bytes"}
+    assert set(BY_NAME) - names == without_room
+    assert names <= set(BY_NAME)
+
+
+def test_samples_have_the_labels_of_the_table(world: World) -> None:
+    for by_partition in (False, True):
+        station = Station(World(), by_partition=by_partition)
+        with station.manager as manager:
+            manager.create_topic("t", 2, TIERED, now_ms=NOW)
+            station.settle()
+            for sample in station.metrics.samples(NOW):
+                metric = BY_NAME[sample.name]
+                more = ("partition",) if by_partition and metric.by_partition else ()
+                assert tuple(name for name, _ in sample.labels) == (*metric.labels, *more), sample.name
+
+
+def test_the_figures_are_what_happened(world: World) -> None:
+    station = Station(world)
+    with station.manager as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
+        send(manager, 300)
+        manager.flush()
+        before = station.values()
+        assert before["tiered_append_records_total{topic=t}"] == 300
+        assert before["tiered_append_bytes_total{topic=t}"] == before["tiered_local_log_bytes{topic=t}"] > 0
+        assert before["tiered_unreplicated_bytes{topic=t}"] == before["tiered_local_log_bytes{topic=t}"]
+        assert before["tiered_remote_copy_lag_segments{topic=t}"] > 1
+        assert before["tiered_todo_segments{action=CopySegment}"] == before["tiered_remote_copy_lag_segments{topic=t}"]
+        assert before["tiered_fsync_duration_seconds"] > 0
+        assert station.values(NOW + HOUR)["tiered_remote_copy_lag_seconds{topic=t}"] == 3600
+        station.settle()
+        after = station.values()
+        assert (
+            after["tiered_remote_copy_lag_segments{topic=t}"] == after["tiered_remote_copy_lag_seconds{topic=t}"] == 0
+        )
+        assert after["tiered_remote_log_bytes{topic=t}"] == after["tiered_remote_copy_bytes_total{topic=t}"] > 0
+        assert after["tiered_remote_copy_requests_total{topic=t}"] == after["tiered_remote_log_segments{topic=t}"]
+        assert after["tiered_append_bytes_total{topic=t}"] == before["tiered_append_bytes_total{topic=t}"]
+        list(manager.reader().records(TopicPartition("t", 0), 0))
+        read = station.values()
+        assert read["tiered_remote_fetch_bytes_total{topic=t}"] == after["tiered_remote_log_bytes{topic=t}"]
+        assert read["tiered_remote_fetch_requests_total{topic=t}"] > 0
+        assert read["tiered_cache_misses_total"] > 0
+        station.settle(NOW + 3 * DAY)
+        gone = station.values(NOW + 3 * DAY)
+        assert gone["tiered_remote_log_bytes{topic=t}"] == 0
+        assert gone["tiered_remote_delete_lag_bytes{topic=t}"] >= after["tiered_remote_log_bytes{topic=t}"]
+        assert gone["tiered_remote_delete_overdue_bytes{topic=t}"] == 0
+        late = station.values(NOW + 4 * DAY + HOUR)
+        overdue = late["tiered_remote_delete_overdue_bytes{topic=t}"]
+        assert overdue == gone["tiered_remote_delete_lag_bytes{topic=t}"]
+        assert late["tiered_remote_delete_overdue_seconds{topic=t}"] == 3600
+        station.settle(NOW + 5 * DAY)
+        assert station.values()["tiered_remote_delete_requests_total{topic=t}"] > 0
+        assert station.values()["tiered_remote_delete_lag_bytes{topic=t}"] == 0
+
+
+def test_what_fails_is_counted_by_operation_and_class_and_answers_are_no_failures(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    station = Station(world, store)
+    with station.manager as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        assert not [name for name in station.values() if name.startswith("tiered_objstore_failures_total")]
+        store.is_down = True
+        for at in range(3):
+            station.worker.round(NOW + at * MINUTE)
+        found = station.values()
+        assert found["tiered_objstore_failures_total{op=upload,class=Unavailable}"] == 3
+        assert found["tiered_remote_copy_errors_total{topic=t}"] == 3
+        assert found["tiered_partition_problems{class=Unavailable}"] == 1
+        assert found["tiered_round_failures_total"] == 0
+        assert found["tiered_halted"] == 0
+        assert station.worker.troubles() == ["t/0: the store is down: verb=upload"]
+
+
+def test_a_partition_that_another_writer_took_is_halted(world: World) -> None:
+    station = Station(world)
+    with station.manager as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        station.settle()
+        with world.open(disk=world.other_disk()):
+            pass
+        send(manager, 200, start=200)
+        station.worker.round(NOW)
+        assert station.values()["tiered_halted"] == 1
+        manager.problems = {TopicPartition("t", 0): Corrupt("reading", cause="crc")}
+        assert station.values()["tiered_partition_problems{class=Corrupt}"] == 1
+
+
+def test_a_scrape_sends_no_request(world: World) -> None:
+    station = Station(world)
+    with station.manager as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
+        send(manager, 300)
+        station.settle()
+        before = manager.request_counts()
+        for at in range(0, 10 * DAY, DAY):
+            station.metrics.text(NOW + at)
+        assert manager.request_counts() == before
+
+
+def test_the_room_of_the_disks_is_told(tmp_path) -> None:
+    from dataclasses import replace
+
+    from tiered.config import Config
+
+    config = replace(Config.load(None, {}, {}, local_dir=str(tmp_path)), remote_url="memory://b")
+    seen = Observations()
+    with open_observed(config, seen, now_ms=NOW, store=MemoryStore()) as manager:
+        found = {sample.name: sample.value for sample in Metrics(manager, seen).samples(NOW)}
+    assert 0 < found["tiered_log_dir_free_bytes"] <= found["tiered_log_dir_total_bytes"]
+
+
+def test_those_who_ask_at_the_same_time_share_one_answer(world: World) -> None:
+    station = Station(world)
+    with station.manager:
+        first = station.metrics.text(NOW)
+        station.worker.round(NOW)
+        assert station.metrics.text(NOW + KEPT_MS - 1) is first
+        assert station.metrics.text(NOW + KEPT_MS) != first
+        again = station.metrics.text(NOW + HOUR)
+        assert station.metrics.text(NOW - HOUR) is not again, "a clock that was set back holds nothing up"
+
+
+# -- the text
+
+
+def test_the_text_is_what_prometheus_own_parser_reads(world: World) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    station = Station(world)
+    with station.manager as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        station.settle()
+        samples, text = list(station.metrics.samples(NOW)), station.metrics.text(NOW)
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    for sample in samples:
+        metric = BY_NAME[sample.name]
+        family = families[sample.name.removesuffix("_total") if metric.kind is Kind.COUNTER else sample.name]
+        assert family.type == metric.kind.value
+        assert family.documentation == metric.doc
+        if isinstance(sample.value, (int, float)) and not sample.name.startswith("process_"):
+            assert (dict(sample.labels), sample.value) in [(each.labels, each.value) for each in family.samples]
+
+
+def test_labels_are_escaped_and_numbers_are_exact() -> None:
+    odd = Sample("tiered_log_dir_offline", 1, (("directory", 'a"b\\c\nd'),))
+    text = exposition([odd, Sample("tiered_cache_bytes", 2**53), Sample("process_cpu_seconds_total", 0.1)])
+    assert r'directory="a\"b\\c\nd"} 1' in text
+    assert "tiered_cache_bytes 9007199254740992\n" in text or "tiered_cache_bytes 9007199254740992.0\n" in text
+    assert "process_cpu_seconds_total 0.1\n" in text
+
+
+def test_a_metric_that_the_table_does_not_have_is_refused() -> None:
+    with pytest.raises(AssertionError, match="tiered_nothing"):
+        exposition([Sample("tiered_nothing", 1)])
+
+
+def test_names_keep_prometheus_rules() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"(tiered|process)_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert not re.search(r"_(ms|kb|mb|percentage)$", metric.name)
+        assert metric.doc.endswith((".", "`."))
+    assert len(BY_NAME) == len(METRICS)
+
+
+def test_a_histogram_counts_up_to_its_bounds_and_above() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for seconds in (0.5, 1.0, 1.5, 2.0, 9.0):
+        histogram.observe(seconds)
+    assert histogram.counts().buckets == ((1.0, 2), (2.0, 4), (float("inf"), 5))
+    assert (histogram.counts().count, histogram.counts().total) == (5, 14.0)
+
+
+# -- the disk and the store, observed
+
+
+def test_appended_bytes_are_those_of_logs_and_a_failed_sync_is_counted() -> None:
+    seen = Observations()
+    seen.appended("/data/orders-3/00000000000000000000.log", 100)
+    seen.appended("/data/orders-3/00000000000000000000.index", 8)
+    seen.appended("/data/topics.json.tmp", 50)
+    seen.synced("/data/orders-3/00000000000000000000.log", 0.01, None)
+    seen.synced("/data/orders-3/00000000000000000000.log", 0.01, DiskFailed("syncing", cause="eio"))
+    assert seen.of("appended_bytes") == {("orders",): 100}
+    assert seen.of("fsync_failures") == {(): 1}
+    assert seen.fsyncs.counts().count == 2
+
+
+def test_what_is_done_round_the_calls_lets_errors_pass(world: World) -> None:
+    done: list[str] = []
+
+    class Block:
+        def __init__(self, op: str) -> None:
+            self.op = op
+
+        def __enter__(self) -> None:
+            done.append(f"+{self.op}")
+
+        def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+            done.append(f"-{self.op}:{kind.__name__ if kind else 'ok'}")
+
+    store = SwitchableStore(world.store, is_down=True)
+    seen = Observations()
+    manager = open_observed(
+        world.config, seen, now_ms=NOW, storage=world.disk, store=store, around=lambda op, key: Block(op)
+    )
+    with pytest.raises(Unavailable):
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.close()
+    assert done[0].startswith("+")
+    assert any(each.endswith(":Unavailable") for each in done)
+    assert len(done) % 2 == 0
+
+
+# -- over HTTP
+
+
+def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
+    troubles: list[str] = []
+    answers = {"/metrics": metrics_answer(lambda: "tiered_halted 0\n"), "/health": health_answer(lambda: troubles)}
+    server = MetricsServer(LOOPBACK, 0, answers)
+    server.start()
+    try:
+
+        def ask(verb: str, path: str) -> tuple[int, str, str]:
+            connection = HTTPConnection(*server.address, timeout=30)
+            connection.request(verb, path)
+            answer = connection.getresponse()
+            found = answer.status, answer.headers["Content-Type"], answer.read().decode()
+            connection.close()
+            return found
+
+        assert ask("GET", "/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", "tiered_halted 0\n")
+        assert ask("GET", "/metrics?x=y")[0] == 200
+        assert ask("HEAD", "/metrics")[2] == ""
+        assert ask("GET", "/health") == (200, "text/plain; charset=utf-8", "ok\n")
+        troubles.append("orders/2: uploading: cause=slowdown")
+        assert ask("GET", "/health") == (503, "text/plain; charset=utf-8", "orders/2: uploading: cause=slowdown\n")
+        assert ask("GET", "/../etc/passwd")[0] == HTTPStatus.NOT_FOUND
+        assert ask("POST", "/metrics")[0] == HTTPStatus.NOT_IMPLEMENTED
+    finally:
+        server.close()
+
+
+def test_an_address_in_use_is_refused() -> None:
+    from local.errors import InvalidRequest
+
+    server = MetricsServer(LOOPBACK, 0, {})
+    server.start()
+    try:
+        with pytest.raises(InvalidRequest, match="address already in use"):
+            MetricsServer(*server.address, {})
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [(":9464", ("127.0.0.1", 9464)), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9464", ("::1", 9464)),
+     ("9464", None), (":", None), (":99999", None), ("host:", None), ("host:x", None)],
+)  # fmt: skip
+def test_addresses(text: str, found: tuple[str, int] | None) -> None:
+    from local.errors import InvalidRequest
+
+    if found is not None:
+        assert parse_address(text) == found
+        return
+    with pytest.raises(InvalidRequest, match="expected"):
+        parse_address(text)

@@ -1,0 +1,259 @@
+"""Every alert: when it fires, and the page that tells what to do. One table; rules and runbook pages are made "
+"from it.
+
+Expressions name metrics of `tiered.metric_table` alone, and a test demands it. Limits that depend on a deployment are
+arguments of `alert_rules`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+RUNBOOKS_URL = "docs/runbooks"
+
+
+class Severity(Enum):
+    """Whether somebody has to get up."""
+
+    PAGE = "page"
+    TICKET = "ticket"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One alert. `expr` is PromQL, with ``{at_risk_bytes}`` and its kin for limits; `lasts` how long it has to hold.
+
+    `means`, `look` and `mend` are the runbook: what is the case and what it does to the data, the commands that tell
+    more, the steps that help, in order.
+    """
+
+    name: str
+    expr: str
+    lasts: str
+    severity: Severity
+    summary: str
+    means: str
+    look: tuple[str, ...]
+    mend: tuple[str, ...]
+
+    @property
+    def page(self) -> str:
+        """The name of its runbook page: ``TieredCopyLagGrows`` is ``copy-lag-grows``."""
+        words = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in self.name)
+        return words.removeprefix("-tiered-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What depends on the deployment."""
+
+    at_risk_bytes: int = 50 << 30
+    copy_lag_s: int = 3600
+    free_share: float = 0.1
+    store_failure_share: float = 0.05
+
+
+ALERTS: tuple[Alert, ...] = (
+    Alert(
+        name="TieredCopyLagGrows",
+        expr="max by (topic) (tiered_remote_copy_lag_seconds) > {copy_lag_s}",
+        lasts="15m",
+        severity=Severity.TICKET,
+        summary="Closed segments of {{ $labels.topic }} have waited for their upload for {{ $value | "
+        "humanizeDuration }}",
+        means="Segments are closed faster than they are uploaded, or uploads fail. Nothing is lost and readers "
+        "are served, "
+        "but the disk fills, and what waits exists on this disk only.",
+        look=("tiered status --section lag", "tiered plan --summary", "tiered doctor --problems"),
+        mend=(
+            "Does the store refuse or throttle? `tiered status` names the error and since when; see "
+            "[store fails](store-fails.md).",
+            "Is `remote.log.manager.copy.max.bytes.per.second` below what comes in? Raise it.",
+            "Is a compacted topic waiting for its cleaner? `tiered compaction status`; see [cleaner "
+            "stuck](cleaner-stuck.md).",
+            "Many small segments? Raise `segment.bytes`: each costs two uploads and a commit.",
+        ),
+    ),
+    Alert(
+        name="TieredNoUploadFinishes",
+        expr="sum(tiered_remote_copy_lag_segments) > 0 and sum(increase(tiered_remote_copy_bytes_total[30m])) == 0",
+        lasts="30m",
+        severity=Severity.PAGE,
+        summary="Segments wait, and nothing was sent to the store for half an hour",
+        means="Uploads do not begin or hang. Local retention drops nothing that is not in the bucket, so the "
+        "disk fills.",
+        look=("tiered status", "tiered doctor --problems"),
+        mend=(
+            "Is a manager at work? `tiered status` says when the last round was; see [no rounds](no-rounds.md).",
+            "Is copying switched off (`remote.log.copy.disable`)? Then this is meant; silence the alert for the topic.",
+            "Does the doctor reach the store, with the same user and environment? Mend network or credentials.",
+            "Restart the manager: an upload that it was killed in is begun anew, and leaves only what `tiered "
+            "gc` finds.",
+        ),
+    ),
+    Alert(
+        name="TieredAtRiskBytes",
+        expr="sum(tiered_unreplicated_bytes) > {at_risk_bytes}",
+        lasts="15m",
+        severity=Severity.TICKET,
+        summary="{{ $value | humanize1024 }}B exist on this disk only",
+        means="A lost disk would lose so much: active segments, and closed ones that are not in the bucket.",
+        look=("tiered status -p --section lag",),
+        mend=(
+            "Is it lag? See [copy lag grows](copy-lag-grows.md).",
+            "Is it active segments? Lower `segment.ms` or `segment.bytes`, so that they close sooner.",
+            "Is a topic not tiered that should be? `tiered topic describe NAME --settings`, `remote.storage.enable`.",
+        ),
+    ),
+    Alert(
+        name="TieredStoreFails",
+        expr='sum(rate(tiered_objstore_failures_total{{class!="InvalidRequest"}}[10m])) '
+        "/ sum(rate(tiered_objstore_operations_total[10m])) > {store_failure_share}",
+        lasts="10m",
+        severity=Severity.TICKET,
+        summary="{{ $value | humanizePercentage }} of the calls to the store fail",
+        means="Each call was tried again until its deadline and failed all the same. Uploads and deletions "
+        "wait, reads of the "
+        "bucket fail; the disk keeps what it has.",
+        look=("tiered doctor --problems", "tiered status"),
+        mend=(
+            "By class: `AccessDenied` is credentials or policy (expired?), `Unavailable` the network, the "
+            "endpoint or "
+            "throttling, `Corrupt` is [damage](corruption.md).",
+            "Throttled? Lower `remote.log.manager.copy.max.bytes.per.second` and `fetch`, or ask the provider "
+            "for more.",
+            "The provider is down? Wait: the manager goes on by itself. Watch [disk full](disk-full.md) meanwhile.",
+        ),
+    ),
+    Alert(
+        name="TieredCorruption",
+        expr='sum(tiered_partition_problems{{class="Corrupt"}}) > 0',
+        lasts="0m",
+        severity=Severity.PAGE,
+        summary="{{ $value }} partitions met bytes that contradict their checksum",
+        means="Damaged bytes were found and not passed on. The partition serves what is whole and copies nothing more.",
+        look=("tiered status", "tiered verify --deep", "tiered scrub --deep"),
+        mend=(
+            "Keep the evidence: copy the files that are named before anything else.",
+            "On the disk: `tiered verify` names file, offsets and whether the bucket has a good copy.",
+            "In the bucket: `tiered scrub --deep`, then `tiered repair REPORT --dry-run`, then without.",
+            "Look at the disk's own errors (SMART, the kernel's log) and replace it if it has any.",
+        ),
+    ),
+    Alert(
+        name="TieredHalted",
+        expr="tiered_halted > 0",
+        lasts="0m",
+        severity=Severity.PAGE,
+        summary="{{ $value }} partitions are stopped: another writer has them, or the tiers contradict each other",
+        means="Somebody else committed to the bucket. This manager writes nothing more to the partition, on "
+        "purpose: two "
+        "writers would lose records.",
+        look=("tiered status", "tiered doctor --problems"),
+        mend=(
+            "Find the other writer: the newest head names it (`writer_id`), see "
+            "[the commit protocol](../explanation/commit-protocol.md).",
+            "Stop one of the two. Was a copy of this machine started, or an old one by mistake? Keep the one "
+            "with the newer "
+            "records.",
+            "Restart the one that stays; it takes the partition back. Records that only the other one has are "
+            "refused, "
+            "never overwritten.",
+        ),
+    ),
+    Alert(
+        name="TieredDiskFull",
+        expr="tiered_log_dir_free_bytes / tiered_log_dir_total_bytes < {free_share} "
+        "or predict_linear(tiered_log_dir_free_bytes[6h], 4 * 3600) < 0",
+        lasts="10m",
+        severity=Severity.PAGE,
+        summary="{{ $labels.directory }} is nearly full, or will be within four hours",
+        means="A full disk refuses appends. What is there stays whole, and uploads free it again if they go on.",
+        look=("tiered log-dirs", "tiered plan --summary", "tiered status --section local,lag"),
+        mend=(
+            "Is it lag? See [copy lag grows](copy-lag-grows.md): nothing leaves the disk before it is in the bucket.",
+            "Lower `local.retention.ms` or `local.retention.bytes` of the largest topics; effective with the "
+            "next round.",
+            "Move partitions to another directory: `tiered log-dirs move`.",
+            "Never delete segment files by hand.",
+        ),
+    ),
+    Alert(
+        name="TieredDeleteLag",
+        expr="max by (topic) (tiered_remote_delete_overdue_seconds) > 86400",
+        lasts="1h",
+        severity=Severity.TICKET,
+        summary="Objects of {{ $labels.topic }} should have been deleted a day ago",
+        means="They are out of the index, nobody reads them, and they cost money.",
+        look=("tiered doctor --problems", "tiered plan"),
+        mend=(
+            "Does a reader hold on to them? `tiered doctor` names pins that last for long.",
+            "May this user delete (`s3:DeleteObject`)? The doctor tries it. Is there an object lock?",
+            "Is a manager at work? See [no rounds](no-rounds.md). What nobody names any more is `tiered gc`'s.",
+        ),
+    ),
+    Alert(
+        name="TieredNoRounds",
+        expr="time() - tiered_last_round_timestamp_seconds > 1800",
+        lasts="5m",
+        severity=Severity.PAGE,
+        summary="No round of background work has ended for {{ $value | humanizeDuration }}",
+        means="Nothing is uploaded, dropped, cleaned or deleted. A round that uploads very much may take long "
+        "by itself.",
+        look=("tiered status", "journalctl -u tiered"),
+        mend=(
+            "Does it upload? `tiered_objstore_operations_total` rises: wait, or raise the rate.",
+            "Does it hang? systemd's watchdog restarts it where `WatchdogSec` is set (`tiered generate systemd`).",
+            "Restarting is always safe.",
+        ),
+    ),
+    Alert(
+        name="TieredLogDirOffline",
+        expr="tiered_log_dir_offline > 0",
+        lasts="0m",
+        severity=Severity.PAGE,
+        summary="The log directory {{ $labels.directory }} has failed",
+        means="Its disk gave an error. Its partitions are refused, the other directories go on. It stays so "
+        "until the next "
+        "start.",
+        look=("tiered log-dirs", "tiered status"),
+        mend=(
+            "Read the kernel's log for the disk's errors.",
+            "A loose cable, a lost mount: mend it and restart; the logs are recovered.",
+            "A dead disk: put an empty one in its place and make the directory by hand; partitions begin at the "
+            "bucket's end. "
+            "What only the disk had is lost.",
+        ),
+    ),
+    Alert(
+        name="TieredCleanerStuck",
+        expr="tiered_cleaner_uncleanable_partitions > 0",
+        lasts="30m",
+        severity=Severity.TICKET,
+        summary="{{ $value }} compacted logs cannot be cleaned",
+        means="They grow, and what is not cleaned is not uploaded either.",
+        look=("tiered compaction status", "tiered compaction advise"),
+        mend=(
+            "`tiered compaction status` says why. Damaged batches: [corruption](corruption.md). No room: "
+            "[disk full](disk-full.md).",
+            "A log left alone is tried again by itself later; `tiered compact TOPIC` tries at once.",
+        ),
+    ),
+    Alert(
+        name="TieredRoundsFail",
+        expr="increase(tiered_round_failures_total[30m]) > 3",
+        lasts="5m",
+        severity=Severity.PAGE,
+        summary="Rounds of background work break off",
+        means="The disk or the store refuses what every round needs: a checkpoint cannot be written, a head not "
+        "be read.",
+        look=("tiered status", "tiered doctor --problems"),
+        mend=(
+            "`tiered status` names the error and since when.",
+            "No room: [disk full](disk-full.md). A disk that fails: [log dir offline](log-dir-offline.md). The "
+            "store: "
+            "[store fails](store-fails.md).",
+        ),
+    ),
+)

@@ -1,0 +1,53 @@
+"""Log lines as JSON: an object a line, with the message's fields as fields.
+
+Our messages are constant texts followed by ``name=%s`` for each fact; here the facts become fields of the object, and
+`message` is the text without them, so lines of one kind can be counted. Field names that are ours (`time`, `level`,
+`logger`, `message`, `error`) win over a fact of the same name, which gets an underscore.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import re
+
+_FACT = re.compile(r"(?:[:,;]?\s*)([A-Za-z_][A-Za-z0-9_.]*)=%[-+0-9.]*[sdrfx]")
+_SLOT = re.compile(r"%[-+0-9.]*[sdrfx]")
+_OURS = ("time", "level", "logger", "message", "error")
+
+
+class JsonFormatter(logging.Formatter):
+    """One line of JSON for each record; never raises for what a record holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text, facts = split_facts(record)
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        body: dict[str, object] = {
+            "time": when.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": text,
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            body["error"] = self.formatException(record.exc_info)
+        body |= {f"{name}_" if name in _OURS else name: value for name, value in facts.items()}
+        return json.dumps(body, ensure_ascii=False, default=str)
+
+
+def split_facts(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
+    """The constant text and the facts of a record; the whole message and nothing where it is of another form."""
+    template = record.msg if isinstance(record.msg, str) else str(record.msg)
+    values = record.args if isinstance(record.args, tuple) else ()
+    slots = list(_SLOT.finditer(template))
+    names = {match.end(): match[1] for match in _FACT.finditer(template)}
+    if not names or len(slots) != len(values) or "%%" in template:
+        return record.getMessage(), {}
+    facts = {names[slot.end()]: _plain(value) for slot, value in zip(slots, values, strict=True) if slot.end() in names}
+    others = tuple(value for slot, value in zip(slots, values, strict=True) if slot.end() not in names)
+    return _FACT.sub("", template) % others, facts
+
+
+def _plain(value: object) -> object:
+    """Numbers, truth and texts as they are, everything else as text."""
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)

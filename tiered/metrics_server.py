@@ -1,0 +1,131 @@
+"""An HTTP endpoint beside a manager at work: ``/metrics`` for Prometheus, ``/health`` for whoever restarts things.
+
+Reads alone, no authentication: it listens on the loopback address unless told otherwise. A request that does not come
+to its end within REQUEST_S is let go of, and of those that come at the same time REQUESTS_MAX are answered.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+from local.errors import InvalidRequest
+from tiered.exposition import CONTENT_TYPE
+
+LOOPBACK = "127.0.0.1"
+REQUEST_S = 10
+REQUESTS_MAX = 8
+
+Answer = Callable[[], tuple[HTTPStatus, str, str]]  # status, content type, body
+
+
+class MetricsServer:
+    """Serves from threads of its own between `start` and `close`."""
+
+    def __init__(self, host: str, port: int, answers: dict[str, Answer]) -> None:
+        """`answers` by path. Port 0 takes any free one. Raises InvalidRequest for an address that cannot be had."""
+
+        class Handler(_Handler):
+            known = answers
+
+        try:
+            self._server = _Server((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise InvalidRequest("listening for metrics", host=host, port=port, cause=why.lower()) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="tiered-metrics", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port = self._server.server_address[:2]
+        return str(host), int(port)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``:9464`` is the loopback address; ``0.0.0.0:9464`` is everybody; ``[::1]:9464``. Raises InvalidRequest."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise InvalidRequest("reading an address", text=repr(text), expected="[HOST]:PORT, such as :9464")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(REQUESTS_MAX)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+    def process_request(self, request: object, client_address: object) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)  # type: ignore[arg-type]
+            return
+        super().process_request(request, client_address)  # type: ignore[arg-type]
+
+    def process_request_thread(self, request: object, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is nobody's trouble."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = REQUEST_S
+    known: ClassVar[dict[str, Answer]] = {}
+    server_version, sys_version = "tiered", ""
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        answer = self.known.get(self.path.partition("?")[0])
+        status, kind, text = HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "\n".join([*self.known, ""])
+        if answer is not None:
+            status, kind, text = answer()
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is theirs
+        """Not a word for each request."""
+
+
+def metrics_answer(text: Callable[[], str]) -> Answer:
+    """What ``/metrics`` says."""
+    return lambda: (HTTPStatus.OK, CONTENT_TYPE, text())
+
+
+def health_answer(troubles: Callable[[], list[str]]) -> Answer:
+    """What ``/health`` says: 200 while there is no trouble, 503 and the troubles otherwise."""
+
+    def answer() -> tuple[HTTPStatus, str, str]:
+        found = troubles()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
+        return status, "text/plain; charset=utf-8", "".join(f"{line}\n" for line in found or ["ok"])
+
+    return answer
