@@ -10,9 +10,12 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
 * give up: `tiered.switching_off`.
+* copied in this round or task: what may leave the disk for it, leaves.
 * delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone; of a
   page of rows: `remote.page_removal`.
 * collect: prove it → declare old heads void → delete them (`remote.head_collection`).
+
+Somewhat longer than its neighbours: the order of effects of every decision stands here, side by side.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from local.cleaner import CleaningResult
+from local.cleaning_states import State
 from local.errors import InvalidRequest
 from local.log_dirs import LogDirectory
 from policies.decisions import (
@@ -44,13 +48,16 @@ from policies.decisions import (
     RollActive,
 )
 from policies.invariants import violations
+from policies.local_retention import local_drops
+from policies.recompaction import replacements
+from policies.snapshot import PartitionSnapshot
 from policies.view import held_from
 from remote.head_changes import expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.page_removal import delete_pages
 from remote.pins import list_pins, lowest_pinned
 from remote.store import ObjectStore
-from tiered.committing import copy_in_groups, copy_together, raise_rows, replace_remote
+from tiered.committing import Clock, copy_in_groups, copy_together, no_time, raise_rows, replace_remote
 from tiered.partition import Partition
 from tiered.switching_off import give_up
 from tiered.view_building import ViewWork, build_view
@@ -60,6 +67,13 @@ _log = logging.getLogger(__name__)
 Deletion = TypeVar("Deletion", DeleteUnlinked, DeletePage)
 Progress = Callable[[Decision], None]
 Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
+
+
+UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
+
+
+def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
+    """For tasks: cleaning is a round's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +87,25 @@ class Applied:
 
 @dataclass(slots=True)
 class _Round:
+    """`where` is asked inside the partition's lock: a partition may move between two decisions."""
+
     partition: Partition
-    directory: LogDirectory
+    where: Callable[[], LogDirectory]
     store: ObjectStore | None
     now_ms: int
     should_stop: Callable[[], bool]
-    clean: Clean
+    clean: Clean = _cleans_nothing
+    clock: Clock = no_time
     done: list[Decision] = field(default_factory=list)
     skipped: list[Decision] = field(default_factory=list)
     cleaned: list[CleaningResult] = field(default_factory=list)
+
+    @property
+    def directory(self) -> LogDirectory:
+        return self.where()
+
+    def applied(self) -> Applied:
+        return Applied(done=tuple(self.done), skipped=tuple(self.skipped), cleaned=tuple(self.cleaned))
 
 
 def apply_partition(
@@ -94,22 +118,104 @@ def apply_partition(
     clean: Clean,
     progress: Progress = lambda decision: None,
     should_stop: Callable[[], bool] = lambda: False,
+    drops_copied: bool = False,
 ) -> Applied:
     """Apply one partition's decisions in order. Raises InvalidRequest, before any effect, for an unsound plan.
 
     Errors of the disk and the store pass through; what was done until then stays done and is safe. `should_stop` is
     asked before each run of decisions of one kind, and before each copy. `clean` does a cleaning (`tiered.cleaning`).
+    With `drops_copied` what the copies made free to leave the disk leaves it, beyond the plan. Waits for a task.
     """
-    with partition.lock:
-        broken = violations(partition.snapshot(now_ms), decisions)
-        if broken:
-            raise InvalidRequest(f"applying a plan, {broken[0]}", partition=partition.name, broken=len(broken))
-        state = _Round(partition, directory, store, now_ms, should_stop, clean)
-        for _, together in groupby(decisions, key=type):
-            if should_stop():
-                break
-            _apply_run(state, list(together), progress)
-        return Applied(done=tuple(state.done), skipped=tuple(state.skipped), cleaned=tuple(state.cleaned))
+    with partition.tier_lock, partition.lock:
+        state = _Round(partition, lambda: directory, store, now_ms, should_stop, clean)
+        _check(partition.snapshot(now_ms), decisions)
+        _apply_all(state, decisions, progress)
+        if drops_copied and not should_stop() and any(isinstance(each, CopySegment) for each in state.done):
+            _drop_copied(state)
+        return state.applied()
+
+
+def apply_on_disk(
+    partition: Partition,
+    decisions: Sequence[Decision],
+    *,
+    directory: LogDirectory,
+    now_ms: int,
+    clean: Clean,
+    should_stop: Callable[[], bool],
+) -> Applied | None:
+    """Apply decisions of a tiered partition that concern the disk alone, beside a task (`tiered.tier_tasks`).
+
+    None, with nothing done, where somebody else is at the partition: it never waits. Raises as `apply_partition`.
+    """
+    if not partition.lock.acquire(blocking=False):
+        return None
+    try:
+        state = _Round(partition, lambda: directory, None, now_ms, should_stop, clean)
+        _check(partition.snapshot(now_ms, may_ask=False), decisions)
+        _apply_all(state, decisions)
+        return state.applied()
+    finally:
+        partition.lock.release()
+
+
+def apply_in_task(
+    partition: Partition,
+    decide: Callable[[PartitionSnapshot], Sequence[Decision]],
+    *,
+    where: Callable[[], LogDirectory],
+    store: ObjectStore | None,
+    now_ms: int,
+    should_stop: Callable[[], bool],
+    clock: Clock,
+) -> Applied | None:
+    """Apply what `decide` says, without the partition's lock wherever the store is waited for; then drop what was
+    copied. For the holder of `tier_lock`, with neither rolls nor cleanings.
+
+    None, with nothing done, where a round is at the partition. Segments being copied are marked (`Partition.copying`)
+    until they are committed: no round drops or cleans them. Raises as `apply_partition`.
+    """
+    partition.snapshot(now_ms)  # asks the store for what is kept then, so that nobody waits for it inside the lock
+    if not partition.lock.acquire(blocking=False):
+        return None
+    try:
+        if partition.log.cleaning.now.state is State.IN_PROGRESS:
+            return None
+        snapshot = partition.snapshot(now_ms)
+        decisions = decide(snapshot)
+        _check(snapshot, decisions)
+        partition.has_task = True
+        partition.copying = frozenset(each.base_offset for each in decisions if isinstance(each, UPLOADS))
+    finally:
+        partition.lock.release()
+    state = _Round(partition, where, store, now_ms, should_stop, clock=clock)
+    try:
+        _apply_all(state, decisions)
+    finally:
+        partition.copying, partition.has_task = frozenset(), False
+    if not should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
+        _drop_copied(state)
+    return state.applied()
+
+
+def _check(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> None:
+    broken = violations(snapshot, decisions)
+    if broken:
+        raise InvalidRequest(f"applying a plan, {broken[0]}", partition=snapshot.partition, broken=len(broken))
+
+
+def _apply_all(state: _Round, decisions: Sequence[Decision], progress: Progress = lambda decision: None) -> None:
+    for _, together in groupby(decisions, key=type):
+        if state.should_stop():
+            break
+        _apply_run(state, list(together), progress)
+
+
+def _drop_copied(state: _Round) -> None:
+    """What this moment's copies set free; a segment that waits to replace its rows stays for that."""
+    snapshot = state.partition.snapshot(state.now_ms, may_ask=False)
+    for decision in local_drops(snapshot) if not replacements(snapshot) else ():
+        _record(state, [decision], [decision] if _drop(state, decision) else [])
 
 
 def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
@@ -155,7 +261,8 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
         case AdvanceLogStart():
             return _advance(state, decision)
         case GiveUpRemote():
-            return give_up(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
+            with state.partition.lock:
+                return give_up(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         case CollectHeads():
             return _collect(state, decision)
         case CopySegment() | RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
@@ -176,6 +283,8 @@ def _roll(state: _Round, decision: RollActive) -> bool:
 
 
 def _clean(state: _Round, decision: CleanLog) -> bool:
+    if state.partition.has_task:
+        return False  # what it copies must stay as it is
     result = state.clean(state.partition, state.directory, decision)
     if result is not None:
         state.cleaned.append(result)
@@ -191,24 +300,27 @@ def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
         lambda done: _record(state, done, done),
         now_ms=state.now_ms,
         should_stop=state.should_stop,
+        clock=state.clock,
     )
     _record(state, run[len(state.done) - before :], [])
 
 
 def _drop(state: _Round, decision: DropLocal) -> bool:
     partition = state.partition
-    info = partition.closed_segment(decision.base_offset, decision.next_offset)
-    # Judged once more by the newest committed head, not by what the plan hoped for (I2).
-    snapshot = partition.snapshot(state.now_ms)
-    if info is None or not snapshot.has_safe_copy(info):
-        return False
-    dropped = partition.log.drop_before(
-        info.next_offset,
-        now_ms=state.now_ms,
-        delay_ms=partition.rules.file_delete_delay_ms,
-        raises_log_start=not snapshot.is_tiered,
-    )
-    return dropped > 0
+    with partition.lock:
+        info = partition.closed_segment(decision.base_offset, decision.next_offset)
+        # Judged once more by the newest committed head, not by what the plan hoped for (I2).
+        snapshot = partition.snapshot(state.now_ms, may_ask=False)
+        is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
+        if info is None or is_wanted or partition.is_deleted or not snapshot.has_safe_copy(info):
+            return False
+        dropped = partition.log.drop_before(
+            info.next_offset,
+            now_ms=state.now_ms,
+            delay_ms=partition.rules.file_delete_delay_ms,
+            raises_log_start=not snapshot.is_tiered,
+        )
+        return dropped > 0
 
 
 def _build_view(state: _Round, decision: BuildView) -> bool:
@@ -230,7 +342,13 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
     reach = held_from(snapshot)
     if reach is not None and decision.offset > max(reach, snapshot.log_start_offset):
         return False  # the view did not get as far as the plan hoped
-    return advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
+    metadata, is_behind = state.partition.metadata, snapshot.log_start_offset < decision.offset
+    if metadata is not None and is_behind:
+        # As `advance_log_start` would, but with nobody waiting at the lock.
+        metadata.commit(expire_segments([], now_ms=state.now_ms, log_start_offset=decision.offset), state.now_ms)
+    with state.partition.lock:
+        is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
+        return is_raised or (metadata is not None and is_behind)
 
 
 def advance_log_start(partition: Partition, directory: LogDirectory, offset: int, *, now_ms: int) -> bool:

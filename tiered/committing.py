@@ -51,7 +51,7 @@ Clock = Callable[[], float]
 Told = Callable[[Sequence[CopySegment]], None]
 
 
-def _no_time() -> float:
+def no_time() -> float:
     """The clock of whoever wants the same commits every time."""
     return 0.0
 
@@ -86,7 +86,7 @@ def copy_in_groups(
     *,
     now_ms: int,
     should_stop: Callable[[], bool],
-    clock: Clock = _no_time,
+    clock: Clock = no_time,
 ) -> None:
     """Upload the segments of `run` and commit them in groups (module text); `told` hears of those of each commit.
 
@@ -139,6 +139,9 @@ def copy_together(
         if should_stop():
             return []
         uploads.append(_uploaded(ways, info))
+    if partition.is_deleted:
+        _discard(ways, uploads)
+        return []
     _commit(ways, add_segments([replace(row, cleaned_through=cut) for row in uploads]), infos)
     return list(run)
 
@@ -185,7 +188,9 @@ def _ways(partition: Partition, store: ObjectStore | None, now_ms: int) -> _Ways
     metadata, head = partition.metadata, partition.head()
     if metadata is None or head is None or store is None:
         return None
-    return _Ways(partition=partition, metadata=metadata, store=store, head=head, snapshot=partition.snapshot(now_ms))
+    # What is being copied is being copied by whoever asks.
+    snapshot = replace(partition.snapshot(now_ms), copying=frozenset())
+    return _Ways(partition=partition, metadata=metadata, store=store, head=head, snapshot=snapshot)
 
 
 def _next_to_copy(ways: _Ways, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
@@ -207,9 +212,16 @@ def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> b
 
 
 def _commit_group(ways: _Ways, group: _Group, told: Told) -> None:
-    if group.rows:
+    if group.rows and ways.partition.is_deleted:
+        _discard(ways, group.rows)
+    elif group.rows:
         _commit(ways, add_segments(group.rows), group.infos)
         told(group.decisions)
+
+
+def _discard(ways: _Ways, rows: Sequence[RemoteSegment]) -> None:
+    """Delete what went up for a topic that this machine has deleted meanwhile: nobody ever tried to commit it."""
+    ways.store.delete([ways.partition.prefix + key for row in rows for key in (row.data_key, row.indexes_key)])
 
 
 def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:

@@ -150,6 +150,11 @@ class Config:
         return self._manager_ms("remote.log.manager.task.interval.ms")
 
     @property
+    def copier_threads(self) -> int:
+        """How many partitions wait for the store at the same time."""
+        return int(self.topic_properties("")["remote.log.manager.copier.thread.pool.size"])
+
+    @property
     def fetch_cache_bytes(self) -> int:
         """Memory for what was fetched from the store."""
         return self._manager_bytes("remote.fetch.cache.bytes")

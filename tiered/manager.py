@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from local.errors import Conflict, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
@@ -36,13 +36,13 @@ from local.record import Record
 from local.record_columns import record_columns
 from local.storage import DiskStorage, Storage
 from local.watched_storage import offline
-from policies.decisions import Decision, Plan
+from policies.decisions import Plan
 from policies.plan import plan as plan_snapshots
 from policies.snapshot import PartitionSnapshot
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all, raise_first
-from tiered.apply import Applied, apply_partition
-from tiered.cleaning import CleanerSettings, Cleaning, reset_misplaced
+from tiered.apply import Applied
+from tiered.cleaning import CleanerSettings, Cleaning
 from tiered.config import Config
 from tiered.configured_store import configured_store, let_go
 from tiered.deleting import DeletedRecords, delete_records, plan_deletion
@@ -54,18 +54,16 @@ from tiered.over_directories import OverDirectories
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
-from tiered.rounds import apply_plan
+from tiered.rounds import ApplyProgress, Rounds, ShouldStop
+from tiered.tier_tasks import Hands
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
 from tiered.view_reader import Readable
 
 _log = logging.getLogger(__name__)
 
-CHECKPOINT_INTERVAL_MS = 60_000
+DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools have
 _OPENERS = 8
-
-ApplyProgress = Callable[[TopicPartition, Decision], None]
-ShouldStop = Callable[[], bool]
 
 
 class LogManager(Readable, Metered, OverDirectories):
@@ -85,11 +83,11 @@ class LogManager(Readable, Metered, OverDirectories):
         self._partitioner = Partitioner()
         self._deletion = TopicDeletion(self._registry, directory, store, self._opener)
         self.cleaning = Cleaning(CleanerSettings.of(config))
-        self._checkpointed_ms = 0
         # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
         # holding the second or a partition's own lock.
         self._topics_lock = threading.RLock()
-        self._round_lock = threading.RLock()
+        self._rounds = self._new_rounds()
+        self._round_lock = self._rounds.lock
         self._problems_lock = threading.Lock()
 
     @classmethod
@@ -340,81 +338,41 @@ class LogManager(Readable, Metered, OverDirectories):
         long. With several cleaner threads both callables are called from all of them.
         """
         self._check_writable()
-        is_store_down = threading.Event()
+        return self._rounds.apply(plan, progress=progress, should_stop=should_stop)
 
-        def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
-            def must_let_go() -> bool:
-                return should_stop() or not self._directory.is_online(name)
-
-            if must_let_go():
-                return None
-            held = self._partition(name)
-            if held.is_tiered and (is_store_down.is_set() or not held.is_owned):
-                return None
-            try:
-                applied = apply_partition(
-                    held,
-                    decisions,
-                    directory=self._directory.of(name),
-                    store=self._store,
-                    now_ms=plan.now_ms,
-                    clean=partial(self.cleaning.clean, now_ms=plan.now_ms, should_stop=must_let_go),
-                    progress=partial(progress, name),
-                    should_stop=should_stop,
-                )
-                self._forget(name)
-            except LogError as error:
-                if isinstance(error, Unavailable):
-                    is_store_down.set()
-                self._note(name, error)
-                return None
-            return applied
-
-        with self._round_lock:
-            return apply_plan(plan, apply_one, threads=self.cleaning.settings.threads)
-
-    def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False) -> bool:
+    def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False, waits: bool = True) -> bool:
         """One round of background work: flush and forget what is due, plan, apply, checkpoint. True when more waits.
 
         Raises only what concerns the whole directory; a partition's trouble is in `problems`. What concerns the disk
-        alone comes first, so that a store that does not answer holds up no flush.
+        alone comes first. One that `waits` has done it all when it returns, in order, by the caller's thread; another
+        leaves what waits for the store to threads that go on beside the caller (`tiered.rounds`).
         """
         self._check_writable()
-        with self._round_lock:
-            for held in self._held():
-                try:
-                    held.log.flush_if_due(now_ms)
-                    held.log.expire_producers(now_ms)
-                    held.log.remove_deleted(now_ms)
-                    reset_misplaced(held, self._directory.of(held.name))
-                except LogError as error:
-                    self._note(held.name, error)
-            self._directory.remove_deleted(now_ms)
-            for held in self._held():
-                if should_stop() or any(isinstance(error, Unavailable) for error in self._take_up([held], now_ms)):
-                    break
-            planned = self.cleaning.take_turns(self.plan(now_ms), partial(self.snapshots, now_ms))
-            applied = self.apply(planned, should_stop=should_stop)
-            more = self._deletion.step(now_ms)
-            self._opener.keep_counts(now_ms)
-            if now_ms - self._checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
-                self._directory.write_checkpoints()
-                self._checkpointed_ms = now_ms
-        return more or any(result.done for result in applied.values())
+        return self._rounds.round(now_ms, should_stop=should_stop, waits=waits)
 
-    def close(self) -> None:
+    def wait_for_tasks(self, timeout_s: float | None = None) -> bool:
+        """Until no thread is at work for rounds that did not wait; False when the time is over before."""
+        return self._rounds.tasks.copiers.wait_idle(timeout_s)
+
+    def close(self, *, drain_s: float = DRAIN_S) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.
 
-        A partition that could not be opened was not recovered either, so its directory is not marked clean then.
+        Uploads under way have `drain_s` to end and be committed; what is cut then is an orphan. A partition that could
+        not be opened was not recovered either, so its directory is not marked clean then.
         """
-        self._opener.keep_counts()
         try:
-            self._directory.close(unrecovered=list(self._unopened))
+            if not self._rounds.tasks.stop(drain_s):
+                _log.warning("closing before the store has answered: tasks=%d", len(self._rounds.tasks.copiers.states))
         finally:
-            self._opener.close()
+            self._opener.keep_counts()
+            try:
+                self._directory.close(unrecovered=list(self._unopened))
+            finally:
+                self._opener.close()
 
     def abandon(self) -> None:
         """Let go of everything without writing, as after a crash."""
+        self._rounds.tasks.stop(0.0)
         self._opener.close()
         let_go(self._directory, self._store)
 
@@ -422,9 +380,28 @@ class LogManager(Readable, Metered, OverDirectories):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.close()
+        is_cut = kind is not None and not issubclass(kind, Exception)  # told a second time to end
+        self.close(drain_s=0.0 if is_cut else DRAIN_S)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _new_rounds(self) -> Rounds:
+        hands = Hands(
+            directories=self._directory,
+            store=self._store,
+            opener=self._opener,
+            cleaning=lambda: self.cleaning,
+            deletion=self._deletion,
+            held=self._held,
+            find=self._partition,
+            take_up=self._take_up,
+            note=self._note,
+            forget=self._forget,
+        )
+        look = partial(self._looked_at, may_ask=False)
+        return Rounds(
+            hands, copier_threads=self.config.copier_threads, look=lambda at: look(self._held(), at), plan=self.plan
+        )
 
     def _open_all(self, now_ms: int, progress: OnProgress) -> None:
         """Every log, then their heads side by side (they wait for the net)."""
@@ -516,11 +493,14 @@ class LogManager(Readable, Metered, OverDirectories):
         open_ones = [(name, held) for name, held in list(self._partitions.items()) if self._directory.is_online(name)]
         return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]
 
-    def _looked_at(self, partitions: Iterable[Partition], now_ms: int) -> list[PartitionSnapshot]:
+    def _looked_at(
+        self, partitions: Iterable[Partition], now_ms: int, *, may_ask: bool = True
+    ) -> list[PartitionSnapshot]:
         found = []
         for held in partitions:
+            may_clean = self.cleaning.may_clean(held, now_ms)
             try:
-                found.append(held.snapshot(now_ms, may_clean=self.cleaning.may_clean(held, now_ms)))
+                found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=may_ask))
             except LogError as error:
                 self._unseen.add(held.name)
                 self._note(held.name, error)

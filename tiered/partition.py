@@ -63,6 +63,10 @@ class Partition:
     `at_rest` is how its segments are kept in the store; `on_copied` hears the base offset of a segment that is being
     copied, the bytes done and those in all, from whichever thread reads them.
     `uploaded` and `shrunk` are the notes of `tiered.committing`.
+    `lock` is for what changes on the disk, `tier_lock` for what changes in the bucket; who needs both takes that first.
+    Only who holds that one, in a thread of its own (`tiered.tier_tasks`), waits for the store without the other one:
+    then `has_task` is set, and `copying` are the segments that it is copying, which stay as they are.
+    `is_deleted`: its topic is; what went up and is in no head is of no use to anybody.
     """
 
     name: TopicPartition
@@ -80,6 +84,10 @@ class Partition:
     uploaded: dict[Segment, Upload] = field(default_factory=dict)
     shrunk: dict[int, Segment] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    tier_lock: threading.RLock = field(default_factory=threading.RLock)
+    has_task: bool = False
+    copying: frozenset[int] = frozenset()
+    is_deleted: bool = False
 
     @property
     def prefix(self) -> str:
@@ -134,8 +142,8 @@ class Partition:
     def snapshot(self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True) -> PartitionSnapshot:
         """What the policies are told: both tiers at this moment. The log start is the head's where there is one.
 
-        A page of the oldest rows is read when some of them may expire; while the bucket is out of reach they just stay.
-        Without `may_ask` no request is sent.
+        A page of the oldest rows is read when some of them may expire, if it `may_ask`; while the bucket is out of
+        reach they just stay.
         """
         head = self.head()
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
@@ -157,11 +165,14 @@ class Partition:
             cleaner_offset=self.log.cleaner_offset,
             cleaner_reach=self.log.cleaner_reach,
             shrunk=frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired),
-            may_clean=may_clean,
+            copying=self.copying,
+            may_clean=may_clean and not self.has_task,
             head_sequence=head.sequence if head else 0,
             heads_void_upto=self.metadata.void_upto if self.metadata else 0,
         )
-        return self._with_oldest_rows(snapshot, head) if head is not None and snapshot.spills and may_ask else snapshot
+        if head is None or not snapshot.spills or not may_ask:
+            return snapshot
+        return self._with_oldest_rows(snapshot, head)
 
     def _with_oldest_rows(self, snapshot: PartitionSnapshot, head: Head) -> PartitionSnapshot:
         assert self.metadata is not None, "a head comes with its chain"

@@ -1,19 +1,172 @@
-"""One round over the partitions of a plan: cleanings side by side, everything else in order beside them.
+"""Rounds of background work: what is due on the disks, a plan, its application, the checkpoints.
 
-Cleaning is what takes long, and its loops let other threads run (they hold no interpreter lock). With one thread, or
-one log to clean, all is done in the plan's order by the caller's thread. A partition is applied once, by one thread.
+| | a round that waits | one that does not |
+|---|---|---|
+| for | `tiered run --once`, cron, tests: all is done when it returns | the daemon |
+| disks: flush, forget, expire, checkpoint | first | first |
+| rolls, cleanings, drops, topics on one tier | in the plan's order | the same, apart from the rest |
+| whatever sends a request | in the plan's order, by the caller's thread | by tasks (`tiered.tier_tasks`) |
+
+So a round that does not wait never waits for the store, nor for a partition that somebody else is changing: that one is
+left for the next round. Both kinds may follow each other; one that waits waits for tasks, too.
+
+Cleanings run side by side, beside the others: they take long, and their loops let other threads run (they hold no
+interpreter lock). With one thread, or one log to clean, all is done in the plan's order by the caller's thread. A
+partition is applied once, by one thread.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from local.errors import LogError, Unavailable
 from local.names import TopicPartition
 from policies.decisions import CleanLog, Decision, Plan
-from tiered.apply import Applied
+from policies.plan import plan_partition
+from policies.snapshot import PartitionSnapshot
+from tiered.apply import Applied, apply_on_disk, apply_partition
+from tiered.cleaning import reset_misplaced
+from tiered.tier_tasks import Hands, TierTasks, needs_task, on_disk
+
+CHECKPOINT_INTERVAL_MS = 60_000
 
 ApplyOne = Callable[[TopicPartition, Sequence[Decision]], Applied | None]
+ApplyProgress = Callable[[TopicPartition, Decision], None]
+ShouldStop = Callable[[], bool]
+Look = Callable[[int], list[PartitionSnapshot]]
+
+
+class Rounds:
+    """The rounds of one manager, one at a time. `look` and `plan` are its own looks at everything."""
+
+    def __init__(self, hands: Hands, *, copier_threads: int, look: Look, plan: Callable[[int], Plan]) -> None:
+        self.lock = threading.RLock()
+        self.tasks = TierTasks(hands, copier_threads)
+        self._hands = hands
+        self._look, self._plan = look, plan
+        self._checkpointed_ms = 0
+
+    def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
+        """One round; True when more waits (of what tasks do they see themselves)."""
+        with self.lock:
+            self._look_after_disks(now_ms)
+            self.tasks.tell_time(now_ms)
+            work = self._work_off if waits else self._hand_out
+            more = work(now_ms, should_stop)
+            self._hands.opener.keep_counts(now_ms)
+            if now_ms - self._checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
+                self._hands.directories.write_checkpoints()
+                self._checkpointed_ms = now_ms
+        return more
+
+    def apply(
+        self, plan: Plan, *, progress: ApplyProgress, should_stop: ShouldStop, drops_copied: bool = False
+    ) -> dict[TopicPartition, Applied]:
+        """Do what a plan says (`LogManager.apply`), and with `drops_copied` what it sets free."""
+        hands, is_store_down = self._hands, threading.Event()
+
+        def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
+            must_let_go = self._letting_go(name, should_stop)
+            if must_let_go():
+                return None
+            held = hands.find(name)
+            if held.is_tiered and (is_store_down.is_set() or not held.is_owned):
+                return None
+            try:
+                applied = apply_partition(
+                    held,
+                    decisions,
+                    directory=hands.directories.of(name),
+                    store=hands.store,
+                    now_ms=plan.now_ms,
+                    clean=partial(hands.cleaning().clean, now_ms=plan.now_ms, should_stop=must_let_go),
+                    progress=partial(progress, name),
+                    should_stop=should_stop,
+                    drops_copied=drops_copied,
+                )
+                hands.forget(name)
+            except LogError as error:
+                if isinstance(error, Unavailable):
+                    is_store_down.set()
+                hands.note(name, error)
+                return None
+            return applied
+
+        with self.lock:
+            return apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+
+    def _look_after_disks(self, now_ms: int) -> None:
+        for held in self._hands.held():
+            try:
+                held.log.flush_if_due(now_ms)
+                held.log.expire_producers(now_ms)
+                held.log.remove_deleted(now_ms)
+                reset_misplaced(held, self._hands.directories.of(held.name))
+            except LogError as error:
+                self._hands.note(held.name, error)
+        self._hands.directories.remove_deleted(now_ms)
+
+    def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
+        hands = self._hands
+        for held in hands.held():
+            if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
+                break
+        planned = hands.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
+        applied = self.apply(planned, progress=lambda name, decision: None, should_stop=should_stop, drops_copied=True)
+        more = hands.deletion.step(now_ms)
+        return more or any(result.done for result in applied.values())
+
+    def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
+        """Do what concerns the disk alone; the rest is the tasks'."""
+        hands, due = self._hands, []
+        decisions: dict[TopicPartition, list[Decision]] = {}
+        for snapshot in self._look(now_ms):
+            name = snapshot.partition
+            held, planned = hands.find(name), plan_partition(snapshot)
+            is_waiting = hands.opener.is_waiting(held)
+            if snapshot.is_tiered and (is_waiting or (held.is_owned and needs_task(snapshot, planned))):
+                due.append(name)
+            mine = on_disk(planned) if snapshot.is_tiered else planned
+            if mine and (held.is_owned or not snapshot.is_tiered):
+                decisions[name] = list(mine)
+        plan = hands.cleaning().take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._look, now_ms))
+        with self.lock:
+            apply_one = partial(self._apply_on_disk, now_ms, should_stop)
+            applied = apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+        if not should_stop():
+            for name in due:
+                self.tasks.submit(name)
+            if not hands.deletion.is_done:
+                self.tasks.submit_deletions()
+        return any(result.done for result in applied.values())
+
+    def _apply_on_disk(
+        self, now_ms: int, should_stop: ShouldStop, name: TopicPartition, decisions: Sequence[Decision]
+    ) -> Applied | None:
+        hands, must_let_go = self._hands, self._letting_go(name, should_stop)
+        if must_let_go():
+            return None
+        try:
+            applied = apply_on_disk(
+                hands.find(name),
+                decisions,
+                directory=hands.directories.of(name),
+                now_ms=now_ms,
+                clean=partial(hands.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
+                should_stop=should_stop,
+            )
+            if applied is not None:
+                hands.forget(name)
+        except LogError as error:
+            hands.note(name, error)
+            return None
+        return applied
+
+    def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
+        return lambda: should_stop() or not self._hands.directories.is_online(name)
 
 
 def apply_plan(plan: Plan, apply_one: ApplyOne, *, threads: int) -> dict[TopicPartition, Applied]:

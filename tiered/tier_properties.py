@@ -1,4 +1,4 @@
-"""The properties of a tier's end: rows of the table of properties, beside the others because those are many."""
+"""Properties of the remote tier: rows of the table of properties, beside the others because those are many."""
 
 from __future__ import annotations
 
@@ -12,5 +12,14 @@ TIER_TABLE = (
         default="false",
         doc="Lets remote.storage.enable go from true to false, by altering the topic: what is in the bucket is deleted "
         "and the log begins where the disk does (KIP-950).",
+    ),
+    Property(
+        name="remote.log.manager.copier.thread.pool.size",
+        kind=Kind.INT,
+        default="10",
+        minimum=1,
+        maximum=1000,
+        is_per_topic=False,
+        doc="Partitions that a daemon copies, and whose remote segments it expires, at the same time.",
     ),
 )

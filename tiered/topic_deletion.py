@@ -46,6 +46,7 @@ class TopicDeletion:
         self._opener = opener
         self._removals: dict[tuple[str, int], PartitionRemoval] = {}
         self._done: set[tuple[str, int]] = set()
+        self._stepping = threading.Lock()
 
     def delete(self, topic_name: str, partitions: Held, rounds: threading.RLock, *, now_ms: int) -> Topic:
         """Steps 1 and 2, and the first of 4; the topic it was. `partitions` are the open ones; its own are taken out.
@@ -66,9 +67,18 @@ class TopicDeletion:
                     each.log.cleaning.resume()
                 raise
             for each in held:
+                each.is_deleted = True
                 partitions.pop(each.name, None)
-            self.step(now_ms)  # the bucket says so at once where it can be reached: the grace time counts from there
+            for gone in self._registry.deleted():
+                if gone.topic.topic_id == topic.topic_id:
+                    self._delete_local(gone, now_ms)
+        self.step(now_ms)  # the bucket says so at once where it can be reached: the grace time counts from there
         return topic
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left of any deleted topic."""
+        return not self._registry.deleted()
 
     def resume(self, now_ms: int) -> None:
         """At a start, before any log is opened: what the last process did not get to on the disks."""
@@ -80,7 +90,18 @@ class TopicDeletion:
             self._delete_local(gone, now_ms)
 
     def step(self, now_ms: int) -> bool:
-        """The next step for each deleted topic; True when another one is due. An error waits for the next round."""
+        """The next step for each deleted topic; True when another one is due. An error waits for the next round.
+
+        One at a time: while another caller is at it, there is nothing to do.
+        """
+        if not self._stepping.acquire(blocking=False):
+            return False
+        try:
+            return self._step(now_ms)
+        finally:
+            self._stepping.release()
+
+    def _step(self, now_ms: int) -> bool:
         more = False
         for gone in self._registry.deleted():
             try:

@@ -24,10 +24,18 @@ class Worker:
     """Works for one manager, from one thread."""
 
     def __init__(
-        self, manager: LogManager, *, now_ms: int, interval_ms: int, observations: Observations | None = None
+        self,
+        manager: LogManager,
+        *,
+        now_ms: int,
+        interval_ms: int,
+        waits: bool = True,
+        observations: Observations | None = None,
     ) -> None:
-        """`interval_ms` is how long the caller rests between rounds, for those who look at the report."""
+        """`interval_ms` is how long the caller rests between rounds, for those who look at the report. Rounds that do
+        not wait leave what waits for the store to threads of its own (`LogManager.tick`)."""
         self.manager = manager
+        self.waits = waits
         self.trouble: LogError | None = None
         self.rounds = self.failures = 0
         self._observations = observations or Observations()
@@ -53,7 +61,7 @@ class Worker:
         before, self.trouble, is_busy = self.trouble, None, False
         try:
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
-                is_busy = self.manager.tick(now_ms, should_stop=should_stop)
+                is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
         except (DiskFailed, Unavailable) as error:
             self.trouble = error
             self.failures += 1

@@ -1,7 +1,8 @@
 """``tiered run``: the loop around `LogManager.tick`. Only here does background work know the time.
 
-The first SIGTERM or Ctrl-C lets the step under way finish, seals the logs and ends cleanly, telling what is in trouble.
-A second one breaks the step off; whatever it had begun, the next start finishes or undoes.
+The first SIGTERM or Ctrl-C lets the step under way finish, seals the logs and ends cleanly, telling what is in trouble;
+uploads have ten seconds for it. A second one breaks the step off; whatever it had begun, the next start finishes or
+undoes. With ``--once`` everything is done in order before it ends; without, uploads run in threads of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def run(session: Session, once: bool, interval: str | None, metrics: str | None,
         manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
         stack.enter_context(copy_progress(session, manager))
         rest_ms = _interval_ms(interval, manager)
-        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms, observations=seen)
+        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms, waits=once, observations=seen)
         if metrics is not None:
             stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
         if not once:

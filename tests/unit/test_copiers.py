@@ -1,0 +1,129 @@
+"""Turns of the threads that wait for the store. Nothing sleeps: every step waits for an event of the one before."""
+
+from __future__ import annotations
+
+import threading
+
+from tiered.copiers import Copiers, State
+
+LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
+
+
+class Gate:
+    """Work that begins, says so, and goes on when it is let."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.at_once = self.at_once_max = 0
+        self.more: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._let: set[str] = set()
+        self.is_open = False
+
+    def work(self, key: str) -> bool:
+        with self._changed:
+            self.begun.append(key)
+            self.at_once += 1
+            self.at_once_max = max(self.at_once_max, self.at_once)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.is_open or key in self._let, LIMIT_S)
+            self._let.discard(key)
+            self.at_once -= 1
+            left = self.more.get(key, 0)
+            self.more[key] = max(0, left - 1)
+            return left > 0
+
+    def wait_begun(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.begun) >= count, LIMIT_S), self.begun
+
+    def let(self, *keys: str) -> None:
+        with self._changed:
+            self._let.update(keys)
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        with self._changed:
+            self.is_open = True
+            self._changed.notify_all()
+
+
+def test_one_key_has_one_turn_at_a_time_and_another_one_when_it_was_asked_for_meanwhile() -> None:
+    gate = Gate()
+    copiers = Copiers(4, gate.work)
+    assert copiers.submit("a")
+    gate.wait_begun(1)
+    assert copiers.states == {"a": State.RUNNING}
+    assert copiers.submit("a")
+    assert not copiers.submit("a"), "it has a turn coming"
+    assert copiers.states == {"a": State.AGAIN}
+    gate.open()
+    assert copiers.wait_idle(LIMIT_S)
+    assert (gate.begun, gate.at_once_max) == (["a", "a"], 1)
+
+
+def test_no_more_threads_than_asked_for_work_at_once() -> None:
+    gate = Gate()
+    copiers = Copiers(3, gate.work)
+    for at in range(12):
+        copiers.submit(f"k{at}")
+    gate.wait_begun(3)
+    assert sorted(copiers.states.values(), key=str).count(State.RUNNING) == 3
+    gate.open()
+    assert copiers.wait_idle(LIMIT_S)
+    assert (sorted(gate.begun), gate.at_once_max) == (sorted(f"k{at}" for at in range(12)), 3)
+
+
+def test_a_backlog_goes_behind_everybody_who_waits() -> None:
+    gate = Gate()
+    gate.more = {"long": 2}
+    copiers = Copiers(1, gate.work)
+    for key in ("long", "b", "c"):
+        copiers.submit(key)
+    gate.open()
+    assert copiers.wait_idle(LIMIT_S)
+    assert gate.begun == ["long", "b", "c", "long", "long"]
+
+
+def test_a_turn_that_hangs_keeps_nobody_else_waiting() -> None:
+    gate = Gate()
+    copiers = Copiers(2, gate.work)
+    copiers.submit("hangs")
+    gate.wait_begun(1)
+    for at, key in enumerate("abc"):
+        copiers.submit(key)
+        gate.wait_begun(2 + at)
+        gate.let(key)
+    gate.open()
+    assert copiers.wait_idle(LIMIT_S)
+
+
+def test_what_waits_never_begins_after_the_stop_and_what_runs_has_its_deadline() -> None:
+    gate = Gate()
+    copiers = Copiers(1, gate.work)
+    copiers.submit("a")
+    gate.wait_begun(1)
+    copiers.submit("b")
+    copiers.submit("a")
+    assert not copiers.stop(0.0), "it is still at work"
+    assert not copiers.submit("c")
+    gate.open()
+    assert copiers.stop(LIMIT_S)
+    assert gate.begun == ["a"]
+
+
+def test_an_error_that_escapes_ends_one_turn_and_nothing_else(caplog) -> None:
+    done = []
+
+    def work(key: str) -> bool:
+        if key == "bad":
+            raise ValueError(key)
+        done.append(key)
+        return False
+
+    copiers = Copiers(1, work)
+    for key in ("bad", "good", "bad", "better"):
+        copiers.submit(key)
+    assert copiers.wait_idle(LIMIT_S)
+    assert sorted(done) == ["better", "good"]
+    assert "a task broke off" in caplog.text

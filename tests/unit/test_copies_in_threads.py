@@ -1,0 +1,403 @@
+"""Rounds that do not wait: while an upload hangs everything else goes on, and whatever overtakes it loses nothing.
+
+Nothing sleeps. The store holds an upload until the test lets it go on, and the test waits for events alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
+
+from local.errors import DiskFailed, Fenced
+from local.names import TopicPartition
+from remote.bucket_check import ObjectKind
+from remote.head import Head
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.store import UploadSource
+from tiered.bucket_check import check_bucket
+from tiered.manager import LogManager
+
+LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
+OTHER = TopicPartition("o", 0)
+GRACE = {**TIERED, "remote.log.delete.grace.ms": "1h"}
+
+
+class HangingStore:
+    """Uploads of some topics hang until they are let go; all others go through."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner = inner
+        self.hanging: set[str] = set()
+        self.uploads: list[str] = []
+        self.at_once_max = 0
+        self._at_once = 0
+        self._changed = threading.Condition()
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        with self._changed:
+            self.uploads.append(key)
+            self._at_once += 1
+            self.at_once_max = max(self.at_once_max, self._at_once)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: not any(key.startswith(f"{t}-") for t in self.hanging), LIMIT_S)
+        try:
+            self.inner.upload(key, source)
+        finally:
+            with self._changed:
+                self._at_once -= 1
+
+    def wait_for(self, uploads: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.uploads) >= uploads, LIMIT_S), self.uploads
+
+    def let_go(self) -> None:
+        with self._changed:
+            self.hanging.clear()
+            self._changed.notify_all()
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        found: Callable[..., object] = getattr(self.inner, verb)
+        return found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def store(world: World) -> Iterator[HangingStore]:
+    hanging = HangingStore(world.store)
+    yield hanging
+    hanging.let_go()
+
+
+def _started(world: World, store: HangingStore, *topics: str, **properties: str) -> LogManager:
+    """Topics with some closed segments each, and the copies of "t" hanging."""
+    manager = world.open(store=store)  # type: ignore[arg-type]
+    for topic in ("t", *topics):
+        own = {key.replace("_", "."): value for key, value in properties.items()}
+        manager.create_topic(topic, 1, {**GRACE, **own}, now_ms=NOW)
+        for at in range(3):
+            send(manager, 20, topic=topic, start=20 * at)
+            manager.roll(topic, now_ms=NOW)
+    store.hanging.add("t")
+    while manager.tick(NOW, waits=False):
+        pass  # what is compacted is cleaned first
+    store.wait_for(1)
+    return manager
+
+
+def _finish(manager: LogManager, store: HangingStore, now_ms: int = NOW) -> None:
+    store.let_go()
+    assert manager.wait_for_tasks(LIMIT_S)
+    for _ in range(20):
+        is_busy = manager.tick(now_ms, waits=False)
+        assert manager.wait_for_tasks(LIMIT_S)
+        if not is_busy:
+            break
+
+
+def _head(manager: LogManager, name: TopicPartition = NAME) -> Head:
+    head = manager.partition(name).head()
+    assert head is not None
+    return head
+
+
+def _segments(manager: LogManager, name: TopicPartition = NAME) -> int:
+    return len(manager.partition(name).log.segments())
+
+
+def _offsets(manager: LogManager, name: TopicPartition = NAME) -> list[int]:
+    start, end = manager.reader().offsets(name)
+    return [record.offset for record in manager.reader().records(name, start, end)]
+
+
+def test_everything_else_goes_on_while_an_upload_hangs(world: World, store: HangingStore) -> None:
+    with _started(world, store, "o") as manager:
+        manager.create_topic("plain", 1, {"retention.ms": "1h", "flush.ms": "1s"}, now_ms=NOW)
+        manager.create_topic("compacted", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
+        plain, compacted = TopicPartition("plain", 0), TopicPartition("compacted", 0)
+        for topic in ("plain", "compacted"):
+            send(manager, 300, topic=topic)
+        manager.alter_topic("t", {"flush.ms": "1s"}, now_ms=NOW)
+        send(manager, 10, start=60)
+        for name in (plain, NAME):
+            held = manager.partition(name).log
+            assert held.recovery_point < held.next_offset
+        before = _segments(manager, compacted)
+        for _ in range(5):
+            manager.tick(NOW + 2000, waits=False)
+        for name in (plain, NAME):
+            held = manager.partition(name).log
+            assert held.recovery_point == held.next_offset, "flush.ms"
+        assert _offsets(manager, plain) == [], "retention"
+        assert _segments(manager, compacted) < before, "cleaning"
+        assert (_segments(manager, OTHER), len(_head(manager, OTHER).segments)) == (1, 3), "copied, dropped"
+        done = manager.delete_records({OTHER: 25, NAME: 5}, now_ms=NOW)
+        assert {name: each.low_watermark for name, each in done.items()} == {OTHER: 25, NAME: 5}
+        assert manager.roll("t", now_ms=NOW) == 1
+        manager.create_topic("new", 1, GRACE, now_ms=NOW)
+        assert _head(manager).segments == ()
+        _finish(manager, store)
+        assert len(_head(manager).segments) == 4
+        assert _offsets(manager) == list(range(5, 70))
+        assert manager.problems == {}
+
+
+def test_what_a_commit_sets_free_leaves_the_disk_in_the_same_task(world: World, store: HangingStore) -> None:
+    with _started(world, store) as manager:
+        assert _segments(manager) == 4
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert (len(_head(manager).segments), _segments(manager)) == (3, 1)
+        assert _offsets(manager) == list(range(60))
+
+
+def test_a_waiting_round_drops_what_it_copied_as_well(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 40)
+        manager.roll("t", now_ms=NOW)
+        manager.tick(NOW)
+        assert (len(_head(manager).segments), _segments(manager)) == (1, 1)
+
+
+def test_one_partition_has_one_task_and_rounds_ask_in_vain(world: World, store: HangingStore) -> None:
+    with _started(world, store) as manager:
+        for _ in range(5):
+            manager.tick(NOW, waits=False)
+        assert len(store.uploads) == 1
+        assert set(manager._rounds.tasks.copiers.states) == {NAME}
+        _finish(manager, store)
+        assert len(store.uploads) == len(_head(manager).segments) == 3, "nothing went up twice"
+
+
+def test_as_many_partitions_copy_at_once_as_there_are_threads(world: World, store: HangingStore) -> None:
+    manager = world.open(store=store, remote_log_manager_copier_thread_pool_size="3")  # type: ignore[arg-type]
+    with manager:
+        for at in range(6):
+            manager.create_topic(f"t-{at}", 1, GRACE, now_ms=NOW)
+            send(manager, 20, topic=f"t-{at}")
+            manager.roll(f"t-{at}", now_ms=NOW)
+        store.hanging.add("t")
+        manager.tick(NOW, waits=False)
+        store.wait_for(3)
+        assert len(manager._rounds.tasks.copiers.states) >= 6
+        _finish(manager, store)
+        assert store.at_once_max == 3
+        assert all(len(_head(manager, TopicPartition(f"t-{at}", 0)).segments) == 1 for at in range(6))
+
+
+def test_a_topic_that_is_deleted_meanwhile_leaves_nothing(world: World, store: HangingStore) -> None:
+    with _started(world, store) as manager:
+        manager.delete_topic("t", now_ms=NOW)
+        assert manager.topics() == []
+        _finish(manager, store, NOW + 2 * HOUR)
+        assert manager.problems == {}
+        kinds = {kind for report in check_bucket(world.store) for kind in report.counts()}
+        assert kinds <= {ObjectKind.HEAD, ObjectKind.BOUNDARY}, kinds
+        assert manager._registry.deleted() == ()
+
+
+def test_another_machine_that_takes_over_meanwhile_wins(world: World, store: HangingStore) -> None:
+    with _started(world, store) as manager:
+        with world.open(disk=world.other_disk()) as second:
+            send(second, 20)
+            second.roll("t", now_ms=NOW)
+            second.tick(NOW)
+            theirs = _head(second)
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert isinstance(manager.problems[NAME], Fenced)
+        newest = MetadataLog(world.store, manager.partition(NAME).prefix).refresh(exact=True)
+        assert newest == theirs
+        assert _segments(manager) == 4, "it holds the only copy of its records"
+
+
+def test_records_deleted_past_an_upload_never_come_into_the_head(world: World, store: HangingStore) -> None:
+    with _started(world, store) as manager:
+        manager.delete_records({NAME: 45}, now_ms=NOW)
+        manager.tick(NOW, waits=False)
+        assert manager.partition(NAME).log.segments()[0].base_offset == 0, "what is copied stays as it is"
+        _finish(manager, store)
+        assert [row.base_offset for row in _head(manager).segments] == [40]
+        assert _offsets(manager) == list(range(45, 60))
+        _finish(manager, store, NOW + 2 * HOUR)
+        assert not _head(manager).unlinked
+        assert sum(1 for info in world.store.list("") if "/data/" in info.key) == 2, "the row's data and indexes"
+
+
+def test_a_tier_that_is_switched_off_meanwhile_is_given_up(world: World, store: HangingStore) -> None:
+    with _started(world, store, local_retention_ms="-2") as manager:
+        off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+        manager.alter_topic("t", off, now_ms=NOW)
+        manager.tick(NOW, waits=False)
+        _finish(manager, store)
+        _finish(manager, store, NOW + 2 * HOUR)
+        assert not _head(manager).has_rows
+        assert sorted(info.key for info in world.store.list("") if "/data/" in info.key) == []
+        assert _offsets(manager) == list(range(60))
+        assert manager.problems == {}
+
+
+def test_copying_that_is_switched_off_meanwhile_ends_with_what_was_begun(world: World, store: HangingStore) -> None:
+    with _started(world, store, local_retention_ms="-2") as manager:
+        manager.alter_topic("t", {"remote.log.copy.disable": "true"}, now_ms=NOW)
+        send(manager, 20, start=60)
+        manager.roll("t", now_ms=NOW)
+        _finish(manager, store)
+        assert len(_head(manager).segments) == 3
+        assert _offsets(manager) == list(range(80))
+
+
+def test_a_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: HangingStore) -> None:
+    with _started(world, store, cleanup_policy="compact") as manager:
+        copied = manager.partition(NAME).copying
+        assert copied
+        log = manager.partition(NAME).log
+        for at in range(3):
+            send(manager, 20, start=60 + 20 * at)
+            manager.roll("t", now_ms=NOW)
+            manager.tick(NOW, waits=False)
+        assert copied <= {each.base_offset for each in log.segments()}
+        cleaned = log.cleaner_offset
+        assert cleaned is not None
+        assert cleaned <= 60
+        _finish(manager, store)
+        assert log.cleaner_offset == 120
+        found = {record.key: record.value for record in manager.reader().records(NAME, 0)}
+        assert len(found) == 9
+        assert found[b"k%d" % (119 % 9)] == b"value 119"
+        rows = _head(manager).segments
+        assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
+
+
+def test_a_disk_that_goes_offline_meanwhile_keeps_what_is_only_there(tmp_path, world: World) -> None:
+    store = HangingStore(world.store)
+    with _started(world, store) as manager:
+        held = manager.partition(NAME)
+
+        def fail(start: int, length: int) -> bytes:
+            raise DiskFailed("reading a file", path="x")
+
+        held.log.segment(20).read = fail  # type: ignore[method-assign]
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert isinstance(manager.problems[NAME], DiskFailed)
+        assert [row.base_offset for row in _head(manager).segments] == [0], "it was whole"
+        assert held.log.segments()[-1].next_offset == 60
+
+
+def test_closing_waits_for_the_upload_under_way_and_commits_it(world: World, store: HangingStore) -> None:
+    manager = _started(world, store)
+    closing = threading.Thread(target=lambda: manager.close(drain_s=LIMIT_S))
+    closing.start()
+    copiers = manager._rounds.tasks.copiers
+    with copiers._changed:
+        assert copiers._changed.wait_for(lambda: copiers.is_stopping, LIMIT_S)
+    store.let_go()
+    closing.join(LIMIT_S)
+    assert not closing.is_alive()
+    head = MetadataLog(world.store, manager.partition(NAME).prefix).refresh()
+    assert [row.base_offset for row in head.segments] == [0], "and begins no other"
+    with world.open() as again:
+        assert _offsets(again) == list(range(60))
+
+
+def test_closing_that_is_cut_leaves_an_upload_that_counts_for_nothing(world: World, store: HangingStore) -> None:
+    manager = _started(world, store)
+    manager.close(drain_s=0.0)
+    with world.open() as again:
+        for _ in range(3):
+            again.tick(NOW)
+        theirs = _head(again)
+        assert len(theirs.segments) == 3
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert MetadataLog(world.store, again.partition(NAME).prefix).refresh(exact=True) == theirs
+        assert _offsets(again) == list(range(60))
+
+
+def test_a_second_signal_does_not_wait_for_an_upload(world: World, store: HangingStore) -> None:
+    with pytest.raises(KeyboardInterrupt), _started(world, store):
+        raise KeyboardInterrupt
+    with world.open() as again:
+        assert len(_offsets(again)) == 60
+
+
+def test_expiry_and_deletion_are_tasks_too(world: World, store: HangingStore) -> None:
+    with _started(world, store, "o", retention_ms="2d") as manager:
+        deletes: list[list[str]] = []
+        real = world.store.delete
+
+        def delete(keys: object) -> None:
+            deletes.append([threading.current_thread().name])
+            real(keys)  # type: ignore[arg-type]
+
+        world.store.delete = delete  # type: ignore[method-assign]
+        manager.wait_for_tasks(0.0)
+        for hours in (0, 72, 74):
+            manager.tick(NOW + hours * HOUR, waits=False)
+            store.wait_for(1)
+            _drain(manager, {NAME})
+        assert _head(manager, OTHER).segments == ()
+        assert deletes, "the objects of the expired rows"
+        assert all(name.startswith("remote-log-copier") for (name,) in deletes)
+        assert manager.problems == {}
+        _finish(manager, store, NOW + 74 * HOUR)
+
+
+def _drain(manager: LogManager, but: set[TopicPartition]) -> None:
+    copiers = manager._rounds.tasks.copiers
+    with copiers._changed:
+        assert copiers._changed.wait_for(lambda: set(copiers._states) <= but, LIMIT_S)
+
+
+def test_a_round_leaves_a_partition_that_somebody_else_is_changing(world: World, store: HangingStore) -> None:
+    with _started(world, store, "o") as manager:
+        _drain(manager, {NAME})
+        held, is_held, may_end = manager.partition(OTHER), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with held.lock:
+                is_held.set()
+                assert may_end.wait(LIMIT_S)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert is_held.wait(LIMIT_S)
+        manager.tick(NOW + 8 * DAY, waits=False)
+        may_end.set()
+        holder.join(LIMIT_S)
+        _finish(manager, store)
+
+
+def test_a_machine_without_its_bucket_takes_up_its_partitions_by_tasks(world: World, store: HangingStore) -> None:
+    _started(world, store).close(drain_s=0.0)
+    store.let_go()
+
+    class Away:
+        is_down = True
+
+        def __getattr__(self, verb: str) -> object:
+            if self.is_down and verb != "close":
+                from local.errors import Unavailable
+
+                raise Unavailable("the store is down")
+            return getattr(world.store, verb)
+
+    away = Away()
+    with world.open(store=away) as manager:  # type: ignore[arg-type]
+        manager.tick(NOW, waits=False)
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert NAME in manager.problems
+        away.is_down = False
+        _finish(manager, HangingStore(world.store))
+        assert manager.problems == {}
+        assert len(_head(manager).segments) == 3

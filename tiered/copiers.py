@@ -1,0 +1,133 @@
+"""Threads for what waits for the store: one task a partition at a time, at most so many at once, in turns.
+
+A task (``work(key)``) does a slice of what is due for its key and says whether there is more; more goes to the end of
+the queue, behind everybody who waits, so a long backlog keeps nobody else from his turn.
+
+| state of a key | submitted | its turn | slice over, more | slice over | stopping |
+|---|---|---|---|---|---|
+| idle | queued | | | | idle |
+| queued | queued | running | | | idle |
+| running | again | | queued | idle | running |
+| again (running, and asked for once more) | again | | queued | queued | running |
+
+Two tasks for one key are impossible: only *queued* has a turn, and a running key is not queued. After `stop` no turn
+begins; what is running is told by its own `should_stop` and has a deadline, after which nobody waits for it any more.
+
+Threads are daemons, made when there is work and gone when there is none: one that hangs in the store keeps no process
+from ending.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Generic, TypeVar
+
+_log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+
+class State(Enum):
+    """Of a key that is not idle."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    AGAIN = "again"
+
+
+class Copiers(Generic[K]):
+    """See the module text. Thread safe. `work` handles its own errors; one that escapes is logged, and ends a slice."""
+
+    def __init__(self, threads: int, work: Callable[[K], bool], *, name: str = "remote-log-copier") -> None:
+        self.threads = threads
+        self._work = work
+        self._name = name
+        self._changed = threading.Condition()
+        self._states: dict[K, State] = {}
+        self._queue: deque[K] = deque()
+        self._running = 0
+        self._is_stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    @property
+    def states(self) -> dict[K, State]:
+        """Of every key that is not idle."""
+        with self._changed:
+            return dict(self._states)
+
+    def submit(self, key: K) -> bool:
+        """Give `key` a turn; False when it has one coming already, or nothing is begun any more."""
+        with self._changed:
+            if self._is_stopping or self._states.get(key) in (State.QUEUED, State.AGAIN):
+                return False
+            if key in self._states:
+                self._states[key] = State.AGAIN
+                return True
+            self._enqueue(key)
+            if self._running < self.threads:
+                self._running += 1
+                threading.Thread(target=self._take_turns, name=f"{self._name}-{self._running}", daemon=True).start()
+            return True
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Until every key is idle; False when the time is over before."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._states, timeout_s)
+
+    def stop(self, deadline_s: float) -> bool:
+        """Begin nothing any more, and wait for what is running, so long at most; whether all of it has ended."""
+        with self._changed:
+            self._is_stopping = True
+            for key in self._queue:
+                del self._states[key]
+            self._queue.clear()
+            self._changed.notify_all()
+        return self.wait_idle(deadline_s)
+
+    def _enqueue(self, key: K) -> None:
+        self._states[key] = State.QUEUED
+        self._queue.append(key)
+
+    def _take_turns(self) -> None:
+        is_out_of_work = False
+        try:
+            while not (is_out_of_work := (turn := self._next_turn()) is None):
+                assert turn is not None
+                self._take_turn(turn[0])
+        finally:
+            if not is_out_of_work:
+                with self._changed:
+                    self._running -= 1
+
+    def _take_turn(self, key: K) -> None:
+        has_more = False
+        try:
+            has_more = self._work(key)
+        except Exception:  # noqa: BLE001 - whatever it is, the others have their turns
+            _log.exception("a task broke off: key=%s", key)
+        finally:
+            self._end_turn(key, has_more)
+
+    def _next_turn(self) -> tuple[K] | None:
+        with self._changed:
+            if not self._queue:
+                self._running -= 1
+                return None
+            key = self._queue.popleft()
+            self._states[key] = State.RUNNING
+            return (key,)
+
+    def _end_turn(self, key: K, has_more: bool) -> None:
+        with self._changed:
+            is_due = has_more or self._states[key] is State.AGAIN
+            del self._states[key]
+            if is_due and not self._is_stopping:
+                self._enqueue(key)
+            self._changed.notify_all()
