@@ -5,8 +5,9 @@ each copied their own segments, and the records of a leader that lost an unclean
 of them counts lay in a topic of the cluster. What the segments themselves say is enough: each leader epoch has one
 leader, and begins where that leader's log ended. So
 
-1. the **lineage** is made of all (epoch, start) pairs, the lowest start known of each, applied in order of epochs: a
-   later epoch that begins at or below an earlier one's start takes its place;
+1. the **lineage** is made of all (epoch, start) pairs, those of the checkpoint beside the newest segment included, the
+   lowest start known of each, applied in order of epochs: a later epoch that begins at or below an earlier one's start
+   takes its place;
 2. of a segment those records count that lie in an epoch of the lineage, before the next one of it begins;
 3. of what is left, a segment wholly inside another is not needed; where two overlap, the later one is read from its
    base on.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise, zip_longest
 
 from local.epochs import LeaderEpochs
 from remote.segment import RemoteSegment
@@ -45,21 +46,20 @@ class Chosen:
     next_offset: int
 
 
-def lineage_of(copies: Iterable[Copy]) -> LeaderEpochs:
-    """The epochs of the last leader's log, as far as `copies` tell."""
+def lineage_of(copies: Iterable[Copy], known: Iterable[tuple[int, int]] = ()) -> LeaderEpochs:
+    """The epochs of the last leader's log, as far as `copies` tell, and `known`: a checkpoint of that leader's."""
     starts: dict[int, int] = {}
-    for copy in copies:
-        for epoch, start in copy.epochs:
-            starts[epoch] = min(start, starts.get(epoch, start))
+    for epoch, start in chain(known, *(copy.epochs for copy in copies)):
+        starts[epoch] = min(start, starts.get(epoch, start))
     lineage = LeaderEpochs()
     for epoch, start in sorted(starts.items()):
         lineage = lineage.assign(epoch, start)
     return lineage
 
 
-def choose(copies: Sequence[Copy]) -> list[Chosen]:
-    """What is to be read, ascending by base offset, without overlaps."""
-    ends = _ends(lineage_of(copies))
+def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> list[Chosen]:
+    """What is to be read, ascending by base offset, without overlaps. `known` as `lineage_of` takes it."""
+    ends = _ends(lineage_of(copies, known))
     found: list[tuple[Copy, int]] = []
     valid = ((copy, _valid_end(copy, ends)) for copy in copies)
     for copy, end in sorted(valid, key=lambda each: (each[0].base_offset, each[1], each[0].stamp_ms)):
@@ -83,8 +83,8 @@ def gaps(rows: Iterable[RemoteSegment]) -> list[tuple[int, int]]:
 
 def _ends(lineage: LeaderEpochs) -> dict[int, int | None]:
     """For each epoch of the lineage where the next one begins; None for the last."""
-    starts: list[int | None] = [start for _, start in lineage.entries[1:]]
-    return {epoch: end for (epoch, _), end in zip(lineage.entries, [*starts, None], strict=True)}
+    following = zip_longest(lineage.entries, lineage.entries[1:])
+    return {epoch: None if after is None else after[1] for (epoch, _), after in following}
 
 
 def _valid_end(copy: Copy, ends: dict[int, int | None]) -> int:

@@ -31,6 +31,10 @@ class ForeignLog(MetadataLog):
         self._list_rows = list_rows
 
     @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    @property
     def gaps(self) -> list[tuple[int, int]]:
         """The offsets between rows that none holds, as of the last look."""
         return gaps(self._head.segments) if self._head is not None else []

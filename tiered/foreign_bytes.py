@@ -7,9 +7,11 @@ headers are enough for that, their CRCs are looked at when records are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import numpy as np
 
 from local import offset_index, time_index
 from local.batch_header import HEADER_BYTES, read_header
@@ -28,13 +30,17 @@ Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A segment with nothing left to ask. `size_bytes` is less than the object has where its end was torn."""
+    """A segment with nothing left to ask. `size_bytes` is less than the object has where its end was torn.
+
+    `epochs` are those of its first batch alone where not `has_all_epochs`.
+    """
 
     segment: ForeignSegment
     next_offset: int
     size_bytes: int
     max_timestamp_ms: int | None
     epochs: tuple[tuple[int, int], ...]
+    has_all_epochs: bool = True
 
 
 def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Told | None:
@@ -63,7 +69,25 @@ def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> 
         size_bytes=size_bytes if segment.may_be_torn else segment.size_bytes,
         max_timestamp_ms=latest_ms if segment.max_timestamp_ms is None else segment.max_timestamp_ms,
         epochs=segment.epochs or _epochs(store, segment, read, next_offset),
+        has_all_epochs=segment.epochs is not None or "epochs" in segment.index_keys,
     )
+
+
+def with_all_epochs(store: ObjectStore, layout: ForeignFormat, told: Told) -> Told:
+    """With the epochs of all its batches, whose headers are read for it where no checkpoint was copied with them."""
+    if told.has_all_epochs:
+        return told
+    if told.segment.index_bytes.get("epochs"):
+        beside = LeaderEpochs(lineage_beside(store, layout, [told]))
+        return replace(told, epochs=beside.between(told.segment.base_offset, told.next_offset), has_all_epochs=True)
+    epochs = LeaderEpochs()
+    for _, _, table in slices_of(_reader(store, layout, told.segment)):
+        changes = np.flatnonzero(np.diff(table.leader_epochs, prepend=-2))
+        for row in changes.tolist():
+            if (epoch := int(table.leader_epochs[row])) >= 0:
+                epochs = epochs.assign(epoch, int(table.base_offsets[row]))
+    first = ((epochs.entries[0][0], told.segment.base_offset), *epochs.entries[1:]) if epochs.entries else ()
+    return replace(told, epochs=first, has_all_epochs=True)
 
 
 def built_indexes(read: Read, base_offset: int) -> tuple[bytes, bytes]:
@@ -180,12 +204,30 @@ def _epochs(store: ObjectStore, segment: ForeignSegment, read: Read, end: int) -
     return ((header.leader_epoch, base),) if header is not None and header.leader_epoch >= 0 else ()
 
 
+def lineage_beside(store: ObjectStore, layout: ForeignFormat, found: Sequence[Told]) -> tuple[tuple[int, int], ...]:
+    """The leader-epoch checkpoint that was copied with the newest segment; empty without one. Raises Corrupt."""
+    with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
+    if not with_epochs:
+        return ()
+    newest = max(with_epochs, key=lambda each: (each.epochs[-1][0], each.next_offset))
+    key = newest.segment.index_keys.get("epochs")
+    if key is not None:
+        return parse_lineage(store.get(key), key)
+    row = row_of(newest, layout, next_offset=newest.next_offset, size_bytes=newest.size_bytes)
+    return parse_lineage(layout.parts(store, row).epochs or b"", row.data_key)
+
+
 def epochs_between(checkpoint: bytes, key: str, base: int, end: int) -> tuple[tuple[int, int], ...]:
     """The epochs of ``[base, end)`` by a leader-epoch checkpoint. Raises Corrupt."""
+    return LeaderEpochs(parse_lineage(checkpoint, key)).between(base, end)
+
+
+def parse_lineage(checkpoint: bytes, key: str) -> tuple[tuple[int, int], ...]:
+    """The pairs (epoch, start) of a leader-epoch checkpoint. Raises Corrupt."""
     try:
         entries = tuple((int(epoch), int(start)) for _, (epoch, start) in parse_entries(checkpoint, key, 2))
     except ValueError as error:
         raise Corrupt("reading a leader-epoch checkpoint, not an entry", path=key) from error
     if any(one[0] >= two[0] or one[1] >= two[1] for one, two in pairwise(entries)):
         raise Corrupt("reading a leader-epoch checkpoint, not in order", path=key)
-    return LeaderEpochs(entries).between(base, end)
+    return entries

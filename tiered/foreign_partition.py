@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 from local import offset_index, producer_snapshot, time_index, txn_index
 from local.errors import Corrupt
@@ -28,7 +29,16 @@ from remote.metadata_log import MetadataLog
 from remote.range_reader import Opener, RemotePartition
 from remote.segment import IndexRange, RemoteSegment
 from remote.store import Body, ObjectStore
-from tiered.foreign_bytes import Told, built_indexes, is_told, position_of, row_of, tell
+from tiered.foreign_bytes import (
+    Told,
+    built_indexes,
+    is_told,
+    lineage_beside,
+    position_of,
+    row_of,
+    tell,
+    with_all_epochs,
+)
 from tiered.partition_source import PartitionSource
 
 THREADS = 16
@@ -129,7 +139,7 @@ class Replay:
             return self._aborted.get(segment.data_key, b"")
 
     def producers(self, segment: RemoteSegment, rows: Sequence[RemoteSegment]) -> bytes:
-        """The ``.snapshot`` at the end of a row; kept for the last one that was come to."""
+        """The ``.snapshot`` at the end of a row."""
         with self._lock:
             self._go_to(segment, rows)
             return self._producers.get(segment.data_key, b"")
@@ -176,6 +186,12 @@ def list_rows(
         answers = threads.map(lambda pair: tell(store, layout, pair[1]), fresh)
         known.update((key, told) for (key, _), told in zip(fresh, answers, strict=True))
     found = [told for key in keys if (told := known[key]) is not None]
+    known_epochs = lineage_beside(store, layout, found)
+    if known_epochs or _overlap(found):
+        # Which copy counts is told by where each epoch began, to the batch.
+        with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
+            found = list(threads.map(lambda told: with_all_epochs(store, layout, told), found))
+        known.update((key, told) for key, told in zip((k for k in keys if known[k] is not None), found, strict=True))
     copies = [
         Copy(
             number=number,
@@ -186,11 +202,17 @@ def list_rows(
         )
         for number, told in enumerate(found)
     ]
-    rows = [_row(store, layout, found[each.number], each.next_offset) for each in choose(copies)]
+    rows = [_row(store, layout, found[each.number], each.next_offset) for each in choose(copies, known_epochs)]
     left_out = len(found) - len(rows)
     if left_out:
         _log.info("copies are not needed: partition=%s segments=%d", name.topic_partition, left_out)
     return _all_or_none_told(rows)
+
+
+def _overlap(found: list[Told]) -> bool:
+    """Whether two of them hold the same offset."""
+    ordered = sorted((each.segment.base_offset, each.next_offset) for each in found)
+    return any(one[1] > two[0] for one, two in pairwise(ordered))
 
 
 def _row(store: ObjectStore, layout: ForeignFormat, told: Told, next_offset: int) -> RemoteSegment:

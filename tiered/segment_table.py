@@ -25,6 +25,7 @@ from local.errors import NotFound
 from policies.cost import DAY_MS, billed_bytes, early_deletion, monthly_storage, request_cost, retrieval_cost
 from policies.prices import BUILT_IN, STANDARD, PriceTable
 from remote.catalog import RemotePartitionName
+from remote.foreign_layout import ForeignName
 from remote.head import Head, SpillRow, UnlinkedObject
 from remote.head_changes import objects_of
 from remote.metadata_index import MetadataIndex
@@ -88,7 +89,11 @@ def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOp
 
     Raises what reading heads and pages raises.
     """
-    log = MetadataLog(store, name.prefix)
+    yield from rows_in(MetadataLog(store, name.prefix), name, options)
+
+
+def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
+    """As `segment_rows`, by this chain of heads: of a bucket that others filled, say, whose records nobody counted."""
     head = log.load()
     if head is None:
         return
@@ -174,6 +179,7 @@ def _full(row: Row) -> Row:
 
 
 def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOptions) -> Row:
+    is_foreign = isinstance(name, ForeignName)
     prices, small = options.prices.of(row.storage_class), options.prices.of(STANDARD)
     age_days = max(0, options.now_ms - row.committed_ms) / DAY_MS
     gets = -(-row.stored_bytes // RANGE_BYTES)
@@ -182,7 +188,7 @@ def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOption
         "state": row.state.name,
         "base_offset": row.base_offset,
         "next_offset": row.next_offset,
-        "record_count": row.record_count,
+        "record_count": None if is_foreign else row.record_count,
         "size_bytes": row.size_bytes,
         "stored_bytes": row.stored_bytes,
         "indexes_bytes": row.indexes_bytes,
@@ -194,9 +200,9 @@ def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOption
         "key_id": row.key_id,
         "storage_class": row.storage_class or STANDARD,
         "cleaned_through": row.cleaned_through,
-        "ulid": row.ulid,
-        "data_key": name.prefix + row.data_key,
-        "indexes_key": name.prefix + row.indexes_key,
+        "ulid": None if is_foreign else row.ulid,
+        "data_key": row.data_key if is_foreign else name.prefix + row.data_key,
+        "indexes_key": None if is_foreign else name.prefix + row.indexes_key,
         "dollars_per_month": storage + monthly_storage(row.indexes_bytes, small),
         "dollars_to_read": request_cost(gets=gets, prices=prices)
         + request_cost(gets=1, prices=small)

@@ -57,15 +57,19 @@ class Sample:
     directory: Path = field(default=Path())
 
 
-def write_log(directory: Path, count: int = 400, *, epochs: tuple[int, ...] = (0, 2)) -> Sample:
-    """Records with headers and nulls, transactions kept, aborted, and one that is open at the end of what is closed."""
+def write_log(
+    directory: Path, count: int = 400, *, epochs: tuple[int, ...] = (0, 2), mark: dict[int, bytes] | None = None
+) -> Sample:
+    """`mark` is put into the values of an epoch.
+
+    Records with headers and nulls, transactions kept, aborted, and one that is open at the end of what is closed."""
     directory.mkdir(parents=True, exist_ok=True)
     log = Log.open(DiskStorage(), str(directory), NAME, _SETTINGS, now_ms=NOW)
     share = count // len(epochs)
     for number, epoch in enumerate(epochs):
         log.begin_epoch(epoch)
         for at in range(number * share, (number + 1) * share, 10):
-            _append(log, at, number * 1000 + at)
+            _append(log, at, number * 1000 + at, (mark or {}).get(epoch, b""))
     opened = Producer(producer_id=9999, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append([Record(b"k", b"undecided", NOW)] * 3, now_ms=NOW, producer=opened)
     for at in range(count, count + 60, 10):
@@ -82,11 +86,11 @@ def write_log(directory: Path, count: int = 400, *, epochs: tuple[int, ...] = (0
     return Sample(segments=segments, records=records, committed=committed, stable=stable, end=end, directory=directory)
 
 
-def _append(log: Log, at: int, number: int) -> None:
+def _append(log: Log, at: int, number: int, mark: bytes = b"") -> None:
     records = [
         Record(
             None if row % 7 == 3 else b"key-%d" % (row % 50),
-            None if row % 11 == 5 and row % 7 != 3 else b"value-%d" % row * (row % 9),
+            None if row % 11 == 5 and row % 7 != 3 else mark + b"value-%d" % row * (row % 9),
             NOW + row * 10 - (500 if row % 13 == 0 else 0),
             (("trace", b"%d" % row), ("ä", None)) if row % 4 == 0 else (),
         )

@@ -19,17 +19,15 @@ from foreign_samples import (
     put_aiven,
     write_log,
 )
+from foreign_truth import assert_reads
 
 from local import kernels
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
-from local.isolation import Isolation
 from remote.aiven_encryption import PrivateKeys
 from remote.aiven_manifest import Sealing, decode_manifest
 from remote.foreign_layout import LayoutOptions
 from remote.memory_store import MemoryStore
 from tiered.remote_view import RemoteLog
-
-COMMITTED = Isolation.READ_COMMITTED
 
 
 @pytest.fixture(scope="module")
@@ -49,29 +47,6 @@ def key(tmp_path_factory):
 def _opened(store, key=None, **options) -> RemoteLog:
     keys = {} if key is None else {key.id: str(key.path)}
     return RemoteLog(store, layout=LayoutOptions(layout="aiven", private_keys=keys, **options))
-
-
-def assert_reads(bucket: RemoteLog, sample: Sample) -> None:
-    """By offset, by time, committed, as raw batches."""
-    reader = bucket.reader()
-    assert bucket.topics() == [NAME.topic]
-    assert bucket.partitions(NAME.topic) == [NAME]
-    assert reader.offsets(NAME) == (0, sample.end)
-    assert list(reader.records(NAME, 0)) == sample.records
-    assert b"".join(bytes(run) for run in reader.batches(NAME, 0)) == b"".join(each.log for each in sample.segments)
-    offsets = [record.offset for record in sample.records]
-    for start in range(0, sample.end, 37):
-        expected = [each for each in sample.records if start <= each.offset < start + 15]
-        assert list(reader.records(NAME, start, start + 15)) == expected
-    for record in sample.records[:: len(offsets) // 11]:
-        first = next(each.offset for each in sample.records if each.timestamp_ms >= record.timestamp_ms)
-        assert reader.offset_for_timestamp(NAME, record.timestamp_ms) == first
-    assert reader.offset_for_timestamp(NAME, NOW + 10**12) is None
-    committed = bucket.reader(COMMITTED)
-    assert committed.offsets(NAME) == (0, sample.stable)
-    assert list(committed.records(NAME, 0)) == sample.committed
-    half = sample.end // 3
-    assert list(committed.records(NAME, half)) == [each for each in sample.committed if each.offset >= half]
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -7,6 +7,8 @@
 | ``subscribe``, ``subscribePattern``, ``assign`` | one of: ``a,b``; a pattern for whole names; ``{"a":[0,1]}`` |
 | ``keyRing`` | a file of keys on every worker, where segments are encrypted; or its environment names one |
 | ``topicId`` | which topic, where the bucket holds two of one name |
+| ``layout`` | whose bucket: ``tiered``, ``aiven``, ``local-tiered-storage``, ``pinterest``, ``logs``, ``auto`` |
+| ``layoutPrefixes`` / ``layoutKeys`` | Aiven's: ``key.prefix``, several with commas / RSA keys, ``{"id":"/file"}`` |
 | ``startingOffsets`` / ``endingOffsets`` | ``earliest`` / ``latest`` or ``{"a":{"0":23}}``: -2 earliest, -1 latest |
 | ``startingTimestamp`` / ``endingTimestamp`` | ms: from the first record at or after it / up to that record |
 | ``startingOffsetsByTimestamp`` / ``endingOffsetsByTimestamp`` | ms for each partition, ``{"a":{"0":1000}}`` |
@@ -38,6 +40,7 @@ from enum import Enum
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic, check_topic_id
+from remote.foreign_layout import OURS, WORDS, LayoutOptions
 from remote.keys import check_view
 from remote.view import DEFAULT_VIEW
 from tiered.units import parse_bytes, parse_ms
@@ -53,6 +56,9 @@ NAMES = (
     "storeOptions",
     "keyRing",
     "topicId",
+    "layout",
+    "layoutPrefixes",
+    "layoutKeys",
     "subscribe",
     "subscribePattern",
     "assign",
@@ -128,6 +134,7 @@ class ReadOptions:
     pin_ms: int | None = PIN_MS
     must_pin: bool = False
     pins: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    layout: LayoutOptions = OURS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +159,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of a stream. Raises as `parse_options`, and for an end."""
     options = _known(given)
-    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pins", "readCompacted"):
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pins", "readCompacted", "layout"):
         if name.lower() in options:
             raise InvalidRequest("reading with spark, an option that a stream has not", option=name)
     delay = options.get("maxtriggerdelay", str(TRIGGER_DELAY_MS))
@@ -191,6 +198,7 @@ def _read_options(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions
         pin_ms=_pin_ms(options),
         must_pin=options.get("pin", "auto").strip().lower() != "auto",
         pins=_pins(options.get("pins", "{}")),
+        layout=_layout(options),
     )
 
 
@@ -293,6 +301,17 @@ def _word(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
     if value not in words:
         raise _wrong(name, value, "not one of " + ", ".join(words))
     return value
+
+
+def _layout(options: Mapping[str, str]) -> LayoutOptions:
+    files = _object("layoutKeys", options.get("layoutkeys", "{}"))
+    if not all(isinstance(path, str) for path in files.values()):
+        raise _wrong("layoutKeys", options.get("layoutkeys"), 'not of the form {"id":"/file"}')
+    return LayoutOptions(
+        layout=_word(options, "layout", (OURS.layout, *(word for word in WORDS if word != OURS.layout))),
+        prefixes=tuple(options.get("layoutprefixes", "").split(",")),
+        private_keys={key: str(path) for key, path in files.items()},
+    )
 
 
 def _view(options: Mapping[str, str]) -> str | None:

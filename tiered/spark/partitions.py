@@ -17,6 +17,8 @@ from local.txn_index import AbortedTransaction
 from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.encryption import KeyRing
+from remote.foreign_layout import OURS, ForeignFormat, ForeignName, Layout
+from remote.foreign_log import ForeignLog
 from remote.head import Head
 from remote.metadata_log import MetadataLog
 from remote.pins import Pin
@@ -25,6 +27,7 @@ from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.view import CompactedView, find_view
 from tiered.committed import aborted_transactions, stable_end
+from tiered.foreign_partition import foreign_source
 from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
@@ -56,6 +59,12 @@ class OpenPartition:
         """`metadata` has seen the head already, if there is one."""
         remote = RemotePartition(store, name.prefix, cache, metadata=metadata, read_ahead_chunks=0, keys=keys)
         return OpenPartition(name, metadata.cached, PartitionSource(name.topic_partition, None, remote, metadata), pin)
+
+    @staticmethod
+    def foreign(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> OpenPartition:
+        """A partition of a bucket that others filled, as it is listed now: nothing keeps it so."""
+        source = foreign_source(store, layout, name, cache)
+        return OpenPartition(name, source.head(), source)
 
     @property
     def is_deleted(self) -> bool:
@@ -127,6 +136,8 @@ class OpenPartition:
         return min(max(offset, first), after)
 
     def _log_range(self, start: int, end: int, options: ReadOptions) -> PartitionRange:
+        if options.fail_on_data_loss:
+            self._check_lacking(start, end)
         rows = self.source.ask(lambda index: tuple(index.rows(start, end))) or ()
         aborted = tuple(aborted_transactions(self.source, start, end)) if options.is_committed and rows else ()
         return self._range(start, end, rows, aborted)
@@ -143,7 +154,22 @@ class OpenPartition:
             segments=rows,
             aborted=aborted,
             pin=self.pin,
+            layout=metadata.layout.value if isinstance(metadata := self.source.metadata, ForeignLog) else OURS.layout,
         )
+
+    def _check_lacking(self, start: int, end: int) -> None:
+        """Raises OffsetOutOfRange where another's bucket lacks a segment: Kafka tiers every one of a log.
+
+        A directory of logs may have been compacted: there, offsets between two segments may have no record.
+        """
+        log = self.source.metadata
+        if not isinstance(log, ForeignLog) or log.layout in (Layout.LOGS, Layout.PINTEREST):
+            return
+        lost = [(first, after) for first, after in log.gaps if first < end and after > start]
+        if lost:
+            told = " ".join(f"[{first}, {after})" for first, after in lost[:5])
+            attempt = "reading with spark, the bucket lacks segments (failOnDataLoss=false reads what is left)"
+            raise OffsetOutOfRange(attempt, partition=self.name.topic_partition, lost=told)
 
     def _check_gap(self, view: CompactedView, start: int, end: int) -> None:
         assert self.head is not None, "a view lies in a head"

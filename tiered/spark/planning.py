@@ -22,6 +22,8 @@ from local.errors import InvalidRequest, NotFound
 from local.names import TopicPartition
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
+from remote.foreign_detect import foreign_format
+from remote.foreign_layout import ForeignFormat, ForeignName
 from remote.store import ObjectStore
 from tiered.key_rings import load_key_ring
 from tiered.spark.options import Bound, ReadOptions
@@ -75,11 +77,15 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
 
     Raises NotFound and InvalidRequest as `plan_read` does; nothing stays pinned then.
     """
-    names = named_partitions(list_partitions(store), options)
+    layout = format_of(store, options)
+    names = named_partitions(listed_partitions(store, layout), options)
     cache, keys = ChunkCache(_CACHE_BYTES), load_key_ring(options.key_ring, os.environ)
     opened: list[OpenPartition] = []
 
     def open_one(name: RemotePartitionName) -> OpenPartition:
+        if layout is not None:
+            assert isinstance(name, ForeignName), "a layout gives names of its own"
+            return OpenPartition.foreign(store, layout, name, cache)
         metadata, pin = seen_head(store, name.prefix, options, now_ms)
         each = OpenPartition.of(store, name, metadata, cache=cache, keys=keys, pin=pin)
         opened.append(each)
@@ -93,6 +99,16 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
         raise
     _let_go(store, [each for each in in_order if each not in living], options)
     return living
+
+
+def format_of(store: ObjectStore, options: ReadOptions) -> ForeignFormat | None:
+    """Whose bucket it is; None for our own. Raises InvalidRequest where its names do not say."""
+    return None if options.layout.is_ours else foreign_format(store, options.layout)
+
+
+def listed_partitions(store: ObjectStore, layout: ForeignFormat | None) -> list[RemotePartitionName]:
+    """All partitions of the bucket, by their names."""
+    return list_partitions(store) if layout is None else list(layout.partitions(store))
 
 
 def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> list[RemotePartitionName]:

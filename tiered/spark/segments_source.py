@@ -3,6 +3,7 @@
 | option | value |
 |---|---|
 | ``path`` or ``url``, ``storeOptions``, ``topicId`` | as of the source ``tiered`` |
+| ``layout``, ``layoutPrefixes``, ``layoutKeys`` | the same: of others' buckets a row for each segment that is read |
 | ``subscribe``, ``subscribePattern``, ``assign`` | which topics; all of them where none is given |
 | ``prices`` | a file of prices on the driver, as of the setting ``cost.prices`` |
 
@@ -21,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from local.errors import InvalidRequest
 from policies.prices import BUILT_IN, PriceTable
 from remote.catalog import RemotePartitionName
-from tiered.segment_table import COLUMNS, TableOptions
+from tiered.segment_table import COLUMNS, Row, TableOptions
 from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source import chosen_columns
 
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from remote.foreign_layout import ForeignFormat
+    from remote.store import ObjectStore
+
 PARTITIONS_PER_TASK = 16  # their heads are read side by side
 _WAYS = ("subscribe", "subscribepattern", "assign")
-_NAMES = ("path", "url", "storeoptions", "topicid", "prices", *_WAYS)
+_NAMES = ("path", "url", "storeoptions", "topicid", "prices", "layout", "layoutprefixes", "layoutkeys", *_WAYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +85,13 @@ class SegmentsReader(DataSourceReader):
         self._names = names
 
     def partitions(self) -> list[InputPartition]:
-        from remote.catalog import list_partitions
         from remote.fsspec_store import open_store
-        from tiered.spark.planning import named_partitions
+        from tiered.spark.planning import format_of, listed_partitions, named_partitions
 
         store = open_store(self._options.read.url, self._options.read.store_options)
         try:
-            found = named_partitions(list_partitions(store), self._options.read)
+            layout = format_of(store, self._options.read)
+            found = named_partitions(listed_partitions(store, layout), self._options.read)
         finally:
             store.close()
         runs = [found[at : at + PARTITIONS_PER_TASK] for at in range(0, len(found), PARTITIONS_PER_TASK)]
@@ -95,9 +99,9 @@ class SegmentsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from remote.fsspec_store import open_store
-        from tiered.segment_table import record_batches, segment_rows
+        from tiered.segment_table import record_batches
         from tiered.spark.pinning import wall_ms
-        from tiered.spark.planning import side_by_side
+        from tiered.spark.planning import format_of, side_by_side
 
         run: list[RemotePartitionName] | Any = partition.value
         if run is None:  # what Spark makes of an empty list of partitions
@@ -105,7 +109,25 @@ class SegmentsReader(DataSourceReader):
         table = TableOptions(prices=self._options.prices, now_ms=wall_ms())
         store = open_store(self._options.read.url, self._options.read.store_options)
         try:
-            found = side_by_side(lambda name: list(segment_rows(store, name, table)), run)
+            layout = format_of(store, self._options.read)
+            found = side_by_side(lambda name: list(partition_rows(store, layout, name, table)), run)
             yield from record_batches((row for rows in found for row in rows), self._names)
         finally:
             store.close()
+
+
+def partition_rows(
+    store: ObjectStore, layout: ForeignFormat | None, name: RemotePartitionName, table: TableOptions
+) -> Iterator[Row]:
+    """The rows of one partition; `layout` None is our own."""
+    from remote.chunk_cache import ChunkCache
+    from remote.foreign_layout import ForeignName
+    from tiered.foreign_partition import foreign_source
+    from tiered.segment_table import rows_in, segment_rows
+
+    if layout is None:
+        return segment_rows(store, name, table)
+    assert isinstance(name, ForeignName), "a layout gives names of its own"
+    source = foreign_source(store, layout, name, ChunkCache(0))
+    assert source.metadata is not None, "a source of a bucket has a chain"
+    return rows_in(source.metadata, name, table)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from local.txn_index import AbortedTransaction
+from remote.foreign_layout import OURS
 from remote.pins import Pin
 from remote.segment import RemoteSegment
 
@@ -56,7 +57,8 @@ class PartitionRange:
     """What is to be read of one partition: offsets ``[start_offset, next_offset)``, as the head `head_sequence` had it.
 
     `prefix` is where the partition's keys begin in the store; `segments` are the rows of that head, ascending. Records
-    of the `aborted` transactions are left out. `pin` keeps the head, None where nothing does.
+    of the `aborted` transactions are left out. `pin` keeps the head, None where nothing does. `layout` is whose bucket
+    it is (`remote.foreign_layout`).
     """
 
     topic: str
@@ -68,6 +70,7 @@ class PartitionRange:
     segments: tuple[RemoteSegment, ...]
     aborted: tuple[AbortedTransaction, ...] = ()
     pin: Pin | None = None
+    layout: str = OURS.layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class Split:
     pieces: tuple[Piece, ...]
     aborted: tuple[AbortedTransaction, ...] = ()
     pin: Pin | None = None
+    layout: str = OURS.layout
 
     @property
     def size_bytes(self) -> int:
@@ -220,6 +224,7 @@ def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
         pieces=tuple(pieces),
         aborted=_within(each.aborted, pieces[0].segment.base_offset, pieces[-1].segment.next_offset),
         pin=each.pin,
+        layout=each.layout,
     )
 
 

@@ -20,9 +20,12 @@ from local.errors import Corrupt, NotFound
 from local.isolation import without_aborted
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
+from remote.foreign_detect import foreign_format
+from remote.foreign_layout import OURS, LayoutOptions
 from remote.fsspec_store import open_store
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
+from tiered.foreign_partition import ForeignPartition
 from tiered.key_rings import load_key_ring
 from tiered.spark.leftovers import leftovers
 from tiered.spark.options import ReadOptions
@@ -44,7 +47,9 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
     """
     store = open_store(options.url, options.store_options)
     try:
-        for columns in split_columns(store, split, load_key_ring(options.key_ring, os.environ), pin_ms=options.pin_ms):
+        for columns in split_columns(
+            store, split, load_key_ring(options.key_ring, os.environ), pin_ms=options.pin_ms, layout=options.layout
+        ):
             yield from record_batches(columns, names, split.topic, split.partition)
     finally:
         store.close()
@@ -57,13 +62,14 @@ def split_columns(
     *,
     pin_ms: int | None = None,
     fail_on_data_loss: bool = True,
+    layout: LayoutOptions = OURS,
 ) -> Iterator[Columns]:
     """The split's records in offset order, none of them outside its offsets or of an aborted transaction.
 
     `pin_ms` is for how long its pin is renewed, None leaves it alone. Raises as `read_split`; without
     `fail_on_data_loss` segments that are gone are made up for by what the newest head has of their offsets.
     """
-    remote = RemotePartition(store, split.prefix, ChunkCache(_CACHE_BYTES), read_ahead_chunks=0, keys=keys)
+    remote = _remote(store, split, keys, layout)
     with ThreadPoolExecutor(1, "tiered-ahead") as threads:
         fetch = _Fetch(remote, threads, PinKeeper(store, split.prefix, split.pin, pin_ms))
         for piece, following in zip(split.pieces, [*split.pieces[1:], None], strict=True):
@@ -78,6 +84,15 @@ def split_columns(
                     raise _gone(split, error) from error
                 for columns in leftovers(store, remote, split, piece, reached):
                     yield _wanted(columns, split)
+
+
+def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptions) -> RemotePartition:
+    """The partition as the layout says that was found when the split was planned."""
+    cache = ChunkCache(_CACHE_BYTES)
+    found = foreign_format(store, replace(layout, layout=split.layout)) if split.layout != OURS.layout else None
+    if found is None:
+        return RemotePartition(store, split.prefix, cache, read_ahead_chunks=0, keys=keys)
+    return ForeignPartition(store, found, cache)
 
 
 def _wanted(columns: Columns, split: Split) -> Columns:

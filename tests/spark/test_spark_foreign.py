@@ -1,0 +1,116 @@
+"""Other people's buckets through Spark: the same records as in Python, split by bytes, committed, by time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from foreign_samples import NAME, NOW, new_key, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
+
+from local.errors import LogError
+from remote.fsspec_store import open_store
+
+pytestmark = pytest.mark.spark
+AIVEN = "aiven"
+LAYOUTS = (AIVEN, "local-tiered-storage", "pinterest", "logs")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    return write_log(tmp_path_factory.mktemp("log") / NAME.directory)
+
+
+@pytest.fixture(scope="module")
+def places(sample, tmp_path_factory):
+    """(url, key) of each layout, the same segments in all of them."""
+    key = new_key(tmp_path_factory.mktemp("keys") / "key1.pem")
+    found = {}
+    for layout in LAYOUTS:
+        url = tmp_path_factory.mktemp(layout).as_uri()
+        store = open_store(url)
+        for number, files in enumerate(sample.segments):
+            match layout:
+                case "aiven":
+                    put_aiven(store, files, number=number, compressed=number % 2 == 0, key=key)
+                case "local-tiered-storage":
+                    put_kafka_local(store, files, number=number)
+                case "pinterest":
+                    put_pinterest(store, files)
+                case "logs":
+                    put_log(store, files)
+        store.close()
+        found[layout] = url
+    return found, json.dumps({key.id: str(key.path)})
+
+
+def _rows(frame):
+    found = frame.selectExpr("offset", "unix_millis(timestamp) ms", "key", "value", "topic", "partition").collect()
+    assert {(row["topic"], row["partition"]) for row in found} <= {(NAME.topic, NAME.partition)}
+    return sorted((row["offset"], row["ms"], _bytes(row["key"]), _bytes(row["value"])) for row in found)
+
+
+def _bytes(value):
+    return b"none" if value is None else bytes(value)
+
+
+def _expected(records):
+    return sorted((each.offset, each.timestamp_ms, _bytes(each.key), _bytes(each.value)) for each in records)
+
+
+def _read(spark, places, layout, **options):
+    urls, keys = places
+    named = {"layout": layout, "layoutKeys": keys} if layout == AIVEN else {"layout": "auto"}
+    reader = spark.read.format("tiered").option("subscribe", NAME.topic)
+    for name, value in {**named, **options}.items():
+        reader = reader.option(name, value)
+    return reader.load(urls[layout])
+
+
+def test_every_layout_gives_what_python_gives(spark, places, sample):
+    for layout in LAYOUTS:
+        frame = _read(spark, places, layout, splitBytes="2500")
+        assert frame.rdd.getNumPartitions() > len(sample.segments), layout
+        assert _rows(frame) == _expected(sample.records), layout
+        if layout in (AIVEN, "pinterest"):  # told by an index, told by the batches
+            committed = _read(spark, places, layout, **{"kafka.isolation.level": "read_committed"})
+            assert _rows(committed) == _expected(sample.committed), layout
+
+
+def test_offsets_and_times_choose_as_in_our_own_buckets(spark, places, sample):
+    middle = sample.records[len(sample.records) // 2]
+    first = next(each.offset for each in sample.records if each.timestamp_ms >= middle.timestamp_ms)
+    later = _read(spark, places, AIVEN, startingTimestamp=str(middle.timestamp_ms))
+    assert _rows(later) == _expected(each for each in sample.records if each.offset >= first)
+    until = _read(spark, places, "logs", endingOffsets=json.dumps({NAME.topic: {str(NAME.partition): 77}}))
+    assert _rows(until) == _expected(each for each in sample.records if each.offset < 77)
+
+
+def test_a_lost_segment_fails_the_read_unless_data_loss_is_none(spark, sample, tmp_path):
+    store = open_store(tmp_path.as_uri())
+    lost = sample.segments[1]
+    for number, files in enumerate(sample.segments):
+        put_aiven(store, files, number=number, without=(".rsm-manifest",) if files is lost else ())
+    reader = spark.read.format("tiered").option("subscribe", NAME.topic).option("layout", AIVEN)
+    with pytest.raises(Exception, match=f"lost=.{lost.base}, {lost.next}"):
+        reader.load(tmp_path.as_uri()).count()
+    left = [each for each in sample.records if not lost.base <= each.offset < lost.next]
+    assert _rows(reader.option("failOnDataLoss", "false").load(tmp_path.as_uri())) == _expected(left)
+
+
+def test_what_a_foreign_bucket_keeps_is_a_table(spark, places, sample):
+    urls, keys = places
+    frame = spark.read.format("tiered-segments").option("layout", AIVEN).option("layoutKeys", keys).load(urls[AIVEN])
+    rows = sorted(frame.collect(), key=lambda row: row["base_offset"])
+    assert [(row["base_offset"], row["next_offset"]) for row in rows] == [(f.base, f.next) for f in sample.segments]
+    assert [row["size_bytes"] for row in rows] == [len(files.log) for files in sample.segments]
+    assert all(row["record_count"] is None and row["key_id"] == "key1" for row in rows)
+    store = open_store(urls[AIVEN])
+    assert all(store.head(row["data_key"]).size_bytes == row["stored_bytes"] for row in rows)
+    assert rows[0]["max_timestamp"].timestamp() * 1000 > NOW - 1000
+
+
+def test_a_stream_of_another_layout_is_refused(spark, places):
+    urls, _ = places
+    stream = spark.readStream.format("tiered").option("subscribe", NAME.topic).option("layout", "logs")
+    with pytest.raises((LogError, Exception), match="a stream has not"):
+        stream.load(urls["logs"]).writeStream.format("noop").start().processAllAvailable()
