@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,18 +51,11 @@ from tiered.bucket_compaction import (
     plan_compaction,
 )
 from tiered.copying import SegmentWatch
+from tiered.key_exchange import KeyRun, newest_offsets
 from tiered.properties import DEFAULTS
 from tiered.topic_settings import at_rest, log_settings, resolve_rules
 
 _CACHE_BYTES = 4 * RANGE_BYTES
-
-
-class KeyRun(NamedTuple):
-    """Records that may be the newest of their keys: the two halves of each key's digest, and its offset."""
-
-    low: NDArray[np.int64]
-    high: NDArray[np.int64]
-    offsets: NDArray[np.int64]
 
 
 class GroupWork:
@@ -300,13 +292,7 @@ class ShuffledNewest:
 
 def newest_by_group(plan: CompactionPlan, runs: Iterable[KeyRun]) -> Mapping[int, NDArray[np.int64]]:
     """What happens between the passes, in one process: the largest offset of each digest, by the group that has it."""
-    parts = [*runs, KeyRun(*(np.empty(0, np.int64) for _ in range(3)))]
-    low, high, offsets = (np.concatenate([part[at] for part in parts]) for at in range(3))
-    order = np.lexsort((offsets, high, low))
-    low, high, offsets = low[order], high[order], offsets[order]
-    is_last = np.ones(len(offsets), np.bool_)
-    is_last[:-1] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
-    found = np.sort(offsets[is_last])
+    found = newest_offsets(runs)
     return {group.number: found[(found >= group.base_offset) & (found < group.next_offset)] for group in plan.groups}
 
 

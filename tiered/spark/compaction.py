@@ -1,8 +1,7 @@
 """Compaction of what is in a bucket, by a Spark job: `tiered.bucket_compaction` with its passes in tasks.
 
-Only digests of keys and offsets are shuffled, 32 bytes a record that may stay; keys and values never leave the Python
-worker that read them. One action does it all: pass one, the shuffle that finds the largest offset of each digest, a
-second one that brings a group's offsets together, pass two, and the results of the attempts that won, collected. Each
+Only digests of keys and offsets are shuffled, 19 bytes a record that may stay (`tiered.key_exchange`); keys and values
+never leave the Python worker that read them. One action does both passes (`tiered.spark.compaction_job`), and each
 partition is then committed by one head, in the driver.
 
 Tasks may fail, be retried and run twice: what an attempt uploads has names of its own, and only the winners' are
@@ -13,10 +12,9 @@ the index, never records.
 from __future__ import annotations
 
 import logging
-import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
@@ -28,22 +26,19 @@ from tiered.bucket_compaction import (
     GroupResult,
     commit_compaction,
     plan_compaction,
-    with_groups,
 )
 from tiered.spark.bucket import Bucket
+from tiered.spark.compaction_job import rewritten
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from remote.catalog import RemotePartitionName
     from remote.store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-KEYS = "tp int, h1 long, h2 long, offset long, grp int"
-RESULT = "tp int, grp int, result binary"
-BUFFER_BYTES = 64 << 20  # of one task, for keys that come twice in a group; without it more would be shuffled
+BUFFER_BYTES = 64 << 20  # of one task, for keys that come twice in what it reads; without it more would be shuffled
 
 
 def compact(
@@ -99,7 +94,7 @@ def compact(
             )
             for name in names
         ]
-        results = _rewritten(spark, bucket, plans, Buffer(size_bytes=buffer_bytes))
+        results = rewritten(spark, bucket, plans, Buffer(size_bytes=buffer_bytes))
         return _committed(store, plans, results, now_ms)
 
 
@@ -148,99 +143,3 @@ def _committed(
     if errors:
         raise errors[0]
     return outcomes
-
-
-def _rewritten(
-    spark: SparkSession, bucket: Bucket, plans: Sequence[CompactionPlan], buffer: Buffer
-) -> dict[int, list[GroupResult]]:
-    """Both passes of every group, one action; the results by the number of their plan."""
-    work = [
-        (number, group.number, bytearray(pickle.dumps(with_groups(plan, [group]))))
-        for number, plan in enumerate(plans)
-        for group in plan.groups
-    ]
-    if not work:
-        return {}
-    groups = spark.createDataFrame(work, "tp int, grp int, plan binary").repartition(len(work))
-    rewritten = _as_job(spark, f"compacting {len(plans)} partitions in the bucket", groups, bucket, buffer, len(work))
-    found: dict[int, list[GroupResult]] = {}
-    for row in rewritten:
-        found.setdefault(row["tp"], []).append(pickle.loads(bytes(row["result"])))  # noqa: S301 - our own task's
-    return found
-
-
-def _as_job(
-    spark: SparkSession, description: str, groups: DataFrame, bucket: Bucket, buffer: Buffer, tasks: int
-) -> list[Any]:
-    """The one action, under a name that people see; exactly once, for it has effects."""
-    from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
-
-    newest = (
-        groups.mapInArrow(_pass_one(bucket, buffer), KEYS)
-        .groupBy("tp", "h1", "h2")
-        .agg(F.max(F.struct("offset", "grp")).alias("newest"))
-        .select("tp", "newest.grp", "newest.offset", F.lit(None).cast("binary").alias("plan"))
-    )
-    # A group that lost every record is rewritten as well: its plan comes along as a row of its own. As many tasks as
-    # groups, told by number: left to itself, adaptive execution puts groups of few offsets into one task.
-    every = newest.unionByName(groups.select("tp", "grp", F.lit(-1).cast("long").alias("offset"), "plan"))
-    together = every.repartition(tasks, "tp", "grp").groupBy("tp", "grp")
-    before = spark.sparkContext.getLocalProperty("spark.job.description")
-    spark.sparkContext.setJobDescription(description)
-    try:
-        return together.applyInArrow(_pass_two(bucket), RESULT).collect()
-    finally:
-        spark.sparkContext.setLocalProperty("spark.job.description", cast(str, before))  # None takes it away
-
-
-def _pass_one(bucket: Bucket, buffer: Buffer) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import numpy as np
-        import pyarrow as pa
-
-        from local.storage import DiskStorage
-        from tiered.bucket_passes import GroupWork
-
-        with bucket.opened() as store:
-            for tp, number, plan in _work_of(batches):
-                group = plan.groups[0]
-                with bucket.scratch() as directory:
-                    one = GroupWork(store, plan, group, storage=DiskStorage(), directory=directory, keys=bucket.keys())
-                    for run in one.newest_keys(buffer):
-                        rows = len(run.offsets)
-                        names = np.full(rows, tp, np.int32), np.full(rows, number, np.int32)
-                        columns: list[Any] = [names[0], run.low, run.high, run.offsets, names[1]]
-                        yield pa.RecordBatch.from_arrays([pa.array(each) for each in columns], names=KEY_NAMES)
-
-    return work
-
-
-def _pass_two(bucket: Bucket) -> Callable[[pa.Table], pa.Table]:
-    def work(rows: pa.Table) -> pa.Table:
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        from local.storage import DiskStorage
-        from tiered.bucket_passes import GroupWork
-
-        plans = rows.filter(pc.is_valid(rows["plan"])).to_batches()
-        ((tp, number, plan),) = _work_of(iter(plans))
-        offsets = np.sort(rows["offset"].to_numpy())
-        with bucket.opened() as store, bucket.scratch() as directory:
-            one = GroupWork(store, plan, plan.groups[0], storage=DiskStorage(), directory=directory, keys=bucket.keys())
-            result = one.rewrite(offsets[offsets >= 0])
-        columns: list[Any] = [pa.array([tp], pa.int32()), pa.array([number], pa.int32())]
-        columns.append(pa.array([pickle.dumps(result)], pa.binary()))
-        return pa.Table.from_arrays(columns, names=["tp", "grp", "result"])
-
-    return work
-
-
-KEY_NAMES = [field.split()[0] for field in KEYS.split(", ")]
-
-
-def _work_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, int, CompactionPlan]]:
-    for batch in batches:
-        for row in batch.select(["tp", "grp", "plan"]).to_pylist():
-            yield row["tp"], row["grp"], pickle.loads(row["plan"])  # noqa: S301 - our own driver's

@@ -1,0 +1,190 @@
+"""Between the two passes of a compaction in many places: which record of each key is the newest, a part at a time.
+
+Pass one gives digests of keys with offsets (`KeyRun`). Whoever runs it combines what he has (`Combiner`), so that a key
+that comes a hundred times travels once, and parts it by digest into **buckets** (`parted`): all records of one key meet
+in one bucket. There the largest offset of each digest stays (`newest`), and goes back to the group of segments that it
+came from (`by_group`), whose pass two wants offsets and nothing else (`offsets_of`).
+
+What travels are byte strings:
+
+| of a bucket | bytes | | of a group | bytes |
+|---|---|---|---|---|
+| records | 4 | | offsets | 4 |
+| smallest offset | 8 | | first offset | 8 |
+| bytes of an offset, w | 1 | | bytes of a difference, w | 1 |
+| lower halves of the digests | 8 each | | from each offset to the next, the first from itself | w each |
+| upper halves | 8 each | | | |
+| offsets above the smallest | w each | | | |
+
+Numbers are little-endian. So a record costs some 19 bytes on its way to its bucket, and 1 to 3 on its way back.
+
+Memory: however many keys there are, so many records in a combiner and about as many in a bucket (digests are spread
+evenly) as `records_held` says for a buffer: 24 bytes each, some 90 while they are put in order; and eight bytes for
+each record of a group that stays.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local.errors import Corrupt
+
+STRING_RECORDS = 1 << 17  # of one byte string, about 2.5 MB: a row of somebody's table
+_HEAD = struct.Struct("<IqB")
+
+Numbers = NDArray[np.int64]
+
+
+class KeyRun(NamedTuple):
+    """Records that may be the newest of their keys: the two halves of each key's digest, and its offset."""
+
+    low: Numbers
+    high: Numbers
+    offsets: Numbers
+
+
+class Combiner:
+    """Holds on to records and lets older ones of a key go; gives what it cannot hold. Of one partition."""
+
+    def __init__(self, records_max: int) -> None:
+        self._records_max = records_max
+        self._held: list[KeyRun] = []
+        self._count = 0
+
+    def add(self, run: KeyRun) -> Iterator[KeyRun]:
+        """What has to go on now: nothing, or all there is, where combining does not make it half as much."""
+        self._held.append(run)
+        self._count += len(run.offsets)
+        if self._count > self._records_max:
+            combined = _newest_of(_joined(self._held))
+            self._held, self._count = [combined], len(combined.offsets)
+            if self._count > self._records_max // 2:
+                self._held, self._count = [], 0
+                yield combined
+
+    def rest(self) -> Iterator[KeyRun]:
+        """All that is left; the combiner is empty then."""
+        held, self._held, self._count = self._held, [], 0
+        if held:
+            yield _newest_of(_joined(held))
+
+
+def records_held(buffer_bytes: int) -> int:
+    """How many records at a time are compared with each other; one at least."""
+    return max(1, buffer_bytes // 32)
+
+
+def bucket_count(records: int, buffer_bytes: int) -> int:
+    """How many buckets so many records need; one at least."""
+    return max(1, -(-records // records_held(buffer_bytes)))
+
+
+def parted(run: KeyRun, buckets: int) -> Iterator[tuple[int, bytes]]:
+    """The records by bucket, as byte strings; a bucket may come more than once."""
+    numbers = _bucket_of(run.high, buckets)
+    order = np.argsort(numbers, kind="stable")
+    bounds = np.searchsorted(numbers[order], np.arange(buckets + 1))
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        for at in range(int(bounds[number]), int(bounds[number + 1]), STRING_RECORDS):
+            rows = order[at : min(at + STRING_RECORDS, int(bounds[number + 1]))]
+            yield number, _encoded(KeyRun(run.low[rows], run.high[rows], run.offsets[rows]))
+
+
+def newest(strings: Iterable[bytes]) -> Numbers:
+    """The largest offset of each digest of a bucket, ascending. Raises Corrupt for what `parted` did not make."""
+    return newest_offsets(_decoded(each) for each in strings)
+
+
+def newest_offsets(runs: Iterable[KeyRun]) -> Numbers:
+    """The same of records that never left the process."""
+    return np.sort(_newest_of(_joined(list(runs))).offsets)
+
+
+def by_group(offsets: Numbers, bases: Numbers) -> Iterator[tuple[int, bytes]]:
+    """`offsets`, ascending, by the group that holds them, as byte strings. `bases` are the groups' first offsets."""
+    bounds = np.append(np.searchsorted(offsets, bases), len(offsets))
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        mine = offsets[bounds[number] : bounds[number + 1]]
+        for at in range(0, len(mine), STRING_RECORDS):
+            first = int(mine[at])
+            width, packed = _packed(np.diff(mine[at : at + STRING_RECORDS], prepend=first))
+            yield number, _HEAD.pack(min(STRING_RECORDS, len(mine) - at), first, width) + packed
+
+
+def offsets_of(strings: Iterable[bytes]) -> Numbers:
+    """The offsets of a group, ascending. Raises Corrupt for what `by_group` did not make."""
+    parts = [np.empty(0, np.int64)]
+    for each in strings:
+        count, first, width = _head(each)
+        parts.append(first + np.cumsum(_unpacked(memoryview(each)[_HEAD.size :], count, width)))
+    return np.sort(np.concatenate(parts))
+
+
+def _newest_of(run: KeyRun) -> KeyRun:
+    """One record for each digest, the newest. In the order of the upper half, by which almost all of them differ."""
+    order = np.argsort(run.high)
+    high, low = run.high[order], run.low[order]
+    again = high[1:] == high[:-1]
+    if (again & (low[1:] != low[:-1])).any():  # keys that share half a digest: one's records may lie apart
+        order = np.lexsort((run.low, run.high))
+        high, low = run.high[order], run.low[order]
+        again = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    if not again.any():
+        return KeyRun(low, high, run.offsets[order])
+    starts = np.flatnonzero(np.concatenate(([True], ~again)))
+    return KeyRun(low[starts], high[starts], np.maximum.reduceat(run.offsets[order], starts))
+
+
+def _joined(runs: list[KeyRun]) -> KeyRun:
+    if len(runs) == 1:
+        return runs[0]
+    empty = np.empty(0, np.int64)
+    low, high, offsets = (np.concatenate([empty, *(run[at] for run in runs)]) for at in range(3))
+    return KeyRun(low, high, offsets)
+
+
+def _bucket_of(high: Numbers, buckets: int) -> Numbers:
+    """By 32 bits of the digest, which are spread evenly over the buckets."""
+    return (((high.view(np.uint64) >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).view(np.int64)
+
+
+def _encoded(run: KeyRun) -> bytes:
+    smallest = int(run.offsets.min())
+    width, packed = _packed(run.offsets - smallest)
+    head = _HEAD.pack(len(run.offsets), smallest, width)
+    return b"".join((head, run.low.tobytes(), run.high.tobytes(), packed))
+
+
+def _decoded(string: bytes) -> KeyRun:
+    count, smallest, width = _head(string)
+    digests = memoryview(string)[_HEAD.size : _HEAD.size + 16 * count]
+    if len(digests) != 16 * count:
+        raise Corrupt("reading digests of keys, their end is missing", records=count, bytes=len(string))
+    low, high = np.frombuffer(digests, np.int64).reshape(2, count)
+    return KeyRun(low, high, _unpacked(memoryview(string)[_HEAD.size + 16 * count :], count, width) + smallest)
+
+
+def _packed(numbers: Numbers) -> tuple[int, bytes]:
+    """The bytes that the largest of some numbers needs, and these of each; none of them negative."""
+    width = (int(numbers.max()).bit_length() + 7) // 8
+    return width, numbers.view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
+
+
+def _unpacked(data: memoryview, count: int, width: int) -> Numbers:
+    if width > 8 or len(data) != count * width:
+        raise Corrupt("reading offsets, another number of bytes", offsets=count, width=width, bytes=len(data))
+    numbers = np.zeros((count, 8), np.uint8)
+    numbers[:, :width] = np.frombuffer(data, np.uint8).reshape(count, width)
+    return numbers.view(np.int64).reshape(count)
+
+
+def _head(string: bytes) -> tuple[int, int, int]:
+    if len(string) < _HEAD.size:
+        raise Corrupt("reading keys of a compaction, their beginning is missing", bytes=len(string))
+    count, smallest, width = _HEAD.unpack_from(string)
+    return count, smallest, width
