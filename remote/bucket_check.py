@@ -40,6 +40,8 @@ from remote.keys import (
     HEADS,
     PROBES,
     ZSTD_SUFFIX,
+    full_key,
+    own_part,
     parse_boundary_key,
     parse_data_key,
     parse_epoch,
@@ -332,7 +334,7 @@ class _Check:
     def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: RemoteSegment) -> bool:
         info = listed.get(key)
         try:
-            info = info or self._store.head(self._prefix + key)
+            info = info or self._store.head(full_key(self._prefix, key))
         except NotFound:
             self._wrong(key, "a row names an object that is not there", row)
             return False
@@ -341,13 +343,13 @@ class _Check:
         return info.size_bytes == size_bytes
 
     def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
-        self._report.findings.append(wrong(self._prefix + key, what, row))
+        self._report.findings.append(wrong(full_key(self._prefix, key), what, row))
 
 
 def name_contradictions(row: RemoteSegment) -> Iterator[tuple[str, str]]:
     """(key, what is wrong) where a row and the names of its objects contradict each other, or the row itself."""
     for key in (row.data_key, row.indexes_key):
-        says = parse_data_key(key) or parse_view_key(key)
+        says = parse_data_key(own_part(key)) or parse_view_key(key)
         if says is None:
             yield key, "a row names what is no data object"
         elif not row.is_named(says.base_offset, says.last_offset, says.ulid):

@@ -5,7 +5,8 @@ Order of effects, and what a crash after each leaves:
 1. Prove from the store that we are the writer. Nothing.
 2. Create the boundary (`remote.head_chain`): every sequence up to it is void from here on. The heads are still there
    and nobody takes them for the newest; the next collection removes them.
-3. Delete them, but for pinned ones, and pins that have expired. Some are gone: the next collection lists the others.
+3. Delete them, but for pinned ones, and pins that have expired (those of forks: once the fork is no
+   more). Some are gone: the next collection lists the others.
 
 A stall of any length between two steps is harmless: the boundary lies KEPT heads below a head that was the newest, so
 every later one is above it, whoever writes.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remote.forks import is_over
 from remote.keys import HEADS, parse_head_key
 from remote.metadata_log import MetadataLog
 from remote.pins import list_pins, release
@@ -38,7 +40,7 @@ def collect_heads(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, 
         return Collected(void_upto=log.void_upto, heads=0, pins=0)
     log.make_void(upto)
     pins = list_pins(store, prefix)
-    expired = [pin for pin in pins if pin.expires_ms <= now_ms]
+    expired = [pin for pin in pins if pin.expires_ms <= now_ms and (pin.fork is None or is_over(store, pin.fork))]
     held = {pin.sequence for pin in pins if pin.expires_ms > now_ms}
     gone = []
     for info in store.list(prefix + HEADS):

@@ -12,12 +12,14 @@ Below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's prefix:
 | ``meta/head/<sequence 20>`` | a head, see `remote.head` |
 | ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `remote.spill_page` |
 | ``meta/gc/boundary/<number 20>`` | up to which head names are void, see `remote.head_chain` |
-| ``meta/pin/<ulid>.json`` | a head that somebody reads by, see `remote.pins` |
+| ``meta/pin/<ulid>.json`` | a head that somebody reads by, or a fork of it, see `remote.pins`, `remote.forks` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.probe` |
 
 Numbers are padded with zeros so that a listing comes in order. `last` is the last offset, inclusive, as Kafka's own
 names would have it, `next` is not (half open, ours). The times in a spill's name are hints for people and other tools,
 0 where unknown or before 1970; the head's row is exact.
+
+A key in a row may begin with a slash: then it is another partition's object, in full from the root (`remote.forks`).
 
 A name is used once: the epoch keeps writers apart and the ulid one writer's attempts.
 """
@@ -179,6 +181,34 @@ def parse_epoch(key: str) -> int | None:
 def stem_of(key: str) -> str:
     """What a segment's two objects have in common: ``<base>-<last>-<epoch>-<ulid>``, without directory and suffix."""
     return key.rpartition("/")[2].partition(".")[0]
+
+
+def full_key(prefix: str, key: str) -> str:
+    """Where in the store the object lies that a row of the partition at `prefix` names.
+
+    A key that begins with a slash is another partition's object, in full: a fork's rows have such (`remote.forks`).
+    """
+    return key[1:] if key.startswith("/") else prefix + key
+
+
+def foreign_key(prefix: str, key: str) -> str:
+    """What a row of another partition calls the object that the one at `prefix` calls `key`."""
+    return key if key.startswith("/") else f"/{prefix}{key}"
+
+
+def is_foreign(key: str) -> bool:
+    """Whether the object that a row names is another partition's: never this one's to delete."""
+    return key.startswith("/")
+
+
+def own_part(key: str) -> str:
+    """The key as the partition calls it whose object it is."""
+    return key.split("/", 3)[3] if is_foreign(key) and key.count("/") > 3 else key
+
+
+def home_of(key: str) -> str:
+    """The prefix of the partition whose object a foreign key names."""
+    return "/".join(key.split("/", 3)[1:3]) + "/"
 
 
 def head_key(sequence: int) -> str:

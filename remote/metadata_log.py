@@ -204,12 +204,13 @@ class MetadataLog:
         partition: int,
         properties: Mapping[str, str] | None = None,
         removes: bool = False,
+        first_epoch: int = 1,
     ) -> Head:
         """Raise the epoch by one and own it; creates the first head where there is none.
 
-        Another writer that does the same at the same moment ends up before or after us; whoever is after, wins.
-        `properties` None keeps what the last head says. Raises InvalidRequest when the heads are another partition's,
-        and Conflict when its topic was deleted, unless this writer `removes` what is left of it.
+        Another writer that does so at the same moment ends up before or after us; who is after, wins. `properties` None
+        keeps what the last head says; `first_epoch` is the first head's. Raises InvalidRequest for another partition's
+        heads, and Conflict when its topic was deleted, unless this writer `removes` what is left of it.
         """
         with self._lock:
             if self._state is not LogState.READER:
@@ -229,7 +230,7 @@ class MetadataLog:
                         facts = {"prefix": self._prefix, "deleted_ms": latest.deleted_ms}
                         raise Conflict("becoming a writer, the topic was deleted", **facts)
                 settings = dict(draft.properties if properties is None else properties)
-                epoch = latest.epoch + 1 if latest else 1
+                epoch = latest.epoch + 1 if latest else first_epoch
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
                 draft = replace(draft, properties=settings)
                 self._attempts.add(draft.commit_id)

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from remote.head import Head
+from remote.forks import kept_by_forks
 from remote.head_chain import HeadChain
 from remote.keys import parse_epoch
 from remote.metadata_log import MetadataLog
 from remote.pins import list_pins
-from remote.spilling import RowsOf, named_keys, waiting_keys
+from remote.spilling import named_by
 from remote.store import ObjectInfo, ObjectStore
 
 
@@ -55,14 +55,6 @@ def nobodys(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str])
     return found
 
 
-def named_by(head: Head, rows_of: RowsOf) -> set[str]:
-    """Every key that a head names: rows, those of its pages and views, pages, all that waits for its deletion.
-
-    Raises what `rows_of` raises for a page that cannot be read: then nothing may be called nobody's.
-    """
-    return named_keys(head, rows_of) | set(waiting_keys(head, rows_of))
-
-
 def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[Orphan]:
     """The objects of a partition that are nobody's, in the order of their names; none where there is no head.
 
@@ -82,4 +74,4 @@ def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_
         pinned = chain.read(sequence)
         if pinned is not None:  # else the pin came too late, and is about to be taken back
             named |= named_by(pinned, metadata.page_rows)
-    return nobodys(listed, epoch=head.epoch, named=named)
+    return nobodys(listed, epoch=head.epoch, named=named | kept_by_forks(store, prefix))

@@ -6,7 +6,8 @@
 | 2 | the page is deleted | an entry that lists what is gone: nothing of it is left |
 | 3 | a head without that entry | nothing |
 
-The page is the only list of those objects, so it goes after them. Before step 1 comes what comes before every deletion:
+The page is the only list of those objects, so it goes after them. What a fork needs stays (`remote.forks`). Before
+step 1 comes what comes before every deletion:
 the grace time, the pins, the proof that this writer is the last (`remote.metadata_log`).
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from local.errors import NotFound
+from remote.forks import delete_objects
 from remote.head import Head, UnlinkedPage
 from remote.head_changes import forget_pages
 from remote.metadata_log import MetadataLog
@@ -35,6 +37,6 @@ def delete_pages(
             keys = [key for key in keys_of(log.page_rows(page.spill)) if key not in named]
         except NotFound:
             keys = []
-        store.delete([prefix + key for key in keys])
+        delete_objects(store, prefix, keys)
         store.delete([prefix + page.spill.key])
     log.commit(forget_pages([page.spill.key for page in pages]), now_ms)

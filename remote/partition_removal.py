@@ -24,6 +24,7 @@ from __future__ import annotations
 from enum import Enum
 
 from local.errors import Fenced, LogError
+from remote.forks import delete_objects
 from remote.head import Head
 from remote.head_changes import delete_partition, expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
@@ -125,7 +126,7 @@ class PartitionRemoval:
             return Removal.WAITING
         newest = self._log.check_still_writer()
         if keys:
-            self._store.delete([self._prefix + key for key in keys])
+            delete_objects(self._store, self._prefix, keys)
             self._log.commit(forget_unlinked(keys), now_ms)
         else:
             delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms)

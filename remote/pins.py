@@ -9,6 +9,7 @@ asked of a reader, and nothing is promised to one without a pin but the grace ti
 | `sequence`, `commit_id` | the pinned head |
 | `expires_ms` | from then on the pin counts for nothing; whoever collects heads removes it |
 | `holder` | for people |
+| `fork` | the prefix of a fork whose rows name objects of this head, see `remote.forks`; it outlives the pin's end |
 
 Order of effects of `pin_newest`: the newest head N is read → the pin is written → the newest head is read once more.
 Is N void by then, or has anything that N names left the index (listed as unlinked is left), the pin came too late: it
@@ -49,6 +50,7 @@ class Pin:
     commit_id: str
     expires_ms: int
     holder: str
+    fork: str | None = None
 
 
 class _Body(msgspec.Struct):
@@ -56,6 +58,7 @@ class _Body(msgspec.Struct):
     commit_id: str
     expires_ms: int
     holder: str
+    fork: str | None = None
 
 
 # Made at import: made in two threads at once it ends the process (msgspec 0.22).
@@ -63,13 +66,20 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def pin_newest(
-    store: ObjectStore, prefix: str, log: MetadataLog, *, now_ms: int, expires_ms: int, holder: str
+    store: ObjectStore,
+    prefix: str,
+    log: MetadataLog,
+    *,
+    now_ms: int,
+    expires_ms: int,
+    holder: str,
+    fork: str | None = None,
 ) -> tuple[Pin, Head]:
     """Pin the newest head of a partition, and that head. Raises NotFound when there is none, Conflict when heads are
     collected faster than they can be pinned."""
     for _ in range(TRIES_MAX):
         head = log.refresh()
-        body = _Body(head.sequence, head.commit_id, expires_ms, holder)
+        body = _Body(head.sequence, head.commit_id, expires_ms, holder, fork)
         key = pin_key(new_ulid(now_ms))
         store.put(prefix + key, msgspec.json.encode(body))
         pin = Pin(key=key, **msgspec.structs.asdict(body))
@@ -89,9 +99,19 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int, expires_ms:
         return None
     if found.expires_ms >= expires_ms:
         return found
-    later = replace(found, expires_ms=expires_ms)
-    store.put(prefix + pin.key, msgspec.json.encode(_Body(later.sequence, later.commit_id, expires_ms, later.holder)))
-    return later
+    return _put_again(store, prefix, replace(found, expires_ms=expires_ms))
+
+
+def end_pin(store: ObjectStore, prefix: str, pin: Pin) -> Pin | None:
+    """Let a fork's pin end at once; what it says of the fork stays. None when it is gone."""
+    found = _read(store, prefix, pin.key)
+    return _put_again(store, prefix, replace(found, expires_ms=0)) if found is not None else None
+
+
+def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
+    body = _Body(pin.sequence, pin.commit_id, pin.expires_ms, pin.holder, pin.fork)
+    store.put(prefix + pin.key, msgspec.json.encode(body))
+    return pin
 
 
 def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:

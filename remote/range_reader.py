@@ -34,7 +34,7 @@ from remote.disk_cache import WHOLE, DiskCache
 from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.head import Head
 from remote.index_bundle import IndexBundle, decode_bundle
-from remote.keys import stem_of
+from remote.keys import full_key, stem_of
 from remote.metadata_log import MetadataLog
 from remote.segment import RemoteSegment
 from remote.store import Body, ObjectStore
@@ -107,7 +107,7 @@ class RemotePartition:
 
     def indexes(self, segment: RemoteSegment) -> IndexBundle:
         """The segment's indexes: one GET the first time. Raises Corrupt when they are damaged."""
-        key = self._prefix + segment.indexes_key, _INDEXES
+        key = full_key(self._prefix, segment.indexes_key), _INDEXES
         return self._cache.fetch([key], lambda _: {key: self._checked_indexes(segment)})[0]
 
     def txn_index(self, segment: RemoteSegment) -> Body:
@@ -162,15 +162,15 @@ class RemotePartition:
 
     def leave_behind(self, segment: RemoteSegment, position: int, end: int) -> None:
         """A stream has passed bytes ``[position, end)``. They leave the cache first, unless another one may follow."""
-        bundle = self._cache.peek((self._prefix + segment.indexes_key, _INDEXES))
+        bundle = self._cache.peek((full_key(self._prefix, segment.indexes_key), _INDEXES))
         if self._streams == 1 and isinstance(bundle, IndexBundle):
-            name = self._prefix + segment.data_key
+            name = full_key(self._prefix, segment.data_key)
             self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def _chunks(self, segment: RemoteSegment, table: ChunkTable, numbers: range) -> list[Slice]:
-        name, fresh = self._prefix + segment.data_key, list[_Piece]()
+        name, fresh = full_key(self._prefix, segment.data_key), list[_Piece]()
         end = min(numbers.stop + self._read_ahead_chunks, len(table))
         try:
             return self._cache.fetch(
@@ -228,7 +228,7 @@ class RemotePartition:
             self._disk.keep(name, number, body)
 
     def _opened_again(self, segment: RemoteSegment, table: ChunkTable, number: int, opened: Opener) -> Slice:
-        name, (start, length) = self._prefix + segment.data_key, table.stored_range(number)
+        name, (start, length) = full_key(self._prefix, segment.data_key), table.stored_range(number)
         offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         facts = {"object": name, "start": start, "length": length, **offsets}
         try:
@@ -247,7 +247,7 @@ class RemotePartition:
         return open_ring(segment.key_id, segment.wrapped_key, stem_of(segment.data_key), self._keys)
 
     def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
-        name = self._prefix + segment.indexes_key
+        name = full_key(self._prefix, segment.indexes_key)
         known = self._disk.get(name, WHOLE) if self._disk is not None else None
         if known is not None and self._disk is not None:
             try:

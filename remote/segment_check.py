@@ -20,6 +20,7 @@ from local import offset_index
 from local.errors import AccessDenied, Corrupt, LogError, NotFound
 from local.findings import Finding, Severity, damaged
 from remote.index_bundle import SECTIONS, IndexBundle
+from remote.keys import full_key
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
@@ -42,7 +43,7 @@ def check_segment(
 
     A row whose key is not in the ring is a WARNING: nobody can tell.
     """
-    where = remote.prefix + row.data_key
+    where = full_key(remote.prefix, row.data_key)
     try:
         bundle = remote.indexes(row)
         found = list(_of_sections(remote.prefix, row, bundle))
@@ -70,13 +71,15 @@ def _of_sections(prefix: str, row: RemoteSegment, bundle: IndexBundle) -> Iterat
     for name, start, length in zip(SECTIONS, accumulate(lengths, initial=0), lengths, strict=False):
         says = row.indexes.get(name)
         if says is None or (says.start, says.length) != (start, length):
-            yield wrong(prefix + row.indexes_key, f"the row says another place of an index: section={name}", row)
+            yield wrong(
+                full_key(prefix, row.indexes_key), f"the row says another place of an index: section={name}", row
+            )
 
 
 def _of_contents(
     store: ObjectStore, remote: RemotePartition, row: RemoteSegment, bundle: IndexBundle, look_inside: LookInside
 ) -> list[Finding]:
-    where = remote.prefix + row.data_key
+    where = full_key(remote.prefix, row.data_key)
     try:
         return list(look_inside(where, row, bundle, lambda at, length: remote.read(row, at, length)))
     except Corrupt as error:
@@ -99,7 +102,7 @@ def _damaged_chunks(remote: RemotePartition, row: RemoteSegment, bundle: IndexBu
         except Corrupt as error:
             stored_start, stored_length = table.stored_range(number)
             offsets = offsets_between(row, bundle, start, start + length)
-            found = damaged(error, remote.prefix + row.data_key)
+            found = damaged(error, full_key(remote.prefix, row.data_key))
             yield replace(found, at=stored_start, length=stored_length, offsets=offsets)
 
 

@@ -126,6 +126,14 @@ def waiting_keys(head: Head, rows_of: RowsOf) -> Iterator[str]:
         yield page.spill.key
 
 
+def named_by(head: Head, rows_of: RowsOf) -> set[str]:
+    """Every key that a head names: rows, those of its pages and views, pages, all that waits for its deletion.
+
+    Raises what `rows_of` raises for a page that cannot be read: then nothing may be called nobody's.
+    """
+    return named_keys(head, rows_of) | set(waiting_keys(head, rows_of))
+
+
 def _own_rows(head: Head) -> Iterator[RemoteSegment]:
     """Everything with objects that the head names itself: the newest rows and the views'."""
     yield from head.segments

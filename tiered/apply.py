@@ -53,6 +53,8 @@ from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.view import held_from
 from remote.head_changes import expire_pages, expire_segments, forget_unlinked
+from remote.forks import delete_objects
+from remote.head_changes import add_segments, expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.page_removal import delete_pages
 from remote.pins import list_pins, lowest_pinned
@@ -401,7 +403,7 @@ def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
         return []
     # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
     metadata.check_still_writer()
-    store.delete([state.partition.prefix + decision.key for decision in due])
+    delete_objects(store, state.partition.prefix, [decision.key for decision in due])
     metadata.commit(forget_unlinked([decision.key for decision in due]), state.now_ms)
     return list(due)
 

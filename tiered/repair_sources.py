@@ -32,7 +32,7 @@ from remote.encryption import KeyRing
 from remote.head import Head, SpillRow
 from remote.head_chain import HeadChain
 from remote.index_bundle import IndexBundle, decode_bundle, encode_bundle
-from remote.keys import DATA, data_key, indexes_key, parse_data_key, stem_of
+from remote.keys import DATA, data_key, full_key, indexes_key, parse_data_key, stem_of
 from remote.metadata_index import Pages
 from remote.outgoing import SegmentFacts
 from remote.range_reader import RANGE_BYTES, RemotePartition
@@ -85,7 +85,9 @@ def from_bucket(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRi
         leader_epochs=lineage,
         cleaned_through=row.cleaned_through,
         read=found.read,
-        inspect=partial(SegmentWatch, prefix + row.data_key, row.base_offset, row.next_offset, epochs, indexes),
+        inspect=partial(
+            SegmentWatch, full_key(prefix, row.data_key), row.base_offset, row.next_offset, epochs, indexes
+        ),
     )
 
 
@@ -108,7 +110,7 @@ def with_own_names(row: RemoteSegment) -> RemoteSegment:
 def _indexed(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing) -> _Bytes | None:
     """By the indexes object, whatever the row says of sizes and checksums; None where that one is damaged or gone."""
     try:
-        body = store.get(prefix + row.indexes_key)
+        body = store.get(full_key(prefix, row.indexes_key))
         cipher = open_ring(row.key_id, row.wrapped_key, stem_of(row.data_key), keys)
         bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
     except (Corrupt, NotFound, AccessDenied):
@@ -134,7 +136,7 @@ def as_indexed(row: RemoteSegment, bundle: IndexBundle, indexes_bytes: int) -> R
 
 def _raw(store: ObjectStore, prefix: str, row: RemoteSegment) -> _Bytes:
     """The object that is the segment itself, by the row's size and checksum."""
-    key = prefix + row.data_key
+    key = full_key(prefix, row.data_key)
     if row.codec != "none" or row.key_id is not None:
         raise Corrupt("repairing a segment, its chunks cannot be told apart without its indexes", object=key)
     checksum = 0

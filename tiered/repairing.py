@@ -33,7 +33,7 @@ from remote.guest import GuestLog
 from remote.head import Head, JobNote, SpillRow
 from remote.head_changes import Change, objects_of
 from remote.job_changes import replace_tiled
-from remote.keys import HEADS, VIEWS, new_ulid, parse_head_key, parse_spill_key
+from remote.keys import HEADS, VIEWS, full_key, new_ulid, parse_head_key, parse_spill_key
 from remote.metadata_index import Pages
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
@@ -226,7 +226,7 @@ def _is_damaged(store: ObjectStore, name: RemotePartitionName, row: RemoteSegmen
         return True
     sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
     try:
-        if any(store.head(name.prefix + key).size_bytes != size for key, size in sizes):
+        if any(store.head(full_key(name.prefix, key)).size_bytes != size for key, size in sizes):
             return True
     except NotFound:
         return True

@@ -28,7 +28,7 @@ from remote.bucket_check import BucketReport, is_still_named, survey_partition
 from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
-from remote.keys import parse_data_key, parse_view_key
+from remote.keys import full_key, parse_data_key, parse_view_key
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.segment_check import check_segment
@@ -51,7 +51,7 @@ class SegmentJob:
 
     @property
     def name(self) -> str:
-        return f"{self.prefix}{self.row.data_key}"
+        return full_key(self.prefix, self.row.data_key)
 
     @property
     def read_bytes(self) -> int:
@@ -136,7 +136,7 @@ def report_of(
     for name, survey in plan.surveys.items():
         # Rows that are damaged may name one object twice: the offsets tell which of them is meant.
         by_place = {
-            (name.prefix + key, (row.base_offset, row.next_offset)): row
+            (full_key(name.prefix, key), (row.base_offset, row.next_offset)): row
             for row in (*survey.rows, *survey.suspects)
             for key in (row.data_key, row.indexes_key)
         }

@@ -28,6 +28,7 @@ from remote.catalog import RemotePartitionName
 from remote.foreign_layout import ForeignName
 from remote.head import Head, SpillRow, UnlinkedObject
 from remote.head_changes import objects_of
+from remote.keys import full_key
 from remote.metadata_index import MetadataIndex
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RANGE_BYTES
@@ -201,8 +202,8 @@ def _segment(row: RemoteSegment, name: RemotePartitionName, options: TableOption
         "storage_class": row.storage_class or STANDARD,
         "cleaned_through": row.cleaned_through,
         "ulid": None if is_foreign else row.ulid,
-        "data_key": row.data_key if is_foreign else name.prefix + row.data_key,
-        "indexes_key": None if is_foreign else name.prefix + row.indexes_key,
+        "data_key": row.data_key if is_foreign else full_key(name.prefix, row.data_key),
+        "indexes_key": None if is_foreign else full_key(name.prefix, row.indexes_key),
         "dollars_per_month": storage + monthly_storage(row.indexes_bytes, small),
         "dollars_to_read": request_cost(gets=gets, prices=prices)
         + request_cost(gets=1, prices=small)
@@ -231,7 +232,7 @@ def _waiting(each: UnlinkedObject, head: Head, name: RemotePartitionName, option
         "state": SegmentState.DELETE_STARTED.name,
         "is_readable": False,
         "unlinked": _us(each.unlinked_ms),
-        "data_key": name.prefix + each.key,
+        "data_key": full_key(name.prefix, each.key),
         **_small(each.size_bytes, options),
     }
 

@@ -77,3 +77,18 @@ def test_a_restored_directory_goes_on_and_the_old_one_is_fenced(at: list[str], t
 ])  # fmt: skip
 def test_wishes(at: list[str], capfd, words: list[str], code: int) -> None:
     assert invoke([*at, "restore", "t", "--to", "there", *words]) == code
+
+
+def test_a_fork_is_read_after_its_source_is_gone(at: list[str], tmp_path: Path, capfd) -> None:
+    url = f"file://{tmp_path}/bucket"
+    assert invoke(["fork", "t", "f", "--remote", url, "--dry-run", "-o", "json"]) == 0
+    (planned,) = json.loads(capfd.readouterr().out)["partitions"]
+    assert invoke(["fork", "t", "f", "--remote", url]) == 2
+    assert invoke(["fork", "t", "f", "--remote", url, "--yes", "-o", "json"]) == 0
+    (done,) = json.loads(capfd.readouterr().out)["partitions"]
+    assert done["segments"] == planned["segments"] > 3
+    truth = _read(at, capfd, "--remote", url)
+    assert invoke([*at, "topic", "delete", "t", "--yes"]) == 0
+    capfd.readouterr()
+    assert invoke(["consume", "f", "-f", "%o %k %v\\n", "--remote", url]) == 0
+    assert str(capfd.readouterr().out).splitlines() == truth

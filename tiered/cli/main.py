@@ -32,6 +32,7 @@ COMMANDS = {
     "repair": ("tiered.cli.repair", "Make good what a scrub found, from the good copies; a plan first."),
     "gc": ("tiered.cli.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
     "restore": ("tiered.cli.restore", "Put topics of a bucket back on a disk, whole or up to an offset or a time."),
+    "fork": ("tiered.cli.fork", "Make another topic of the bucket with the same records; nothing is copied."),
     "rewrite": ("tiered.cli.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
     "backfill": ("tiered.cli.backfill", "Write records of a bucket as Parquet files, with Spark."),
     "get-offsets": (

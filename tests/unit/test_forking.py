@@ -1,0 +1,365 @@
+"""Forks: the same records, nothing copied, and neither topic ever takes anything from the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import Conflict, InvalidRequest, LogError
+from local.names import TopicPartition
+from local.record import StoredRecord
+from remote import forks
+from remote.catalog import RemotePartitionName, list_partitions
+from remote.forks import kept_by_forks
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.orphans import find_orphans
+from remote.spilling import SpillRule
+from remote.store import ObjectStore
+from tiered.bucket_check import check_bucket, damage
+from tiered.forking import PIN_MS, ForkPlan, plan_fork, run_fork
+from tiered.garbage import delete_garbage, list_garbage
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+from tiered.restore_running import run_restore
+from tiered.restoring import Kept, RestoreWish, plan_restore
+
+LATER = NOW + 3 * DAY  # past every grace time, and past the pin of a fork
+FORK = TopicPartition("f", 0)
+SMALL_PAGES = SpillRule(head_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+
+
+def _world(count: int = 300, settings: dict[str, str] = TIERED) -> World:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, settings, now_ms=NOW)
+        send(manager, count)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    return world
+
+
+def _names(store: ObjectStore, topic: str) -> list[RemotePartitionName]:
+    return [name for name in list_partitions(store) if name.topic == topic]
+
+
+def _plan(store: ObjectStore, source: str = "t", fork: str = "f", upto: int | None = None) -> ForkPlan:
+    return plan_fork(store, _names(store, source), fork, known=_names(store, fork), upto_offset=upto)
+
+
+def _fork(store: ObjectStore, source: str = "t", fork: str = "f", upto: int | None = None) -> None:
+    assert len(run_fork(store, _plan(store, source, fork, upto), now_ms=lambda: NOW)) == 1
+
+
+def _read(store: ObjectStore, partition: TopicPartition) -> list[StoredRecord]:
+    bucket = RemoteLog(store)
+    start, _ = bucket.reader().offsets(partition)
+    return list(bucket.reader().records(partition, start))
+
+
+def _data(store: MemoryStore) -> set[str]:
+    return {key for key in store._objects if key.endswith((".log", ".indexes"))}
+
+
+def _empty_the_topic(world: World, now_ms: int = LATER) -> None:
+    """Everything expires and is deleted, as far as anybody may."""
+    with world.open(now_ms=now_ms) as manager:
+        if manager.topics():
+            manager.delete_records({NAME: -1}, now_ms=now_ms)
+            for at in range(6):
+                settle(manager, now_ms + at * 2 * DAY)
+
+
+def _delete_the_topic(world: World) -> None:
+    with world.open(now_ms=LATER) as manager:
+        manager.delete_topic("t", now_ms=LATER)
+        for at in range(6):
+            settle(manager, LATER + at * 2 * DAY)
+        assert manager._registry.deleted() == ()
+
+
+def _manager_of_the_fork(world: World) -> LogManager:
+    disk = ModelDisk()
+    plan = plan_restore(
+        world.store, _names(world.store, "f"), RestoreWish(kept=Kept.NONE, takes_over=True), now_ms=LATER
+    )
+    run_restore(world.store, plan, disk, "./other", now_ms=lambda: LATER)
+    return LogManager.open(replace(world.config, data_dir="./other"), now_ms=LATER, storage=disk, store=world.store)
+
+
+@pytest.mark.parametrize("settings", [TIERED, COMPACTED])
+def test_a_fork_has_the_same_records_and_no_object_of_its_own(settings: dict[str, str]) -> None:
+    world = _world(settings=settings)
+    truth, before = _read(world.store, NAME), _data(world.store)
+    _fork(world.store)
+    assert _read(world.store, FORK) == truth
+    assert _data(world.store) == before
+    assert damage(check_bucket(world.store)) == []
+
+
+@pytest.mark.parametrize("goes", [_empty_the_topic, _delete_the_topic])
+def test_what_the_source_lets_go_of_stays_for_the_fork(goes: Callable[[World], None]) -> None:
+    world = _world()
+    truth, before = _read(world.store, NAME), _data(world.store)
+    _fork(world.store)
+    goes(world)
+    assert _read(world.store, FORK) == truth
+    assert _data(world.store) == before
+    source = _names(world.store, "t")
+    for name in source:
+        head = MetadataLog(world.store, name.prefix).refresh(exact=True)
+        assert not head.has_rows
+        assert not head.unlinked
+        assert not head.unlinked_pages
+        assert find_orphans(world.store, name.prefix, MetadataLog(world.store, name.prefix), now_ms=LATER) == []
+    assert list_garbage(world.store, source, now_ms=LATER + 90 * DAY).entries == []
+    assert damage(check_bucket(world.store)) == []
+
+
+def test_a_fork_that_is_gone_leaves_its_homes_objects_and_gc_finds_those_that_nobody_needs() -> None:
+    world = _world()
+    _fork(world.store)
+    truth, before = _read(world.store, NAME), _data(world.store)
+    with _manager_of_the_fork(world) as manager:
+        manager.delete_topic("f", now_ms=LATER)
+        for at in range(6):
+            settle(manager, LATER + at * 2 * DAY)
+    assert _read(world.store, NAME) == truth
+    assert _data(world.store) == before
+    _empty_the_topic(world)
+    assert _data(world.store) == set()
+
+
+def test_what_only_a_fork_needed_is_nobodys_once_the_fork_is_gone() -> None:
+    world = _world()
+    _fork(world.store)
+    _empty_the_topic(world)
+    with _manager_of_the_fork(world) as manager:
+        manager.delete_topic("f", now_ms=LATER)
+        for at in range(6):
+            settle(manager, LATER + at * 2 * DAY)
+    left = _data(world.store)
+    assert left
+    with world.open(now_ms=LATER):  # an epoch begins: what it does not name is nobody's
+        pass
+    far = LATER + 90 * DAY
+    listed = list_garbage(world.store, _names(world.store, "t"), now_ms=far)
+    assert {each.name.prefix + each.key for each in listed.entries} == left
+    delete_garbage(world.store, listed, now_ms=far)
+    assert _data(world.store) == set()
+
+
+def test_both_topics_go_on_apart() -> None:
+    world = _world()
+    truth = _read(world.store, NAME)
+    _fork(world.store)
+    with _manager_of_the_fork(world) as manager, world.open(now_ms=LATER) as source:
+        assert manager.problems == {} == source.problems
+        send(manager, 40, topic="f", start=5_000)
+        send(source, 40, start=9_000)
+        for each, topic in ((manager, "f"), (source, "t")):
+            each.roll(topic, now_ms=LATER)
+            settle(each, LATER)
+    values = {name: [record.value for record in _read(world.store, name)] for name in (NAME, FORK)}
+    old = [record.value for record in truth]
+    assert values[FORK] == old + [b"value %d" % at for at in range(5_000, 5_040)]
+    assert values[NAME] == old + [b"value %d" % at for at in range(9_000, 9_040)]
+    assert damage(check_bucket(world.store)) == []
+
+
+def test_a_fork_of_a_fork_outlives_both() -> None:
+    world = _world()
+    truth = _read(world.store, NAME)
+    _fork(world.store)
+    _fork(world.store, "f", "g")
+    _empty_the_topic(world)
+    with _manager_of_the_fork(world) as manager:
+        manager.delete_topic("f", now_ms=LATER)
+        for at in range(6):
+            settle(manager, LATER + at * 2 * DAY)
+    assert _read(world.store, TopicPartition("g", 0)) == truth
+    assert list_garbage(world.store, list_partitions(world.store), now_ms=LATER + 90 * DAY).entries == []
+
+
+def test_a_fork_up_to_an_offset_ends_at_the_segment_below() -> None:
+    world = _world()
+    truth = _read(world.store, NAME)
+    ends = [row.next_offset for row in MetadataLog(world.store, _names(world.store, "t")[0].prefix).refresh().segments]
+    _fork(world.store, upto=ends[1] + 3)
+    assert _read(world.store, FORK) == truth[: ends[1]]
+    cleaned = _world(settings=COMPACTED)
+    with cleaned.open() as manager:
+        send(manager, 300, start=300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    with pytest.raises(InvalidRequest, match="would be missing"):
+        _plan(cleaned.store, upto=250)
+
+
+def test_a_name_that_another_topic_has_is_refused() -> None:
+    world = _world()
+    with world.open() as manager:
+        manager.create_topic("f", 1, TIERED, now_ms=NOW)
+        settle(manager)
+    with pytest.raises(InvalidRequest, match="another topic of that name"):
+        _plan(world.store)
+
+
+class Cut(BaseException):
+    """The forking process ends here."""
+
+
+class Stepping:
+    """Calls `before` and `after` around each verb, with its number."""
+
+    def __init__(self, inner: MemoryStore, at: int, deed: Callable[[], None], *, is_after: bool) -> None:
+        self.inner, self.count = inner, 0
+        self._at, self._deed, self._is_after = at, deed, is_after
+
+    def __getattr__(self, verb: str) -> object:
+        real = getattr(self.inner, verb)
+        if not callable(real):
+            return real
+
+        def call(*args: object, **more: object) -> object:
+            self.count += 1
+            is_due = self.count == self._at
+            if is_due and not self._is_after:
+                self._deed()
+            try:
+                answer = real(*args, **more)
+                answer = list(answer) if verb == "list" else answer
+            finally:
+                if is_due and self._is_after:
+                    self._deed()
+            return answer
+
+        return call
+
+
+def _copied(world: World) -> World:
+    """The same disk and bucket once more."""
+    other = World()
+    other.disk = world.disk.crash(random.Random(1))
+    other.store._objects = dict(world.store._objects)
+    return other
+
+
+def _calls(world: World) -> int:
+    stepping = Stepping(_copied(world).store, -1, lambda: None, is_after=False)
+    run_fork(stepping, _plan(stepping), now_ms=lambda: NOW)  # type: ignore[arg-type]
+    return stepping.count
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_fork_cut_at_any_call_is_made_whole_by_another_run(is_after: bool) -> None:
+    world = _world(150)
+    truth = _read(world.store, NAME)
+
+    def cut() -> None:
+        raise Cut("cut")
+
+    for at in range(1, _calls(world) + 1):
+        other = _copied(world)
+        stepping = Stepping(other.store, at, cut, is_after=is_after)
+        with pytest.raises(Cut):
+            run_fork(stepping, _plan(stepping), now_ms=lambda: NOW)  # type: ignore[arg-type]
+        _fork(other.store)
+        _empty_the_topic(other)
+        assert _read(other.store, FORK) == truth, at
+        assert damage(check_bucket(other.store)) == [], at
+
+
+def _race(world: World, at: int, *, passes_ms: int, deed: Callable[[World, int], None]) -> tuple[World, bool]:
+    """Between two calls of a fork the source does something, and so much time passes; whether the fork was made."""
+    other, clock = _copied(world), [NOW]
+
+    def act() -> None:
+        clock[0] += passes_ms
+        deed(other, clock[0])
+
+    stepping = Stepping(other.store, at, act, is_after=False)
+    try:
+        run_fork(stepping, _plan(stepping), now_ms=lambda: clock[0])  # type: ignore[arg-type]
+    except (Conflict, LogError):
+        return other, False
+    return other, True
+
+
+def _empties(world: World, now_ms: int) -> None:
+    """The source's retention takes all: unlinked now, deleted as time goes on."""
+    with world.open(now_ms=now_ms) as manager:
+        manager.delete_records({NAME: -1}, now_ms=now_ms)
+        for step in range(4):
+            settle(manager, now_ms + step * 30 * HOUR)
+
+
+def test_between_any_two_calls_the_source_may_delete_everything() -> None:
+    """A fork that says it was made has every record for good; one that says it was not leaves nothing behind."""
+    world = _world(150)
+    truth = _read(world.store, NAME)
+    made = 0
+    for passes_ms in (0, 2 * PIN_MS):
+        for at in range(1, _calls(world) + 1):
+            other, is_made = _race(world, at, passes_ms=passes_ms, deed=_empties)
+            _empty_the_topic(other, LATER + 30 * DAY)
+            made += is_made
+            if is_made and _names(other.store, "f"):
+                found = _read(other.store, FORK)
+                assert found in (truth, []), at  # all of it, or forked when nothing was left
+            else:
+                assert not any(
+                    head.has_rows
+                    for name in _names(other.store, "f")
+                    if (head := MetadataLog(other.store, name.prefix).load(exact=True)) is not None
+                ), at
+            assert damage(check_bucket(other.store)) == [], at
+    assert made > 8
+
+
+def test_a_look_at_forks_sees_one_that_comes_while_it_looks() -> None:
+    """Between the listing and the head of the first fork a second one is made of it, and the first one goes."""
+    world = _world(150)
+    _fork(world.store)
+    home = _names(world.store, "t")[0].prefix
+    fork = _names(world.store, "f")[0].prefix
+    real, is_due = forks.named_by_fork, [True]
+
+    def named(store: ObjectStore, prefix: str) -> set[str]:
+        if prefix == fork and is_due.pop() if is_due else False:
+            _fork(world.store, "f", "g")
+            with _manager_of_the_fork(world) as manager:
+                manager.delete_topic("f", now_ms=LATER)
+                for at in range(6):
+                    settle(manager, LATER + at * 2 * DAY)
+        return real(store, prefix)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forks, "named_by_fork", named)
+        kept = kept_by_forks(world.store, home)
+    assert {home + key for key in kept} == _data(world.store)
+
+
+def test_appends_to_a_fork_go_on_above_the_leader_epochs_of_its_source() -> None:
+    world = _world(60)
+    for at in range(4):
+        with world.open() as manager:
+            send(manager, 60, start=60 + at * 60)
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+    truth = _read(world.store, NAME)
+    _fork(world.store)
+    with _manager_of_the_fork(world) as manager:
+        send(manager, 40, topic="f", start=5_000)
+        manager.roll("f", now_ms=LATER)
+        settle(manager, LATER)
+        epochs = manager.partition(FORK).log.epochs.entries
+    assert [record.value for record in _read(world.store, FORK)][: len(truth)] == [record.value for record in truth]
+    lineage = [epoch for epoch, _ in MetadataLog(world.store, _names(world.store, "f")[0].prefix).refresh().lineage]
+    assert lineage == sorted(lineage)
+    assert epochs[-1][0] == lineage[-1] > 5

@@ -1,0 +1,239 @@
+"""Forking a topic: another topic of the same bucket, with the same records, and not a byte of them copied.
+
+The rows of the fork name the source's objects (`remote.forks` has the protocol: states, crashes, who deletes what).
+Both topics go their own ways from there: retention, compaction, rewriting and deletion of one never show in the other.
+The fork is a topic in the bucket; a machine takes it up by restoring it (`tiered.restoring`, ``takes_over``).
+
+`upto_offset` ends the fork before the first segment that reaches above it: a segment is forked whole or not at all.
+Running the same fork again goes on with partitions that are missing, and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from local.errors import Conflict, InvalidRequest, NotFound
+from local.names import check_topic, new_topic_id
+from policies.cost import request_cost
+from remote.catalog import RemotePartitionName
+from remote.forks import homes_of
+from remote.head import Head
+from remote.head_changes import add_segments, expire_segments
+from remote.keys import foreign_key
+from remote.metadata_log import MetadataLog
+from remote.partition_removal import PartitionRemoval, Removal
+from remote.pins import Pin, end_pin, list_pins, pin_newest
+from remote.segment import RemoteSegment
+from remote.spilling import keys_of, named_keys
+from remote.store import ObjectStore
+
+PIN_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionFork:
+    """One partition: `rows` of `head` become the fork's. `is_there`: an earlier run made it."""
+
+    source: RemotePartitionName
+    fork: RemotePartitionName
+    head: Head
+    rows: tuple[RemoteSegment, ...]
+    is_there: bool = False
+
+    @property
+    def next_offset(self) -> int:
+        return self.rows[-1].next_offset if self.rows else self.head.log_start_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """What the fork can read and nobody copies."""
+        return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def dollars(self) -> float:
+        """For its requests: pin twice, heads and pages, and the looks."""
+        return 0.0 if self.is_there else request_cost(puts=5 + len(self.rows) // 4096, gets=6, lists=4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPlan:
+    """A topic's fork."""
+
+    topic: str
+    topic_id: str
+    partitions: tuple[PartitionFork, ...]
+    upto_offset: int | None = None
+
+    @property
+    def dollars(self) -> float:
+        return sum(each.dollars for each in self.partitions)
+
+
+def plan_fork(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    topic: str,
+    *,
+    known: Sequence[RemotePartitionName],
+    upto_offset: int | None = None,
+) -> ForkPlan:
+    """What forking all partitions `names` of one topic takes. `known` are the bucket's partitions of the name `topic`.
+
+    Raises InvalidRequest for partitions of several topics and a name that is another topic's, NotFound for a deleted
+    one, and InvalidRequest where a cleaned topic would lack keys below `upto_offset`.
+    """
+    check_topic(topic)
+    if len({(name.topic, name.topic_id) for name in names}) != 1:
+        raise InvalidRequest("forking, not one topic", topics=",".join(sorted({name.topic for name in names})))
+    heads = {name: head for name in known if (head := _head(store, name)) is not None}
+    dead = {name.topic_id for name, head in heads.items() if head.deleted_ms is not None}
+    living = {name: head for name, head in heads.items() if name.topic_id not in dead}
+    ids = {name.topic_id for name in living}
+    if len(ids) > 1 or any(head.writer_id != _writer(names[0]) for head in living.values()):
+        raise InvalidRequest("forking, the bucket has another topic of that name", topic=topic)
+    topic_id = ids.pop() if ids else new_topic_id()
+    parts = []
+    for name in names:
+        fork = RemotePartitionName(topic, topic_id, name.partition)
+        head, rows = _rows(store, name, upto_offset)
+        parts.append(PartitionFork(source=name, fork=fork, head=head, rows=rows, is_there=fork in living))
+    return ForkPlan(topic=topic, topic_id=topic_id, partitions=tuple(parts), upto_offset=upto_offset)
+
+
+def run_fork(
+    store: ObjectStore, plan: ForkPlan, *, now_ms: Callable[[], int], should_stop: Callable[[], bool] = lambda: False
+) -> tuple[PartitionFork, ...]:
+    """Fork partition by partition; those that are forked now or were before. May be repeated by planning again.
+
+    Raises Conflict where a partition was not forked in time (its pin ended before everything was written): then the
+    fork is removed; plan and run again.
+    """
+    done = []
+    for each in plan.partitions:
+        if should_stop():
+            break
+        done.append(each if each.is_there and _is_whole(store, each) else _forked(store, plan, each, now_ms))
+    return tuple(done)
+
+
+def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Callable[[], int]) -> PartitionFork:
+    prefix, began = each.source.prefix, now_ms()
+    source = MetadataLog(store, prefix)
+    pin, head = pin_newest(
+        store, prefix, source, now_ms=began, expires_ms=began + PIN_MS, holder="fork", fork=each.fork.prefix
+    )
+    head, rows = _chosen(source, head, plan.upto_offset)
+    announced = [(prefix, pin), *_told_other_homes(store, each, rows, pin, now_ms=began)]
+    log = _begun(store, each, head, now_ms())
+    if not log.refresh().has_rows:  # else of an earlier run: they are looked at below
+        log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
+        if head.log_start_offset:
+            log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
+    if not _is_in_time(store, log, source, each, announced):
+        _remove(store, plan, now_ms)
+        raise Conflict("forking a partition, objects may have gone before all was written: again", source=head.topic)
+    for home, told in announced:
+        end_pin(store, home, told)
+    return replace(each, head=head, rows=tuple(rows), is_there=True)
+
+
+def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> MetadataLog:
+    """The fork's first head. Its epoch is above all leader epochs of the rows: appends go on in it."""
+    log = MetadataLog(store, each.fork.prefix)
+    log.become_writer(
+        _writer(each.source),
+        now_ms,
+        topic=each.fork.topic,
+        topic_id=each.fork.topic_id,
+        partition=each.fork.partition,
+        properties=head.properties,
+        first_epoch=head.epoch + 1,
+    )
+    return log
+
+
+def _told_other_homes(
+    store: ObjectStore, each: PartitionFork, rows: Sequence[RemoteSegment], pin: Pin, *, now_ms: int
+) -> list[tuple[str, Pin]]:
+    """Of a fork of a fork: every partition whose objects it names is told before it names one."""
+    told = []
+    for home in sorted(homes_of(keys_of(rows), each.source.prefix) - {each.source.prefix}):
+        log = MetadataLog(store, home)
+        other, _ = pin_newest(
+            store, home, log, now_ms=now_ms, expires_ms=pin.expires_ms, holder="fork", fork=each.fork.prefix
+        )
+        told.append((home, other))
+    return told
+
+
+def _is_in_time(
+    store: ObjectStore,
+    log: MetadataLog,
+    source: MetadataLog,
+    each: PartitionFork,
+    announced: Sequence[tuple[str, Pin]],
+) -> bool:
+    """The look: the fork is announced still, and the source's newest head names every object of its rows still."""
+    if any(pin.key not in {found.key for found in list_pins(store, home)} for home, pin in announced):
+        return False
+    newest = source.refresh(exact=True)
+    if newest.deleted_ms is not None:
+        return False
+    named = source.ask(newest, lambda index: named_keys(index.head, index.page))
+    known = {foreign_key(each.source.prefix, key) for key in named}
+    return log.ask(log.refresh(), lambda index: set(keys_of(index.rows()))) <= known
+
+
+def _remove(store: ObjectStore, plan: ForkPlan, now_ms: Callable[[], int]) -> None:
+    """Of a fork that nobody was told of all partitions go, at once."""
+    for each in plan.partitions:
+        name = each.fork
+        if _head(store, name) is None:
+            continue
+        removal = PartitionRemoval(
+            store, name.prefix, "fork", topic=name.topic, topic_id=name.topic_id, partition=name.partition
+        )
+        while removal.step(now_ms(), grace_ms=0) is Removal.UNDER_WAY:
+            pass
+
+
+def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
+    """Whether an earlier run got as far as its last look: the fork is announced, its pin was ended on purpose."""
+    head = _head(store, each.fork)
+    pins = [pin for pin in list_pins(store, each.source.prefix) if pin.fork == each.fork.prefix]
+    if head is None or not head.has_rows or any(pin.expires_ms for pin in pins):
+        return False
+    return bool(pins)
+
+
+def _rows(store: ObjectStore, name: RemotePartitionName, upto: int | None) -> tuple[Head, tuple[RemoteSegment, ...]]:
+    log = MetadataLog(store, name.prefix)
+    return _chosen(log, log.refresh(exact=True), upto)
+
+
+def _chosen(log: MetadataLog, head: Head, upto: int | None) -> tuple[Head, tuple[RemoteSegment, ...]]:
+    facts = {"topic": head.topic, "partition": head.partition}
+    if head.deleted_ms is not None or head.given_up:
+        raise NotFound("forking a topic, it was deleted or its tier given up", **facts)
+    rows = log.ask(head, lambda index: [row for row in index.rows() if row.next_offset > head.log_start_offset])
+    kept = [row for row in rows if upto is None or row.next_offset <= upto]
+    end = kept[-1].next_offset if kept else head.log_start_offset
+    below = [row for row in rows if upto is None or row.base_offset < upto]
+    reach = max((row.cleaned_through or 0 for row in below), default=0)
+    if reach > (head.next_offset if upto is None else end):
+        hint = "the topic was cleaned: keys whose older records went for newer ones above would be missing"
+        raise InvalidRequest(f"forking a part, {hint}", ends_at=end, exact_from=reach, **facts)
+    return head, tuple(kept)
+
+
+def _renamed(row: RemoteSegment, prefix: str) -> RemoteSegment:
+    return replace(row, data_key=foreign_key(prefix, row.data_key), indexes_key=foreign_key(prefix, row.indexes_key))
+
+
+def _head(store: ObjectStore, name: RemotePartitionName) -> Head | None:
+    return MetadataLog(store, name.prefix).load(exact=True)
+
+
+def _writer(source: RemotePartitionName) -> str:
+    return f"fork of {source.topic}-{source.topic_id}"
