@@ -52,9 +52,8 @@ from policies.local_retention import local_drops
 from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.view import held_from
-from remote.head_changes import expire_pages, expire_segments, forget_unlinked
 from remote.forks import delete_objects
-from remote.head_changes import add_segments, expire_pages, expire_segments, forget_unlinked
+from remote.head_changes import expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.page_removal import delete_pages
 from remote.pins import list_pins, lowest_pinned
