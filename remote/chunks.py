@@ -144,8 +144,8 @@ def decode_chunks(data: Body) -> ChunkTable:
         raise Corrupt("reading a chunk table, too short", size_bytes=len(data))
     version, codec, cipher, count, size_bytes, stored_bytes = _HEADER.unpack_from(data)
     if version != VERSION or codec not in (RAW, ZSTD) or cipher not in (PLAIN, AES_256_GCM):
-        facts = {"version": version, "codec": codec, "cipher": cipher}
-        raise Corrupt("reading a chunk table, unknown version, codec or cipher", **facts)
+        facts = {"version": version, "known": VERSION, "codec": codec, "cipher": cipher}
+        raise Corrupt("reading a chunk table, damaged or of a newer format", **facts)
     width = 2 if (codec, cipher) == (RAW, PLAIN) else 4
     facts = {"size_bytes": size_bytes, "stored_bytes": stored_bytes, "chunks": count, "table_bytes": len(data)}
     if len(data) != _HEADER.size + 4 * width * count:

@@ -73,7 +73,7 @@ def decode_bundle(data: Body) -> IndexBundle:
     if (found := crc32c(view[:-12])) != expected:
         raise Corrupt("reading an indexes object, its checksum differs", expected=expected, found=found)
     if version != VERSION:
-        raise Corrupt("reading an indexes object, unknown version", version=version)
+        raise Corrupt("reading an indexes object, damaged or of a newer format", version=version, known=VERSION)
     sections_end = len(view) - _FOOTER.size - table_bytes
     if sections_end < 0:
         raise Corrupt("reading an indexes object, its table is too long", table_bytes=table_bytes)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 Rows = Sequence[RemoteSegment]
 
-_FORMAT: dict[bytes | str, bytes | str] = {b"tiered.spill": b"1"}
+_NAME, _VERSION = b"tiered.spill", b"1"
+_FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
 
 
 def encode_page(rows: Rows, epoch: int, ulid: str) -> tuple[SpillRow, bytes]:
@@ -73,6 +74,10 @@ def decode_page(spill: SpillRow, body: Body) -> PageRows:
         table = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body))).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise Corrupt("reading a page of rows, it is no such page", key=spill.key, cause=str(error)) from error
+    version = (table.schema.metadata or {}).get(_NAME)
+    if version != _VERSION:
+        told = {"version": version, "known": _VERSION}
+        raise Corrupt("reading a page of rows, damaged or of a newer format", key=spill.key, **told)
     rows = PageRows(spill.key, table)
     found = *rows.bounds, len(rows)
     if found != (spill.base_offset, spill.next_offset, spill.segment_count):

@@ -1,0 +1,111 @@
+"""The bucket of the first release opens, reads, checks and goes on; what a later format wrote is refused by name."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import first_release
+import msgspec
+import pytest
+from disk_model import ModelDisk
+from manager_world import NOW, World, send, settle
+
+from local.crc32c import crc32c
+from local.errors import Corrupt
+from local.isolation import Isolation
+from local.names import TopicPartition
+from remote import chunks, head, index_bundle, spill_page
+from remote.catalog import list_partitions
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.bucket_check import check_bucket, damage
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+from tiered.restore_running import run_restore
+from tiered.restoring import Kept, RestoreWish, plan_restore
+
+KINDS = {"all": Isolation.READ_UNCOMMITTED, "committed": Isolation.READ_COMMITTED}
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    objects, _ = first_release.load()
+    world.store._objects = {key: (body, NOW) for key, body in objects.items()}
+    return world
+
+
+def _read(store: MemoryStore, topic: str, isolation: Isolation) -> list[list[object]]:
+    reader = RemoteLog(store, keys=first_release.KEYS).reader(isolation)
+    return [first_release.told(record) for record in reader.records(TopicPartition(topic, 0), 0)]
+
+
+@pytest.mark.parametrize("topic", first_release.TOPICS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_record_is_there(world: World, topic: str, kind: str) -> None:
+    _, expected = first_release.load()
+    assert expected[topic][kind]
+    assert _read(world.store, topic, KINDS[kind]) == expected[topic][kind]
+
+
+def test_a_deep_check_finds_nothing_and_every_kind_of_object_is_in_it(world: World) -> None:
+    assert damage(check_bucket(world.store, keys=first_release.KEYS)) == []
+    names = " ".join(world.store._objects)
+    for kind in (".log ", ".log.zst ", ".log.zst.enc ", ".indexes ", "meta/head/", "meta/spill/"):
+        assert kind in names, kind
+
+
+def test_a_manager_takes_it_over_and_goes_on(world: World) -> None:
+    _, expected = first_release.load()
+    disk = ModelDisk()
+    wish = RestoreWish(kept=Kept.NONE, takes_over=True)
+    plan = plan_restore(world.store, list_partitions(world.store), wish, now_ms=NOW, keys=first_release.KEYS)
+    run_restore(world.store, plan, disk, "./new", now_ms=lambda: NOW, keys=first_release.KEYS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiered.opening.load_key_ring", lambda path, environ: first_release.KEYS)
+        manager = LogManager.open(replace(world.config, data_dir="./new"), now_ms=NOW, storage=disk, store=world.store)
+    with manager:
+        assert manager.problems == {}
+        for topic in first_release.TOPICS:
+            send(manager, 30, topic=topic)
+            manager.roll(topic, now_ms=NOW)
+        settle(manager)
+    for topic in first_release.TOPICS:
+        found = _read(world.store, topic, Isolation.READ_UNCOMMITTED)
+        if topic != "compacted":
+            assert found[: len(expected[topic]["all"])] == expected[topic]["all"]
+        assert len(found) > 20
+
+
+def test_formats_of_a_later_version_are_refused_and_said_to_be_newer(world: World, monkeypatch) -> None:
+    objects, _ = first_release.load()
+    heads = [body for key, body in objects.items() if "meta/head/" in key]
+    with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
+        head.decode_head(heads[0].replace(b"tiered-head 1 ", b"tiered-head 2 "))
+    body = next(body for key, body in objects.items() if key.endswith(".indexes") and key.startswith("plain"))
+    before = body[:-14] + struct.pack(">H", 2)
+    with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
+        index_bundle.decode_bundle(before + struct.pack(">I8s", crc32c(before), index_bundle.MAGIC))
+    table = index_bundle.decode_bundle(body).chunks
+    encoded = chunks.encode_chunks(table)
+    with pytest.raises(Corrupt, match="newer format: version=3 known=2"):
+        chunks.decode_chunks(struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:])
+    name = next(name for name in list_partitions(world.store) if name.topic == "paged")
+    (spill, *_) = MetadataLog(world.store, name.prefix).refresh().spills
+    page = world.store.get(name.prefix + spill.key)
+    rows = tuple(spill_page.decode_page(spill, page))
+    monkeypatch.setattr(spill_page, "_FORMAT", {b"tiered.spill": b"2"})
+    spill_page._schema.cache_clear()
+    later, newer = spill_page.encode_page(rows, 1, "A" * 26)
+    with pytest.raises(Corrupt, match="newer format"):
+        spill_page.decode_page(later, newer)
+    spill_page._schema.cache_clear()
+
+
+def test_a_head_with_a_field_that_is_not_known_yet_is_read() -> None:
+    objects, _ = first_release.load()
+    body = next(body for key, body in objects.items() if "meta/head/" in key)
+    known = head.decode_head(body)
+    fields = msgspec.json.decode(head.decode_line(body))
+    assert head.decode_head(head.encode_line(msgspec.json.encode({**fields, "of_a_later_version": [1]}))) == known
