@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -44,6 +42,7 @@ from tiered.store_check import StoreCheck
 from tiered.switching_off import ENABLE, is_given_up
 from tiered.topic_settings import at_rest
 from tiered.topics import Topic
+from tiered.writer_ids import new_writer_id
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class Opener:
             free_bytes_min=config.dir_free_bytes_min,
             free_share_min=config.dir_free_share_min,
         )
-        self.writer_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.writer_id = new_writer_id(storage, config.data_dirs)
 
     def keep_counts(self, now_ms: int | None = None) -> None:
         """Write down what was sent to the store (`tiered.kept_meter`)."""

@@ -7,6 +7,7 @@ As `faulty_job.py`: a task's first attempt ends after its first upload, the driv
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def main() -> None:
     store = open_store(url)
     plans = [plan_recode(store, name, now_ms=NOW, codec="zstd") for name in list_partitions(store)]
     store.close()
-    conf = {"spark.executor.memory": "600m", "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    conf = {"spark.executor.memory": "600m", "spark.executorEnv.PYTHONPATH": path}
     spark = launched_session("faulty", master, conf)
     bucket = FaultyBucket(url=url, key_ring=key_ring, strikes=Strikes(int(effect)))
     rewrite(spark, bucket, plans, wave_tasks=2, task_bytes=1, chunk_bytes=512, now_ms=lambda: NOW, job_id="nightly")

@@ -34,6 +34,10 @@ COMMANDS = {
     "restore": ("tiered.cli.restore", "Put topics of a bucket back on a disk, whole or up to an offset or a time."),
     "fork": ("tiered.cli.fork", "Make another topic of the bucket with the same records; nothing is copied."),
     "rewrite": ("tiered.cli.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
+    "pipeline": (
+        "tiered.cli.pipeline",
+        "Clean, tier, expire, recompact and merge a whole fleet as one job, on Spark.",
+    ),
     "backfill": ("tiered.cli.backfill", "Write records of a bucket as Parquet files, with Spark."),
     "get-offsets": (
         "tiered.cli.get_offsets",

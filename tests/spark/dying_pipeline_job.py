@@ -1,0 +1,91 @@
+"""A pipeline whose tasks die at their first attempts in the middle of things, and whose driver is killed.
+
+python dying_pipeline_job.py URL STATE N MASTER NODE...
+
+A node's first attempt ends with its process after its second upload, a partition's first attempt after an effect on the
+bucket; the driver is killed (SIGKILL) when it is about to note its unit N (from 0). Run by tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from faulty_job import FaultyBucket
+
+from local.storage import DiskStorage
+from tiered import pipeline_job
+from tiered.pipeline import Fleet, work_node
+from tiered.pipeline_state import PipelineState
+from tiered.spark.launching import launched_session
+from tiered.spark.pipeline import SparkRunner
+
+NOW = 1_800_000_000_000
+
+
+def dying_work(fleet, directory, *, now_ms):
+    from pyspark import TaskContext
+
+    import tiered.apply
+
+    if TaskContext.get().attemptNumber() == 0:
+        real, copied = tiered.apply.copy_segment, []
+
+        def cut(*words, **more):
+            row = real(*words, **more)
+            copied.append(row)
+            if len(copied) == 2:
+                os._exit(1)
+            return row
+
+        tiered.apply.copy_segment = cut
+    return work_node(fleet, directory, now_ms=now_ms)
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """A task's first attempt ends after its first head is created: between a partition's two effects."""
+
+    def __call__(self, number, verb, is_after):
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0 and is_after and verb in ("put_if_absent", "upload"):
+            os._exit(1)
+
+
+class DyingState(PipelineState):
+    notes_left = 0
+
+    def note(self, stage, unit):
+        if self.notes_left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.notes_left -= 1
+        super().note(stage, unit)
+
+
+def main():
+    url, path, notes, master, *nodes = sys.argv[1:]
+    pipeline_job.work_node = dying_work
+    state = DyingState(DiskStorage(), path, url, "nightly", now_ms=NOW)
+    state.notes_left = int(notes)
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    conf = {"spark.executor.memory": "600m", "spark.executorEnv.PYTHONPATH": path}
+    spark = launched_session("dying", master, conf)
+    fleet = Fleet(bucket=FaultyBucket(url=url, strikes=Deaths()), nodes=tuple(nodes))
+    pipeline_job.run_pipeline(
+        fleet,
+        SparkRunner(spark, job_id="nightly", wave_tasks=2),
+        job_id=state.run_id,
+        now_ms=lambda: NOW,
+        state=state,
+    )
+
+
+if __name__ == "__main__":
+    main()

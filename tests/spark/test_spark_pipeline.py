@@ -1,0 +1,219 @@
+"""The pipeline on Spark: what it makes is what one process makes, whoever dies, and whoever else is at work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bucket_truth import assert_sound
+from pipeline_world import DAY, NOW, FleetWorld
+
+from local.errors import LogError
+from local.names import TopicPartition
+from local.storage import DiskStorage
+from remote.catalog import list_partitions
+from remote.fsspec_store import open_store
+from remote.metadata_log import MetadataLog
+from tiered.cli.main import invoke
+from tiered.pipeline import Stage, State
+from tiered.pipeline_job import Here, plan_pipeline, run_pipeline
+from tiered.pipeline_state import PipelineState
+from tiered.spark.pipeline import SparkRunner
+
+pytestmark = pytest.mark.spark
+
+_numbers = itertools.count()
+
+
+def on_spark(spark, world, small_bytes=1 << 28, fleet=None, **more):
+    job_id = more["state"].run_id if "state" in more else f"job-{next(_numbers)}"
+    runner = SparkRunner(spark, job_id=job_id, wave_tasks=3)
+    found = run_pipeline(
+        fleet or world.fleet(), runner, job_id=job_id, now_ms=lambda: NOW, small_bytes=small_bytes, **more
+    )
+    assert not [unit for unit in found.units if unit.state is State.FAILED], found.units
+    return found
+
+
+def facts_of(url):
+    """Rows of the bucket but for what is drawn (ids)."""
+    store = open_store(url)
+    found = []
+    for name in list_partitions(store):
+        log = MetadataLog(store, name.prefix)
+        head = log.refresh()
+        for row in log.index(head).rows():
+            facts = (row.base_offset, row.next_offset, row.record_count, row.content_crc32c, row.cleaned_through)
+            found.append((name.topic, name.partition, head.log_start_offset, *facts))
+    store.close()
+    return found
+
+
+def sound(world):
+    store = open_store(world.url)
+    assert_sound(store)
+    store.close()
+
+
+def filled(home, nodes=2, **more):
+    world = FleetWorld(home, nodes, **more)
+    for number in range(nodes):
+        world.fill(number)
+    return world
+
+
+@pytest.mark.parametrize("small_bytes", [1 << 28, 0], ids=["whole", "in groups"])
+def test_spark_makes_what_one_process_makes(spark, tmp_path, small_bytes):
+    plain, world = filled(tmp_path / "plain"), filled(tmp_path / "spark")
+    here = run_pipeline(plain.fleet(), Here(), job_id="nightly", now_ms=lambda: NOW)
+    runner = SparkRunner(spark, job_id="plan")
+    planned = plan_pipeline(world.fleet(), runner, now_ms=NOW)
+    assert [unit.state for unit in planned if unit.stage is Stage.CLEAN_AND_TIER] == [State.DUE] * 2
+    told = []
+    result = on_spark(spark, world, small_bytes, progress=lambda *words: told.append(words))
+    assert facts_of(world.url) == facts_of(plain.url)
+    assert facts_of(world.url)
+    known = [(unit.stage, unit.topic, unit.partition, unit.state, unit.rows_after) for unit in result.units]
+    assert sorted(known, key=str) == sorted(
+        ((unit.stage, unit.topic, unit.partition, unit.state, unit.rows_after) for unit in here.units), key=str
+    )
+    assert told[-1][0] is Stage.MERGE
+    assert told[-1][1] == told[-1][2] > 0
+    world.check()
+    sound(world)
+
+
+@pytest.mark.parametrize(("notes", "master"), [(3, "local-cluster[2,1,600]"), (9, "local[2,4]")])
+def test_tasks_that_die_and_a_driver_that_dies_leave_what_resuming_ends(spark, tmp_path, notes, master):
+    world, path = filled(tmp_path / "fleet"), str(tmp_path / "state.jsonl")
+    for number in range(2):  # the buckets' stages have something to do of their own
+        with world.manager(number) as manager:
+            while manager.tick(NOW - 20 * DAY):
+                pass
+        world.fill(number, rounds=2)
+    script = Path(__file__).with_name("dying_pipeline_job.py")
+    words = [sys.executable, script, world.url, path, str(notes), master, *world.nodes]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
+    with PipelineState(DiskStorage(), path, world.url, "nightly", now_ms=NOW) as state:
+        over = [node for node in world.nodes if state.is_over(Stage.CLEAN_AND_TIER, node)]
+        assert over
+        result = on_spark(spark, world, state=state)
+    assert result.is_complete
+    assert not [unit for unit in result.units if unit.unit in over]
+    world.check()
+    sound(world)
+
+
+def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
+    """Node 0's manager appends, uploads and answers readers; the pipeline leaves its directory to it, does node 1, and
+    keeps expiring, compacting and merging what the manager uploads."""
+    world = filled(tmp_path / "fleet")
+    busy, stop, errors, rounds = world.manager(0, NOW), threading.Event(), [], [0]
+
+    def work():
+        try:
+            while not stop.is_set():
+                for topic in ("events-0", "prices-0"):
+                    world.append(busy, topic, 0, 40, NOW)
+                for _ in range(2):
+                    busy.tick(NOW)
+                start, _ = busy.reader().offsets(TopicPartition("events-0", 0))
+                assert next(iter(busy.reader().records(TopicPartition("events-0", 0), start))).offset >= start
+                rounds[0] += 1
+        except (LogError, AssertionError, StopIteration) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    seen = []
+    try:
+        for number in range(3):
+            before = rounds[0]
+            result = on_spark(spark, world, small_bytes=0 if number == 1 else 1 << 28)
+            seen.append((rounds[0] - before, result))
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+    assert all(count for count, _ in seen), "nothing raced"
+    held = [unit for unit in seen[0][1].units if unit.state is State.LEFT_ALONE]
+    assert [unit.unit for unit in held] == [world.nodes[0]]
+    stages = {unit.stage for _, result in seen for unit in result.units if (unit.topic or "").endswith("-0")}
+    assert stages >= {Stage.COMPACTION, Stage.MERGE}
+    while busy.tick(NOW):
+        pass
+    assert busy.problems == {}
+    assert busy.reader().offsets(TopicPartition("prices-0", 0))[1] == len(world.sent[TopicPartition("prices-0", 0)])
+    busy.roll("events-0", now_ms=NOW)
+    busy.roll("prices-0", now_ms=NOW)
+    while busy.tick(NOW):
+        pass
+    busy.close()
+    # How dirty is too dirty is said to the nodes, not to the topic: the bucket alone does not know.
+    on_spark(spark, world, fleet=replace(world.fleet(), nodes=(), overrides={"min.cleanable.dirty.ratio": "0"}))
+    world.check()
+    sound(world)
+
+
+@pytest.mark.hdfs
+def test_a_fleet_on_hdfs(spark, hdfs_server, tmp_path):
+    from hdfs_native import Client
+
+    Client(hdfs_server.url).mkdirs("/pipeline/logs", create_parent=True)
+    world = filled(tmp_path / "fleet", url=f"{hdfs_server.url}/pipeline/logs")
+    result = on_spark(spark, world)
+    assert [unit.state for unit in result.units if unit.stage is Stage.CLEAN_AND_TIER] == [State.DONE] * 2
+    world.check()
+    sound(world)
+
+
+class Unstopped:
+    """The tests' one session, that a command must not stop."""
+
+    def __init__(self, spark):
+        self._spark = spark
+
+    def __getattr__(self, name):
+        return (lambda: None) if name == "stop" else getattr(self._spark, name)
+
+
+def test_the_command_plans_runs_and_says_what_it_left_alone(spark, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
+    monkeypatch.setattr("tiered.cli.pipeline.now_ms", lambda: NOW)
+    monkeypatch.chdir(tmp_path)
+    world = filled(tmp_path / "fleet")
+    words = [*world.nodes, "--remote", world.url, "-o", "json"]
+
+    def told(*more, code=0):
+        assert invoke(["pipeline", *more]) == code
+        out = capfd.readouterr()
+        return json.loads(out.out), out.err
+
+    found, said = told("plan", *words)
+    assert [unit["state"] for unit in found["units"]] == ["due", "due"]
+    assert "nothing changed" in said
+    assert invoke(["pipeline", "run", *words]) == 2
+    assert "say --yes" in capfd.readouterr().err
+    assert invoke(["pipeline", "run", *words, "--dry-run", "--spark", "local[2]"]) == 0
+    assert facts_of(world.url) == []
+    capfd.readouterr()
+    with world.manager(0):
+        found, said = told("run", *words, "--yes", "--resume", "mine")
+    assert (found["job"], found["is_complete"]) == ("mine", True)
+    assert "! clean and tier" in said
+    assert "another manager has it open" in said
+    assert "clean and tier: 2 of 2" in said
+    assert not (tmp_path / "mine.jsonl").exists()
+    found, _ = told("run", *words, "--yes", "--spark", "none", "--topics", "events-0,prices-0")
+    assert {unit["topic"] for unit in found["units"]} <= {None, "events-0", "prices-0"}
+    world.check()
+    for wrong in (["--target", "much"], ["--resume", "a/b"], ["--remote", "nowhere://"]):
+        assert invoke(["pipeline", "run", *words, "--yes", *wrong]) == 2

@@ -1,0 +1,246 @@
+"""The pipeline over a fleet, in one process: what it does, what it leaves alone, and that any part of it may be done
+again. The same on Spark: tests/spark/test_spark_pipeline.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from bucket_truth import assert_sound
+from care_world import CareWorld, batches, named
+from pipeline_world import DAY, EVENTS, NOW, FleetWorld
+
+from local.errors import Fenced, InvalidRequest
+from local.storage import DiskStorage
+from remote.fsspec_store import open_store
+from remote.metadata_log import MetadataLog
+from tiered.bucket_retention import commit_retention, plan_retention
+from tiered.pipeline import Stage, State, Unit, dirty_bytes
+from tiered.pipeline_job import Here, PipelineResult, by_size, plan_pipeline, run_pipeline
+from tiered.pipeline_state import PipelineState
+from tiered.writer_ids import is_of_node, new_writer_id, node_mark
+
+
+def _run(world: FleetWorld, **more: object) -> PipelineResult:
+    fleet = world.fleet(**more.pop("fleet", {}))  # type: ignore[arg-type]
+    return run_pipeline(fleet, Here(), job_id="nightly", now_ms=lambda: NOW, **more)  # type: ignore[arg-type]
+
+
+def _states(units: tuple[Unit, ...] | list[Unit], stage: Stage) -> list[State]:
+    return [unit.state for unit in units if unit.stage is stage]
+
+
+@pytest.fixture
+def world(tmp_path):
+    world = FleetWorld(tmp_path / "fleet")
+    for number in range(2):
+        world.fill(number)
+    return world
+
+
+def test_a_pipeline_cleans_tiers_expires_compacts_and_merges(world):
+    planned = plan_pipeline(world.fleet(), Here(), now_ms=NOW)
+    assert _states(planned, Stage.CLEAN_AND_TIER) == [State.DUE, State.DUE]
+    assert all(not found for found in world.records().values()), "a plan changes nothing"
+    result = _run(world)
+    assert result.is_complete
+    assert not [unit for unit in result.units if unit.state is State.FAILED]
+    assert _states(result.units, Stage.CLEAN_AND_TIER) == [State.DONE, State.DONE]
+    world.check()
+    again = _run(world)
+    assert {unit.state for unit in again.units} <= {State.DONE}
+    assert not [unit for unit in again.units if unit.stage is not Stage.CLEAN_AND_TIER], "nothing was left to do"
+    world.check()
+    store = open_store(world.url)
+    assert_sound(store)
+    store.close()
+
+
+def test_the_buckets_own_stages_need_no_node(world):
+    """Nodes tier by themselves; later the bucket alone is cared for, by the topics' own settings."""
+    for number in range(2):
+        with world.manager(number, NOW - 20 * DAY) as manager:
+            while manager.tick(NOW - 20 * DAY):
+                pass
+            assert manager.problems == {}
+    before = sum(len(found) for found in world.records().values())
+    result = _run(world, fleet={"nodes": ()})
+    assert {unit.stage for unit in result.units} >= {Stage.RETENTION, Stage.MERGE}
+    assert not [unit for unit in result.units if unit.state is State.FAILED or unit.stage is Stage.CLEAN_AND_TIER]
+    assert sum(len(found) for found in world.records().values()) < before
+    world.check()
+
+
+def test_a_node_that_a_manager_holds_is_left_to_it_and_another_ones_as_well(world, tmp_path):
+    with world.manager(0):
+        result = _run(world)
+        assert _states(result.units, Stage.CLEAN_AND_TIER) == [State.LEFT_ALONE, State.DONE]
+        (held,) = [unit for unit in result.units if unit.state is State.LEFT_ALONE]
+        assert "another manager has it open" in held.why
+    store = open_store(world.url)
+    prefix = next(iter(store.list_prefixes("")))
+    assert prefix.startswith("events-0-")
+    log = MetadataLog(store, f"{prefix}0/" if prefix.endswith("/") else f"{prefix}/0/")
+    head = log.load()
+    log.become_writer("elsewhere", NOW, topic=head.topic, topic_id=head.topic_id, partition=0)
+    store.close()
+    result = _run(world)
+    (left,) = [unit for unit in result.units if unit.state is State.LEFT_ALONE]
+    assert "last written by another one: elsewhere" in left.why
+    assert log.refresh(exact=True).writer_id == "elsewhere"
+    result = _run(world, fleet={"takes_over": True})
+    assert _states(result.units, Stage.CLEAN_AND_TIER) == [State.DONE]
+    world.check()
+
+
+def test_a_node_without_a_configuration_or_of_another_bucket_is_told(world, tmp_path):
+    (tmp_path / "empty").mkdir()
+    other = FleetWorld(tmp_path / "other", 1)
+    other.fill(0)
+    nodes = (world.nodes[0], str(tmp_path / "empty"), other.nodes[0])
+    fleet = world.fleet()
+    result = run_pipeline(replace(fleet, nodes=nodes), Here(), job_id="j", now_ms=lambda: NOW)
+    found = {unit.unit: unit for unit in result.units if unit.stage is Stage.CLEAN_AND_TIER}
+    assert [found[node].state for node in nodes] == [State.DONE, State.FAILED, State.LEFT_ALONE]
+    assert "another one" in found[nodes[2]].why
+
+
+@pytest.mark.parametrize("units", [0, 2, 5])
+def test_a_pipeline_that_is_stopped_anywhere_goes_on_where_it_was(world, tmp_path, units):
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) > units * 2
+
+    path = str(tmp_path / "state.jsonl")
+    with PipelineState(DiskStorage(), path, world.url, "nightly", now_ms=NOW) as state:
+        fleet = world.fleet()
+        first = run_pipeline(
+            fleet,
+            Here(stop),
+            job_id="nightly",
+            now_ms=lambda: NOW,
+            state=state,
+            should_stop=lambda: len(asked) > units * 2,
+        )
+    assert not first.is_complete
+    with PipelineState(DiskStorage(), path, world.url, "nightly", now_ms=NOW) as state:
+        over = {unit.unit for unit in first.units if unit.state is State.DONE and unit.stage is Stage.CLEAN_AND_TIER}
+        assert all(state.is_over(Stage.CLEAN_AND_TIER, unit) for unit in over)
+        second = _run(world, state=state)
+    assert second.is_complete
+    assert not over & {unit.unit for unit in second.units if unit.stage is Stage.CLEAN_AND_TIER}
+    world.check()
+    with pytest.raises(InvalidRequest, match="another store's"):
+        PipelineState(DiskStorage(), path, "s3://other", "nightly", now_ms=NOW)
+
+
+def test_a_job_of_the_same_name_is_another_one_once_it_was_done(tmp_path):
+    """Else a job called nightly would compact once, and find its own note in the heads ever after."""
+    path, ids = str(tmp_path / "state.jsonl"), []
+    for number in range(3):
+        state = PipelineState(DiskStorage(), path, "file:///bucket", "nightly", now_ms=NOW + number)
+        ids.append(state.run_id)
+        state.close() if number == 0 else state.remove()
+    assert ids[0] == ids[1] != ids[2]
+
+
+def _aged(count=6, days=2):
+    """Segments a day or so apart, the newest of `NOW`."""
+    from local.batch import encode_batch
+
+    world = CareWorld.empty()
+    for number in range(count):
+        at = NOW - (count - 1 - number) * days * DAY
+        data = encode_batch([(b"k", b"v" * 50, at + each, ()) for each in range(4)], base_offset=number * 10)
+        world.add("t", data, number * 10 + 10, max_timestamp_ms=at + 3, min_timestamp_ms=at, record_count=4)
+    return world
+
+
+POLICY = {"cleanup.policy": "delete"}
+
+
+@pytest.mark.parametrize(
+    ("known", "left"),
+    [
+        ({**POLICY, "retention.ms": str(5 * DAY)}, 3),
+        ({**POLICY, "retention.ms": "-1"}, 6),
+        (POLICY, 6),  # Kafka's default of seven days is nobody's word
+        ({"retention.ms": "1"}, 6),
+        ({"cleanup.policy": "compact", "retention.ms": "1"}, 6),
+        ({**POLICY, "retention.bytes": "900"}, None),
+        ({**POLICY, "retention.ms": "1"}, 0),
+    ],
+)
+def test_retention_in_the_bucket_goes_by_what_is_known_and_by_nothing_else(known, left):
+    world = _aged()
+    plan = plan_retention(world.store, named("t"), known, now_ms=NOW + 10)
+    commit_retention(world.store, plan, now_ms=NOW)
+    commit_retention(world.store, plan, now_ms=NOW)
+    head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+    if left is None:
+        assert sum(row.size_bytes for row in head.segments) >= 900
+        assert 0 < len(head.segments) < 6
+    else:
+        assert len(head.segments) == left
+        assert head.log_start_offset == (6 - left) * 10
+    assert plan.rows == 6 - len(head.segments)
+    assert len(head.unlinked) == 2 * plan.rows, "objects wait for whoever is the writer"
+    assert_sound(world.store)
+
+
+def test_retention_is_judged_in_the_epoch_of_its_plan():
+    world = _aged()
+    plan = plan_retention(world.store, named("t"), {**POLICY, "retention.ms": "1"}, now_ms=NOW + 10)
+    again = MetadataLog(world.store, named("t").prefix)
+    again.become_writer("next", NOW, topic="t", topic_id=named("t").topic_id, partition=0)
+    with pytest.raises(Fenced):
+        commit_retention(world.store, plan, now_ms=NOW)
+    assert len(again.refresh(exact=True).segments) == 6
+
+
+def test_a_row_that_was_replaced_since_the_plan_stays_out_of_it():
+    from tiered.rewriting import plan_merge, run_rewrite
+
+    world = _aged()
+    plan = plan_retention(world.store, named("t"), {**POLICY, "retention.ms": str(5 * DAY)}, now_ms=NOW + 10)
+    merged = plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=100_000)
+    run_rewrite(world.store, merged, now_ms=lambda: NOW)
+    commit_retention(world.store, plan, now_ms=NOW)
+    head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+    assert head.log_start_offset == 30
+    assert [(row.base_offset, row.next_offset) for row in head.segments] == [(0, 60)]
+    assert_sound(world.store)
+
+
+def test_dirty_is_what_older_rows_were_not_compared_with():
+    def dirty(*rows):
+        found = [replace(sample, base_offset=base, next_offset=end, cleaned_through=clean) for base, end, clean in rows]
+        return dirty_bytes(found) / sample.size_bytes
+
+    sample = CareWorld.empty().add("t", batches(0, (3,))[0], 10)
+    assert dirty() == 0
+    assert dirty((0, 10, None), (10, 20, None)) == 2
+    assert dirty((0, 10, 20), (10, 20, 20)) == 0
+    assert dirty((0, 10, 20), (10, 20, 20), (20, 30, None)) == 1
+    assert dirty((0, 10, 10), (10, 20, 20), (20, 30, 30)) == 2
+    assert dirty((0, 10, 30), (10, 20, None), (20, 30, 30)) == 2
+
+
+def test_units_are_packed_the_largest_first():
+    units = [
+        Unit(stage=Stage.COMPACTION, unit=str(size), state=State.DUE, size_bytes=size) for size in (50, 9, 8, 2, 1)
+    ]
+    assert [[each.size_bytes for each in pack] for pack in by_size(units, 10)] == [[50], [9, 1], [8, 2]]
+
+
+def test_a_nodes_writers_are_known_from_start_to_start(tmp_path):
+    first, second = FleetWorld(tmp_path / "a", 1), FleetWorld(tmp_path / "b", 1)
+    marks = [node_mark(DiskStorage(), [f"{world.nodes[0]}/data"]) for world in (first, second)]
+    assert marks[0] != marks[1]
+    ids = [new_writer_id(DiskStorage(), ["/nowhere", f"{first.nodes[0]}/data"]) for _ in range(2)]
+    assert len(set(ids)) == 2
+    assert all(is_of_node(each, marks[0]) and not is_of_node(each, marks[1]) for each in ids)
+    assert not is_of_node("host-12345678", None)
+    assert EVENTS["cleanup.policy"] == "delete"
