@@ -185,7 +185,6 @@ def apply_in_task(
         snapshot = partition.snapshot(now_ms)
         decisions = decide(snapshot)
         _check(snapshot, decisions)
-        partition.has_task = True
         partition.copying = frozenset(each.base_offset for each in decisions if isinstance(each, UPLOADS))
     finally:
         partition.lock.release()
@@ -193,7 +192,7 @@ def apply_in_task(
     try:
         _apply_all(state, decisions)
     finally:
-        partition.copying, partition.has_task = frozenset(), False
+        partition.copying = frozenset()
     if not should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
         _drop_copied(state)
     return state.applied()
@@ -284,7 +283,7 @@ def _roll(state: _Round, decision: RollActive) -> bool:
 
 
 def _clean(state: _Round, decision: CleanLog) -> bool:
-    if state.partition.has_task:
+    if state.partition.copying:
         return False  # what it copies must stay as it is
     result = state.clean(state.partition, state.directory, decision)
     if result is not None:

@@ -64,8 +64,8 @@ class Partition:
     copied, the bytes done and those in all, from whichever thread reads them.
     `uploaded` and `shrunk` are the notes of `tiered.committing`.
     `lock` is for what changes on the disk, `tier_lock` for what changes in the bucket; who needs both takes that first.
-    Only who holds that one, in a thread of its own (`tiered.tier_tasks`), waits for the store without the other one:
-    then `has_task` is set, and `copying` are the segments that it is copying, which stay as they are.
+    Only who holds that one, in a thread of its own (`tiered.tier_tasks`), waits for the store without the other one;
+    `copying` are the segments that it is copying, which stay as they are.
     `is_deleted`: its topic is; what went up and is in no head is of no use to anybody.
     """
 
@@ -85,7 +85,6 @@ class Partition:
     shrunk: dict[int, Segment] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     tier_lock: threading.RLock = field(default_factory=threading.RLock)
-    has_task: bool = False
     copying: frozenset[int] = frozenset()
     is_deleted: bool = False
 
@@ -166,7 +165,7 @@ class Partition:
             cleaner_reach=self.log.cleaner_reach,
             shrunk=frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired),
             copying=self.copying,
-            may_clean=may_clean and not self.has_task,
+            may_clean=may_clean,
             head_sequence=head.sequence if head else 0,
             heads_void_upto=self.metadata.void_upto if self.metadata else 0,
         )

@@ -8,7 +8,7 @@ turn (`tiered.copiers`: the threads, the states, who is next). How much goes up 
 store (`remote.part_sending`, `remote.throttled_store`), however many tasks there are.
 
 A task holds the partition's `tier_lock` from beginning to end; `lock` only for what it does on the disk, never while it
-uploads. What it copies is marked (`Partition.copying`), and while it is at work nobody cleans the log.
+uploads. What it copies is marked (`Partition.copying`): nobody drops it, and nobody cleans the log meanwhile.
 
 | meanwhile, or a crash at any moment | what happens | what is left |
 |---|---|---|

@@ -3,6 +3,8 @@
 Each actor runs its real code in a thread of its own, and stops before every call to the store, after it, and at some
 effects of its disk; the seed says who goes on. A *life* is one process of an actor: when the seed kills it, in the
 middle of a call, nothing of it reaches the store or the disk any more, whatever its clean-up tries.
+
+What the code starts beside itself (reading ahead) has no baton: what that asks of the store is lost on the way.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from remote.store import Body, ObjectInfo, UploadSource
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
 DEEDS = ("delete", "put meta/pin", "create meta/head", "create meta/gc")  # to sleep before these is what hurts
+
+
+PATIENCE = 60  # times a second, which is no time for a process that was stopped
 
 
 class Killed(BaseException):
@@ -69,9 +74,14 @@ class Actor:
         if self.is_dying:
             raise Killed
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the thread that asks is the actor's own."""
+        return threading.current_thread() is self._thread
+
     def run_a_step(self) -> None:
         self._go.release()
-        if not self._back.acquire(timeout=60):
+        if not any(self._back.acquire(timeout=1) for _ in range(PATIENCE)):
             raise AssertionError(f"{self.name} hangs after {self.race.events[-1]}")
         if self.failure is not None:
             raise self.failure
@@ -175,6 +185,9 @@ class GatedStore:
         pass
 
     def _do(self, what: str, effect: Callable[[], Any], *, writes: bool = False) -> Any:
+        if not self.actor.is_here:
+            # A helper has no baton: it would go on beside its actor, and wait for it for ever when that has ended.
+            raise Unavailable("lost on the way, asked beside the actor", what=what)
         if self.life.is_dead:
             raise ProcessDied
         if what.startswith(DEEDS) and self.actor.rng.random() < self.race.scene.sleeps:

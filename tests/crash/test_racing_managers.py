@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
 from race_plants import PLANTED, Plant
 from race_scenes import TOPICS, scene_of
+from race_stage import Actor, GatedStore, Life
 from racing import Race, race_once
+
+from local.errors import Unavailable
 
 SEEDS = 120
 RUNS = 8
@@ -53,6 +57,27 @@ def _anonymous(objects: dict[str, tuple[bytes, int]]) -> list[str]:
 
 def _count(race: Race, ending: str) -> int:
     return sum(each.endswith(ending) for each in race.events)
+
+
+def test_what_an_actor_starts_beside_itself_neither_takes_the_baton_nor_outlives_it() -> None:
+    race, told = Race(1, scene_of(1)), []
+
+    def ask(store: GatedStore) -> None:
+        try:
+            list(store.list(""))
+        except Unavailable as error:
+            told.append(error)
+
+    def body(actor: Actor) -> None:
+        helper = threading.Thread(target=ask, args=(GatedStore(Life(actor)),), daemon=True)
+        helper.start()
+        helper.join(2)
+        told.append(helper.is_alive())
+
+    race.spawn("a", body)
+    race.run()
+    assert [type(each) for each in told] == [Unavailable, bool]
+    assert told[-1] is False
 
 
 def test_the_suites_seeds_have_every_scene_and_every_actor_at_work() -> None:

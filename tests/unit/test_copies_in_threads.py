@@ -14,11 +14,13 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
 
 from local.errors import DiskFailed, Fenced
 from local.names import TopicPartition
+from policies.decisions import CleanLog
 from remote.bucket_check import ObjectKind
 from remote.head import Head
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.store import UploadSource
+from tiered.apply import apply_on_disk
 from tiered.bucket_check import check_bucket
 from tiered.manager import LogManager
 
@@ -35,21 +37,21 @@ class HangingStore:
         self.hanging: set[str] = set()
         self.uploads: list[str] = []
         self.at_once_max = 0
-        self._at_once = 0
+        self.at_once = 0
         self._changed = threading.Condition()
 
     def upload(self, key: str, source: UploadSource) -> None:
         with self._changed:
             self.uploads.append(key)
-            self._at_once += 1
-            self.at_once_max = max(self.at_once_max, self._at_once)
+            self.at_once += 1
+            self.at_once_max = max(self.at_once_max, self.at_once)
             self._changed.notify_all()
             assert self._changed.wait_for(lambda: not any(key.startswith(f"{t}-") for t in self.hanging), LIMIT_S)
         try:
             self.inner.upload(key, source)
         finally:
             with self._changed:
-                self._at_once -= 1
+                self.at_once -= 1
 
     def wait_for(self, uploads: int) -> None:
         with self._changed:
@@ -278,6 +280,22 @@ def test_a_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: 
         assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
 
 
+def test_a_cleaning_that_was_planned_before_the_copy_began_is_left_undone(world: World, store: HangingStore) -> None:
+    with _started(world, store, cleanup_policy="compact") as manager:
+        held = manager.partition(NAME)
+        end = held.log.segments()[-1].base_offset
+        planned = CleanLog(first_dirty_offset=0, upto_offset=end, size_bytes=1, reason="planned a moment ago")
+        directory = manager._directory.of(NAME)
+
+        def clean(*rest: object) -> None:
+            raise AssertionError("what is copied must stay as it is")
+
+        stop = {"clean": clean, "should_stop": lambda: False}
+        applied = apply_on_disk(held, [planned], directory=directory, now_ms=NOW, **stop)  # type: ignore[arg-type]
+        assert applied is not None
+        assert applied.skipped == (planned,)
+
+
 def test_a_disk_that_goes_offline_meanwhile_keeps_what_is_only_there(tmp_path, world: World) -> None:
     store = HangingStore(world.store)
     with _started(world, store) as manager:
@@ -327,6 +345,7 @@ def test_closing_that_is_cut_leaves_an_upload_that_counts_for_nothing(world: Wor
 def test_a_second_signal_does_not_wait_for_an_upload(world: World, store: HangingStore) -> None:
     with pytest.raises(KeyboardInterrupt), _started(world, store):
         raise KeyboardInterrupt
+    assert store.at_once == 1, "it hangs on"
     with world.open() as again:
         assert len(_offsets(again)) == 60
 
@@ -362,6 +381,7 @@ def _drain(manager: LogManager, but: set[TopicPartition]) -> None:
 def test_a_round_leaves_a_partition_that_somebody_else_is_changing(world: World, store: HangingStore) -> None:
     with _started(world, store, "o") as manager:
         _drain(manager, {NAME})
+        send(manager, 5, topic="o", start=60)
         held, is_held, may_end = manager.partition(OTHER), threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -373,8 +393,12 @@ def test_a_round_leaves_a_partition_that_somebody_else_is_changing(world: World,
         holder.start()
         assert is_held.wait(LIMIT_S)
         manager.tick(NOW + 8 * DAY, waits=False)
+        assert held.log.segments()[-1].base_offset == 60, "segment.ms has passed"
+        assert holder.is_alive()
         may_end.set()
         holder.join(LIMIT_S)
+        manager.tick(NOW + 8 * DAY, waits=False)
+        assert held.log.segments()[-1].base_offset == 65
         _finish(manager, store)
 
 
