@@ -149,6 +149,10 @@ class Config:
         """How long the loop rests when there was nothing to do."""
         return self._manager_ms("remote.log.manager.task.interval.ms")
 
+    def bytes_of(self, name: str) -> int:
+        """A size among the manager's settings."""
+        return self._manager_bytes(name)
+
     @property
     def copier_threads(self) -> int:
         """How many partitions wait for the store at the same time."""

@@ -54,6 +54,7 @@ from tiered.over_directories import OverDirectories
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
+from tiered.reloading import Reloadable
 from tiered.rounds import ApplyProgress, Rounds, ShouldStop
 from tiered.tier_tasks import Hands
 from tiered.topic_deletion import TopicDeletion
@@ -66,7 +67,7 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 _OPENERS = 8
 
 
-class LogManager(Readable, Metered, OverDirectories):
+class LogManager(Readable, Metered, OverDirectories, Reloadable):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:

@@ -74,6 +74,7 @@ class Observations:
         self.fsyncs = Histogram(FSYNC_BUCKETS)
         self.rounds = Histogram(ROUND_BUCKETS)
         self.calls: dict[str, Histogram] = {}
+        self.last_seen_s = time.monotonic()  # when something was last done, by that clock
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, ...]] = Counter()
 
@@ -135,6 +136,7 @@ class Observations:
             return self.calls.setdefault(op, Histogram(STORE_BUCKETS))
 
     def _count(self, name: str, *labels: str, by: int = 1) -> None:
+        self.last_seen_s = time.monotonic()
         with self._lock:
             self._counts[name, *labels] += by
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,8 @@ from remote.metadata_log import LogState, MetadataLog
 from remote.range_reader import RemotePartition
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
+from tiered.disk_properties import APPEND_FREE_MIN
+from tiered.disk_room import check_room
 from tiered.kept_meter import KeptMeter
 from tiered.key_rings import load_key_ring
 from tiered.partition import Partition, check_agreement, check_bucket, reconcile
@@ -95,6 +97,17 @@ class Opener:
         if wants_tier(values) and self._store is None:
             raise InvalidRequest(f"setting up a tiered topic, {_NO_STORE}", topic=topic.name)
 
+    def reconfigure(self, config: Config, topics: Iterable[Topic]) -> None:
+        """Settings are taken from `config` from now on. Raises InvalidRequest, and nothing has changed, where those of
+        a topic cannot be."""
+        before, self._config = self._config, config
+        try:
+            for topic in topics:
+                self.check_settings(topic)
+        except BaseException:
+            self._config = before
+            raise
+
     def check_not_switched_off(self, before: Topic, after: Topic) -> None:
         """Raises InvalidRequest where `after` takes its tier from a topic that has records in the bucket."""
         values = self._values(after)
@@ -151,7 +164,10 @@ class Opener:
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
         kept = at_rest(values, self._keys)
-        return Partition(name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept)
+        held = Partition(name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept)
+        if not self._directory.read_only:
+            held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))
+        return held
 
     # -- the bucket ----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from local.errors import LogError
 from local.log_dir_info import LogDirFacts
 from local.log_dir_set import LogDirectories
+from local.names import TopicPartition
 from local.storage import Storage
 from remote.chunk_cache import ChunkCache
 from tiered.opening import Opener
@@ -29,6 +30,10 @@ class OverDirectories:
     def first_directory(self) -> tuple[Storage, str]:
         """Where the node keeps what it needs once: the first log directory that is online, and how to reach it."""
         return self._directory.first_online()
+
+    def partitions_in(self, root: str) -> frozenset[TopicPartition]:
+        """What lies in one of them."""
+        return frozenset(self._directory.partitions_of(root))
 
     def fetch_cache(self) -> ChunkCache:
         """What was fetched from the store and is kept in memory."""

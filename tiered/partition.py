@@ -41,6 +41,10 @@ _log = logging.getLogger(__name__)
 OLDEST_PAGES_MAX = 2  # pages of old rows that one round looks into for what expires
 
 
+def _has_room() -> None:
+    """Where nobody asks the disk."""
+
+
 def _tell_nobody(base_offset: int, done_bytes: int, size_bytes: int) -> None:
     """Hears of copies where nobody else wants to."""
 
@@ -81,6 +85,7 @@ class Partition:
     stopped: LogError | None = None
     at_rest: AtRest = AS_IT_IS
     on_copied: Callable[[int, int, int], None] = _tell_nobody
+    check_room: Callable[[], None] = _has_room
     uploaded: dict[Segment, Upload] = field(default_factory=dict)
     shrunk: dict[int, Segment] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -121,7 +126,8 @@ class Partition:
         return tell
 
     def check_appendable(self) -> None:
-        """Raises `stopped`, and Unavailable while the bucket may hold the very offsets that an append would be given.
+        """Raises `stopped`, what `check_room` raises (a full disk), and Unavailable while the bucket may hold the
+        very offsets that an append would be given.
 
         That is so for a log that holds no record (a fresh disk, one that starts over at the bucket's end) and for one
         that ends below the head it has not been reconciled with. A log with records knows its end, and the leader epoch
@@ -130,6 +136,7 @@ class Partition:
         """
         if self.stopped is not None:
             raise self.stopped
+        self.check_room()
         if not self.is_tiered or self.is_owned:
             return
         head = self.head()

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 
 from local.errors import DiskFailed, LogError, Unavailable
+from tiered.disk_pressure import DiskRelief
 from tiered.manager import LogManager
 from tiered.observations import Observations
 from tiered.tracing import tracer
@@ -39,6 +40,7 @@ class Worker:
         self.trouble: LogError | None = None
         self.rounds = self.failures = 0
         self._observations = observations or Observations()
+        self._relief = DiskRelief(manager)
         self._spans = tracer()
         self._journal = WorkJournal(
             manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
@@ -60,6 +62,7 @@ class Worker:
         """One round; True when more waits. `trouble` is what broke it off, None for a whole one."""
         before, self.trouble, is_busy = self.trouble, None, False
         try:
+            self._relief.relieve(now_ms)
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
                 is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
         except (DiskFailed, Unavailable) as error:

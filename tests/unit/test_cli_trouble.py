@@ -171,7 +171,7 @@ def test_a_round_under_way_is_asked_to_stop(home: Path, capfd, monkeypatch) -> N
 
     asked = []
 
-    def ticking(manager: LogManager, now_ms: int, *, should_stop: Callable[[], bool]) -> bool:
+    def ticking(manager: LogManager, now_ms: int, *, should_stop: Callable[[], bool], waits: bool) -> bool:
         asked.append(should_stop())
         signal.raise_signal(signal.SIGTERM)
         asked.append(should_stop())

@@ -7,6 +7,8 @@ undoes. With ``--once`` everything is done in order before it ends; without, upl
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import Fenced, InvalidRequest
+from local.errors import Fenced, InvalidRequest, LogError
 from tiered.cli.copy_progress import copy_progress
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.session import Session, now_ms
@@ -24,7 +26,10 @@ from tiered.units import format_ms, parse_ms
 if TYPE_CHECKING:
     from tiered.manager import LogManager
     from tiered.observations import Observations
+    from tiered.service_manager import ServiceManager
     from tiered.worker import Worker
+
+_log = logging.getLogger(__name__)
 
 
 @click.command("run")
@@ -38,11 +43,13 @@ if TYPE_CHECKING:
 def run(session: Session, once: bool, interval: str | None, metrics: str | None, by_partition: bool) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
     from tiered.observations import Observations
+    from tiered.service_manager import Heartbeat, ServiceManager
     from tiered.worker import Worker
 
     seen = Observations()
     with ExitStack() as stack:
-        stop = stack.enter_context(stop_signals())
+        stop = stack.enter_context(stop_signals(reloads=not once))
+        service = ServiceManager.of(os.environ)
         manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
         stack.enter_context(copy_progress(session, manager))
         rest_ms = _interval_ms(interval, manager)
@@ -51,7 +58,11 @@ def run(session: Session, once: bool, interval: str | None, metrics: str | None,
             stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
         if not once:
             session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")
-        code = _work_off(worker, stop) if once else _work(worker, stop, rest_ms)
+        service.ready(f"{len(manager.partitions())} partitions")
+        loop = _Loop(session, worker, stop, service, seen, rest_ms)
+        with Heartbeat(service, loop.last_seen_s):
+            code = _work_off(worker, stop) if once else loop.work()
+        service.stopping()
         worker.end(now_ms())
         _tell(session, manager)
     return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
@@ -85,18 +96,65 @@ def _work_off(worker: Worker, stop: Stop) -> int:
     return worst(met) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
 
 
-def _work(worker: Worker, stop: Stop, rest_ms: int) -> int:
+class _Loop:
     """Rounds for ever; a rest after one that left nothing to do.
 
     A partition in trouble is tried again. Only a newer writer in the bucket ends the loop: this one has lost its place.
+    The configuration is read again after a SIGHUP, and when its file was changed.
     """
-    while not stop.is_set:
-        is_busy = worker.round(now_ms(), should_stop=lambda: stop.is_set)
-        if any(isinstance(problem, Fenced) for problem in worker.manager.problems.values()):
-            return Exit.CONFLICT
-        if not is_busy:
-            stop.wait(rest_ms / 1000)
-    return Exit.DONE
+
+    def __init__(
+        self,
+        session: Session,
+        worker: Worker,
+        stop: Stop,
+        service: ServiceManager,
+        seen: Observations,
+        rest_ms: int,
+    ) -> None:
+        self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
+        self._rest_ms = rest_ms
+        self._is_resting = False
+        self._read_ns = 0
+        self._read_ns = self._changed_ns()
+
+    def last_seen_s(self) -> float:
+        """When something was last seen of the work; infinity while it rests."""
+        return float("inf") if self._is_resting else self._seen.last_seen_s
+
+    def work(self) -> int:
+        while not self._stop.is_set:
+            is_busy = self._worker.round(now_ms(), should_stop=lambda: self._stop.is_set)
+            if any(isinstance(problem, Fenced) for problem in self._worker.manager.problems.values()):
+                return Exit.CONFLICT
+            if not is_busy:
+                self._is_resting = True
+                self._stop.wait(self._rest_ms / 1000)
+                self._is_resting = False
+            changed_ns = self._changed_ns()
+            if self._stop.take_reload() or changed_ns != self._read_ns:
+                self._read_ns = changed_ns
+                self._reload()
+        return Exit.DONE
+
+    def _reload(self) -> None:
+        """A configuration that cannot be read leaves everything as it was."""
+        self._service.reloading()
+        try:
+            done = self._worker.manager.reload(self._session.config(), now_ms=now_ms())
+        except LogError as error:
+            _log.error("configuration could not be read again: error=%s", error)
+        else:
+            for name in done.at_restart:
+                _log.warning("a setting holds only after the next start: setting=%s", name)
+        self._service.ready(f"{len(self._worker.manager.partitions())} partitions")
+
+    def _changed_ns(self) -> int:
+        path = self._worker.manager.config.path
+        try:
+            return os.stat(path).st_mtime_ns if path is not None else 0
+        except OSError:
+            return self._read_ns  # an editor is replacing it
 
 
 def _tell(session: Session, manager: LogManager) -> None:

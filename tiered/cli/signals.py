@@ -1,4 +1,5 @@
 """Being told to stop: the first SIGTERM or Ctrl-C is remembered and wakes a sleeper, the second breaks off at once.
+Being told to read the configuration again: a SIGHUP is remembered and wakes a sleeper, however many come.
 
 The first one interrupts nothing, so that what is under way ends well and everything is closed in order. Only the main
 thread may use this (signals go there).
@@ -26,11 +27,17 @@ class Stop:
 
     def __init__(self, wake_fd: int) -> None:
         self.signal: int | None = None
+        self._is_to_reload = False
         self._wake_fd = wake_fd
 
     @property
     def is_set(self) -> bool:
         return self.signal is not None
+
+    def take_reload(self) -> bool:
+        """Whether a SIGHUP came since this was last asked."""
+        asked, self._is_to_reload = self._is_to_reload, False
+        return asked
 
     def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
         """Sleep until `fd` can be read, a signal came or the time is over (None: never); whether `fd` can be read.
@@ -42,23 +49,30 @@ class Stop:
         if fd is not None:
             poll.register(fd, select.POLLIN)
         timeout_ms = None if timeout_s is None else min(max(0.0, timeout_s * 1000), WAIT_MS_MAX)
-        return any(ready == fd for ready, _ in poll.poll(timeout_ms))
+        found = [ready for ready, _ in poll.poll(timeout_ms)]
+        if self._wake_fd in found and not self.is_set:
+            os.read(self._wake_fd, 512)  # a SIGHUP wakes once
+        return fd is not None and fd in found
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._is_to_reload = True
+            return
         if self.signal is not None:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         self.signal = number
 
 
 @contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """SIGTERM and SIGINT go to a `Stop` while this lasts."""
+def stop_signals(*, reloads: bool = False) -> Iterator[Stop]:
+    """SIGTERM and SIGINT go to a `Stop` while this lasts, and with `reloads` SIGHUP."""
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)
     stop = Stop(wake_read)
     wake_before = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    asked = (*SIGNALS, signal.SIGHUP) if reloads else SIGNALS
+    before = {number: signal.signal(number, stop) for number in asked}
     try:
         yield stop
     finally:

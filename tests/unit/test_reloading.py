@@ -1,0 +1,74 @@
+"""Settings taken anew while a manager is at work: at once for topics, told for what has to wait, never by half."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import InvalidRequest
+from policies.decisions import DropLocal
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_topics_follow_the_file_at_once(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"remote.storage.enable": "true"}, now_ms=NOW)
+        manager.create_topic("u", 1, {"retention.ms": "1d"}, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+        assert manager.plan(NOW).totals().get("DropLocal") is None
+        done = manager.reload(replace(manager.config, topics={"*": {"local.retention.ms": "1ms"}}), now_ms=NOW)
+        assert (done.topics, done.failed, done.at_restart) == (("t", "u"), {}, ())
+        assert any(isinstance(each, DropLocal) for each in manager.plan(NOW).decisions[NAME])
+        assert manager.partition(NAME).rules.local_retention_ms == 1
+        same = manager.reload(manager.config, now_ms=NOW)
+        assert same.topics == ()
+
+
+def test_what_one_topic_contradicts_changes_nothing_for_any(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.create_topic("u", 1, {"local.retention.ms": "5d", "remote.storage.enable": "true"}, now_ms=NOW)
+        before = manager.config
+        with pytest.raises(InvalidRequest, match="the disk would keep more"):
+            manager.reload(replace(before, topics={"*": {"retention.ms": "1d"}}), now_ms=NOW)
+        assert manager.config is before
+        assert manager.partition(NAME).rules.retention_ms is None
+        manager.alter_topic("t", {"retention.ms": "2d"}, now_ms=NOW)
+        assert manager.partition(NAME).rules.retention_ms == 2 * DAY
+        manager.alter_topic("u", {"segment.ms": "1d"}, now_ms=NOW)  # refused by what was not taken
+
+
+def test_what_concerns_the_manager_is_told_and_waits(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        other = replace(
+            manager.config,
+            remote_url="memory://elsewhere",
+            overrides={**manager.config.overrides, "log.cleaner.threads": "3"},
+        )
+        done = manager.reload(other, now_ms=NOW)
+        assert done.topics == ()
+        assert done.at_restart == ("[remote]", "log.cleaner.threads")
+        send(manager, 200)
+        settle(manager)
+    assert world.store.list("t-")
+
+
+def test_a_topic_may_become_tiered_by_the_file(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+        assert list(world.store.list("t-")) == []
+        done = manager.reload(replace(manager.config, topics={"t": TIERED}), now_ms=NOW)
+        assert done.topics == ("t",)
+        settle(manager)
+        assert manager.topic("t").was_tiered
+        assert list(world.store.list("t-")) != []

@@ -1,0 +1,123 @@
+"""What systemd is told, over a socket as its own; and a service that starts, reads its settings again and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.main import invoke
+from tiered.cli.signals import stop_signals
+from tiered.service_manager import Heartbeat, ServiceManager
+
+
+@pytest.fixture
+def notify(tmp_path: Path) -> Iterator[socket.socket]:
+    """The other end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind(str(tmp_path / "notify"))
+        end.settimeout(60)
+        yield end
+
+
+def heard(notify: socket.socket) -> list[str]:
+    return notify.recv(4096).decode().splitlines()
+
+
+def test_each_word_is_a_datagram_of_lines(notify: socket.socket) -> None:
+    service = ServiceManager.of({"NOTIFY_SOCKET": notify.getsockname()})
+    service.ready("12 partitions\nREADY=0")
+    assert heard(notify) == ["READY=1", "STATUS=12 partitions READY=0"]
+    service.reloading()
+    word, since = heard(notify)
+    assert (word, since.split("=")[0]) == ("RELOADING=1", "MONOTONIC_USEC")
+    service.stopping()
+    assert heard(notify)[0] == "STOPPING=1"
+    service.alive()
+    assert heard(notify) == ["WATCHDOG=1"]
+
+
+def test_an_abstract_name_is_reached() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.bind(f"\0tiered-test-{os.getpid()}")
+        end.settimeout(60)
+        ServiceManager.of({"NOTIFY_SOCKET": f"@tiered-test-{os.getpid()}"}).ready("x")
+        assert heard(end)[0] == "READY=1"
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "host:1"}, {"NOTIFY_SOCKET": "/no/such"}]
+)
+def test_where_nobody_listens_nothing_happens(environ: dict[str, str]) -> None:
+    ServiceManager.of(environ).ready("x")
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [({"WATCHDOG_USEC": "30000000"}, 30.0), ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"}, 30.0),
+     ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"}, None), ({"WATCHDOG_USEC": "0"}, None),
+     ({"WATCHDOG_USEC": "soon"}, None), ({}, None)],
+)  # fmt: skip
+def test_how_often_the_watchdog_wants_to_hear(environ: dict[str, str], seconds: float | None) -> None:
+    assert ServiceManager.of(environ, pid=7).watchdog_s == seconds
+
+
+def test_the_heart_beats_while_something_is_seen_of_the_work_and_while_it_rests(notify: socket.socket) -> None:
+    now, seen = 1000.0, [1000.0]
+    service = ServiceManager(notify.getsockname(), 30.0)
+    heart = Heartbeat(service, lambda: seen[0], clock=lambda: now, silence_s=900)
+    assert heart.beat()
+    seen[0] = 99.0
+    assert not heart.beat(), "a hanging loop is restarted"
+    seen[0] = float("inf")
+    assert heart.beat(), "resting on purpose"
+    assert [heard(notify), heard(notify)] == [["WATCHDOG=1"]] * 2
+
+
+def test_a_hang_up_wakes_once_and_is_remembered_once() -> None:
+    with stop_signals(reloads=True) as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        stop.wait(60)
+        assert stop.take_reload()
+        assert not stop.take_reload()
+        stop.wait(0)
+        begun = time.monotonic()
+        stop.wait(0.05)
+        assert time.monotonic() - begun >= 0.04, "it sleeps again"
+        assert not stop.is_set
+
+
+@pytest.mark.server
+def test_a_service_tells_that_it_is_ready_reads_its_settings_again_and_ends_in_order(
+    tmp_path: Path, notify: socket.socket, monkeypatch, capfd
+) -> None:
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    home = tmp_path / "home"
+    assert invoke(["init", str(home)]) == 0
+    assert invoke(["-C", str(home), "topic", "create", "orders", "-p", "2"]) == 0
+    environ = {**os.environ, "NOTIFY_SOCKET": notify.getsockname(), "WATCHDOG_USEC": "200000"}
+    words = [sys.executable, "-m", "tiered", "-C", str(home), "--log-format", "json", "run", "--interval", "1h"]
+    with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as service:
+        assert heard(notify) == ["READY=1", "STATUS=2 partitions"]
+        assert heard(notify) == ["WATCHDOG=1"]
+        file = home / "tiered.toml"
+        file.write_text(file.read_text() + '[topics."orders"]\n"retention.ms" = "3d"\n')
+        service.send_signal(signal.SIGHUP)
+        said: list[str] = []
+        while "READY=1" not in said:
+            said += heard(notify)
+        assert "RELOADING=1" in said
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(timeout=60) == 0
+        assert service.stderr is not None
+        log = service.stderr.read()
+    assert '"message": "configuration read again", "topics": "orders"' in log

@@ -1,0 +1,66 @@
+"""What is done when a disk fills: copied segments leave early. (`tiered.disk_room` refuses appends before that helps.)
+
+Nothing that only the disk has is ever given up for room. What was dropped frees its bytes only after
+``file.delete.delay.ms``; until then it is counted as free, so that not more goes than is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from local.names import TopicPartition
+from policies.decisions import Decision, DropLocal, Plan
+from policies.disk_relief import disk_relief
+from tiered.disk_properties import RELIEF_FREE_MIN
+from tiered.manager import LogManager
+from tiered.partition import Partition
+
+_log = logging.getLogger(__name__)
+
+
+class DiskRelief:
+    """Looks at the disks before each round. Not thread safe: rounds come one after the other."""
+
+    def __init__(self, manager: LogManager) -> None:
+        self._manager = manager
+        self._leaving: list[tuple[int, str, int]] = []  # when it is gone, the directory, bytes
+
+    def relieve(self, now_ms: int) -> int:
+        """Drop what has to go; the bytes. Raises nothing of single partitions: that is in the manager's problems."""
+        least = self._manager.config.bytes_of(RELIEF_FREE_MIN)
+        self._leaving = [each for each in self._leaving if each[0] > now_ms]
+        dropped = 0
+        for facts in self._manager.directory_facts() if least else ():
+            if facts.is_offline or facts.free_bytes is None or facts.free_bytes >= least:
+                continue
+            wanted = least - facts.free_bytes - sum(size for _, root, size in self._leaving if root == facts.path)
+            if wanted > 0:
+                dropped += self._relieve(facts.path, wanted, now_ms)
+        return dropped
+
+    def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
+        inside = self._manager.partitions_in(root)
+        there = [held for held in self._manager.partitions() if held.name in inside]
+        snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if _is_free(held)]
+        drops = disk_relief(snapshots, wanted)
+        decisions: Mapping[TopicPartition, list[Decision]] = {name: [*each] for name, each in drops.items()}
+        applied = self._manager.apply(Plan(now_ms=now_ms, decisions=decisions))
+        delays = {each.partition: each.rules.file_delete_delay_ms for each in snapshots}
+        dropped = 0
+        for name, result in applied.items():
+            size = sum(each.size_bytes for each in result.done if isinstance(each, DropLocal))
+            self._leaving.append((now_ms + delays[name], root, size))
+            dropped += size
+        _log.warning(
+            "disk fills, copied segments leave early: directory=%s wanted=%d dropped=%d", root, wanted, dropped
+        )
+        return dropped
+
+
+def _is_free(held: Partition) -> bool:
+    """Whether nobody is at work on it: what a task holds may wait for a store that does not answer."""
+    if not held.lock.acquire(blocking=False):
+        return False
+    held.lock.release()
+    return True
