@@ -82,7 +82,7 @@ def _of_run(path: str, row: RemoteSegment, run: Run, seen: _Seen) -> Iterator[Fi
     epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
     for offset, epoch in epochs.items():
         told = [each for each, start in row.epochs if start <= offset]
-        if not told or told[-1] != epoch:
+        if epoch >= 0 and (not told or told[-1] != epoch):  # -1 is Kafka's "unknown"
             yield _wrong(path, row, f"a batch of another leader epoch than the row says: offset={offset} epoch={epoch}")
             break
     try:

@@ -63,6 +63,11 @@ class ForeignPartition(RemotePartition):
         self._ciphers: dict[str, Cipher | None] = {}
         self._replay = Replay(self)
 
+    def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
+        """As its parent's, and never behind the row's end, where the object may go on with what does not count."""
+        length = max(0, min(length, segment.size_bytes - position))
+        return super().read(segment, position, length, in_one_piece=in_one_piece)
+
     def txn_index(self, segment: RemoteSegment) -> Body:
         if is_told(segment):
             return self.indexes(segment).txn

@@ -33,15 +33,20 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 </project>
 """
 _DEPENDENCY = (
-    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
+    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}"
     "<exclusions>{}</exclusions></dependency>"
 )
+_CLASSIFIER = "<classifier>{}</classifier>"
 _EXCLUSION = "<exclusion><groupId>{}</groupId><artifactId>{}</artifactId></exclusion>"
 _ARTIFACTS = (
     ("org.apache.kafka", f"kafka_{_SCALA_VERSION}", KAFKA_VERSION),
     ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
     ("org.apache.logging.log4j", "log4j-slf4j-impl", _LOG4J_VERSION),
 )
+
+
+# Kafka's own remote storage manager, for tests: in a jar of test classes, needing nothing that the broker lacks.
+_TIERED_STORAGE = (("org.apache.kafka", "kafka-storage", KAFKA_VERSION, "test"),)
 
 
 class KafkaMissing(Exception):
@@ -62,6 +67,13 @@ def find_kafka() -> Kafka:
     return Kafka(java=_find_java(), class_path=f"{jars}/*")
 
 
+def find_tiered_kafka() -> Kafka:
+    """As `find_kafka`, with `LocalTieredStorage` on the class path. Raises KafkaMissing."""
+    kafka = find_kafka()
+    jars = fetch_jars(f"kafka-storage-test-{KAFKA_VERSION}", _TIERED_STORAGE, without=(("*", "*"),))
+    return Kafka(java=kafka.java, class_path=f"{kafka.class_path}:{jars}/*")
+
+
 def _find_java() -> str:
     home = os.environ.get("JAVA_HOME")
     for java in (f"{home}/bin/java" if home else None, shutil.which("java")):
@@ -76,8 +88,10 @@ def _java_major(java: str) -> int:
     return int(found[1]) if found else 0
 
 
-def fetch_jars(folder: str, artifacts: Sequence[tuple[str, str, str]], without: Sequence[tuple[str, str]] = ()) -> Path:
-    """A directory with the jars of artifacts (group, name, version) and all they need, but for those `without`.
+def fetch_jars(folder: str, artifacts: Sequence[tuple[str, ...]], without: Sequence[tuple[str, str]] = ()) -> Path:
+    """A directory with the jars of artifacts and all they need, but for those `without`.
+
+    An artifact is (group, name, version), with a classifier behind it where it has one.
 
     Raises KafkaMissing.
     """
@@ -98,9 +112,10 @@ def fetch_jars(folder: str, artifacts: Sequence[tuple[str, str, str]], without: 
     return jars
 
 
-def _dependencies(artifacts: Sequence[tuple[str, str, str]], without: Sequence[tuple[str, str]]) -> str:
+def _dependencies(artifacts: Sequence[tuple[str, ...]], without: Sequence[tuple[str, str]]) -> str:
     exclusions = "".join(_EXCLUSION.format(*each) for each in without)
-    return "".join(_DEPENDENCY.format(*each, exclusions) for each in artifacts)
+    parts = ((*each[:3], "".join(map(_CLASSIFIER.format, each[3:]))) for each in artifacts)
+    return "".join(_DEPENDENCY.format(*each, exclusions) for each in parts)
 
 
 def _download(root: Path, jars: Path, dependencies: str) -> None:

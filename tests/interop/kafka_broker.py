@@ -65,10 +65,12 @@ logger.unified.level=INFO
 class KafkaBroker:
     """A broker whose everything lies below `home`; it runs between `start` and `stop` or `kill`."""
 
-    def __init__(self, kafka: Kafka, home: Path, *, log_dirs: Sequence[str] = ("data",)) -> None:
+    def __init__(self, kafka: Kafka, home: Path, *, log_dirs: Sequence[str] = ("data",), settings: str = "") -> None:
+        """`settings` are lines of server.properties behind those of every broker here."""
         self.home = home
         self.log_dirs = [home / name for name in log_dirs]
         self.address = ""
+        self._more_settings = settings
         self._kafka = kafka
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -134,7 +136,8 @@ class KafkaBroker:
 
     def _write_settings(self, port: int, controller_port: int) -> None:
         log_dirs = ",".join(map(str, self.log_dirs))
-        self._settings.write_text(_SETTINGS.format(broker=port, controller=controller_port, log_dirs=log_dirs))
+        lines = _SETTINGS.format(broker=port, controller=controller_port, log_dirs=log_dirs)
+        self._settings.write_text(lines + self._more_settings)
         (self.home / "log4j2.properties").write_text(_LOG4J.format(path=self.log_path))
 
     def _java(self, heap: str, *words: str) -> list[str]:

@@ -60,15 +60,20 @@ class Sample:
 def write_log(
     directory: Path, count: int = 400, *, epochs: tuple[int, ...] = (0, 2), mark: dict[int, bytes] | None = None
 ) -> Sample:
-    """`mark` is put into the values of an epoch.
+    """`mark` is put into the values of an epoch, whose transactions end the other way then.
 
     Records with headers and nulls, transactions kept, aborted, and one that is open at the end of what is closed."""
     directory.mkdir(parents=True, exist_ok=True)
     log = Log.open(DiskStorage(), str(directory), NAME, _SETTINGS, now_ms=NOW)
-    share = count // len(epochs)
+    share, long_one = count // len(epochs), 8888  # a transaction over several segments, aborted in the end
     for number, epoch in enumerate(epochs):
         log.begin_epoch(epoch)
         for at in range(number * share, (number + 1) * share, 10):
+            if at == share // 2:
+                producer = Producer(producer_id=long_one, producer_epoch=0, base_sequence=0, is_transactional=True)
+                log.append([Record(b"k", b"far from its end", NOW)] * 3, now_ms=NOW, producer=producer)
+            if at == count - 30:
+                log.append_marker(long_one, 0, commit=False, coordinator_epoch=0, now_ms=NOW)
             _append(log, at, number * 1000 + at, (mark or {}).get(epoch, b""))
     opened = Producer(producer_id=9999, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append([Record(b"k", b"undecided", NOW)] * 3, now_ms=NOW, producer=opened)
@@ -101,7 +106,7 @@ def _append(log: Log, at: int, number: int, mark: bytes = b"") -> None:
         return
     producer = Producer(producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append(records, now_ms=NOW, producer=producer)
-    log.append_marker(number, 0, commit=at % 20 == 0, coordinator_epoch=0, now_ms=NOW + at * 10)
+    log.append_marker(number, 0, commit=(at % 20 == 0) != bool(mark), coordinator_epoch=0, now_ms=NOW + at * 10)
 
 
 def _files(log: Log, info) -> Files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from foreign_samples import NAME, NOW, TOPIC_ID, Sample, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
@@ -11,9 +12,11 @@ from foreign_truth import assert_reads
 from local.errors import Corrupt, InvalidRequest, LogError
 from local.isolation import Isolation
 from local.names import TopicPartition
+from local.txn_index import encode, entries
 from remote.foreign_layout import LayoutOptions
 from remote.memory_store import MemoryStore
 from remote.metered_store import MeteredStore
+from tiered.foreign_bytes import built_indexes, position_of
 from tiered.remote_view import RemoteLog, open_remote
 
 COMMITTED = Isolation.READ_COMMITTED
@@ -118,6 +121,30 @@ def test_copies_of_several_brokers_are_one_log_and_leader_epochs_decide(sample, 
         with _opened(store) as bucket:
             assert list(bucket.reader().records(NAME, 0)) == sample.records, layout
             assert list(bucket.reader(COMMITTED).records(NAME, 0)) == sample.committed
+
+
+def test_a_segment_cut_where_the_next_leader_began_says_nothing_of_what_was_cut_off(sample, tmp_path) -> None:
+    """Its transaction index tells of transactions that the lost leader ended in another way."""
+    lost = write_log(tmp_path / "lost" / NAME.directory, epochs=(0, 1), mark={1: b"lost"})
+    fork = _start_of(sample, 2)
+    across = next(files for files in sample.segments if files.base < fork < files.next)
+    theirs = next(files for files in lost.segments if files.base < fork < files.next)
+    assert any(each.last_offset >= fork for each in entries(theirs.txnindex))
+    cut = position_of(lambda at, length: across.log[at : at + length], across.index, across.base, fork)
+    index, times = built_indexes(lambda at, length: across.log[cut + at : cut + at + length], fork)
+    own = encode(each for each in entries(across.txnindex) if each.last_offset >= fork)
+    rest = replace(across, base=fork, log=across.log[cut:], index=index, timeindex=times, txnindex=own)
+    store = MemoryStore()
+    before = [files for files in sample.segments if files.next <= across.base]
+    after = [files for files in sample.segments if files.base >= across.next]
+    for number, files in enumerate([*before, theirs, rest, *after]):
+        put_kafka_local(store, files, number=number)
+    with _opened(store) as bucket:
+        assert list(bucket.reader().records(NAME, 0)) == sample.records
+        assert list(bucket.reader(COMMITTED).records(NAME, 0)) == sample.committed
+        aborted = bucket.reader(COMMITTED).aborted_transactions(NAME, 0, sample.stable)
+    told = [each for files in sample.segments for each in entries(files.txnindex) if each.first_offset < sample.stable]
+    assert aborted == told
 
 
 def _start_of(sample: Sample, epoch: int) -> int:

@@ -1,0 +1,75 @@
+"""A real broker's remote tier, and its log directory, read back record for record without the broker."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import tiered_by_kafka as tiering
+from kafka_artifacts import KafkaMissing, find_tiered_kafka
+
+from local.isolation import Isolation
+from local.names import TopicPartition
+from tiered.remote_view import open_remote
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def tiered_by_kafka(tmp_path_factory):
+    try:
+        kafka = find_tiered_kafka()
+    except KafkaMissing as error:
+        pytest.skip(str(error))
+    return tiering.tier(kafka, tmp_path_factory.mktemp("kafka-tiered"))
+
+
+def test_every_record_that_a_broker_tiered_is_read_back(tiered_by_kafka) -> None:
+    written = tiered_by_kafka
+    with open_remote(written.remote.as_uri(), layout="auto") as bucket:
+        assert bucket.topics() == sorted(tiering.TOPICS)
+        for topic in tiering.TOPICS:
+            name, end = TopicPartition(topic, 0), written.ends[topic]
+            assert end > 0, topic
+            assert bucket.reader().offsets(name) == (0, end), topic
+            expected = [record for record in written.records[topic] if record.offset < end]
+            assert list(bucket.reader().records(name, 0)) == expected, topic
+            assert bucket.gaps(name) == [], topic
+            for record in expected[:: max(1, len(expected) // 7)]:
+                first = next(each.offset for each in expected if each.timestamp_ms >= record.timestamp_ms)
+                assert bucket.reader().offset_for_timestamp(name, record.timestamp_ms) == first, topic
+
+
+def test_what_it_tiered_of_transactions_is_read_committed(tiered_by_kafka) -> None:
+    written, name = tiered_by_kafka, TopicPartition("transactions", 0)
+    with open_remote(written.remote.as_uri(), layout="local-tiered-storage") as bucket:
+        reader = bucket.reader(Isolation.READ_COMMITTED)
+        _, end = reader.offsets(name)
+        assert end > written.ends["transactions"] // 2
+        found = list(reader.records(name, 0))
+    assert found == [record for record in written.committed["transactions"] if record.offset < end]
+    assert len(found) < sum(record.offset < end for record in written.records["transactions"])
+
+
+def test_a_log_directory_of_a_broker_is_read_without_the_broker(written_by_kafka, tmp_path) -> None:
+    """Closed in order, and killed; with its indexes, and with nothing but the logs."""
+    for found, strip in ((written_by_kafka.clean, False), (written_by_kafka.crashed, True)):
+        root = tmp_path / str(strip)
+        ignore = shutil.ignore_patterns("*.index", "*.timeindex", "*.txnindex", "*.snapshot") if strip else None
+        shutil.copytree(found.root, root, ignore=ignore)
+        with open_remote(root.as_uri(), layout="logs") as bucket:
+            for topic, records in found.records.items():
+                name = TopicPartition(topic, 0)
+                if not records:
+                    continue
+                start, end = found.bounds[topic]
+                reader = bucket.reader()
+                assert [
+                    each for each in reader.records(name, reader.offsets(name)[0]) if each.offset >= start
+                ] == records
+                committed = bucket.reader(Isolation.READ_COMMITTED)
+                if topic == "transactions":
+                    assert committed.offsets(name)[1] == found.stable[topic]
+                    told = list(committed.records(name, committed.offsets(name)[0]))
+                    assert told == found.committed[topic]
+                assert reader.offsets(name)[1] <= end

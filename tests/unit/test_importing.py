@@ -1,0 +1,255 @@
+"""Buckets of others in our layout: record for record, sound to the last byte, however often it is interrupted."""
+
+from __future__ import annotations
+
+import pytest
+from bucket_truth import assert_sound
+from foreign_samples import (
+    NAME,
+    NOW,
+    TOPIC_ID,
+    Sample,
+    new_key,
+    put_aiven,
+    put_kafka_local,
+    put_log,
+    put_pinterest,
+    write_log,
+)
+from foreign_truth import assert_reads
+
+from local.batch import encode_batch
+from local.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from remote.encryption import KeyRing
+from remote.foreign_detect import foreign_format
+from remote.foreign_layout import LayoutOptions
+from remote.head_changes import expire_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.importing import plan_import, run_import
+from tiered.remote_view import RemoteLog
+from tiered.rewriting import Keeping
+
+LAYOUTS = ("aiven", "local-tiered-storage", "pinterest", "logs")
+RING = KeyRing({"k": b"k" * 32})
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Sample:
+    return write_log(tmp_path_factory.mktemp("log") / NAME.directory)
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory):
+    return new_key(tmp_path_factory.mktemp("keys") / "key1.pem")
+
+
+def _source(layout: str, sample: Sample, key, segments=None) -> tuple[MemoryStore, object]:
+    store = MemoryStore("memory://theirs")
+    for number, files in enumerate(sample.segments if segments is None else segments):
+        match layout:
+            case "aiven":
+                put_aiven(store, files, number=number, compressed=bool(number % 2), key=key)
+            case "local-tiered-storage":
+                put_kafka_local(store, files, number=number)
+            case "pinterest":
+                put_pinterest(store, files)
+            case "logs":
+                put_log(store, files, indexes=False)
+    keys = {key.id: str(key.path)} if layout == "aiven" else {}
+    return store, foreign_format(store, LayoutOptions(layout=layout, private_keys=keys))
+
+
+def _plan(source, layout, target, **kw):
+    (name,) = layout.partitions(source)
+    return plan_import(source, layout, name, target, topic_id=TOPIC_ID, now_ms=NOW, **kw)
+
+
+def _run(source, layout, target, plan, **kw):
+    return run_import(source, layout, target, plan, now_ms=lambda: NOW, **kw)
+
+
+@pytest.mark.parametrize("keeping", [Keeping(), Keeping(codec="zstd", key_id="k")], ids=["as it is", "sealed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_imported_reads_as_its_source_and_is_sound(sample, key, layout, keeping) -> None:
+    source, theirs = _source(layout, sample, key)
+    before = {info.key: info.size_bytes for info in source.list("")}
+    target = MemoryStore("memory://ours")
+    plan = _plan(source, theirs, target, keeping=keeping, properties={"retention.ms": "1000"})
+    assert list(target.list("")) == []  # a plan changes nothing
+    assert plan.size_bytes == sum(len(files.log) for files in sample.segments)
+    assert plan.cost.dollars > 0
+    outcome = _run(source, theirs, target, plan, keys=RING)
+    assert (outcome.rows, outcome.next_offset) == (len(sample.segments), sample.end)
+    assert outcome.record_count == len(sample.records)
+    assert outcome.is_complete
+    with RemoteLog(target, keys=RING) as bucket:
+        assert_reads(bucket, sample)
+        head = bucket.head(NAME)
+    assert head.topic_id == TOPIC_ID
+    assert head.properties == {"retention.ms": "1000"}
+    assert [row.record_count for row in head.segments] == _counts(sample)
+    assert {epoch for row in head.segments for epoch, _ in row.epochs} == {0, 2}
+    assert all((row.codec == "zstd") <= (keeping.codec == "zstd") for row in head.segments)
+    assert_sound(target, keys=RING)
+    assert {info.key: info.size_bytes for info in source.list("")} == before
+
+
+def _counts(sample: Sample) -> list[int]:
+    return [sum(files.base <= r.offset < files.next for r in sample.records) for files in sample.segments]
+
+
+def test_a_second_run_changes_nothing_and_takes_what_has_come_since(sample, key) -> None:
+    for layout in LAYOUTS:
+        source, theirs = _source(layout, sample, key, sample.segments[:3])
+        target = MemoryStore("memory://ours")
+        _run(source, theirs, target, _plan(source, theirs, target))
+        before = {info.key: info.size_bytes for info in target.list("")}
+        again = _plan(source, theirs, target)
+        assert again.rows == ()
+        assert _run(source, theirs, target, again).is_complete
+        assert {info.key: info.size_bytes for info in target.list("")} == before
+        fuller, theirs = _source(layout, sample, key)
+        rest = _plan(fuller, theirs, target)
+        assert len(rest.rows) == len(sample.segments) - 3
+        _run(fuller, theirs, target, rest)
+        with RemoteLog(target) as bucket:
+            assert_reads(bucket, sample)
+        assert_sound(target)
+
+
+class _Failing:
+    """A store whose n-th change fails: before its effect, or after it."""
+
+    def __init__(self, inner: MemoryStore, nth: int, *, after: bool) -> None:
+        self._inner, self._left, self._after = inner, nth, after
+
+    def __getattr__(self, name: str):
+        verb = getattr(self._inner, name)
+        if name not in ("put", "put_if_absent", "upload"):
+            return verb
+
+        def cut(*args, **kw):
+            self._left -= 1
+            if self._left == 0 and not self._after:
+                raise Unavailable("cut off", verb=name)
+            found = verb(*args, **kw)
+            if self._left == 0:
+                raise Unavailable("cut off", verb=name)
+            return found
+
+        return cut
+
+
+def test_cut_off_at_every_change_it_goes_on_and_ends_the_same(sample, key) -> None:
+    source, theirs = _source("pinterest", sample, key)  # whose transactions are told by the batches alone
+    finished = 0
+    for after in (False, True):
+        for nth in range(1, 100):
+            target = MemoryStore("memory://ours")
+            failing = _Failing(target, nth, after=after)
+            try:
+                outcome = _run(source, theirs, failing, _plan(source, theirs, failing))
+            except Unavailable:
+                pass
+            else:
+                if failing._left > 0:
+                    assert outcome.is_complete
+                    finished += 1
+                    break
+            _run(source, theirs, target, _plan(source, theirs, target))
+            with RemoteLog(target) as bucket:
+                assert list(bucket.reader().records(NAME, 0)) == sample.records, (nth, after)
+                assert bucket.head(NAME).next_offset == sample.end
+            assert_sound(target)
+            if nth % 5 == 0:
+                with RemoteLog(target) as bucket:
+                    assert_reads(bucket, sample)
+    assert finished == 2
+
+
+def test_told_to_stop_it_keeps_what_it_has(sample, key) -> None:
+    source, theirs = _source("logs", sample, key)
+    target = MemoryStore("memory://ours")
+    seen: list[int] = []
+    plan = _plan(source, theirs, target)
+    outcome = _run(source, theirs, target, plan, progress=seen.append, should_stop=lambda: len(seen) == 2)
+    assert not outcome.is_complete
+    assert (outcome.rows, outcome.next_offset) == (2, sample.segments[1].next)
+    assert_sound(target)
+
+
+def test_a_source_that_begins_late_and_has_a_gap_is_imported_as_it_is(sample, key) -> None:
+    lost = sample.segments[3]
+    left = [files for files in sample.segments[1:] if files is not lost]
+    source, theirs = _source("local-tiered-storage", sample, key, left)
+    target = MemoryStore("memory://ours")
+    plan = _plan(source, theirs, target)
+    assert plan.gaps == ((lost.base, lost.next),)
+    _run(source, theirs, target, plan)
+    with RemoteLog(target) as bucket:
+        reader = bucket.reader()
+        assert reader.offsets(NAME) == (sample.segments[1].base, sample.end)
+        offsets = [record.offset for record in reader.records(NAME, sample.segments[1].base)]
+    assert offsets == [r.offset for files in left for r in sample.records if files.base <= r.offset < files.next]
+    assert_sound(target)
+
+
+def test_a_damaged_segment_ends_the_import_before_it_and_is_named(sample, key) -> None:
+    source, theirs = _source("logs", sample, key)
+    victim = sample.segments[2]
+    name = f"{NAME.directory}/{victim.base:020d}.log"
+    body = bytearray(victim.log)
+    body[len(body) // 2] ^= 1
+    source.put(name, body)
+    target = MemoryStore("memory://ours")
+    plan = _plan(source, theirs, target)
+    with pytest.raises(Corrupt, match=f"{victim.base:020d}.log"):
+        _run(source, theirs, target, plan)
+    with RemoteLog(target) as bucket:
+        assert bucket.head(NAME).next_offset == victim.base
+    assert_sound(target)
+    source.put(name, victim.log)
+    _run(source, theirs, target, _plan(source, theirs, target))
+    with RemoteLog(target) as bucket:
+        assert_reads(bucket, sample)
+
+
+def test_what_is_somebody_elses_is_never_written_to(sample, key) -> None:
+    source, theirs = _source("logs", sample, key)
+    with pytest.raises(InvalidRequest, match="the same"):
+        _plan(source, theirs, source)
+    target = MemoryStore("memory://ours")
+    log = MetadataLog(target, f"{NAME.topic}-{TOPIC_ID}/{NAME.partition}/")
+    log.become_writer("a manager", NOW, topic=NAME.topic, topic_id=TOPIC_ID, partition=NAME.partition)
+    with pytest.raises(Conflict, match="writer=a manager"):
+        _plan(source, theirs, target)
+    fresh = MemoryStore("memory://fresh")
+    plan = _plan(source, theirs, fresh)
+    other = MetadataLog(fresh, plan.name.prefix)
+    other.become_writer("a manager", NOW, topic=NAME.topic, topic_id=TOPIC_ID, partition=NAME.partition)
+    other.commit(expire_segments([], now_ms=NOW, log_start_offset=3), NOW)
+    with pytest.raises(Conflict):
+        _run(source, theirs, fresh, plan)
+
+
+def test_offsets_that_were_cut_another_way_meanwhile_are_refused(sample, key, tmp_path) -> None:
+    source, theirs = _source("logs", sample, key, sample.segments[:2])
+    target = MemoryStore("memory://ours")
+    _run(source, theirs, target, _plan(source, theirs, target))
+    source.put(
+        f"{NAME.directory}/{0:020d}.log", sample.segments[0].log + sample.segments[1].log + sample.segments[2].log
+    )
+    source.delete([f"{NAME.directory}/{sample.segments[1].base:020d}.log"])
+    with pytest.raises(Conflict, match="other segments"):
+        _plan(source, theirs, target)
+
+
+def test_a_row_without_epochs_gets_one(key) -> None:
+    store = MemoryStore("memory://theirs")
+    batch = encode_batch([(b"k", b"v", NOW)] * 4, base_offset=10, leader_epoch=-1)
+    store.put("t-0/00000000000000000010.log", batch)
+    theirs = foreign_format(store, LayoutOptions(layout="logs"))
+    target = MemoryStore("memory://ours")
+    _run(store, theirs, target, _plan(store, theirs, target))
+    assert_sound(target)
