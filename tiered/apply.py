@@ -68,6 +68,7 @@ _log = logging.getLogger(__name__)
 Deletion = TypeVar("Deletion", DeleteUnlinked, DeletePage)
 Progress = Callable[[Decision], None]
 Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
+Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 
 
 UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
@@ -138,22 +139,25 @@ def apply_partition(
 
 def apply_on_disk(
     partition: Partition,
-    decisions: Sequence[Decision],
+    decide: Decide,
     *,
     directory: LogDirectory,
     now_ms: int,
     clean: Clean,
     should_stop: Callable[[], bool],
 ) -> Applied | None:
-    """Apply decisions of a tiered partition that concern the disk alone, beside a task (`tiered.tier_tasks`).
+    """Apply what `decide` says of a tiered partition's disk, beside a task (`tiered.tier_tasks`).
 
-    None, with nothing done, where somebody else is at the partition: it never waits. Raises as `apply_partition`.
+    It is asked inside the lock: what a round planned a moment ago a task may have overtaken. None, with nothing done,
+    where somebody else is at the partition: it never waits. Raises as `apply_partition`.
     """
     if not partition.lock.acquire(blocking=False):
         return None
     try:
         state = _Round(partition, lambda: directory, None, now_ms, should_stop, clean)
-        _check(partition.snapshot(now_ms, may_ask=False), decisions)
+        snapshot = partition.snapshot(now_ms, may_ask=False)
+        decisions = decide(snapshot)
+        _check(snapshot, decisions)
         _apply_all(state, decisions)
         return state.applied()
     finally:
@@ -162,7 +166,7 @@ def apply_on_disk(
 
 def apply_in_task(
     partition: Partition,
-    decide: Callable[[PartitionSnapshot], Sequence[Decision]],
+    decide: Decide,
     *,
     where: Callable[[], LogDirectory],
     store: ObjectStore | None,

@@ -32,6 +32,7 @@ from tiered.cleaning import reset_misplaced
 from tiered.tier_tasks import Hands, TierTasks, needs_task, on_disk
 
 CHECKPOINT_INTERVAL_MS = 60_000
+LOOK_S = 0.5  # how often a round that waits looks whether it should stop
 
 ApplyOne = Callable[[TopicPartition, Sequence[Decision]], Applied | None]
 ApplyProgress = Callable[[TopicPartition, Decision], None]
@@ -111,6 +112,8 @@ class Rounds:
 
     def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
         hands = self._hands
+        while not self.tasks.copiers.wait_idle(LOOK_S) and not should_stop():
+            pass  # a plan made beside a task would be overtaken by it
         for held in hands.held():
             if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
                 break
@@ -152,7 +155,7 @@ class Rounds:
         try:
             applied = apply_on_disk(
                 hands.find(name),
-                decisions,
+                partial(_still_due, may_clean=any(isinstance(each, CleanLog) for each in decisions)),
                 directory=hands.directories.of(name),
                 now_ms=now_ms,
                 clean=partial(hands.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
@@ -167,6 +170,12 @@ class Rounds:
 
     def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
         return lambda: should_stop() or not self._hands.directories.is_online(name)
+
+
+def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision]:
+    planned = plan_partition(snapshot)
+    due = on_disk(planned) if snapshot.is_tiered else planned
+    return [each for each in due if may_clean or not isinstance(each, CleanLog)]
 
 
 def apply_plan(plan: Plan, apply_one: ApplyOne, *, threads: int) -> dict[TopicPartition, Applied]:

@@ -1,0 +1,190 @@
+"""Rounds that do not wait, with everything that may happen beside their tasks, drawn from a seed; then what must hold.
+
+The threads are real, so a seed is a story of deeds, not of steps: what the tasks are at while a deed is done differs
+from run to run. Every acknowledged record that retention and deletion have left is read in the end, and the bucket is
+sound.
+
+    python tests/crash/test_tasks_beside_others.py FIRST LAST      as many stories as one likes
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+if __name__ == "__main__":
+    HERE = Path(__file__).resolve().parent
+    sys.path[:0] = [str(HERE), str(HERE.parent / "unit"), str(HERE.parents[1])]
+
+from bucket_truth import assert_sound
+from manager_world import HOUR, NOW, TIERED, World
+
+from local.errors import Fenced, LogError, OffsetOutOfRange, Unavailable
+from local.names import TopicPartition
+from local.record import Record
+from remote.memory_store import MemoryStore
+from tiered.manager import LogManager
+
+LIMIT_S = 60.0  # nothing takes so long; a story that would hang fails instead
+DEEDS = ["append"] * 4 + ["tick"] * 6
+DEEDS += ["roll", "delete records", "alter", "time passes", "close", "cut", "tasks end", "waiting tick"]
+TOPICS: dict[str, dict[str, str]] = {"t": {}, "c": {"cleanup.policy": "compact"}, "o": {"retention.ms": "3d"}}
+
+
+class Flaky:
+    """A store that is out of reach now and then, before the effect or after it."""
+
+    def __init__(self, inner: MemoryStore, rng: random.Random, rate: float) -> None:
+        self._inner, self._rng, self.rate = inner, rng, rate
+
+    def close(self) -> None:
+        """It outlives its managers."""
+
+    def __getattr__(self, verb: str) -> object:
+        real = getattr(self._inner, verb)
+        if not callable(real):
+            return real
+
+        def call(*args: object, **more: object) -> object:
+            fate = self._rng.random()
+            if fate < self.rate / 2:
+                raise Unavailable("lost on the way there", verb=verb)
+            found = real(*args, **more)
+            if fate < self.rate:
+                raise Unavailable("lost on the way back", verb=verb)
+            return found
+
+        return call
+
+
+class Story:
+    """One disk, one bucket, managers one after another; what was sent, by topic and offset."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.now_ms, self.world = random.Random(seed), NOW, World()
+        self.store = Flaky(self.world.store, random.Random(~seed), 0.0)
+        self.manager = self._open()
+        for topic, own in TOPICS.items():
+            properties = {**TIERED, "remote.log.delete.grace.ms": "1h", **own}
+            self.manager.create_topic(topic, 1, properties, now_ms=self.now_ms)
+        self.sent: dict[str, dict[int, Record]] = {topic: {} for topic in TOPICS}
+        self.low = dict.fromkeys(TOPICS, 0)
+        self.store.rate = self.rng.choice((0.0, 0.02))
+
+    def _open(self) -> LogManager:
+        return self.world.open(now_ms=self.now_ms, store=self.store, segment_bytes="1024")  # type: ignore[arg-type]
+
+    def go_on(self, step: int) -> None:
+        topic = self.rng.choice(list(TOPICS))
+        match self.rng.choice(DEEDS):
+            case "append":
+                self._append(topic, step)
+            case "tick":
+                self.manager.tick(self.now_ms, waits=False)
+            case "waiting tick":
+                self.manager.tick(self.now_ms)
+            case "roll":
+                self.manager.roll(topic, now_ms=self.now_ms)
+            case "delete records" if topic != "c":
+                self._delete_records(topic)
+            case "alter":
+                self._alter(topic)
+            case "time passes":
+                self.now_ms += HOUR * self.rng.choice((1, 2, 9))
+            case "tasks end":
+                assert self.manager.wait_for_tasks(LIMIT_S)
+            case "close":
+                self._reopen(LIMIT_S)
+            case "cut":
+                self._reopen(0.0)
+            case _:
+                pass
+        wrong = [each for each in self.manager.problems.values() if not isinstance(each, Unavailable | Fenced)]
+        assert not wrong, wrong
+
+    def _reopen(self, drain_s: float) -> None:
+        self.manager.close(drain_s=drain_s)
+        self.manager = self._open()
+
+    def _append(self, topic: str, step: int) -> None:
+        value = b"." * self.rng.randrange(60)
+        records = [
+            Record(b"k%d" % self.rng.randrange(20), b"%d %d%s" % (step, at, value), self.now_ms)
+            for at in range(self.rng.randrange(1, 40))
+        ]
+        try:
+            result = self.manager.append(topic, records, 0, now_ms=self.now_ms)[TopicPartition(topic, 0)]
+        except (Unavailable, Fenced):
+            return
+        self.sent[topic] |= dict(enumerate(records, start=result.base_offset))
+
+    def _delete_records(self, topic: str) -> None:
+        name = TopicPartition(topic, 0)
+        try:
+            start, end = self.manager.reader().offsets(name)
+            if end > start:
+                at = self.rng.randrange(start, end)
+                self.manager.delete_records({name: at}, now_ms=self.now_ms)
+                self.low[topic] = max(self.low[topic], at)
+        except (Unavailable, Fenced, OffsetOutOfRange):
+            return
+
+    def _alter(self, topic: str) -> None:
+        disabled = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
+        enabled = {"remote.log.copy.disable": "", "local.retention.ms": self.rng.choice(("1ms", "-2"))}
+        self.manager.alter_topic(topic, disabled if self.rng.random() < 0.3 else enabled, now_ms=self.now_ms)
+
+    def end(self) -> None:
+        """The store answers, both kinds of rounds find nothing more to do, and everything is there."""
+        self.store.rate = 0.0
+        assert self.manager.wait_for_tasks(LIMIT_S)
+        self._reopen(LIMIT_S)  # whom a cut manager's last commit has fenced begins anew
+        for turn in range(40):
+            is_busy = self.manager.tick(self.now_ms, waits=turn % 2 == 0)
+            assert self.manager.wait_for_tasks(LIMIT_S)
+            if not is_busy and turn % 2 == 0:
+                break
+        assert not self.manager.problems, self.manager.problems
+        for topic in TOPICS:
+            self._check(topic)
+        self.manager.close()
+        assert_sound(self.world.store)
+
+    def _check(self, topic: str) -> None:
+        name = TopicPartition(topic, 0)
+        start, end = self.manager.reader().offsets(name)
+        assert start >= self.low[topic]
+        found = {each.offset: (each.key, each.value) for each in self.manager.reader().records(name, start, end)}
+        wanted = {at: (each.key, each.value) for at, each in self.sent[topic].items() if at >= start}
+        if topic == "c":
+            newest = {key: at for at, (key, _) in sorted(wanted.items())}
+            assert found.items() <= wanted.items()
+            assert set(newest.values()) <= set(found), "a key's newest record is gone"
+        else:
+            assert found == wanted
+
+
+def tell(seed: int, deeds: int = 60) -> None:
+    """Raises AssertionError, naming the seed."""
+    story = Story(seed)
+    try:
+        for step in range(deeds):
+            story.go_on(step)
+        story.end()
+    except (AssertionError, LogError) as error:
+        raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_nothing_is_lost_whatever_happens_beside_the_tasks(first: int) -> None:
+    for seed in range(first, first + 6):
+        tell(seed)
+
+
+if __name__ == "__main__":
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        tell(number)
+    print("sound")
