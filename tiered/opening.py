@@ -63,7 +63,9 @@ class Opener:
         if store is not None and config.fetch_cache_dir:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, config.fetch_cache_dir_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
-        self._check = StoreCheck(directory.first_online, is_single_writer=config.is_single_writer)
+        self._check = StoreCheck(
+            directory.first_online, is_single_writer=config.is_single_writer, options=config.remote_options
+        )
         self._copies = index_copies(config.fetch_cache_dir)
         self._choose = partial(
             choose_log_dir,
@@ -76,6 +78,15 @@ class Opener:
         """Write down what was sent to the store (`tiered.kept_meter`)."""
         if self._store is not None:
             self._store.keep(now_ms)
+
+    def look_after(self, now_ms: int) -> None:
+        """Once a round: write down what was sent to the store, ask it again what it guarantees when that is due.
+
+        Raises InvalidRequest for a store that has lost what commits stand on.
+        """
+        self.keep_counts(now_ms)
+        if self._store is not None:
+            self._check.renew(self._store, now_ms)
 
     def close(self) -> None:
         """Let another process have the cache on the disk, and let go of the store. Idempotent."""

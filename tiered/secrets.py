@@ -38,6 +38,15 @@ def is_loopback(options: Mapping[str, object]) -> bool:
     return bool(endpoints) and all(split_url(str(value)).hostname in _LOOPBACK for value in endpoints)
 
 
+def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
+    """The options without those whose names look like a secret's, in nested tables too; values as text."""
+    return {
+        name: without_secrets(value) if isinstance(value, Mapping) else str(value)
+        for name, value in options.items()
+        if not _is_secret(name)
+    }
+
+
 def split_url(url: str) -> SplitResult:
     """The parts of a URL. Raises InvalidRequest, without showing it, for what is none (``s3://[x``, not UTF-8)."""
     try:
@@ -48,10 +57,12 @@ def split_url(url: str) -> SplitResult:
 
 
 def _secret_names(options: Mapping[str, object]) -> Iterator[str]:
-    for name, _ in _leaves(options):
-        lower = name.lower()
-        if lower in _NAMES or any(mark in lower for mark in _MARKS):
-            yield name
+    yield from (name for name, _ in _leaves(options) if _is_secret(name))
+
+
+def _is_secret(name: str) -> bool:
+    lower = name.lower()
+    return lower in _NAMES or any(mark in lower for mark in _MARKS)
 
 
 def _leaves(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:

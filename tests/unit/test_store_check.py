@@ -1,0 +1,155 @@
+"""What a log directory remembers of a store's guarantees: for which store, reached how, and for how long."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from disk_model import ModelDisk
+
+from local.errors import AlreadyExists, InvalidRequest, Unavailable
+from remote.memory_store import MemoryStore
+from remote.probe import RACERS
+from tiered.store_check import FILE, LATER_MS, MAX_AGE_MS, StoreCheck
+
+NOW = 1_700_000_000_000
+URL = "s3://bucket/root"
+CREATES = 2 + RACERS
+
+
+class Counting(MemoryStore):
+    """Counts creates; `fault` comes before each."""
+
+    def __init__(self, url=URL):
+        super().__init__(url)
+        self.creates, self.fault = 0, None
+
+    def put_if_absent(self, key, body):
+        self.creates += 1
+        if self.fault is not None:
+            raise self.fault
+        super().put_if_absent(key, body)
+
+
+class Hasty(MemoryStore):
+    """Looks first and writes then; those who race all look before anybody writes."""
+
+    def __init__(self):
+        super().__init__(URL)
+        self._looked = threading.Barrier(RACERS)
+
+    def put_if_absent(self, key, body):
+        if any(True for _ in self.list(key)):
+            raise AlreadyExists("creating an object", key=key)
+        if body.startswith(b"tiered probe by"):
+            self._looked.wait(5)
+        self.put(key, body)
+
+
+@pytest.fixture
+def disk():
+    return ModelDisk()
+
+
+def check(disk, *, single=False, options=None):
+    return StoreCheck(lambda: (disk, "."), is_single_writer=single, options=options)
+
+
+def asked(disk, now_ms, *, url=URL, options=None):
+    """Whether a process that starts now asks the store."""
+    store = Counting(url)
+    check(disk, options=options).ensure(store, now_ms)
+    assert store.creates in (0, CREATES)
+    return store.creates > 0
+
+
+def test_the_answer_holds_for_a_week_over_restarts(disk):
+    assert asked(disk, NOW)
+    assert not asked(disk, NOW + MAX_AGE_MS - 1)
+    assert asked(disk, NOW + MAX_AGE_MS)
+    assert not asked(disk, NOW + MAX_AGE_MS + 1), "and then for another"
+
+
+def test_an_answer_of_a_clock_that_was_ahead_is_none(disk):
+    assert asked(disk, NOW + 1)
+    assert asked(disk, NOW)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"url": URL}, {"url": "s3://bucket/other"}),
+        ({}, {"options": {"endpoint_url": "http://other:9000"}}),
+        ({"options": {"client_kwargs": {"region_name": "a"}}}, {"options": {"client_kwargs": {"region_name": "b"}}}),
+        ({"options": {"client": "s3fs"}}, {"options": {"client": "obstore"}}),
+    ],
+)
+def test_another_store_or_another_way_to_it_is_asked_anew(disk, before, after):
+    assert asked(disk, NOW, **before)
+    assert not asked(disk, NOW, **before)
+    assert asked(disk, NOW, **after)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "HADOOP_CONF_DIR"])
+def test_another_way_that_the_environment_says_is_asked_anew(disk, monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    assert asked(disk, NOW)
+    monkeypatch.setenv(name, "elsewhere")
+    assert asked(disk, NOW)
+
+
+def test_nothing_of_a_secret_is_kept_and_another_one_is_the_same_way(disk):
+    options = {"endpoint_url": "http://127.0.0.1:9000", "key": "k", "secret": "hunter2"}
+    assert asked(disk, NOW, options=options)
+    kept = disk.read(f"./{FILE}")
+    assert b"hunter2" not in kept
+    assert b"9000" not in kept
+    assert not asked(disk, NOW, options={**options, "secret": "rotated"})
+
+
+@pytest.mark.parametrize("kept", [b"", b"{}", b'{"url":"s3://bucket/root","create_if_absent":true}', b"\xff"])
+def test_what_an_older_version_or_a_torn_write_left_is_no_answer(disk, kept):
+    file = disk.create(f"./{FILE}")
+    file.append(kept)
+    file.close()
+    assert asked(disk, NOW)
+
+
+def test_a_store_that_looks_first_and_writes_then_is_refused_and_not_remembered(disk):
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true: store=s3://bucket/root"):
+            check(disk).ensure(Hasty(), NOW)
+    check(disk, single=True).ensure(Hasty(), NOW)
+    with pytest.raises(InvalidRequest):
+        check(disk).ensure(Hasty(), NOW)
+
+
+def test_a_process_that_runs_on_asks_again_once_a_week(disk):
+    store, one = Counting(), check(disk)
+    one.renew(store, NOW)
+    assert store.creates == 0, "nothing was written yet"
+    one.ensure(store, NOW)
+    for day in range(30):
+        one.renew(store, NOW + day * 86_400_000)
+    assert store.creates == CREATES * 5
+
+
+def test_a_process_that_runs_on_stops_when_the_store_lost_what_it_had(disk):
+    one = check(disk)
+    one.ensure(Counting(), NOW)
+    with pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true"):
+        one.renew(Hasty(), NOW + MAX_AGE_MS)
+
+
+def test_a_store_out_of_reach_is_asked_an_hour_later_and_counts_until_then(disk):
+    store, one = Counting(), check(disk)
+    one.ensure(store, NOW)
+    store.fault = Unavailable("creating an object")
+    due = NOW + MAX_AGE_MS
+    one.renew(store, due)
+    tried = store.creates
+    one.renew(store, due + LATER_MS - 1)
+    assert store.creates == tried
+    store.fault = None
+    one.renew(store, due + LATER_MS)
+    assert store.creates == tried + CREATES
