@@ -7,8 +7,10 @@
 | ``file:///absolute/directory`` | `remote.file_store`; the directory must exist; ``%23`` stands for ``#``, and so on |
 | ``memory://name`` | `remote.memory_store`; one store per name in this process |
 
-The option ``client`` says which client of S3 is used: ``s3fs``, ``obstore``, or ``auto``, the default: obstore, the
-faster one, where it is installed and all other options have a meaning for it.
+Options of S3 that are ours: ``client`` says which client is used, ``s3fs``, ``obstore``, or ``auto``, the default:
+obstore, the faster one, where it is installed and all other options have a meaning for it. ``sse`` and
+``sse_kms_key_id`` are the encryption on the server of all that is written, where `objects` say none: a bucket whose
+policy refuses what is not encrypted takes pins and heads from a reader or a job, too.
 
 Options may hold secrets. They go to the client and are kept nowhere else: not in URLs, errors or representations.
 """
@@ -103,6 +105,7 @@ def _open_s3(
 ) -> S3Store:
     if not bucket:
         raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=f"s3:///{prefix}")
+    objects = objects.or_of(options)
     try:
         store = _s3_class(bucket, options.pop("client", "auto"), options)
     except ImportError as error:

@@ -42,10 +42,12 @@ _inherited: list[Any] = []
 
 READ_CONCURRENCY = 4  # ranges in flight for one get_ranges
 ASIDE_AGE_MAX_MS = 24 * 3_600_000  # no upload takes that long; one that did would fail and be tried again
-# Ours below whatever the user sets: left alone the client tries a dead NameNode for three minutes. What is left is for
-# a failover between two of them; `remote.retrying_store` does the rest. Times in ms.
+# Ours below whatever the user sets: left alone the client tries a dead NameNode for three minutes. A single NameNode is
+# not tried again by the client; its tries are for a failover between two of them.
+# `remote.retrying_store` does the rest. Times in ms. What cannot be set is in docs/reference/stores.md.
+_ATTEMPTS = "dfs.client.failover.max.attempts"
 _DEFAULTS = {
-    "dfs.client.failover.max.attempts": "3",
+    _ATTEMPTS: "3",
     "dfs.client.failover.sleep.base.millis": "100",
     "dfs.client.failover.sleep.max.millis": "1000",
     "dfs.client.socket-timeout": "30000",
@@ -59,7 +61,8 @@ class HdfsStore:
         self._authority = authority
         self._root = "/" + root.strip("/")
         self._given = tuple(options or ())
-        self._options = {**_DEFAULTS, **_settings(options or {})}
+        one_namenode = {_ATTEMPTS: "0"} if ":" in authority else {}
+        self._options = {**_DEFAULTS, **one_namenode, **_settings(options or {})}
         self._lock = threading.Lock()
         self._filesystem: Any = None
         self._pid = 0

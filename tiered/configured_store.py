@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from local.log_dir_set import LogDirectories
 from remote.fsspec_store import open_store
-from remote.object_settings import ObjectSettings
+from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store import ObjectStore
 from remote.throttled_store import ThrottledStore
 from tiered.config import Config
@@ -21,6 +24,14 @@ def configured_store(config: Config) -> ObjectStore | None:
     store = open_store(config.remote_url, store_options(config), objects=object_settings(values))
     copy_rate, fetch_rate = (_rate(values, name) for name in (COPY_RATE, FETCH_RATE))
     return store if copy_rate is fetch_rate is None else ThrottledStore(store, copy_rate, fetch_rate)
+
+
+def addressed_store(url: str, options: Mapping[str, object], overrides: Mapping[str, str]) -> ObjectStore:
+    """The store at `url` without a configuration: what is written there is encrypted as `overrides` of settings say."""
+    objects = BUCKETS_OWN
+    if url.startswith("s3:"):
+        objects = replace(object_settings({**DEFAULTS, **overrides}), storage_class=None)
+    return open_store(url, options, objects=objects)
 
 
 def store_options(config: Config) -> dict[str, object]:

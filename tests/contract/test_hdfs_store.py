@@ -7,7 +7,10 @@ import itertools
 import os
 import select
 import signal
+import socket
+import threading
 import time
+from contextlib import closing, suppress
 
 import pytest
 
@@ -267,3 +270,30 @@ def test_an_answer_becomes_the_class_of_what_to_do_and_no_text_of_the_servers_is
     assert type(found) is kind
     assert words in str(found)
     assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(("options", "connections"), [({}, (1, 2)), ({"dfs.client.failover.max.attempts": 2}, (4, 6))])
+def test_one_namenode_is_asked_once_and_again_by_the_retry_layer_alone(options, connections):
+    pytest.importorskip("hdfs_native")
+    seen = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept():
+            with suppress(OSError):
+                while True:
+                    seen.append(server.accept()[0].close())
+
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
+        url = f"hdfs://127.0.0.1:{server.getsockname()[1]}/x"
+        for policy, tries in ((ONCE, 1), (TWICE, 2)):
+            seen.clear()
+            with (
+                pytest.raises(Unavailable, match=f"attempts={tries}"),
+                closing(open_store(url, options, policy=policy)) as store,
+            ):
+                store.get("a")
+            least, most = (tries * each for each in connections)
+            assert least <= len(seen) <= most
+        server.shutdown(socket.SHUT_RDWR)
+    accepting.join(10)

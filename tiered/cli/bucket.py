@@ -66,16 +66,15 @@ def open_bucket(
 
     With `copies` this directory's logs are the place of good copies, opened to read when one is asked for.
     """
-    from remote.fsspec_store import open_store
     from remote.throttled_store import ThrottledStore
-    from tiered.configured_store import configured_store
+    from tiered.configured_store import addressed_store, configured_store
     from tiered.configured_store import store_options as options_of
     from tiered.key_rings import load_key_ring
 
     limit = parse_rate(rate) if rate is not None else None
     session.set_up_logging(tells_problems=True)
     config = session.config() if url is None else None
-    store = configured_store(config) if config is not None else open_store(url or "", dict(options))
+    store = configured_store(config) if config is not None else addressed_store(url or "", options, session.overrides)
     if store is None:
         raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")
     limited = ThrottledStore(store, limit, limit) if limit is not None else store

@@ -72,10 +72,10 @@ def _toml(value: object) -> str:
 
 
 def _probe(session: Session, url: str, options: dict[str, object]) -> None:
-    from remote.fsspec_store import open_store
     from remote.probe import probe_store
+    from tiered.configured_store import addressed_store
 
-    store = open_store(url, options)
+    store = addressed_store(url, options, session.overrides)
     try:
         guarantees = probe_store(store, now_ms=now_ms(), is_racing=True)
     finally:
