@@ -25,13 +25,13 @@ from enum import Enum
 
 from local.errors import Fenced, LogError
 from remote.forks import delete_objects
-from remote.head import Head
+from remote.head import Head, UnlinkedObject, UnlinkedPage
 from remote.head_changes import delete_partition, expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.keys import HEADS, head_key
 from remote.metadata_log import LogState, MetadataLog
 from remote.page_removal import delete_pages
-from remote.pins import list_pins, lowest_pinned
+from remote.pin_watch import PinWatch, Unlinking
 from remote.store import ObjectStore
 from remote.view_changes import drop_view
 
@@ -57,7 +57,7 @@ class PartitionRemoval:
         self._prefix = prefix
         self._writer_id = writer_id
         self._topic, self._topic_id, self._partition = topic, topic_id, partition
-        self._log = MetadataLog(store, prefix)
+        self._log, self._pins = MetadataLog(store, prefix), PinWatch(store, prefix)
         self._gives_way = False
 
     def step(self, now_ms: int, *, grace_ms: int) -> Removal:
@@ -66,7 +66,7 @@ class PartitionRemoval:
         try:
             return self._step(now_ms, grace_ms)
         except LogError as error:
-            self._log = MetadataLog(self._store, self._prefix)
+            self._log, self._pins = MetadataLog(self._store, self._prefix), PinWatch(self._store, self._prefix)
             if not isinstance(error, Fenced):
                 raise
             self._gives_way = True
@@ -119,9 +119,12 @@ class PartitionRemoval:
             self._log.commit(expire_segments(ulids, now_ms=deleted_ms), now_ms)
 
     def _delete(self, head: Head, now_ms: int) -> Removal:
-        held = lowest_pinned(list_pins(self._store, self._prefix), now_ms)
-        keys = [each.key for each in head.unlinked if held is None or each.unlinked_sequence <= held]
-        pages = [each for each in head.unlinked_pages if held is None or each.unlinked_sequence <= held]
+        since = {each.key: _left(each) for each in head.unlinked} | {
+            each.spill.key: _left(each) for each in head.unlinked_pages
+        }
+        free = self._pins.free(since, sequence=head.sequence, now_ms=now_ms)
+        keys = [each.key for each in head.unlinked if each.key in free]
+        pages = [each for each in head.unlinked_pages if each.spill.key in free]
         if not keys and not pages:
             return Removal.WAITING
         newest = self._log.check_still_writer()
@@ -131,6 +134,10 @@ class PartitionRemoval:
         else:
             delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms)
         return Removal.UNDER_WAY
+
+
+def _left(each: UnlinkedObject | UnlinkedPage) -> Unlinking:
+    return Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms)
 
 
 def _is_at_work(head: Head, now_ms: int, grace_ms: int) -> bool:

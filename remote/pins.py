@@ -21,7 +21,9 @@ expires.
 A pin that its holder still needs is renewed: the same object, with a later end. One that has lapsed is not, for what it
 kept may be gone. Two who renew one pin at once leave either end, both of them later than the one before.
 
-Deleting looks in this order: listed as unlinked, grace time over, **then** the pins, then the epoch, then the deed.
+Deleting looks in this order: listed as unlinked, **then** the pins, then the epoch, then the deed; and the grace time
+is over. A look at the pins that came after the head which lists an object shows all that can ever hold it, so who
+deletes again and again looks seldom (`remote.pin_watch`).
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int, expires_ms:
 
     One GET, and a PUT where the pin ends earlier. Raises Corrupt for one that cannot be read.
     """
-    found = _read(store, prefix, pin.key)
+    found = read_pin(store, prefix, pin.key)
     if found is None or found.expires_ms <= now_ms:
         return None
     if found.expires_ms >= expires_ms:
@@ -124,13 +126,13 @@ def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
     pins = []
     for info in store.list(prefix + PINS):
         key = info.key.removeprefix(prefix)
-        if parse_pin_key(key) is not None and (pin := _read(store, prefix, key)) is not None:
+        if parse_pin_key(key) is not None and (pin := read_pin(store, prefix, key)) is not None:
             pins.append(pin)
     return pins
 
 
-def _read(store: ObjectStore, prefix: str, key: str) -> Pin | None:
-    """None: let go of meanwhile."""
+def read_pin(store: ObjectStore, prefix: str, key: str) -> Pin | None:
+    """The pin as it is now; None for one that was let go of. Raises Corrupt for one that cannot be read."""
     try:
         body = _DECODER.decode(store.get(prefix + key))
     except NotFound:

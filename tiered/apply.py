@@ -53,10 +53,11 @@ from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.view import held_from
 from remote.forks import delete_objects
+from remote.head import Head
 from remote.head_changes import expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.page_removal import delete_pages
-from remote.pins import list_pins, lowest_pinned
+from remote.pin_watch import Unlinking
 from remote.store import ObjectStore
 from tiered.committing import Clock, copy_in_groups, copy_together, no_time, raise_rows, replace_remote
 from tiered.partition import Partition
@@ -399,8 +400,8 @@ def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
     metadata, head, store = state.partition.metadata, state.partition.head(), state.store
     if metadata is None or store is None or head is None:
         return []
-    since = {each.key: each.unlinked_sequence for each in head.unlinked}
-    due = _not_pinned(state, store, [decision for decision in run if decision.key in since], since)
+    since = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for each in head.unlinked}
+    due = _not_pinned(state, head, run, since)
     if not due:
         return []
     # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
@@ -415,8 +416,8 @@ def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
     if metadata is None or store is None or head is None:
         return []
     listed = {page.spill.key: page for page in head.unlinked_pages}
-    since = {key: page.unlinked_sequence for key, page in listed.items()}
-    due = _not_pinned(state, store, [decision for decision in run if decision.key in since], since)
+    since = {key: Unlinking(sequence=page.unlinked_sequence, at_ms=page.unlinked_ms) for key, page in listed.items()}
+    due = _not_pinned(state, head, run, since)
     if not due:
         return []
     newest = metadata.check_still_writer()
@@ -425,10 +426,12 @@ def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
     return list(due)
 
 
-def _not_pinned(state: _Round, store: ObjectStore, due: list[Deletion], since: Mapping[str, int]) -> list[Deletion]:
-    """Those that left the index before every pin that counts; `since` is the sequence in which they did."""
-    held = lowest_pinned(list_pins(store, state.partition.prefix), state.now_ms) if due else None
-    return due if held is None else [decision for decision in due if since[decision.key] <= held]
+def _not_pinned(state: _Round, head: Head, run: Sequence[Deletion], since: Mapping[str, Unlinking]) -> list[Deletion]:
+    """Those of `run` that `head` lists, see `since`, and that left the index before every pin that counts."""
+    assert state.partition.pins is not None, "what has a head has pins"
+    due = {decision.key: since[decision.key] for decision in run if decision.key in since}
+    free = state.partition.pins.free(due, sequence=head.sequence, now_ms=state.now_ms)
+    return [decision for decision in run if decision.key in free]
 
 
 def _collect(state: _Round, decision: CollectHeads) -> bool:

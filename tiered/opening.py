@@ -31,6 +31,7 @@ from remote.head_changes import expire_segments, set_properties
 from remote.index_copies import index_copies
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
+from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
@@ -220,6 +221,7 @@ class Opener:
             raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
             held.metadata = MetadataLog(self._store, held.prefix, copies=self._copies)
+            held.pins = PinWatch(self._store, held.prefix)
             held.remote = RemotePartition(
                 self._store,
                 held.prefix,

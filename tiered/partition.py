@@ -31,6 +31,7 @@ from remote.at_rest import AS_IT_IS, AtRest
 from remote.head import Head
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
+from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from tiered.partition_source import PartitionSource
@@ -59,7 +60,7 @@ class Upload:
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """What the manager keeps of one partition. `metadata` and `remote` are None for a topic that is not tiered.
+    """What the manager keeps of one partition. `metadata`, `remote`, `pins` are None for a topic that is not tiered.
 
     `is_tiered`: something of it may be in the bucket. `is_owned`: this manager is the partition's writer there and the
     two tiers agree; `has_agreed`: they once did. `stopped` is why it may not write any more (another writer took over,
@@ -80,6 +81,7 @@ class Partition:
     is_tiered: bool = False
     metadata: MetadataLog | None = None
     remote: RemotePartition | None = None
+    pins: PinWatch | None = None
     is_owned: bool = False
     has_agreed: bool = False
     stopped: LogError | None = None

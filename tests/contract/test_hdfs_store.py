@@ -272,7 +272,7 @@ def test_an_answer_becomes_the_class_of_what_to_do_and_no_text_of_the_servers_is
     assert "secret" not in str(found)
 
 
-@pytest.mark.parametrize(("options", "connections"), [({}, (1, 2)), ({"dfs.client.failover.max.attempts": 2}, (4, 6))])
+@pytest.mark.parametrize(("options", "connections"), [({}, (1, 2)), ({"dfs.client.failover.max.attempts": 2}, (3, 6))])
 def test_one_namenode_is_asked_once_and_again_by_the_retry_layer_alone(options, connections):
     pytest.importorskip("hdfs_native")
     seen = []

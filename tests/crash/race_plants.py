@@ -13,7 +13,7 @@ from race_stage import GatedStore
 from local import swap
 from local.epochs import LeaderEpochs
 from local.storage import Storage
-from remote import guest, head_collection, metadata_log, orphans, partition_removal, spilling
+from remote import guest, head_collection, metadata_log, orphans, partition_removal, pin_watch, spilling
 from remote.head import Head
 from remote.head_changes import Change
 from remote.keys import head_key
@@ -109,7 +109,15 @@ def _a_deleted_partition_takes_writers(patch: Patch) -> None:
 
 
 def _who_deletes_looks_for_no_pins(patch: Patch) -> None:
-    patch.setattr(apply, "list_pins", lambda store, prefix: [])
+    patch.setattr(pin_watch, "list_pins", lambda store, prefix: [])
+
+
+def _a_look_at_the_pins_is_good_for_what_leaves_later(patch: Patch) -> None:
+    patch.setattr(pin_watch.PinWatch, "_is_covered", lambda self, one: self._listed_ms is not None)
+
+
+def _a_pin_that_was_seen_counts_for_what_left_before_it_alone(patch: Patch) -> None:
+    patch.setattr(pin_watch.PinWatch, "_stands", lambda self, pin, now_ms: False)
 
 
 def _pinned_heads_are_collected(patch: Patch) -> None:
@@ -273,6 +281,8 @@ PLANTED = [
     Plant(_a_deleted_topic_waits_for_nobody, _DELETES_TOPIC),
     Plant(_a_deleted_partition_takes_writers, _DELETES_TOPIC),
     Plant(_who_deletes_looks_for_no_pins),
+    Plant(_a_look_at_the_pins_is_good_for_what_leaves_later),
+    Plant(_a_pin_that_was_seen_counts_for_what_left_before_it_alone),
     Plant(_pinned_heads_are_collected, _COLLECTS_HEADS),
     Plant(_who_created_a_head_does_not_look_at_the_boundary, _COLLECTS_HEADS),
     Plant(_heads_are_deleted_before_they_are_void, _COLLECTS_HEADS),

@@ -11,7 +11,7 @@ from local.errors import OffsetOutOfRange
 from policies import head_collection, invariants
 from policies.decisions import CollectHeads
 from policies.invariants import violations
-from remote import metadata_log
+from remote import metadata_log, pin_watch
 from remote.head_changes import set_properties
 from remote.head_collection import collect_heads
 from remote.index_copies import index_copies
@@ -83,7 +83,7 @@ def test_what_a_pinned_head_names_outlives_the_grace_time():
         assert manager.reader().offsets(NAME) == (300, 300)
         assert named <= {info.key for info in world.store.list("")}
         release(world.store, prefix, [pin])
-        settle(manager, NOW + 2 * DAY + HOUR)
+        settle(manager, NOW + 2 * DAY + HOUR + pin_watch.RECHECK_MS)
         assert not named & {info.key for info in world.store.list("")}
 
 

@@ -1,0 +1,100 @@
+"""What a writer knows of its partition's pins, so that it need not list them again and again.
+
+Bytes go for good only when no pin holds them (`remote.pins`). Asking that of the store by a listing, each time that
+something is due, is a listing in a steady loop: every round while a pin keeps what is due, and in a log with retention
+every time that a segment's grace time ends. Two facts make most of those listings superfluous; no clock is in either.
+
+**One look after an object has left the index is enough, for ever.** A pin counts only if everything that its head names
+is still in the index when the newest head is read *after the pin was written* (`remote.pins.pin_newest`). So the pin
+that counts for an object was written before the head that unlinked it, and whoever lists the pins after that head was
+committed sees it. Later pins are of later heads, which do not name the object, or came too late and are taken back.
+What can still happen to a pin that was seen: it is let go of, lapses, or is renewed. One GET of its name tells.
+
+**Not to delete is always safe.** While the oldest pin that was seen stands, what left the index after it stays,
+whatever other pins there are. So nothing is asked at all before the pin may have lapsed, or RECHECK_MS after it was
+last asked, so that one that was let go of early is noticed.
+
+| what is due | asked of the store |
+|---|---|
+| left the index before the last listing of pins, no pin stands | nothing |
+| left the index before the last listing, pins that are older stand | a GET of the oldest of them, every RECHECK_MS |
+| left the index since, a pin that is older stands | the same |
+| left the index since, and no known pin is older | a listing, a GET for each pin |
+
+With a grace time of a day that is one listing a day of a log whose segments expire all the time. A listing is not
+relied on for what left the index less than LISTING_LAG_MS before it: a store whose listings lag is then looked at again
+when the object is due. The proof that the writer is still the last comes after all this (`remote.metadata_log`).
+
+Known is only what this process saw: a start begins with nothing, and lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from remote.pins import Pin, list_pins, read_pin
+from remote.store import ObjectStore
+
+RECHECK_MS = 5 * 60_000
+LISTING_LAG_MS = 10 * 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlinking:
+    """When something left the index: the first head without it, and its time."""
+
+    sequence: int
+    at_ms: int
+
+
+class PinWatch:
+    """One partition's pins, as its writer knows them. Not thread safe: under the partition's lock."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._known: dict[str, Pin] = {}  # that stood when they were last asked for
+        self._asked_ms: dict[str, int] = {}
+        self._listed_ms: int | None = None
+        self._listed_at = 0  # the newest head known when the listing began
+
+    def free(self, due: Mapping[str, Unlinking], *, sequence: int, now_ms: int) -> set[str]:
+        """The keys of `due` that no pin holds. `sequence` is that of a committed head which lists all of them.
+
+        Raises Corrupt for a pin that cannot be read.
+        """
+        free = self._not_held(due, now_ms)
+        if any(not self._is_covered(due[key]) for key in free):
+            pins = list_pins(self._store, self._prefix)
+            self._known = {pin.key: pin for pin in pins if pin.expires_ms > now_ms}
+            self._asked_ms = dict.fromkeys(self._known, now_ms)
+            self._listed_ms, self._listed_at = now_ms, sequence
+            free = self._not_held(due, now_ms)
+        return free
+
+    def _not_held(self, due: Mapping[str, Unlinking], now_ms: int) -> set[str]:
+        """Those that no known pin holds, which are asked where it is time."""
+        newest = max((each.sequence for each in due.values()), default=0)
+        for pin in sorted(self._known.values(), key=lambda each: each.sequence):
+            if pin.sequence >= newest:
+                break
+            if self._stands(pin, now_ms):
+                return {key for key, each in due.items() if each.sequence <= pin.sequence}
+        return set(due)
+
+    def _stands(self, pin: Pin, now_ms: int) -> bool:
+        asked_ms = self._asked_ms[pin.key]
+        if asked_ms <= now_ms < min(pin.expires_ms, asked_ms + RECHECK_MS):
+            return True
+        found = read_pin(self._store, self._prefix, pin.key)
+        if found is None or found.expires_ms <= now_ms:
+            del self._known[pin.key], self._asked_ms[pin.key]
+            return False
+        self._known[pin.key], self._asked_ms[pin.key] = found, now_ms
+        return True
+
+    def _is_covered(self, one: Unlinking) -> bool:
+        """Whether the pins were listed well after it left the index."""
+        is_before = one.sequence <= self._listed_at
+        return is_before and self._listed_ms is not None and one.at_ms + LISTING_LAG_MS <= self._listed_ms
