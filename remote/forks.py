@@ -42,13 +42,16 @@ from remote.spilling import named_by
 from remote.store import ObjectStore
 
 
-def delete_objects(store: ObjectStore, prefix: str, keys: Sequence[str]) -> None:
+def delete_objects(store: ObjectStore, prefix: str, keys: Sequence[str], *, has_forks: bool = True) -> None:
     """Delete what left a partition's index, but for what is another partition's and what a fork names.
 
-    The caller has proved everything else: the grace time, the pins, that it still is the writer.
+    The caller has proved everything else: the grace time, the pins, that it still is the writer. Without `has_forks` it
+    has also seen that there was no fork when the pins were listed after all of `keys` had left the index: then none
+    that counts has come since, for a fork counts only if its source's index named the object after the fork was
+    announced, and with no fork there the only source was the home (`remote.pin_watch`).
     """
     own = [key for key in keys if not is_foreign(key)]
-    kept = kept_by_forks(store, prefix) if own else frozenset()
+    kept = kept_by_forks(store, prefix) if own and has_forks else frozenset()
     store.delete([prefix + key for key in own if key not in kept])
 
 

@@ -35,6 +35,7 @@ from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
+from tiered.configured_store import store_options
 from tiered.disk_properties import APPEND_FREE_MIN
 from tiered.disk_room import check_room
 from tiered.kept_meter import KeptMeter
@@ -65,7 +66,7 @@ class Opener:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, config.fetch_cache_dir_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
         self._check = StoreCheck(
-            directory.first_online, is_single_writer=config.is_single_writer, options=config.remote_options
+            directory.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
         )
         self._copies = index_copies(config.fetch_cache_dir)
         self._choose = partial(

@@ -22,6 +22,7 @@ import msgspec
 
 from local.errors import InvalidRequest, NotFound, Unavailable
 from local.storage import Storage, join, replace_file
+from remote.obstore_options import is_installed
 from remote.probe import probe_store
 from remote.store import ObjectStore
 from tiered.secrets import without_secrets
@@ -100,7 +101,8 @@ class StoreCheck:
     def _way(self, store: ObjectStore) -> str:
         """By which client and to which server, as a hash: options are nobody's business in a log directory."""
         named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
-        told = msgspec.json.encode([repr(store), without_secrets(self._options), named], order="sorted")
+        client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # what the client "auto" means
+        told = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
         return hashlib.sha256(told).hexdigest()[:16]
 
 

@@ -12,8 +12,10 @@ import pytest
 from fault_store import Fault, FaultStore, Killed
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
+from local.errors import Unavailable
 from policies.remote_retention import UNLINKED_MAX
 from remote import metadata_log
+from remote.catalog import RemotePartitionName
 from remote.chunks import ChunkTable
 from remote.head import Head, decode_head
 from remote.head_changes import add_segments
@@ -24,6 +26,7 @@ from remote.pins import pin_newest, release
 from remote.segment import IndexRange, RemoteSegment
 from remote.spilling import SpillRule
 from remote.store import ObjectStore
+from tiered.garbage import delete_garbage, list_garbage
 from tiered.manager import LogManager
 
 pytestmark = pytest.mark.damages_bucket  # the rows' objects are none
@@ -210,7 +213,7 @@ def _with_pages_to_delete() -> World:
     world = World()
     with world.open() as manager:
         manager.create_topic("t", 1, KEEPS, now_ms=NOW)
-        send(manager, 400)
+        send(manager, 900)
         manager.roll("t", now_ms=NOW)
         settle(manager)
         manager.delete_records({NAME: -1}, now_ms=NOW)
@@ -241,6 +244,57 @@ def test_a_process_killed_at_any_call_of_a_deletion_of_pages_leaves_nothing_behi
             settle(manager, NOW + 2 * HOUR)
             assert not head_of(manager).unlinked_pages
         assert others(world.store) == set(), f"call {at}"
+
+
+@pytest.mark.parametrize("damaged", ["first", "all"])
+@pytest.mark.parametrize("how", ["a bit", "cut", "empty columns"])
+def test_a_damaged_page_keeps_nothing_from_its_deletion_and_its_objects_are_orphans(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damaged: str, how: str
+) -> None:
+    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
+    pages = sorted(info.key for info in world.store.list("") if "/meta/spill/" in info.key)
+    hit = pages[:1] if damaged == "first" else pages
+    for key in hit:
+        body = world.store.get(key)
+        ruined = {"a bit": body[:50] + bytes([body[50] ^ 1]) + body[51:], "cut": body[:-9], "empty columns": b"x"}
+        world.store.put(key, ruined[how])
+    before = data_objects(world.store)
+    with world.open(now_ms=later) as manager:
+        settle(manager, later)
+        assert not head_of(manager).unlinked_pages
+        prefix = manager.partitions()[0].prefix
+    assert sum("a page that is deleted is damaged" in each.message for each in caplog.records) == len(hit)
+    assert f"key={hit[0].removeprefix(prefix)} base_offset=" in caplog.text
+    left = data_objects(world.store)
+    assert 0 < left < before or (damaged == "all" and left == before)
+    assert others(world.store) == {key for key in others(world.store) if key.startswith("data/")}, "the pages are gone"
+    name = RemotePartitionName("t", prefix.split("/")[0].removeprefix("t-"), 0)
+    found = list_garbage(world.store, [name], now_ms=later)
+    assert (len(found.entries), found.left_out) == (left, {})
+    delete_garbage(world.store, found, now_ms=later, grace_ms=0)
+    assert others(world.store) == set()
+
+
+def test_a_page_that_the_store_cannot_give_just_now_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
+    real = world.store.get
+
+    def get(key: str) -> bytes:
+        if "/meta/spill/" in key:
+            raise Unavailable("reading an object")
+        return real(key)
+
+    monkeypatch.setattr(world.store, "get", get)
+    with world.open(now_ms=later) as manager:
+        manager.tick(later)
+        assert head_of(manager).unlinked_pages
+        monkeypatch.setattr(world.store, "get", real)
+        settle(manager, later)
+    assert others(world.store) == set()
 
 
 def _copy_of(ready: World) -> World:
