@@ -37,7 +37,8 @@ from remote.spilling import SpillRule
 
 RANGE_BYTES = 8 << 20  # what a long read asks for at once (`remote.range_reader`)
 BOUNDARY_BYTES = 47
-PAGES_KEPT = 8  # pages of rows that a writer remembers (`remote.metadata_index`)
+PINS_LAG_MS = 10 * 60_000  # what left the index before that is covered by a listing of pins (`remote.pin_watch`)
+PAGES_KEPT = 32  # pages of rows that a writer remembers (`remote.metadata_index`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +169,7 @@ class _Partition:
         self.closed = self.cleaned = self.copied = self.dropped = self.expired = 0
         self.waiting: deque[tuple[int, int, float]] = deque()  # (since, objects, bytes)
         self.waiting_objects, self.waiting_bytes = 0, 0.0
+        self.pins_listed: int | None = None  # the last time
         self.head_rows, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
         self.next_read = workload.reads.every_ms if workload.reads is not None else None
         self.short = dict.fromkeys(min_days, 0.0)
@@ -446,7 +448,7 @@ class _Partition:
         return sum(1 for _ in takewhile(lambda each: each[0] <= before, self.waiting))
 
     def _delete(self, entries: int) -> None:
-        objects = 0
+        objects = since = 0
         for _ in range(entries):
             since, count, size_bytes = self.waiting.popleft()
             objects += count
@@ -454,7 +456,9 @@ class _Partition:
             self.waiting_bytes -= size_bytes
             if count > 1:
                 self._note_age(since, count // 2)
-        self.counts.lists += 1
+        if self.pins_listed is None or since + PINS_LAG_MS > self.pins_listed:
+            self.counts.lists += 1
+            self.pins_listed = self.now
         self.counts.gets += 2
         self.counts.deletes += ceil(objects / LIST_PAGE)
         self._commit()

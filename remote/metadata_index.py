@@ -1,12 +1,14 @@
 """Lookups in a head and the pages that it names: which segment holds an offset, which may hold a timestamp.
 
 `MetadataIndex` is one head's view, frozen like it. Sums, ranges and epochs are answered from the head alone; a row that
-lies in a page costs one GET the first time, for pages never change and are kept (`Pages`). A page that is not found any
-more was replaced since this head was the newest: NotFound; read the newest head and ask again.
+lies in a page costs one GET the first time, for pages never change and are kept (`Pages`), those used last in one cache
+for all partitions of the process (`PageCache`). Readers that want the same page at once share one GET. A page that is
+not found any more was replaced since this head was the newest: NotFound; read the newest head and ask again.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -23,7 +25,7 @@ from remote.segment import RemoteSegment
 from remote.spill_page import Rows, decode_page
 from remote.store import ObjectStore
 
-PAGES_KEPT = 8  # in memory, of some 4,096 rows and 5 MB each
+ROWS_KEPT = 32 * 4096  # of pages in memory, in the whole process: 1.2 kB each once made, some 150 MB at most
 
 P = TypeVar("P", SpillRow, RemoteSegment)
 
@@ -31,37 +33,85 @@ _next_offset = attrgetter("next_offset")
 _base_offset = attrgetter("base_offset")
 
 
+class PageCache:
+    """The pages used last, of any number of partitions: at most `rows_max` rows, or one page. Thread safe."""
+
+    def __init__(self, rows_max: int = ROWS_KEPT) -> None:
+        self._rows_max = rows_max
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[int, str], Rows] = OrderedDict()
+        self._rows = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows the kept pages have."""
+        return self._rows
+
+    def get(self, name: tuple[int, str]) -> Rows | None:
+        with self._lock:
+            if (known := self._kept.get(name)) is not None:
+                self._kept.move_to_end(name)
+            return known
+
+    def keep(self, name: tuple[int, str], rows: Rows) -> None:
+        with self._lock:
+            if (before := self._kept.pop(name, None)) is not None:
+                self._rows -= len(before)
+            self._kept[name] = rows
+            self._rows += len(rows)
+            while self._rows > self._rows_max and len(self._kept) > 1:
+                self._rows -= len(self._kept.popitem(last=False)[1])
+
+
+PROCESS_PAGES = PageCache()
+_owners = itertools.count()
+
+
 class Pages:
-    """The pages of one partition, read on first use and checked, a bounded number kept. Thread safe."""
+    """The pages of one partition, read on first use and checked; those used last are kept. Thread safe."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, *, kept_max: int = PAGES_KEPT, copies: IndexCopies | None = None
+        self, store: ObjectStore, prefix: str, *, cache: PageCache = PROCESS_PAGES, copies: IndexCopies | None = None
     ) -> None:
         """`copies` keep pages on a disk, too."""
         self._copies = copies
         self._store = store
         self._prefix = prefix
-        self._kept_max = kept_max
+        self._cache = cache
+        self._owner = next(_owners)  # pages of another store, or of one that was put back, are others
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Rows] = OrderedDict()
+        self._flights: dict[str, _Flight] = {}
 
     def rows(self, spill: SpillRow) -> Rows:
-        """All rows of a page. Raises NotFound when it is gone, Corrupt when it differs from `spill` twice."""
+        """All rows of a page. Raises NotFound when it is gone, Corrupt when it differs from `spill` twice.
+
+        A reader that waited for another's GET which failed reads by itself, and waits for nobody again.
+        """
         with self._lock:
-            if (known := self._kept.get(spill.key)) is not None:
-                self._kept.move_to_end(spill.key)
+            if (known := self._cache.get((self._owner, spill.key))) is not None:
                 return known
-        rows = self._read(spill)
-        self.keep(spill, rows)
-        return rows
+            theirs = self._flights.get(spill.key)
+            if theirs is None:
+                mine = self._flights[spill.key] = _Flight()
+        if theirs is not None:
+            theirs.landed.wait()
+            return theirs.rows if theirs.rows is not None else self._loaded(spill)
+        try:
+            mine.rows = self._loaded(spill)
+            return mine.rows
+        finally:
+            with self._lock:
+                del self._flights[spill.key]
+            mine.landed.set()
 
     def keep(self, spill: SpillRow, rows: Rows) -> None:
         """Remember a page, for instance one just written."""
-        with self._lock:
-            self._kept[spill.key] = rows
-            self._kept.move_to_end(spill.key)
-            while len(self._kept) > self._kept_max:
-                self._kept.popitem(last=False)
+        self._cache.keep((self._owner, spill.key), rows)
+
+    def _loaded(self, spill: SpillRow) -> Rows:
+        rows = self._read(spill)
+        self.keep(spill, rows)
+        return rows
 
     def _read(self, spill: SpillRow) -> Rows:
         kept = self._copies.page(self._prefix, spill.key) if self._copies is not None else None
@@ -100,6 +150,31 @@ class MetadataIndex:
     def find_by_offset(self, offset: int) -> RemoteSegment | None:
         """The row that holds `offset`, or the first row after it; None past the last. Reads at most one page."""
         return next(self.rows(offset), None)
+
+    def find_by_epoch(self, epoch: int, offset: int) -> RemoteSegment | None:
+        """The row that holds `offset` as one of leader epoch `epoch`; None where none does. Reads at most one page.
+
+        Source: KIP-405, `RemoteLogMetadataManager.remoteLogSegmentMetadata(tp, epoch, offset)`.
+        """
+        row = self.find_by_offset(offset)
+        if row is None or not any(start <= offset < end for start, end in _ranges(row, epoch)):
+            return None
+        return row
+
+    def highest_offset_for_epoch(self, epoch: int) -> int | None:
+        """The last offset (in) that a row holds of leader epoch `epoch`, dead or not; None where none has any of it.
+
+        Kafka's keeps its value when segments are deleted; here what no row holds any more is not known. Reads at most
+        one page. Source: KIP-405, `RemoteLogMetadataManager.highestOffsetForEpoch`.
+        """
+        for part in reversed(self.head.parts):
+            if not any(each == epoch for each, _ in part.epochs):
+                continue
+            rows = [part] if isinstance(part, RemoteSegment) else self._rows_of(part)
+            ends = [end for row in rows for _, end in _ranges(row, epoch)]
+            if ends:
+                return max(ends) - 1
+        return None
 
     def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> RemoteSegment | None:
         """The first row of ``[start, end)`` with a record at or after `timestamp_ms`; None without one.
@@ -160,6 +235,24 @@ class MetadataIndex:
             return rows.first_at(timestamp_ms, max(start, self.head.readable_from), end)
         stamped = (row for row in self._inside(spill, start, end) if row.max_timestamp_ms is not None)
         return next((row for row in stamped if (row.max_timestamp_ms or 0) >= timestamp_ms), None)
+
+
+class _Flight:
+    """A page on its way. `rows` stays None when it failed."""
+
+    __slots__ = ("landed", "rows")
+
+    def __init__(self) -> None:
+        self.landed = threading.Event()
+        self.rows: Rows | None = None
+
+
+def _ranges(row: RemoteSegment, epoch: int) -> Iterator[tuple[int, int]]:
+    """The offsets of a row that are of one leader epoch, as ranges."""
+    starts = [start for _, start in row.epochs]
+    for (each, start), end in zip(row.epochs, [*starts[1:], row.next_offset], strict=True):
+        if each == epoch and start < end:
+            yield start, end
 
 
 def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:

@@ -6,10 +6,6 @@
 | 2 | the page is deleted | an entry that lists what is gone: nothing of it is left |
 | 3 | a head without that entry | nothing |
 
-<<<<<<< HEAD
-The page is the only list of those objects, so it goes after them. What a fork needs stays (`remote.forks`). Before
-step 1 comes what comes before every deletion:
-=======
 A page that is damaged (read twice, and not what its entry says) names nothing. It goes alone: step 1 is left out, and
 a line in the log tells what stays. Nothing that somebody needs is lost, for all its rows are below the log start, their
 grace time is over and no pin holds them; and nothing is deleted that nobody named. What stays are objects that no head
@@ -17,8 +13,8 @@ names, so they are found like all others of that kind, by their epoch, once anot
 ``tiered gc``). To keep the entry instead would keep the bytes for ever and save nothing, and nobody could tell what is
 an orphan where the lists hold a page that cannot be read. What the store cannot give at the moment is no damage.
 
-The page is the only list of those objects, so it goes after them. Before step 1 comes what comes before every deletion:
->>>>>>> de3a156 (A damaged page that waits for its deletion goes; the objects of its rows are orphans, and a line says so)
+The page is the only list of those objects, so it goes after them. What a fork needs stays (`remote.forks`). Before
+step 1 comes what comes before every deletion:
 the grace time, the pins, the proof that this writer is the last (`remote.metadata_log`).
 """
 

@@ -37,7 +37,8 @@ class SpillRule:
 
     `kept_rows_min` newest rows stay in any case: a commit that is tried again after its answer was lost finds its own
     row among them. Fewer than `page_rows_min` rows beyond those are not worth a page: a head that is large for another
-    reason (objects that wait for deletion) is left so. `gaps_max` bounds what a `SpillRow` says about holes.
+    reason (objects that wait for deletion) is left so. `gaps_max` and `epochs_max` bound what a `SpillRow` says about
+    holes and about leader epochs: one more begins another page.
 
     With these numbers a head has room for some 2,600 rows; a page takes 2,300 of them and 310 kB, a million segments
     are some 400 pages (docs/reference/benchmarks.md).
@@ -48,6 +49,7 @@ class SpillRule:
     page_rows_min: int = 256
     kept_rows_min: int = 256
     gaps_max: int = 64
+    epochs_max: int = 64
 
 
 def opened(head: Head, start: int, end: int, rows_of: RowsOf) -> Head:
@@ -156,10 +158,11 @@ def _pages(rows: tuple[RemoteSegment, ...], rule: SpillRule, new_page: NewPage) 
 
 
 def _page_end(rows: tuple[RemoteSegment, ...], rule: SpillRule) -> int:
-    """How many of `rows` one page takes: up to the first gap too many."""
-    gaps = 0
+    """How many of `rows` one page takes: up to the first gap, or leader epoch, too many. Never none."""
+    gaps, epochs = 0, {epoch for epoch, _ in rows[0].epochs}
     for count in range(1, min(len(rows), rule.page_rows_max)):
         gaps += rows[count - 1].next_offset < rows[count].base_offset
-        if gaps > rule.gaps_max:
+        epochs.update(epoch for epoch, _ in rows[count].epochs)
+        if gaps > rule.gaps_max or len(epochs) > rule.epochs_max:
             return count
     return min(len(rows), rule.page_rows_max)

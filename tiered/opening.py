@@ -28,7 +28,7 @@ from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.head import Head
 from remote.head_changes import expire_segments, set_properties
-from remote.index_copies import index_copies
+from remote.index_copies import index_copies, shares
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
 from remote.pin_watch import PinWatch
@@ -62,13 +62,14 @@ class Opener:
         self._store = store
         self.cache = ChunkCache(config.fetch_cache_bytes)
         self._disk_cache: DiskCache | None = None
+        piece_bytes, index_bytes = shares(config.fetch_cache_dir_bytes)
         if store is not None and config.fetch_cache_dir:
-            self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, config.fetch_cache_dir_bytes)
+            self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, piece_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
         self._check = StoreCheck(
             directory.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
         )
-        self._copies = index_copies(config.fetch_cache_dir)
+        self._copies = index_copies(config.fetch_cache_dir, index_bytes, is_writer=self._disk_cache is not None)
         self._choose = partial(
             choose_log_dir,
             free_bytes_min=config.dir_free_bytes_min,

@@ -434,7 +434,7 @@ TABLE = (
         minimum=0,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="How much of it is kept there at most.",
+        doc="How much is kept there at most; an eighth of it is for the copies of the index.",
     ),
     Property(
         name="remote.log.manager.copy.max.bytes.per.second",

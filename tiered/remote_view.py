@@ -24,7 +24,7 @@ from remote.foreign_layout import OURS, ForeignFormat, ForeignName, LayoutOption
 from remote.foreign_log import ForeignLog
 from remote.fsspec_store import open_store
 from remote.head import Head
-from remote.index_copies import IndexCopies, index_copies
+from remote.index_copies import IndexCopies, index_copies, shares
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
 from remote.pins import Pin, pin_newest, release
@@ -281,9 +281,10 @@ def open_remote(
             "opening a bucket, only our own is cached on a disk: others have no checksums", layout=layout
         )
     keys = load_key_ring(key_ring, os.environ)
-    disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), cache_dir_bytes) if cache_dir else None
+    piece_bytes, index_bytes = shares(cache_dir_bytes)
+    disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), piece_bytes) if cache_dir else None
     store = open_store(url, dict(options or {}))
-    copies = index_copies(cache_dir)
+    copies = index_copies(cache_dir, index_bytes, is_writer=disk is not None)
     return RemoteLog(
         store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies, layout=asked
     )

@@ -281,7 +281,7 @@ PLANTED = [
     Plant(_a_deleted_topic_waits_for_nobody, _DELETES_TOPIC),
     Plant(_a_deleted_partition_takes_writers, _DELETES_TOPIC),
     Plant(_who_deletes_looks_for_no_pins),
-    Plant(_a_look_at_the_pins_is_good_for_what_leaves_later),
+    Plant(_a_look_at_the_pins_is_good_for_what_leaves_later, _slow_time, since=720),
     Plant(_a_pin_that_was_seen_counts_for_what_left_before_it_alone),
     Plant(_pinned_heads_are_collected, _COLLECTS_HEADS),
     Plant(_who_created_a_head_does_not_look_at_the_boundary, _COLLECTS_HEADS),

@@ -19,6 +19,7 @@ from remote.spilling import SpillRule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from disk_model import ModelDisk
+from manager_world import NOW, TIERED, World, send, settle
 from remote_samples import row
 
 PREFIX = f"orders-{'A' * 22}/0/"
@@ -147,6 +148,58 @@ def test_a_disk_that_fails_costs_the_copy_and_nothing_else():
     log = MetadataLog(store, PREFIX, copies=IndexCopies(Failing(), "./copies"))
     assert log.refresh() == head
     assert log.index(head).find_by_offset(5).ulid == "U0"
+
+
+def prefix_of(number):
+    return f"orders-{'A' * 22}/{number}/"
+
+
+def test_the_copies_of_all_partitions_stay_within_their_bound_and_those_used_last_stay():
+    disk = ModelDisk()
+    copies = IndexCopies(disk, "./copies", 1000)
+    for number in range(50):
+        copies.keep_head(prefix_of(number), bytes(90), [])
+        copies.head(prefix_of(3))  # read again and again, though it is no head
+        assert sum(disk.size(f"./copies/{name}") for name in disk.list("./copies")) == copies.size_bytes <= 1000
+    left = {int(name.split("-")[-1].split(".")[0]) for name in disk.list("./copies")}
+    assert left == {3, *range(40, 50)}, "3 was read again and again"
+    copies.keep_head(prefix_of(7), bytes(1001), [])
+    assert f"orders-{'A' * 22}-7.head" not in disk.list("./copies")
+    assert copies.size_bytes <= 1000
+
+
+def test_what_lies_there_from_before_counts_and_other_peoples_files_do_not():
+    disk = ModelDisk()
+    IndexCopies(disk, "./copies").keep_head(prefix_of(1), bytes(400), [])
+    IndexCopies(disk, "./copies").keep_head(prefix_of(2), bytes(400), [])
+    for name, size in ((f"orders-{'A' * 22}-2.head.aside", 50), ("notes.head", 5000), ("a.page", 5000)):
+        disk.create(f"./copies/{name}").append(bytes(size))
+    copies = IndexCopies(disk, "./copies", 500)
+    copies.keep_head(prefix_of(3), bytes(100), [])
+    assert copies.size_bytes <= 500
+    assert {"notes.head", "a.page", f"orders-{'A' * 22}-3.head"} <= set(disk.list("./copies"))
+    assert not [name for name in disk.list("./copies") if name.endswith(".aside")]
+
+
+def test_a_process_that_has_not_the_directory_reads_and_writes_nothing():
+    bench = Bench()
+    before = {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")}
+    touch(bench.writer)
+    log = MetadataLog(bench.store, PREFIX, copies=IndexCopies(bench.disk, "./copies", is_writer=False))
+    assert log.ask(log.refresh(), lambda index: index.find_by_offset(299)).ulid == "U29"
+    assert {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")} == before
+
+
+def test_what_a_manager_keeps_of_the_index_is_within_the_bound_of_its_cache_directory(tmp_path):
+    for bound, least, most in (("64KiB", 4096, 8192), ("0", 0, 0)):
+        where, world = tmp_path / bound, World()
+        with world.open(remote_fetch_cache_dir=str(where), remote_fetch_cache_dir_max_bytes=bound) as manager:
+            for topic in range(12):
+                manager.create_topic(f"t{topic}", 1, TIERED, now_ms=NOW)
+                send(manager, 100, topic=f"t{topic}")
+            settle(manager)
+        sizes = [path.stat().st_size for path in (where / "index").rglob("*") if path.is_file()]
+        assert least <= sum(sizes) <= most
 
 
 def test_a_writer_keeps_what_it_commits():

@@ -1,0 +1,195 @@
+"""Pages of rows in memory: one bound for all partitions, one GET for all readers of a page; their leader epochs."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote_samples import row
+
+from local.errors import Unavailable
+from remote.head_changes import add_segments, expire_segments
+from remote.keys import partition_prefix
+from remote.memory_store import MemoryStore
+from remote.metadata_index import PageCache, Pages
+from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore
+from remote.spilling import SpillRule
+
+ID = "A" * 22
+RULE = SpillRule(head_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=1)
+
+
+def filled(store, partition=0, rows=33, rule=RULE, epochs=lambda number: ((0, number * 10),)):
+    """A partition with pages of four rows, and its head."""
+    log = MetadataLog(store, partition_prefix("t", ID, partition), rule=rule)
+    log.become_writer("w", 1, topic="t", topic_id=ID, partition=partition)
+    made = [row(f"U{at}", at * 10, at * 10 + 10, epochs=epochs(at)) for at in range(rows)]
+    for each in made:
+        log.commit(add_segments([each]), 2)
+    return log.cached
+
+
+def test_the_pages_of_all_partitions_share_one_bound():
+    store, cache = MemoryStore(), PageCache(rows_max=10)
+    heads = [filled(store, partition) for partition in range(3)]
+    for number, head in enumerate(heads):
+        pages = Pages(store, partition_prefix("t", ID, number), cache=cache)
+        for spill in head.spills:
+            assert len(pages.rows(spill)) == spill.segment_count
+            assert cache.rows <= 10
+    big = Pages(store, partition_prefix("t", ID, 0), cache=PageCache(rows_max=1))
+    metered = MeteredStore(store)
+    big._store = metered
+    assert [len(big.rows(heads[0].spills[0])) for _ in range(3)] == [heads[0].spills[0].segment_count] * 3
+    assert metered.counts().gets == 1, "one page stays, whatever the bound"
+
+
+def test_the_page_used_last_stays_and_a_page_kept_twice_counts_once():
+    store = MemoryStore()
+    head = filled(store)
+    one, two, three = head.spills[:3]
+    metered, cache = MeteredStore(store), PageCache(rows_max=one.segment_count + two.segment_count)
+    pages = Pages(metered, partition_prefix("t", ID, 0), cache=cache)
+    for spill in (one, two, one, three, one):
+        pages.rows(spill)
+    assert metered.counts().gets == 3
+    pages.rows(two)
+    assert metered.counts().gets == 4
+    for _ in range(3):
+        pages.keep(two, pages.rows(two))
+    assert cache.rows == one.segment_count + two.segment_count
+
+
+def test_partitions_whose_pages_have_the_same_names_keep_them_apart():
+    cache, stores = PageCache(), [MemoryStore(), MemoryStore()]
+    heads = [filled(stores[0]), filled(stores[1], epochs=lambda number: ((7, number * 10),))]
+    spill = heads[0].spills[0]
+    other = Pages(stores[1], partition_prefix("t", ID, 0), cache=cache)
+    other.keep(spill, other.rows(heads[1].spills[0]))
+    mine = Pages(stores[0], partition_prefix("t", ID, 0), cache=cache)
+    assert mine.rows(spill)[0].epochs == ((0, 0),)
+
+
+class Slow(MemoryStore):
+    """Its GETs wait until `go`; the first `failing` of them fail then."""
+
+    def __init__(self, inner, failing=0):
+        super().__init__()
+        self._objects = inner._objects
+        self.go, self.begun, self.left, self.gets = threading.Event(), threading.Semaphore(0), failing, 0
+        self._gate = threading.Lock()
+
+    def get(self, key):
+        with self._gate:
+            self.gets += 1
+            fails, self.left = self.left > 0, self.left - 1
+        self.begun.release()
+        assert self.go.wait(20)
+        if fails:
+            raise Unavailable("reading an object")
+        return super().get(key)
+
+
+def test_readers_of_one_page_share_one_get():
+    store = MemoryStore()
+    spill = filled(store).spills[0]
+    slow = Slow(store)
+    pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
+    with ThreadPoolExecutor(8) as pool:
+        reading = [pool.submit(pages.rows, spill) for _ in range(8)]
+        assert slow.begun.acquire(timeout=20)
+        slow.go.set()
+        found = [each.result() for each in reading]
+    assert slow.gets == 1
+    assert all(each is found[0] for each in found)
+
+
+def test_readers_that_waited_for_a_get_that_failed_read_by_themselves():
+    store = MemoryStore()
+    spill = filled(store).spills[0]
+    slow = Slow(store, failing=1)
+    pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(pages.rows, spill)
+        assert slow.begun.acquire(timeout=20)
+        others = [pool.submit(pages.rows, spill) for _ in range(3)]
+        slow.go.set()
+        with pytest.raises(Unavailable):
+            first.result()
+        assert all(len(each.result()) == spill.segment_count for each in others)
+    assert pages._flights == {}
+    before = slow.gets
+    pages.rows(spill)
+    assert slow.gets == before
+
+
+# --- leader epochs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+def test_an_entry_says_no_more_epochs_than_it_may(most):
+    rule = SpillRule(head_bytes_max=1, page_rows_max=100, page_rows_min=80, kept_rows_min=1, epochs_max=most)
+    head = filled(MemoryStore(), rows=200, rule=rule, epochs=lambda number: ((number, number * 10),))
+    assert head.spills
+    assert max(len(spill.epochs) for spill in head.spills) == most
+    assert sum(spill.segment_count for spill in head.spills) + len(head.segments) == 200
+    told = [epoch for epoch, _ in head.lineage]
+    assert sorted(set(told)) == list(range(200))
+
+
+LINEAGES = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 3), max_size=3), st.booleans()), max_size=25)
+
+
+@settings(max_examples=150, deadline=None)
+@given(LINEAGES, st.integers(0, 120), st.integers(0, 20))
+def test_a_lookup_by_epoch_finds_what_a_walk_over_all_offsets_finds(shape, log_start, epochs_max):
+    """Rows of some offsets, gaps between some, epochs that rise within and between them; most lie in pages."""
+    rows, reached, epoch = [], 0, 0
+    for size, rises, has_gap in shape:
+        base = reached + (3 if has_gap else 0)
+        epochs, at = [(epoch, base)], base
+        for rise in rises:
+            at, epoch = min(at + 1 + rise, base + size - 1), epoch + 1 + rise
+            if epochs[-1][1] < at:
+                epochs.append((epoch, at))
+        epoch = epochs[-1][0] + len(rises) % 2
+        rows.append(row(f"U{len(rows)}", base, base + size, epochs=tuple(epochs)))
+        reached = base + size
+    store, rule = MeteredStore(MemoryStore()), SpillRule(
+        head_bytes_max=1, page_rows_max=4, page_rows_min=1, kept_rows_min=2, epochs_max=1 + epochs_max
+    )  # fmt: skip
+    log = MetadataLog(store, partition_prefix("t", ID, 0), rule=rule)
+    log.become_writer("w", 1, topic="t", topic_id=ID, partition=0)
+    log.commit(add_segments(rows), 2)
+    start = min(log_start, reached)
+    log.commit(expire_segments([], now_ms=3, log_start_offset=start), 3)
+    at_offset = {}
+    for each in rows:
+        for offset in range(each.base_offset, each.next_offset):
+            at_offset[offset] = (max(entry for entry in each.epochs if entry[1] <= offset)[0], each)
+    fresh = MetadataLog(store, partition_prefix("t", ID, 0))
+    for asked in range(epoch + 2):
+        index = fresh.index(fresh.refresh())
+        mine = [offset for offset, (of, _) in at_offset.items() if of == asked]
+        assert index.highest_offset_for_epoch(asked) == max(mine, default=None)
+        for offset in range(reached + 2):
+            of, holder = at_offset.get(offset, (None, None))
+            is_alive = holder is not None and holder.next_offset > start
+            found = index.find_by_epoch(asked, offset)
+            assert (found and found.ulid) == (holder.ulid if of == asked and is_alive else None)
+
+
+def test_a_lookup_by_epoch_reads_at_most_one_page():
+    store = MeteredStore(MemoryStore())
+    head = filled(store, epochs=lambda number: ((number // 10, number * 10),))
+    assert len(head.spills) > 6
+    for ask in (lambda index: index.highest_offset_for_epoch(1), lambda index: index.find_by_epoch(1, 155)):
+        fresh = MetadataLog(store, partition_prefix("t", ID, 0))
+        index, before = fresh.index(fresh.refresh()), store.counts().gets
+        assert ask(index) is not None
+        assert store.counts().gets - before == 1
+    assert index.highest_offset_for_epoch(99) is None
