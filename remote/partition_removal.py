@@ -129,10 +129,11 @@ class PartitionRemoval:
             return Removal.WAITING
         newest = self._log.check_still_writer()
         if keys:
-            delete_objects(self._store, self._prefix, keys)
+            delete_objects(self._store, self._prefix, keys, has_forks=self._pins.has_forks)
             self._log.commit(forget_unlinked(keys), now_ms)
         else:
-            delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms)
+            has_forks = self._pins.has_forks
+            delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms, has_forks=has_forks)
         return Removal.UNDER_WAY
 
 

@@ -21,6 +21,9 @@ last asked, so that one that was let go of early is noticed.
 | left the index since, a pin that is older stands | the same |
 | left the index since, and no known pin is older | a listing, a GET for each pin |
 
+Forks are told of by pins (`remote.forks`), and the first fact goes for them as well: one that counts was announced
+while the index still named the object. Where a listing told of none, it is not asked again for what it covers.
+
 With a grace time of a day that is one listing a day of a log whose segments expire all the time. A listing is not
 relied on for what left the index less than LISTING_LAG_MS before it: a store whose listings lag is then looked at again
 when the object is due. The proof that the writer is still the last comes after all this (`remote.metadata_log`).
@@ -58,6 +61,12 @@ class PinWatch:
         self._asked_ms: dict[str, int] = {}
         self._listed_ms: int | None = None
         self._listed_at = 0  # the newest head known when the listing began
+        self._has_forks = True
+
+    @property
+    def has_forks(self) -> bool:
+        """Whether the last listing told of a fork; what `free` gave since then, no other can name (`remote.forks`)."""
+        return self._has_forks
 
     def free(self, due: Mapping[str, Unlinking], *, sequence: int, now_ms: int) -> set[str]:
         """The keys of `due` that no pin holds. `sequence` is that of a committed head which lists all of them.
@@ -67,6 +76,7 @@ class PinWatch:
         free = self._not_held(due, now_ms)
         if any(not self._is_covered(due[key]) for key in free):
             pins = list_pins(self._store, self._prefix)
+            self._has_forks = any(pin.fork is not None for pin in pins)
             self._known = {pin.key: pin for pin in pins if pin.expires_ms > now_ms}
             self._asked_ms = dict.fromkeys(self._known, now_ms)
             self._listed_ms, self._listed_at = now_ms, sequence

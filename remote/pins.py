@@ -106,7 +106,7 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int, expires_ms:
 
 def end_pin(store: ObjectStore, prefix: str, pin: Pin) -> Pin | None:
     """Let a fork's pin end at once; what it says of the fork stays. None when it is gone."""
-    found = _read(store, prefix, pin.key)
+    found = read_pin(store, prefix, pin.key)
     return _put_again(store, prefix, replace(found, expires_ms=0)) if found is not None else None
 
 

@@ -406,7 +406,8 @@ def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
         return []
     # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
     metadata.check_still_writer()
-    delete_objects(store, state.partition.prefix, [decision.key for decision in due])
+    keys, has_forks = [decision.key for decision in due], _has_forks(state)
+    delete_objects(store, state.partition.prefix, keys, has_forks=has_forks)
     metadata.commit(forget_unlinked([decision.key for decision in due]), state.now_ms)
     return list(due)
 
@@ -422,7 +423,7 @@ def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
         return []
     newest = metadata.check_still_writer()
     pages = [listed[decision.key] for decision in due]
-    delete_pages(store, state.partition.prefix, metadata, newest, pages, state.now_ms)
+    delete_pages(store, state.partition.prefix, metadata, newest, pages, state.now_ms, has_forks=_has_forks(state))
     return list(due)
 
 
@@ -432,6 +433,10 @@ def _not_pinned(state: _Round, head: Head, run: Sequence[Deletion], since: Mappi
     due = {decision.key: since[decision.key] for decision in run if decision.key in since}
     free = state.partition.pins.free(due, sequence=head.sequence, now_ms=state.now_ms)
     return [decision for decision in run if decision.key in free]
+
+
+def _has_forks(state: _Round) -> bool:
+    return state.partition.pins is None or state.partition.pins.has_forks
 
 
 def _collect(state: _Round, decision: CollectHeads) -> bool:

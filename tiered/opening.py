@@ -82,12 +82,8 @@ class Opener:
         if self._store is not None:
             self._store.keep(now_ms)
 
-    def look_after(self, now_ms: int) -> None:
-        """Once a round: write down what was sent to the store, ask it again what it guarantees when that is due.
-
-        Raises InvalidRequest for a store that has lost what commits stand on.
-        """
-        self.keep_counts(now_ms)
+    def check_store(self, now_ms: int) -> None:
+        """Ask the store again what it guarantees, when that is due. Raises InvalidRequest for one that has lost it."""
         if self._store is not None:
             self._check.renew(self._store, now_ms)
 

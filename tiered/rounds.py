@@ -117,6 +117,7 @@ class Rounds:
         for held in hands.held():
             if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
                 break
+        hands.opener.check_store(now_ms)
         planned = hands.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
         applied = self.apply(planned, progress=lambda name, decision: None, should_stop=should_stop, drops_copied=True)
         more = hands.deletion.step(now_ms)

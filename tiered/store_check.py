@@ -50,6 +50,8 @@ class StoreCheck:
         self._options = dict(options or {})
         self._lock = threading.Lock()
         self._checked_ms: int | None = None  # in this process
+        self._refusal: InvalidRequest | None = None
+        self._refused_ms = 0
 
     def ensure(self, store: ObjectStore, now_ms: int) -> None:
         """Raises InvalidRequest for a store that overwrites, and what the store raises when it cannot be asked."""
@@ -61,12 +63,19 @@ class StoreCheck:
     def renew(self, store: ObjectStore, now_ms: int) -> None:
         """Ask again where the answer got old; nothing where none was ever asked for.
 
-        A store out of reach is asked later: what it was seen to do counts until then. Raises as `ensure`.
+        A store out of reach is asked later: what it was seen to do counts until then. Raises as `ensure`, and the same
+        again for an hour, so that a store that has lost it is not asked all the time.
         """
-        if self._checked_ms is None:
+        if self._checked_ms is None or _is_fresh(self._checked_ms, now_ms):
             return
+        if self._refusal is not None and 0 <= now_ms - self._refused_ms < LATER_MS:
+            raise self._refusal
         try:
             self.ensure(store, now_ms)
+            self._refusal = None
+        except InvalidRequest as error:
+            self._refusal, self._refused_ms = error, now_ms
+            raise
         except Unavailable as error:
             _log.warning("the store could not be asked again what it guarantees: %s", error)
             self._checked_ms = now_ms - MAX_AGE_MS + LATER_MS

@@ -125,6 +125,7 @@ class TierTasks:
             return False
         if not held.is_owned:
             return False
+        hands.opener.check_store(now_ms)
         slices: list[Slice] = []
 
         def decide(snapshot: PartitionSnapshot) -> Sequence[Decision]:

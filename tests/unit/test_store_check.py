@@ -137,8 +137,16 @@ def test_a_process_that_runs_on_asks_again_once_a_week(disk):
 def test_a_process_that_runs_on_stops_when_the_store_lost_what_it_had(disk):
     one = check(disk)
     one.ensure(Counting(), NOW)
+    due = NOW + MAX_AGE_MS
     with pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true"):
-        one.renew(Hasty(), NOW + MAX_AGE_MS)
+        one.renew(Hasty(), due)
+    mended = Counting()
+    with pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true"):
+        one.renew(mended, due + LATER_MS - 1)
+    assert mended.creates == 0
+    one.renew(mended, due + LATER_MS)
+    one.renew(mended, due + LATER_MS)
+    assert mended.creates == CREATES
 
 
 def test_a_store_out_of_reach_is_asked_an_hour_later_and_counts_until_then(disk):
