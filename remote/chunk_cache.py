@@ -95,6 +95,11 @@ class ChunkCache:
             if left := [key for key in theirs if key not in found]:
                 found.update(self._load_alone(left, load))
 
+    def keep(self, loaded: Mapping[Key, Value]) -> None:
+        """What came beside something else; what is here already stays as it is."""
+        with self._lock:
+            self._keep(loaded.items())
+
     def drop(self, keys: Sequence[Key]) -> None:
         """Forget these, and what was loaded in one piece with them."""
         with self._lock:

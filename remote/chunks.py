@@ -29,11 +29,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from local.crc32c import crc32c
 from local.errors import Corrupt
 from remote.segment import PART_BYTES
 from remote.store import Body
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CHUNK_BYTES = 256 << 10  # of what is stored as it is. A look at one record fetches one; divides PART_BYTES
 SEALED_CHUNK_BYTES = 1 << 20  # of what is compressed, which pays more in larger pieces, or encrypted
@@ -189,7 +194,7 @@ def _combined_alike(crcs: Sequence[int], length: int) -> int:
     while len(whole) > 1:
         moved = whole[0::2]
         for bit in _bits(length):
-            tables = [np.array(table, np.uint32) for table in _zeros(bit)]
+            tables = _zeros_arrays(bit)
             pieces = [table[moved >> np.uint32(8 * at) & np.uint32(255)] for at, table in enumerate(tables)]
             moved = pieces[0] ^ pieces[1] ^ pieces[2] ^ pieces[3]
         whole, length = moved ^ whole[1::2], 2 * length
@@ -204,6 +209,13 @@ def _appended_zeros(crc: int, length: int) -> int:
 
 def _bits(number: int) -> list[int]:
     return [bit for bit in range(number.bit_length()) if number >> bit & 1]
+
+
+@cache
+def _zeros_arrays(power: int) -> list[NDArray[np.uint32]]:
+    import numpy as np
+
+    return [np.array(table, np.uint32) for table in _zeros(power)]
 
 
 @cache

@@ -21,7 +21,17 @@ from urllib.parse import quote
 from local.errors import AccessDenied, AlreadyExists, Corrupt, DiskFailed, InvalidRequest, NotFound, Unavailable
 from local.storage import DiskStorage, Storage
 from remote.keys import new_ulid
-from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
+from remote.store import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_range,
+    read_each,
+)
 
 ASIDE = "~aside"  # no topic's name holds a tilde
 
@@ -66,6 +76,9 @@ class FileStore:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.get_range(key, start, length) for start, length in ranges]
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
         with self._translated("looking at an object", key):

@@ -33,7 +33,17 @@ from remote.file_store import ASIDE
 from remote.filesystems import make_hdfs_filesystem
 from remote.hdfs_errors import translated
 from remote.keys import is_ulid, new_ulid
-from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
+from remote.store import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_range,
+    read_each,
+)
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +205,9 @@ class HdfsStore:
             return [read(ranges[0])]
         with ThreadPoolExecutor(min(READ_CONCURRENCY, len(ranges)), thread_name_prefix="tiered-hdfs") as pool:
             return list(pool.map(read, ranges))
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
         attempt = "looking at an object"

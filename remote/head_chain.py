@@ -16,6 +16,8 @@ Looking for the newest head:
 * After PROBES_MAX steps, without a known N, and when N turns out void, the heads are listed. The highest name of a
   listing is never void: the newest head is not collected, and it lies above the boundary. A listing says where to
   begin; N+1 is asked for all the same.
+* The head that a listing tells of and the one behind it are asked for at once: three answers that wait for one another,
+  listing included, are two.
 * Each head says how many boundaries its writer knew, so the next one is looked for from there.
 """
 
@@ -53,15 +55,17 @@ class HeadChain:
         It was the newest at some moment of this call; without `exact` perhaps only at an earlier one.
         """
         latest, steps, is_sure = known, 0, not exact
+        behind: dict[int, Head | None] = {}  # heads that came with the ones before them
         while True:
             if latest is None or steps == PROBES_MAX:
-                listed = self._newest_listed(latest.sequence if latest else 0)
+                listed = self._newest_listed(latest.sequence if latest else 0, behind)
                 if listed is None and latest is None:
                     return None
                 latest, steps = listed or latest, 0
                 assert latest is not None
             self._learn(latest)
-            following = self.read(latest.sequence + 1)
+            sequence = latest.sequence + 1
+            following = behind.pop(sequence) if sequence in behind else self.read(sequence)
             if following is not None and _follows(latest, following):
                 latest, steps = following, steps + 1
                 continue
@@ -69,7 +73,7 @@ class HeadChain:
                 return latest
             # What follows a head of the boundary's own number may be sound, and the head itself a stale writer's.
             if self.is_void(latest.sequence):
-                latest, steps, is_sure = self._after_collection(latest), 0, True
+                latest, steps, is_sure = self._after_collection(latest, behind), 0, True
             elif following is None:
                 return latest
             else:
@@ -83,6 +87,10 @@ class HeadChain:
             body = self._store.get(key)
         except NotFound:
             return None
+        return self._decoded(sequence, body)
+
+    def _decoded(self, sequence: int, body: Body) -> Head:
+        key = self._prefix + head_key(sequence)
         try:
             head = decode_head(body)
         except Corrupt as error:
@@ -96,15 +104,16 @@ class HeadChain:
         self._quiet = self._quiet + 1 if steps == 0 else QUIET_MAX
         return self._quiet >= QUIET_MAX
 
-    def _after_collection(self, latest: Head) -> Head:
+    def _after_collection(self, latest: Head, behind: dict[int, Head | None]) -> Head:
         """The newest head above the boundary, which has passed `latest`."""
-        found = self._newest_listed(max(self.void_upto, latest.sequence))
+        found = self._newest_listed(max(self.void_upto, latest.sequence), behind)
         if found is None:
             facts = {"store": self._store.url, "prefix": self._prefix, "void_upto": self.void_upto}
             raise Unavailable("reading the newest head, old ones were collected and no newer one is listed", **facts)
         return found
 
-    def _newest_listed(self, after: int) -> Head | None:
+    def _newest_listed(self, after: int, behind: dict[int, Head | None]) -> Head | None:
+        """The newest head above `after` that a listing tells of, and in `behind` the one that follows it, or None."""
         listed = after
         for _ in range(RELISTS_MAX):
             names = self._store.list(self._prefix + HEADS, start_after=self._prefix + head_key(after))
@@ -112,9 +121,11 @@ class HeadChain:
             listed = max((each for each in found if each is not None), default=after)
             if listed == after:
                 return None
-            head = self.read(listed)
-            if head is not None:
-                return head
+            keys = [self._prefix + head_key(each) for each in (listed, listed + 1)]
+            body, following = self._store.get_each([(key, 0, None) for key in keys])
+            if body is not None:
+                behind[listed + 1] = None if following is None else self._decoded(listed + 1, following)
+                return self._decoded(listed, body)
         facts = {"store": self._store.url, "key": self._prefix + head_key(listed)}
         raise Unavailable("reading a head, listed but not there", **facts)
 

@@ -10,7 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from local.errors import AlreadyExists, Corrupt, NotFound
-from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
+from remote.store import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_range,
+    read_each,
+)
 
 
 class MemoryStore:
@@ -57,6 +67,9 @@ class MemoryStore:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.get_range(key, start, length) for start, length in ranges]
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
         body, modified_ms = self._object("looking at an object", key)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
-from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 LIST_PAGE = 1000  # keys that S3 gives for one LIST, and takes for one DeleteObjects
 
@@ -104,6 +104,14 @@ class MeteredStore:
         self._count(key, RequestCounts(gets=len(ranges)))
         bodies = self._inner.get_ranges(key, ranges)
         self._count(key, RequestCounts(bytes_out=sum(map(len, bodies))))
+        return bodies
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        for key, _, _ in asked:
+            self._count(key, RequestCounts(gets=1))
+        bodies = self._inner.get_each(asked)
+        for (key, _, _), body in zip(asked, bodies, strict=True):
+            self._count(key, RequestCounts(bytes_out=0 if body is None else len(body)))
         return bodies
 
     def head(self, key: str) -> ObjectInfo:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 
-from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 OPERATIONS = ("put", "upload", "get", "head", "list", "delete")
 # Called with an operation and its key (of several the first; of a listing the prefix). What leaves the block by an
@@ -55,6 +55,10 @@ class ObservedStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         with self._around("get", key):
             return self._inner.get_ranges(key, ranges)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        with self._around("get", asked[0][0] if asked else ""):
+            return self._inner.get_each(asked)
 
     def head(self, key: str) -> ObjectInfo:
         with self._around("head", key):

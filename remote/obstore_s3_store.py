@@ -34,7 +34,17 @@ from remote.retrying_store import RetryPolicy
 from remote.s3_errors import of_answer
 from remote.s3_store import READ_CONCURRENCY, S3Store
 from remote.segment import PART_BYTES
-from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
+from remote.store import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_range,
+    read_if_there,
+)
 from remote.watchdog import Watchdog
 
 UPLOAD_PARTS = 4
@@ -152,6 +162,12 @@ class ObstoreS3Store(S3Store):
         if len(ranges) < 2:
             return [read(asked) for asked in ranges]
         return list(clients.pool.map(read, ranges))
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        if (clients := self._obstore()) is None or len(asked) < 2:
+            return super().get_each(asked)
+        others = [clients.pool.submit(read_if_there, self, each) for each in asked[1:]]
+        return [read_if_there(self, asked[0]), *(each.result() for each in others)]
 
     def head(self, key: str) -> ObjectInfo:
         if (clients := self._obstore()) is None:

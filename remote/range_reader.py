@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from typing import Protocol
@@ -32,6 +33,7 @@ from remote.chunk_cache import ChunkCache, Key, Slice
 from remote.chunks import PLAIN, ChunkTable
 from remote.disk_cache import WHOLE, DiskCache
 from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
+from remote.guessing import Guess, Guesses
 from remote.head import Head
 from remote.index_bundle import IndexBundle, decode_bundle
 from remote.keys import full_key, stem_of
@@ -73,10 +75,12 @@ class RemotePartition:
         read_ahead_chunks: int = 0,
         keys: KeyRing = NO_KEYS,
         disk: DiskCache | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         """`metadata` is the chain of heads to look at, where the caller keeps one already (a writer does).
 
-        `cache` and `disk` may be shared by any number of partitions.
+        `cache` and `disk` may be shared by any number of partitions. With `guesses` a look-up by offset in a segment
+        never read before asks for the records beside the indexes (`remote.guessing`).
         """
         self._store = store
         self._prefix = prefix
@@ -85,6 +89,7 @@ class RemotePartition:
         self._keys = keys
         self._disk = disk
         self._log = MetadataLog(store, prefix) if metadata is None else metadata
+        self._guesses = guesses
         self._streams = 0
         self._lock = threading.Lock()
 
@@ -119,8 +124,21 @@ class RemotePartition:
         return self.indexes(segment).producers
 
     def position_of_offset(self, segment: RemoteSegment, offset: int) -> int:
-        """A batch's position at or before the one that holds `offset`; 0 where the index has nothing lower."""
-        return offset_index.lookup(self.indexes(segment).offset, segment.base_offset, offset)[1]
+        """A batch's position at or before the one that holds `offset`; 0 where the index has nothing lower.
+
+        What lies there may be in the cache afterwards, fetched beside the indexes.
+        """
+        key = self._prefix + segment.indexes_key, _INDEXES
+        is_new = self._guesses is not None and self._cache.peek(key) is None
+        guess = self._guesses.guess(segment, offset) if self._guesses is not None and is_new else None
+        if guess is None:
+            return offset_index.lookup(self.indexes(segment).offset, segment.base_offset, offset)[1]
+        found = self._cache.fetch([key], lambda _: {key: self._guessed_indexes(segment, guess)})[0]
+        position = offset_index.lookup(found.offset, segment.base_offset, offset)[1]
+        if guess.body is not None and self._guesses is not None:
+            self._guesses.was(right=guess.start <= position < guess.start + guess.length)
+            self._cache.keep(self._sound(segment, found.chunks, guess, guess.body))
+        return position
 
     def position_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> int:
         """A batch's position at or before the first with a record at or after `timestamp_ms`."""
@@ -166,6 +184,14 @@ class RemotePartition:
         if self._streams == 1 and isinstance(bundle, IndexBundle):
             name = full_key(self._prefix, segment.data_key)
             self._cache.leave_behind((name, each) for each in bundle.chunks.chunks_of(position, end - position))
+
+    def _sound(self, segment: RemoteSegment, table: ChunkTable, guess: Guess, body: Body) -> Mapping[Key, Slice]:
+        """The chunks that were guessed and are what they should be; of the others nothing is said."""
+        run = table.chunks_of(guess.start, guess.length)
+        if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
+            return {}
+        name = self._prefix + segment.data_key
+        return {(name, number): stored for number, stored, is_sound in _pieces(table, run, body) if is_sound}
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
@@ -262,6 +288,19 @@ class RemotePartition:
             bundle = self._opened_indexes(name, segment, body)
         self._to_disk(name, WHOLE, body)
         return bundle
+
+    def _guessed_indexes(self, segment: RemoteSegment, guess: Guess) -> IndexBundle:
+        """As `_checked_indexes`; where it asks the store, for what `guess` says as well."""
+        name = self._prefix + segment.indexes_key
+        if self._disk is None or self._disk.get(name, WHOLE) is None:
+            data = self._prefix + segment.data_key, guess.start, guess.length
+            body, guess.body = self._store.get_each([(name, 0, None), data])
+            with suppress(Corrupt):
+                if body is not None:
+                    bundle = self._opened_indexes(name, segment, bytes(body))
+                    self._to_disk(name, WHOLE, body)
+                    return bundle
+        return self._checked_indexes(segment)
 
     def _opened_indexes(self, name: str, segment: RemoteSegment, body: bytes) -> IndexBundle:
         offsets = {"object": name, "base_offset": segment.base_offset, "next_offset": segment.next_offset}

@@ -24,7 +24,7 @@ from typing import TypeVar
 import tenacity
 
 from local.errors import Unavailable, describe
-from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
 LIST_PAGE = 1000  # keys that S3 gives for one LIST: a page of ours is one request there
@@ -134,6 +134,10 @@ class RetryingStore:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         return self._policy.call(lambda: self._inner.get_ranges(key, ranges), verb="get_ranges", key=key)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        key = asked[0][0] if asked else None
+        return self._policy.call(lambda: self._inner.get_each(asked), verb="get_each", key=key)
 
     def head(self, key: str) -> ObjectInfo:
         return self._policy.call(lambda: self._inner.head(key), verb="head", key=key)

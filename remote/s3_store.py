@@ -31,7 +31,17 @@ from remote.part_sending import PartSender, SentPart
 from remote.retrying_store import RetryPolicy
 from remote.s3_errors import refusal, translated
 from remote.segment import PART_BYTES
-from remote.store import Body, ObjectInfo, UploadSource, begun_parts, check_body, check_key, check_range
+from remote.store import (
+    Asked,
+    Body,
+    ObjectInfo,
+    UploadSource,
+    begun_parts,
+    check_body,
+    check_key,
+    check_range,
+    read_each,
+)
 from remote.watchdog import Watchdog
 from remote.watched_store import Deadlines
 
@@ -158,6 +168,9 @@ class S3Store:
         if len(body) != length:
             raise Corrupt(f"{attempt}, it ends before", **where, found=len(body))
         return body
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
         answer = self._call("looking at an object", "head_object", key)

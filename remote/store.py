@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
-from local.errors import InvalidRequest
+from local.errors import Corrupt, InvalidRequest, NotFound
 from remote.segment import part_step
 
 Body = bytes | bytearray | memoryview
+Asked = tuple[str, int, int | None]  # key, start, length; None for the whole object
 
 KEY_BYTES_MAX = 1024  # S3's limit on a key
 
@@ -84,6 +85,13 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        """What is asked for, in order, at once where the store can; None for what is not there or ends before.
+
+        For what may be in vain, so that it costs no time. Immutable, as those of `get_ranges`.
+        """
+        ...
+
     def head(self, key: str) -> ObjectInfo:
         """Size and time of one object. Raises NotFound."""
         ...
@@ -110,6 +118,20 @@ class ObjectStore(Protocol):
     def close(self) -> None:
         """Let go of connections. Idempotent."""
         ...
+
+
+def read_each(store: ObjectStore, asked: Sequence[Asked]) -> list[Body | None]:
+    """`get_each` of a store that reads one after another."""
+    return [read_if_there(store, each) for each in asked]
+
+
+def read_if_there(store: ObjectStore, asked: Asked) -> Body | None:
+    """One of `get_each`."""
+    key, start, length = asked
+    try:
+        return store.get(key) if length is None else store.get_ranges(key, [(start, length)])[0]
+    except (NotFound, Corrupt):
+        return None
 
 
 def parts_of(size_bytes: int) -> list[tuple[int, int]]:

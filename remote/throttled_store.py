@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from local.throttle import Throttle
-from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 
 class ThrottledStore:
@@ -59,6 +59,11 @@ class ThrottledStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         bodies = self._inner.get_ranges(key, ranges)
         self._fetch.take(sum(map(len, bodies)))
+        return bodies
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        bodies = self._inner.get_each(asked)
+        self._fetch.take(sum(len(body) for body in bodies if body is not None))
         return bodies
 
     def head(self, key: str) -> ObjectInfo:

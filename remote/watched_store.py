@@ -2,7 +2,7 @@
 
 | verb | its time |
 |---|---|
-| put, put_if_absent, get_range, get_ranges | `call_s`, and what its bytes take at RATE_MIN |
+| put, put_if_absent, get_range, get_ranges, get_each | `call_s`, and what its bytes take at RATE_MIN |
 | get, head, list_prefixes, delete, a page of a listing | `call_s` |
 | upload | `upload_stall_s` since the store last asked for a part, not counting the making of parts |
 
@@ -21,7 +21,7 @@ from functools import partial
 from typing import TypeVar
 
 from local.errors import Unavailable
-from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 from remote.watchdog import Pulse, Watchdog
 
 T = TypeVar("T")
@@ -88,6 +88,10 @@ class WatchedStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         attempt, size_bytes = "reading a range of an object", sum(max(0, length) for _, length in ranges)
         return self._run(lambda: self._inner.get_ranges(key, ranges), attempt, key, size_bytes)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        key, size_bytes = asked[0][0] if asked else None, sum(length or 0 for _, _, length in asked)
+        return self._run(lambda: self._inner.get_each(asked), "reading several objects", key, size_bytes)
 
     def head(self, key: str) -> ObjectInfo:
         return self._run(lambda: self._inner.head(key), "looking at an object", key)

@@ -26,6 +26,7 @@ from policies.placement import choose_log_dir
 from policies.rules import PartitionRules
 from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
+from remote.guessing import Guesses
 from remote.head import Head
 from remote.head_changes import expire_segments, set_properties
 from remote.index_copies import index_copies, shares
@@ -227,6 +228,7 @@ class Opener:
                 metadata=held.metadata,
                 keys=self._keys,
                 disk=self._disk_cache,
+                guesses=Guesses(),
             )
         known = held.metadata.load()
         if self._directory.read_only:

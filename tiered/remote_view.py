@@ -23,6 +23,7 @@ from remote.encryption import NO_KEYS, KeyRing
 from remote.foreign_layout import OURS, ForeignFormat, ForeignName, LayoutOptions
 from remote.foreign_log import ForeignLog
 from remote.fsspec_store import open_store
+from remote.guessing import Guesses
 from remote.head import Head
 from remote.index_copies import IndexCopies, index_copies, shares
 from remote.keys import partition_prefix
@@ -245,7 +246,9 @@ class RemoteLog(Readable):
                 partition=partition,
                 deleted_ms=head.deleted_ms,
             )
-        remote = RemotePartition(self.store, prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk)
+        remote = RemotePartition(
+            self.store, prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk, guesses=Guesses()
+        )
         return PartitionSource(partition, None, remote, metadata)
 
 

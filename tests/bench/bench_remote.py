@@ -44,6 +44,7 @@ from local.names import TopicPartition
 from local.record import Record
 from remote.chunk_cache import CACHE_BYTES, ChunkCache
 from remote.fsspec_store import open_store
+from remote.guessing import Guesses
 from remote.head_changes import add_segments
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
@@ -186,7 +187,7 @@ class Ours:
         assert count == self.segment.next_offset
 
     def partition(self, cache: ChunkCache | None = None) -> RemotePartition:
-        return RemotePartition(self.store, PREFIX, cache or ChunkCache(), metadata=self.log)
+        return RemotePartition(self.store, PREFIX, cache or ChunkCache(), metadata=self.log, guesses=Guesses())
 
     def reader(self) -> TieredReader:
         """Of both partitions in turn: what is cached is the other one's."""
@@ -206,7 +207,7 @@ class Ours:
             self.read_small(known)
 
         return {
-            "nothing known": lambda: self.read_small(RemotePartition(self.store, PREFIX)),
+            "nothing known": lambda: self.read_small(RemotePartition(self.store, PREFIX, guesses=Guesses())),
             "head known": lambda: self.read_small(self.partition()),
             "head and indexes known": with_indexes,
             "all known": lambda: self.read_small(warm),

@@ -196,6 +196,24 @@ class ObjectStoreContract:
         store.delete(["t-2/0/x"])
         assert store.list_prefixes("") == ["t-1"]
 
+    def test_several_reads_at_once_give_what_is_there_and_none_for_what_is_not(self, store):
+        store.put("a", b"0123456789")
+        store.put("b/c", b"xyz")
+        asked = [
+            ("a", 0, None),
+            ("a", 3, 4),
+            ("none", 0, None),
+            ("none", 0, 2),
+            ("a", 8, 3),
+            ("b/c", 2, 1),
+            ("a", 4, 0),
+        ]
+        found = store.get_each(asked)
+        expected = [b"0123456789", b"3456", None, None, None, b"z", b""]
+        assert [None if each is None else bytes(each) for each in found] == expected
+        assert store.get_each([]) == []
+        assert [bytes(each) for each in store.get_each(asked[:1])] == expected[:1]
+
     def test_prefixes_may_be_told_how_they_begin(self, store):
         for key in ("t-1/0/x", "t-1/10/x", "t-1/11/1/x", "t-12/0/x", "t/0/x", "u-1/0/x", "t-13"):
             store.put(key, b"x")

@@ -34,7 +34,7 @@ from remote.encryption import KeyRing
 from remote.memory_store import MemoryStore
 from remote.spilling import SpillRule
 from remote.watched_store import Deadlines, WatchedStore
-from tiered import apply
+from tiered import committing
 from tiered.config import Config
 from tiered.key_rings import KEYS_VARIABLE
 from tiered.manager import LogManager
@@ -371,12 +371,12 @@ SCENES = {
 @contextmanager
 def small_chunks() -> Iterator[None]:
     """Segments of this size have several chunks then, so ranges begin inside the object."""
-    real = apply.copy_segment
-    apply.copy_segment = partial(real, chunk_bytes=256)
+    real = committing.copy_segment
+    committing.copy_segment = partial(real, chunk_bytes=256)
     try:
         yield
     finally:
-        apply.copy_segment = real
+        committing.copy_segment = real
 
 
 @contextmanager

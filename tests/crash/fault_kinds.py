@@ -15,7 +15,7 @@ from typing import Any
 
 from local.errors import AccessDenied, AlreadyExists, LogError, NotFound, Unavailable
 from remote.memory_store import MemoryStore
-from remote.store import Body, ObjectInfo, UploadSource
+from remote.store import Asked, Body, ObjectInfo, UploadSource, read_each
 
 BODIES = frozenset({"get", "get_range", "get_ranges"})
 RANGES = frozenset({"get_range", "get_ranges"})
@@ -168,6 +168,9 @@ class FaultStore:
             return []
         first = self._read("get_ranges", key, lambda: self.inner.get_range(key, *ranges[0]), *ranges[0])
         return [first, *(self.inner.get_range(key, start, length) for start, length in ranges[1:])]
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
         info: ObjectInfo = self._read("head", key, lambda: self.inner.head(key))

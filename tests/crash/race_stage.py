@@ -22,7 +22,7 @@ from race_truth import Truth
 
 from local.errors import LogError, Unavailable
 from remote.memory_store import MemoryStore
-from remote.store import Body, ObjectInfo, UploadSource
+from remote.store import Asked, Body, ObjectInfo, UploadSource, read_if_there
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
@@ -265,6 +265,10 @@ class GatedStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         found: Sequence[Body] = self._do(f"get {_short(key)}", lambda: self.race.inner.get_ranges(key, ranges))
         return found
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        """Each at a moment of its own, as requests side by side may be answered."""
+        return [read_if_there(self, each) for each in asked]
 
     def head(self, key: str) -> ObjectInfo:
         found: ObjectInfo = self._do(f"head {_short(key)}", lambda: self.race.inner.head(key))

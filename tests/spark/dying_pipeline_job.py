@@ -31,10 +31,10 @@ NOW = 1_800_000_000_000
 def dying_work(fleet, directory, *, now_ms):
     from pyspark import TaskContext
 
-    import tiered.apply
+    import tiered.committing
 
     if TaskContext.get().attemptNumber() == 0:
-        real, copied = tiered.apply.copy_segment, []
+        real, copied = tiered.committing.copy_segment, []
 
         def cut(*words, **more):
             row = real(*words, **more)
@@ -43,7 +43,7 @@ def dying_work(fleet, directory, *, now_ms):
                 os._exit(1)
             return row
 
-        tiered.apply.copy_segment = cut
+        tiered.committing.copy_segment = cut
     return work_node(fleet, directory, now_ms=now_ms)
 
 

@@ -21,7 +21,7 @@ from remote.head_changes import expire_segments
 from remote.metadata_log import MetadataLog
 from remote.store import ObjectStore
 from remote.zstd_frames import frames
-from tiered import apply
+from tiered import committing
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 from tiered.dump_sources import Kind, kind_of, split_object_url, url_in_bucket
@@ -40,7 +40,7 @@ def bucket(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Ob
     """(store, key of a segment of several chunks, the same bucket as a directory)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIERED_KEYS", RING)
-    monkeypatch.setattr(apply, "copy_segment", partial(apply.copy_segment, chunk_bytes=700))
+    monkeypatch.setattr(committing, "copy_segment", partial(committing.copy_segment, chunk_bytes=700))
     world = World()
     with world.open(segment_bytes="100000") as manager:
         manager.create_topic("t", 1, {**TIERED, **MODES[request.param]}, now_ms=NOW)

@@ -11,6 +11,7 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 from local import kernels
 from local.errors import InvalidRequest, OffsetOutOfRange, Unavailable
 from remote.memory_store import MemoryStore
+from remote.store import Asked, Body, read_each
 from tiered.fetching import Fetched, Fetcher
 from tiered.manager import LogManager
 
@@ -32,6 +33,9 @@ class SlowStore:
         if self.is_broken:
             raise Unavailable("the store is away")
         return self.inner.get_ranges(key, ranges)
+
+    def get_each(self, asked: Sequence[Asked]) -> list[Body | None]:
+        return read_each(self, asked)  # type: ignore[arg-type]
 
     def __getattr__(self, verb: str) -> object:
         return getattr(self.inner, verb)

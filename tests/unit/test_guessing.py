@@ -1,0 +1,181 @@
+"""Cold reads by offset: how often one answer waits for another, what a guess brings, and who stops guessing."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from test_range_reader import PREFIX, segment_of
+
+from local.errors import Corrupt
+from remote.chunk_cache import ChunkCache
+from remote.chunks import CHUNK_BYTES
+from remote.guessing import REST, WRONG_MAX, Guesses
+from remote.head_changes import add_segments
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
+from remote.store import Asked, Body, ObjectInfo
+from remote.transfer import copy_segment
+
+SIZE = 9 * CHUNK_BYTES + 77
+BODY = random.Random(11).randbytes(SIZE)
+COUNT = 100_000  # offsets
+
+
+class Turns(MemoryStore):
+    """Counts what waits for one another: requests that go out together are one turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[str] = []
+        self.asked: list[tuple[int, int]] = []
+        self._inside = False
+
+    def _turn(self, verb: str) -> None:
+        if not self._inside:
+            self.turns.append(verb)
+
+    def get(self, key: str) -> bytes:
+        self._turn("get")
+        return super().get(key)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        self._turn("get_ranges")
+        self.asked += ranges
+        return super().get_ranges(key, ranges)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        self._turn(f"{len(asked)} at once")
+        self._inside = True
+        try:
+            return super().get_each(asked)
+        finally:
+            self._inside = False
+
+    def list(self, prefix: str, *, start_after: str = "") -> list[ObjectInfo]:  # type: ignore[override]
+        self._turn("list")
+        return list(super().list(prefix, start_after=start_after))
+
+
+def offset_index(places: Sequence[tuple[int, int]]) -> bytes:
+    return b"".join(struct.pack(">ii", *each) for each in places)
+
+
+def even(position: int) -> int:
+    """The offset that lies at a byte where all records are of one size."""
+    return position * COUNT // SIZE
+
+
+@pytest.fixture
+def store() -> Turns:
+    return Turns()
+
+
+def kept(store: MemoryStore, places: Sequence[tuple[int, int]], **changes: object) -> RemoteSegment:
+    """A segment with such an offset index, committed."""
+    facts = {"base_offset": 0, "next_offset": COUNT, "epochs": ((0, 0),), "offset_index": offset_index(places)}
+    segment = segment_of(BODY, **{**facts, **changes})
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0)
+    log = MetadataLog(store, PREFIX)
+    log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=0)
+    log.commit(add_segments([row]), now_ms=0)
+    return row
+
+
+EVEN = [(even(at), at) for at in range(4096, SIZE, 4096)]
+
+
+def look(partition: RemotePartition, offset: int) -> bytes:
+    row = partition.head().segments[0]
+    return bytes(partition.read(row, partition.position_of_offset(row, offset), 4096))
+
+
+def test_a_cold_read_waits_three_times_and_not_five(store: Turns) -> None:
+    kept(store, EVEN)
+    for guesses, turns in (
+        (Guesses(), ["list", "2 at once", "2 at once"]),
+        (None, ["list", "2 at once", "get", "get_ranges"]),
+    ):
+        store.turns.clear()
+        partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
+        assert look(partition, COUNT // 2) in BODY
+        assert store.turns == turns
+
+
+@pytest.mark.parametrize("place", [0, 1, 4095, CHUNK_BYTES, SIZE // 2, SIZE - 5000, SIZE - 1])
+def test_what_is_guessed_is_read_without_another_request_and_is_what_was_uploaded(store: Turns, place: int) -> None:
+    row = kept(store, EVEN)
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    partition.head()
+    store.turns.clear()
+    position = partition.position_of_offset(row, even(place))
+    assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]
+    assert store.turns == ["2 at once"]
+    assert all(start % CHUNK_BYTES == 0 for start, _ in store.asked)
+    assert sum(length for _, length in store.asked) <= 3 * CHUNK_BYTES
+
+
+def test_a_wrong_guess_costs_one_request_and_no_wrong_byte(store: Turns) -> None:
+    """All records but the first few lie in the last chunk."""
+    places = [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)]
+    row = kept(store, places)
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    partition.head()
+    store.turns.clear()
+    position = partition.position_of_offset(row, 5000)
+    assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]
+    assert store.turns == ["2 at once", "get_ranges"]
+
+
+def test_who_guesses_wrong_stops_for_a_while_and_begins_again(store: Turns) -> None:
+    row = kept(store, [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)])
+    guesses, guessed = Guesses(), []
+    for _ in range(WRONG_MAX + 1 + REST + 1):
+        partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
+        store.turns.clear()
+        partition.position_of_offset(row, 5000)
+        guessed.append(store.turns == ["2 at once"])
+    assert guessed == [True] * (WRONG_MAX + 1) + [False] * REST + [True]
+
+
+def test_what_was_guessed_and_is_damaged_is_never_given_out(store: Turns) -> None:
+    row = kept(store, EVEN)
+    broken = bytearray(BODY)
+    for at in range(0, SIZE, CHUNK_BYTES):
+        broken[at + 3] ^= 1
+    store.put(PREFIX + row.data_key, bytes(broken))
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    position = partition.position_of_offset(row, COUNT // 2)
+    with pytest.raises(Corrupt):
+        partition.read(row, position, 4096)
+
+
+def test_objects_that_are_missing_or_short_are_told_of_as_without_a_guess(store: Turns) -> None:
+    row = kept(store, EVEN)
+    store.put(PREFIX + row.data_key, BODY[: SIZE // 2])
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses())
+    position = partition.position_of_offset(row, COUNT * 3 // 4)
+    with pytest.raises(Corrupt, match="short"):
+        partition.read(row, position, 4096)
+    damaged = bytearray(store.get(PREFIX + row.indexes_key))
+    damaged[20] ^= 1
+    store.put(PREFIX + row.indexes_key, bytes(damaged))
+    with pytest.raises(Corrupt):
+        RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses()).position_of_offset(row, 5)
+
+
+def test_nothing_is_guessed_where_chunks_have_other_sizes_or_the_indexes_are_here(store: Turns) -> None:
+    row = kept(store, EVEN)
+    guesses = Guesses()
+    for changes in ({"codec": "zstd"}, {"key_id": "k"}):
+        assert guesses.guess(replace(row, **changes), 5) is None
+    partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
+    partition.indexes(row)
+    store.asked.clear()
+    partition.position_of_offset(row, COUNT // 2)
+    assert store.asked == []
