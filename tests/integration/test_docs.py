@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-road.md"
+NOTEBOOK = ROOT / "docs" / "tutorial" / "second-road.md"
 LOOKING = ROOT / "docs" / "how-to" / "look-inside-a-log.md"
 EMBEDDING = ROOT / "docs" / "how-to" / "embed-in-python.md"
 README = ROOT / "README.md"
@@ -27,6 +28,10 @@ HOW_TO = ROOT / "docs" / "how-to"
 _RUN = re.compile(
     r"<!-- run(?P<spark> spark)? -->\n```sh\n(?P<command>.*?)```\n"
     r"(?:\n(?:<!-- (?P<how>shape|some) -->\n)?```text\n(?P<sample>.*?)```\n)?",
+    re.DOTALL,
+)
+_CELL = re.compile(
+    r"```python\n(?P<command>.*?)```\n(?:\n(?:<!-- (?P<how>shape|some) -->\n)?```text\n(?P<sample>.*?)```\n)?",
     re.DOTALL,
 )
 _PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -112,6 +117,22 @@ def test_the_commands_of_the_guide_to_looking_inside_a_log_run(tmp_path: Path) -
 def test_the_tutorials_spark_job_prints_what_it_shows(road: Path) -> None:
     (step,) = [step for step in STEPS if step.needs_spark]
     check_output(step, shell(step.command, road))
+
+
+@pytest.mark.spark
+def test_the_notebooks_cells_print_what_it_shows(tmp_path: Path) -> None:
+    """One program of all cells, with a line that no cell prints behind each of them."""
+    cells = [
+        Step(found["command"], True, found["how"] or "exact", found["sample"])
+        for found in _CELL.finditer(NOTEBOOK.read_text())
+    ]
+    end = "-- end of a cell"
+    printed = run_python("\n".join(f"{cell.command}\nprint({end!r})" for cell in cells), tmp_path).split(f"{end}\n")
+    for cell, told in zip(cells, printed, strict=False):
+        check_output(cell, told)
+    assert len(printed) == len(cells) + 1
+    assert sum(cell.sample is not None for cell in cells) == 7
+    assert (tmp_path / "segments.svg").read_text().startswith("<svg")
 
 
 def test_a_sample_that_differs_is_noticed() -> None:
