@@ -37,10 +37,11 @@ from local.checkpoints import encode_epochs
 from local.epochs import LeaderEpochs
 from local.errors import Conflict, Corrupt, InvalidRequest
 from local.index_files import IndexRows, slices_of
+from local.names import new_topic_id
 from local.producer_state import ProducerState
 from policies.cost import request_cost
 from policies.prices import BUILT_IN, PriceTable
-from remote.catalog import RemotePartitionName
+from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.foreign_layout import ForeignFormat, ForeignName, ForeignParts
@@ -137,6 +138,29 @@ def plan_import(
         gaps=tuple(gaps(rows)),
         cost=_cost(due, keeping, prices),
     )
+
+
+def topic_id_for(
+    source: ObjectStore, target: ObjectStore, topic: str, source_id: str, *, asked: str | None = None
+) -> str:
+    """The id under which a topic is imported: `asked`, or that of an earlier run, or the source's, or a new one.
+
+    Raises Conflict where the target has a living topic of the name already that this import did not make, unless an id
+    was asked for: then there are two of one name, and readers have to say which.
+    """
+    others = set()
+    for name in list_partitions(target):
+        if name.topic != topic or asked not in (None, name.topic_id):
+            continue
+        head = MetadataLog(target, name.prefix).load(exact=True)
+        if head is not None and head.deleted_ms is None:
+            if head.writer_id == _writer(source):
+                return name.topic_id
+            others.add(name.topic_id)
+    if others:
+        facts = {"topic": topic, "topic_ids": ",".join(sorted(others)), "store": target.url}
+        raise Conflict("importing a topic, the target has one of this name", **facts)
+    return asked or source_id or new_topic_id()
 
 
 def run_import(

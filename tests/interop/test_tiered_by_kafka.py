@@ -6,11 +6,17 @@ import shutil
 
 import pytest
 import tiered_by_kafka as tiering
+from bucket_truth import assert_sound
 from kafka_artifacts import KafkaMissing, find_tiered_kafka
 
 from local.isolation import Isolation
 from local.names import TopicPartition
-from tiered.remote_view import open_remote
+from remote.foreign_detect import foreign_format
+from remote.foreign_layout import LayoutOptions
+from remote.fsspec_store import open_store
+from remote.memory_store import MemoryStore
+from tiered.importing import plan_import, run_import
+from tiered.remote_view import RemoteLog, open_remote
 
 pytestmark = pytest.mark.kafka
 
@@ -49,6 +55,25 @@ def test_what_it_tiered_of_transactions_is_read_committed(tiered_by_kafka) -> No
         found = list(reader.records(name, 0))
     assert found == [record for record in written.committed["transactions"] if record.offset < end]
     assert len(found) < sum(record.offset < end for record in written.records["transactions"])
+
+
+def test_what_it_tiered_is_imported_and_sound(tiered_by_kafka) -> None:
+    written, target = tiered_by_kafka, MemoryStore("memory://ours")
+    source = open_store(written.remote.as_uri())
+    layout = foreign_format(source, LayoutOptions(layout="auto"))
+    assert layout is not None
+    for name in layout.partitions(source):
+        plan = plan_import(source, layout, name, target, topic_id=name.topic_id, now_ms=1)
+        run_import(source, layout, target, plan, now_ms=lambda: 2)
+    assert_sound(target)
+    with RemoteLog(target) as ours, open_remote(written.remote.as_uri(), layout="auto") as theirs:
+        for topic, end in written.ends.items():
+            name = TopicPartition(topic, 0)
+            expected = [record for record in written.records[topic] if record.offset < end]
+            assert list(ours.reader().records(name, 0)) == expected, topic
+            for_committed = [bucket.reader(Isolation.READ_COMMITTED) for bucket in (ours, theirs)]
+            assert len({reader.offsets(name) for reader in for_committed}) == 1, topic
+            assert len({tuple(reader.records(name, 0)) for reader in for_committed}) == 1, topic
 
 
 def test_a_log_directory_of_a_broker_is_read_without_the_broker(written_by_kafka, tmp_path) -> None:

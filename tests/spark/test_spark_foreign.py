@@ -114,3 +114,29 @@ def test_a_stream_of_another_layout_is_refused(spark, places):
     stream = spark.readStream.format("tiered").option("subscribe", NAME.topic).option("layout", "logs")
     with pytest.raises((LogError, Exception), match="a stream has not"):
         stream.load(urls["logs"]).writeStream.format("noop").start().processAllAvailable()
+
+
+@pytest.mark.kafka
+def test_what_a_real_broker_tiered_is_read_by_spark(spark, tmp_path):
+    """Every codec and transactions, against a consumer that read all of it from the broker."""
+    import tiered_by_kafka as tiering
+    from kafka_artifacts import KafkaMissing, find_tiered_kafka
+
+    try:
+        written = tiering.tier(find_tiered_kafka(), tmp_path / "kafka")
+    except KafkaMissing as error:
+        pytest.skip(str(error))
+    reader = spark.read.format("tiered").option("layout", "auto").option("splitBytes", "8000")
+    frame = reader.option("subscribePattern", ".*").load(written.remote.as_uri())
+    found = {topic: [] for topic in tiering.TOPICS}
+    for row in frame.selectExpr("topic", "offset", "unix_millis(timestamp) ms", "key", "value").collect():
+        found[row["topic"]].append((row["offset"], row["ms"], _bytes(row["key"]), _bytes(row["value"])))
+    for topic, end in written.ends.items():
+        assert sorted(found[topic]) == _expected(each for each in written.records[topic] if each.offset < end), topic
+    frame = spark.read.format("tiered").options(
+        layout="auto", subscribe="transactions", **{"kafka.isolation.level": "read_committed"}
+    )
+    told = [row["offset"] for row in frame.load(written.remote.as_uri()).select("offset").collect()]
+    expected = [each.offset for each in written.committed["transactions"] if each.offset < written.ends["transactions"]]
+    assert sorted(told) == expected[: len(told)]
+    assert len(told) > len(expected) // 2

@@ -13,6 +13,7 @@ import click
 
 from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
+from tiered.cli.layouts import LAYOUTS, LayoutWords, layout_options, layout_words
 from tiered.cli.records import as_json, parse_template
 from tiered.cli.session import Session, now_ms, store_options
 
@@ -44,6 +45,7 @@ VIEW = "compacted"  # `remote.view.DEFAULT_VIEW`
 @click.option("--remote", "url", metavar="URL", help="Read this bucket alone; needs no configuration.")
 @click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote.")
+@layout_options("tiered", "Of --remote,")
 @click.pass_obj
 def consume(
     session: Session,
@@ -58,17 +60,23 @@ def consume(
     url: str | None,
     topic_id: str | None,
     options: dict[str, object],
+    layout: str,
+    prefixes: tuple[str, ...],
+    private_keys: tuple[str, ...],
 ) -> None:
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:
         raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
+    if url is None and (layout != LAYOUTS[0] or prefixes or private_keys):
+        raise click.UsageError("--layout, --layout-prefix and --layout-key are for --remote")
     if view is not None and not read_compacted:
         raise click.UsageError("--view is for --read-compacted; without it the full log is read")
     topic, number = parse_partition(target)
     position = parse_position(start, now_ms())
     show = parse_template(template)
     write = sys.stdout.buffer.write
-    with _open(session, url, options, {topic: topic_id} if topic_id is not None else {}) as source:
+    words = layout_words(layout, prefixes, private_keys)
+    with _open(session, url, options, {topic: topic_id} if topic_id is not None else {}, words) as source:
         partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
         reader = _reader(source, isolation, (view or VIEW) if read_compacted else None)
         _tell_lost(session, reader, partitions)
@@ -80,14 +88,14 @@ def consume(
 
 
 def _open(
-    session: Session, url: str | None, options: dict[str, object], topic_ids: dict[str, str]
+    session: Session, url: str | None, options: dict[str, object], topic_ids: dict[str, str], words: LayoutWords
 ) -> AbstractContextManager[LogManager | RemoteLog]:
     if url is None:
         return session.manager(read_only=True)
     session.set_up_logging()
     from tiered.remote_view import open_remote
 
-    return open_remote(url, options, topic_ids=topic_ids)
+    return open_remote(url, options, topic_ids=topic_ids, **words)
 
 
 def _reader(source: LogManager | RemoteLog, isolation: str, view: str | None) -> TieredReader:

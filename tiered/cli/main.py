@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 
 import click
 
@@ -33,6 +34,8 @@ COMMANDS = {
     "gc": ("tiered.cli.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
     "restore": ("tiered.cli.restore", "Put topics of a bucket back on a disk, whole or up to an offset or a time."),
     "fork": ("tiered.cli.fork", "Make another topic of the bucket with the same records; nothing is copied."),
+    "import": ("tiered.cli.import_", "Bring a bucket that others filled into ours: Aiven's, Kafka's, plain logs."),
+    "remote": ("tiered.cli.remote", "Look at a bucket by its address alone, whosever it is."),
     "rewrite": ("tiered.cli.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
     "pipeline": (
         "tiered.cli.pipeline",
@@ -75,7 +78,8 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, summary = COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(module), cmd_name.replace("-", "_"))
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(module), f"{name}_" if iskeyword(name) else name)
         command.short_help = summary
         return command
 

@@ -1,0 +1,127 @@
+"""Other people's buckets from the command line: ``remote ls``, ``consume --layout``, ``import``, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bucket_truth import assert_sound
+from foreign_samples import NAME, Sample, new_key, put_aiven, put_log, write_log
+
+from local.errors import InvalidRequest
+from remote.fsspec_store import open_store
+from tiered.cli.layouts import LAYOUTS, layout_words
+from tiered.cli.main import invoke
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Sample:
+    return write_log(tmp_path_factory.mktemp("log") / NAME.directory)
+
+
+@pytest.fixture
+def logs(sample, tmp_path) -> str:
+    (tmp_path / "theirs").mkdir()
+    url = (tmp_path / "theirs").as_uri()
+    store = open_store(url)
+    for files in sample.segments:
+        put_log(store, files)
+    store.close()
+    return url
+
+
+@pytest.fixture
+def ours(tmp_path) -> str:
+    (tmp_path / "ours").mkdir()
+    return (tmp_path / "ours").as_uri()
+
+
+def _json(capfd, *words: str) -> dict:
+    assert invoke([*words, "-o", "json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def _read(capfd, url: str, *words: str) -> list[str]:
+    target = f"{NAME.topic}/{NAME.partition}"
+    assert invoke(["consume", target, "--remote", url, "-f", "%o %t %k %v\\n", *words]) == 0
+    return capfd.readouterr().out.splitlines()
+
+
+def test_a_bucket_is_listed_and_read_whosever_it_is(sample, logs, capfd) -> None:
+    (row,) = _json(capfd, "remote", "ls", logs)["partitions"]
+    size = sum(len(files.log) for files in sample.segments)
+    expected = {"topic": NAME.topic, "partition": NAME.partition, "topic_id": None, "log_start_offset": 0}
+    expected |= {"next_offset": sample.end, "segments": len(sample.segments), "size_bytes": size, "missing_offsets": 0}
+    assert row == expected
+    assert len(_read(capfd, logs, "--layout", "auto")) == len(sample.records)
+    committed = _read(capfd, logs, "--layout", "logs", "--isolation", "read_committed")
+    assert len(committed) == len([each for each in sample.committed if each.offset < sample.stable])
+
+
+def test_gaps_are_told_on_stderr(sample, tmp_path, capfd) -> None:
+    store = open_store(tmp_path.as_uri())
+    for files in (sample.segments[0], sample.segments[2]):
+        put_log(store, files)
+    assert invoke(["remote", "ls", tmp_path.as_uri()]) == 0
+    lost = sample.segments[1]
+    assert f"no segment holds the offsets {lost.base} to {lost.next - 1}" in capfd.readouterr().err
+
+
+def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd) -> None:
+    words = ("import", logs, NAME.topic, "--remote", ours)
+    planned = _json(capfd, *words, "--dry-run")
+    assert planned["dry_run"] is True
+    assert planned["partitions"][0]["segments"] == len(sample.segments)
+    assert list(open_store(ours).list("")) == []
+    assert invoke([*words]) == 2
+    assert "say --yes" in capfd.readouterr().err
+    (done,) = _json(capfd, *words, "--yes", "--codec", "zstd")["partitions"]
+    assert (done["records"], done["next_offset"], done["is_complete"]) == (len(sample.records), sample.end, True)
+    assert _read(capfd, ours) == _read(capfd, logs, "--layout", "auto")
+    assert_sound(open_store(ours))
+    assert _json(capfd, *words, "--yes")["partitions"] == []
+    (row,) = _json(capfd, "remote", "ls", ours)["partitions"]
+    assert (row["topic_id"], row["next_offset"]) == (done["topic_id"], sample.end)
+
+
+def test_what_cannot_be_imported_is_an_error_that_says_what_to_do(sample, logs, ours, capfd) -> None:
+    assert invoke(["import", logs, "nothing-like-it", "--remote", ours, "--dry-run"]) == 1
+    assert "there is none" in capfd.readouterr().err
+    assert invoke(["import", logs, "--remote", ours, "--yes"]) == 0
+    assert invoke(["import", ours, "--remote", logs, "--dry-run"]) == 2
+    assert "tiered rewrite copy" in capfd.readouterr().err
+    assert invoke(["consume", "t", "--layout", "logs"]) == 2
+    assert "--remote" in capfd.readouterr().err
+
+
+def test_a_topic_of_the_name_that_is_somebody_elses_is_refused(sample, logs, ours, tmp_path, capfd) -> None:
+    (tmp_path / "others").mkdir()
+    other = (tmp_path / "others").as_uri()
+    put_log(open_store(other), sample.segments[0])
+    assert invoke(["import", other, "--remote", ours, "--yes"]) == 0
+    capfd.readouterr()
+    assert invoke(["import", logs, "--remote", ours, "--yes"]) == 5
+    assert "has one of this name" in capfd.readouterr().err
+    assert invoke(["import", logs, "--remote", ours, "--yes", "--topic-id", "B" * 22]) == 0
+
+
+def test_aivens_prefix_and_keys_are_words(sample, ours, tmp_path, capfd) -> None:
+    key = new_key(tmp_path / "key1.pem")
+    (tmp_path / "theirs").mkdir()
+    url = (tmp_path / "theirs").as_uri()
+    store = open_store(url)
+    for number, files in enumerate(sample.segments):
+        put_aiven(store, files, number=number, prefix="tier-", compressed=True, key=key)
+    words = ["--layout", "aiven", "--layout-prefix", "tier-", "--layout-key", f"key1={key.path}"]
+    assert len(_read(capfd, url, *words)) == len(sample.records)
+    assert invoke(["import", url, "--remote", ours, "--yes", *words]) == 0
+    capfd.readouterr()
+    assert len(_read(capfd, ours)) == len(sample.records)
+    with pytest.raises(InvalidRequest, match="id=file"):
+        layout_words("aiven", (), ("key1",))
+
+
+def test_the_command_lines_words_are_the_librarys() -> None:
+    from remote.foreign_layout import WORDS
+
+    assert sorted(LAYOUTS) == sorted(WORDS)
