@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from local.errors import Corrupt
-from tiered.key_exchange import Combiner, KeyRun, by_group, newest, newest_offsets, offsets_of, parted, records_held
+from tiered.key_exchange import (
+    Combiner,
+    KeyRun,
+    bucket_count,
+    by_group,
+    newest,
+    newest_offsets,
+    offsets_of,
+    parted,
+    records_held,
+)
 
 LARGE = 2**62
 
@@ -136,3 +149,49 @@ def test_what_is_cut_is_noticed():
 
 def test_a_small_buffer_compares_few_records_at_a_time():
     assert [records_held(each) for each in (0, 31, 64, 64 << 20)] == [1, 1, 2, 2 << 20]
+
+
+def peak_bytes(directory, keys, buffer_bytes):
+    """Memory while the newest of so many keys, each of which comes twice, are found; what travels lies on the disk."""
+    buckets, found = bucket_count(2 * keys, buffer_bytes), 0
+    places = [directory / str(number) for number in range(buckets)]
+    tracemalloc.start()
+    for turn in range(2):
+        combiner = Combiner(records_held(buffer_bytes))
+        for at in range(0, keys, 2000):
+            halves = np.arange(at, min(at + 2000, keys), dtype=np.int64)
+            run = KeyRun(halves, halves * -(7**22), halves + turn * keys)
+            append(places, [each for ready in combiner.add(run) for each in parted(ready, buckets)])
+        append(places, [each for ready in combiner.rest() for each in parted(ready, buckets)])
+    for place in places:
+        offsets = newest(strings_in(place))
+        assert (offsets >= keys).all()
+        found += len(offsets)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == keys
+    return peak
+
+
+def append(places, strings):
+    for number, string in strings:
+        with places[number].open("ab") as file:
+            file.write(struct.pack("<I", len(string)) + string)
+
+
+def strings_in(place):
+    with place.open("rb") as file:
+        while head := file.read(4):
+            yield file.read(*struct.unpack("<I", head))
+
+
+def test_memory_is_the_buffers_however_many_keys_there_are(tmp_path):
+    few, many = (peak_bytes(fresh(tmp_path / str(keys)), keys, 512 << 10) for keys in (20_000, 320_000))
+    whole = peak_bytes(fresh(tmp_path / "whole"), 320_000, 64 << 20)
+    assert many < 1.5 * few + (1 << 20) < 4 << 20
+    assert whole > 320_000 * 2 * 24 > 3 * many, "a map of all keys would not fit"
+
+
+def fresh(directory):
+    directory.mkdir()
+    return directory

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from bucket_samples import NOW_MS, batch_at
 
@@ -93,3 +96,21 @@ def test_a_selection_of_rows_is_rendered_alone():
     part = columns.select((columns.offsets >= 7) & (columns.offsets < 9))
     (batch,) = rows.record_batches(part, ("offset", "key", "timestampType"), "orders", 3)
     assert batch.to_pydict() == {"offset": [7, 8], "key": [b"key-7", b"key-8"], "timestampType": [0, 0]}
+
+
+def test_a_worker_that_reads_need_not_import_pandas():
+    """A quarter of a second of each Python worker's first task, and 25 MB."""
+    program = """
+import sys
+from local import kernels
+from local.batch import encode_batch
+from tiered.spark.rows import TYPES, record_batches
+
+columns = kernels.decode_columns(encode_batch([(b"k", b"v", 7)]))
+names = [name for name in TYPES if name != "headers"]
+(batch,) = record_batches(columns, names, "orders", 3)
+assert (batch["topic"][0].as_py(), batch["partition"][0].as_py()) == ("orders", 3)
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -76,9 +76,9 @@ def _column(columns: Columns, name: str, topic: str, partition: int) -> pa.Array
         case "value":
             return _binary(columns.data, columns.value_starts, columns.value_lengths)
         case "topic":
-            return pa.repeat(pa.scalar(topic, pa.string()), count)
+            return _repeated(topic.encode(), count)
         case "partition":
-            return pa.repeat(pa.scalar(partition, pa.int32()), count)
+            return _numbers(TYPES[name], np.full(count, partition, np.int32))
         case "offset":
             return _numbers(TYPES[name], columns.offsets)
         case "timestamp":
@@ -96,6 +96,12 @@ def _lengths(columns: Columns, name: str) -> NDArray[np.int32]:
 
 def _numbers(kind: pa.DataType, values: NDArray[Any]) -> pa.Array[Any]:
     return pa.Array.from_buffers(kind, len(values), [None, _buffer(values)])
+
+
+def _repeated(word: bytes, count: int) -> pa.Array[Any]:
+    """One word again and again. (`pyarrow.scalar` would import pandas into every worker: a quarter of a second.)"""
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(word))
+    return pa.Array.from_buffers(pa.string(), count, [None, _buffer(ends), pa.py_buffer(word * count)])
 
 
 def _binary(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> pa.Array[Any]:

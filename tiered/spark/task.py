@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 WINDOW_BYTES = 8 << 20
+STEP_BYTES = 16 << 20  # of inflated batches at once: some columns of it, their copy in Arrow, and no step before it
 _CACHE_BYTES = 4 * WINDOW_BYTES  # the window at hand, the next one, and room for indexes
 
 
@@ -51,6 +52,7 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
             store, split, load_key_ring(options.key_ring, os.environ), pin_ms=options.pin_ms, layout=options.layout
         ):
             yield from record_batches(columns, names, split.topic, split.partition)
+            del columns
     finally:
         store.close()
 
@@ -79,6 +81,7 @@ def split_columns(
                 for columns in _piece_columns(fetch, _tightened(remote, split, piece), likely_next):
                     reached = columns.next_offset
                     yield _wanted(columns, split)
+                    del columns  # before the next step is inflated
             except NotFound as error:
                 if fail_on_data_loss:
                     raise _gone(split, error) from error
@@ -159,6 +162,7 @@ def _piece_columns(fetch: _Fetch, piece: Piece, following: Piece | None) -> Iter
         for columns in _decoded(data, piece, position):
             whole = columns.table.valid_bytes  # of the whole window, the same in every step
             yield columns
+            del columns
         if whole == 0:
             if reached >= piece.end_position:
                 raise Corrupt("reading a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
@@ -170,7 +174,7 @@ def _piece_columns(fetch: _Fetch, piece: Piece, following: Piece | None) -> Iter
 def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
     """In steps of bounded memory, however well the batches were compressed."""
     try:
-        yield from kernels.decode_in_steps(data)
+        yield from kernels.decode_in_steps(data, step_bytes=STEP_BYTES)
     except Corrupt as error:
         facts = {**error.facts, "object": piece.segment.data_key}
         if isinstance(at := facts.get("at"), int):

@@ -1,0 +1,146 @@
+"""A job's effect fails, and at that very moment somebody else commits: every job, every fault, both sides of the call.
+
+`test_bucket_compaction_faults` and `test_ingest_faults` have faults by themselves and races by themselves; here the
+commit that is lost, held up, answered wrongly or killed meets another one. A call that hangs is one that is given up
+and comes late (`LATE`): that is all that a caller sees of it. Afterwards the manager goes on, the job is run again, and
+both tiers and the bucket alone have every acknowledged value once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import test_ingest_faults
+from bucket_truth import assert_sound
+from fault_store import Fault, FaultStore, Killed
+from test_bucket_compaction_faults import SETTINGS, Scene
+from test_recompaction_faults import HOUR, check, check_bucket_alone
+
+from local.errors import AlreadyExists, LogError, Unavailable
+from remote import guest, job_changes
+from remote.head import Head
+from remote.keys import head_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.store import Body, ObjectStore
+from tiered import ingest
+from tiered.rewriting import RewritePlan, plan_merge, plan_recode, run_rewrite
+
+Job = Callable[[Scene, ObjectStore], None]  # one that returns has done what it was to do: it asserts so
+EFFECTS = ("put", "put_if_absent", "upload", "delete")
+FAULTS = [Fault.AFTER, Fault.EXISTS, Fault.LATE_1, Fault.LATE_3, Fault.KILL_BEFORE, Fault.KILL_AFTER]
+
+
+def compaction(scene: Scene, store: ObjectStore) -> None:
+    scene.job(store, job_id="nightly")
+    assert [each.job_id for each in scene.head().jobs] == ["nightly"]
+
+
+def merge(scene: Scene, store: ObjectStore) -> None:
+    _rewritten(scene, store, plan_merge(store, scene.name(), now_ms=scene.story.clock, target_bytes=4000))
+
+
+def recode(scene: Scene, store: ObjectStore) -> None:
+    _rewritten(scene, store, plan_recode(store, scene.name(), now_ms=scene.story.clock, codec="zstd"))
+
+
+def _rewritten(scene: Scene, store: ObjectStore, plan: RewritePlan) -> None:
+    run_rewrite(store, plan, now_ms=lambda: scene.story.clock, groups_a_head=8)
+    there = {row.ulid for row in scene.head().segments}
+    assert not there & {row.ulid for group in plan.groups for row in group.rows}
+
+
+JOBS = [compaction, merge, recode]
+
+
+def effects(job: Job) -> list[int]:
+    rehearsal = Scene(**SETTINGS[1])
+    calls = FaultStore(rehearsal.store)
+    job(rehearsal, calls)
+    return [at for at, verb in enumerate(calls.calls) if verb in EFFECTS]
+
+
+def raced(job: Job, at: int, fault: Fault, *, behind: bool) -> None:
+    """One case: call `at` of the job meets the fault, the manager does a round right before it or right behind it."""
+    scene, rounds = Scene(**SETTINGS[1]), []
+
+    def meanwhile(number: int) -> None:
+        if number == at + behind:
+            rounds.append(number)
+            scene.round("ab", "5")
+
+    store = FaultStore(scene.store, at, fault, before_call=meanwhile)
+    with suppress(LogError, Killed):
+        job(scene, store)
+    if not rounds:  # the process was gone by then
+        scene.round("ab", "5")
+    store.deliver(1 << 60)
+    check_bucket_alone(scene.store, scene.story)
+    job(scene, scene.store)
+    scene.story.settle(scene.manager)
+    scene.story.clock += 2 * HOUR
+    scene.leave()
+    check(scene.disk, scene.store, scene.story)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
+def test_an_effect_that_fails_while_a_manager_commits_loses_nothing_and_brings_nothing_back(
+    job: Job, fault: Fault
+) -> None:
+    found = effects(job)
+    assert len(found) > 2, "nothing to cut"
+    for at in found:
+        for behind in (False, True):
+            raced(job, at, fault, behind=behind)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.value)
+def test_a_commit_of_an_ingest_that_fails_while_the_same_job_runs_elsewhere_has_every_record_once(fault: Fault) -> None:
+    rehearsal = FaultStore(MemoryStore())
+    test_ingest_faults.run(rehearsal)
+    for at in (at for at, verb in enumerate(rehearsal.calls) if verb == "put_if_absent"):
+        for behind in (0, 1):
+            inner = MemoryStore()
+
+            def meanwhile(number: int, at: int = at + behind, inner: MemoryStore = inner) -> None:
+                if number == at:
+                    with suppress(LogError):
+                        test_ingest_faults.run(inner)
+
+            store = FaultStore(inner, at, fault, before_call=meanwhile)
+            with suppress(LogError, Killed):
+                test_ingest_faults.run(store)
+            store.deliver(1 << 60)
+            assert_sound(inner)
+            test_ingest_faults.run(inner)
+            assert [test_ingest_faults.values(inner, partition) for partition in (0, 1)] == [
+                test_ingest_faults.of_job("job")
+            ] * 2
+
+
+# --- broken rules are seen -------------------------------------------------------------------------------------------
+
+
+def _believes_any_answer(self: MetadataLog, head: Head, body: Body) -> Head:
+    """ "Exists" is taken for our own, and no answer for a yes."""
+    with suppress(AlreadyExists, Unavailable):
+        self._store.put_if_absent(self._prefix + head_key(head.sequence), body)
+    return head
+
+
+@pytest.mark.parametrize("fault", [Fault.LATE_3, Fault.EXISTS], ids=lambda fault: fault.value)
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
+def test_a_commit_that_believes_any_answer_is_seen(monkeypatch: pytest.MonkeyPatch, job: Job, fault: Fault) -> None:
+    monkeypatch.setattr(guest.GuestLog, "_create", _believes_any_answer)
+    with pytest.raises((AssertionError, LogError)):
+        test_an_effect_that_fails_while_a_manager_commits_loses_nothing_and_brings_nothing_back(job, fault)
+
+
+def test_an_ingest_that_does_not_look_for_its_note_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ingest, job_changes):
+        monkeypatch.setattr(module, "is_done", lambda head, note: False)
+    with pytest.raises((AssertionError, LogError)):
+        test_a_commit_of_an_ingest_that_fails_while_the_same_job_runs_elsewhere_has_every_record_once(Fault.AFTER)

@@ -1,0 +1,28 @@
+"""Gigabytes through an executor of half of one: no job of ours needs memory that grows with the data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+ROWS, VALUE_BYTES, KEYS = 120_000, 16_000, 50_000
+
+
+@pytest.mark.timeout(600)
+def test_ingest_read_and_compaction_of_four_times_an_executors_heap_in_workers_held_to_a_limit(file_bucket):
+    script = Path(__file__).with_name("memory_job.py")
+    words = [sys.executable, script, file_bucket.url, *map(str, (ROWS, VALUE_BYTES, KEYS))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    read = [ROWS, ROWS * VALUE_BYTES, sum(range(ROWS)), f"{ROWS - 1:012d}"]
+    left = [KEYS, KEYS * VALUE_BYTES, sum(range(ROWS - KEYS, ROWS)), f"{ROWS - 1:012d}"]
+    assert found["heap_bytes"] * 4 <= ROWS * VALUE_BYTES < 5 * found["heap_bytes"]
+    assert (found["source"], found["arrow"], found["left"]) == (read, read, left)
+    assert found["compacted"] == [ROWS, KEYS]
