@@ -1,16 +1,20 @@
 """The remote tier against bare clients, on one real server, in one run: ``bench_remote.py [--mib 256] [--rounds 9]``.
 
-| row | ours | reference |
-|---|---|---|
-| upload | `copy_segment` of a file: every batch decoded, checksums, verification, indexes | multipart, same parts |
-| read | all batches of a segment, cold, checked, by `TieredReader`, then decoded too | ranged GETs of RANGE_BYTES |
-| random read | 64 KiB somewhere, by offset: nothing known, head known, indexes known, all known | one GET of 64 KiB |
+| row | ours | reference | goal |
+|---|---|---|---|
+| upload | `copy_segment` of a file: every batch decoded, checksums, verification | multipart, same parts | 0.9 |
+| read | all batches of a segment, cold, checked, by `TieredReader`, then decoded too | ranged GETs, same sizes | 0.8 |
+| random read | 64 KiB somewhere, by offset: nothing known, head known, indexes known | one GET of 64 KiB | |
 
 References are obstore's own functions, and where it is faster http.client on presigned URLs, which signs no bodies and
 checks nothing; what their GETs bring they throw away, while ours goes through one cache, full of another segment's
-chunks. The server is Versity S3 Gateway on loopback over files in memory; it shares the cores, so only ratios
-mean anything: 1.0 is as fast as the reference, more is faster. Everybody takes a turn in each round. A ratio is the
-median of the rounds' own ratios, in brackets that of the processor time of this process.
+chunks. Ranges are RANGE_BYTES, THREADS of them at once, for everybody. The server is Versity S3 Gateway on loopback
+over files in memory; it shares the cores, so only ratios mean anything: 1.0 is as fast as the reference, more is
+faster. Everybody takes a turn in each round. A ratio is the median of the rounds' own ratios, in brackets that of the
+processor time of this process.
+
+Random reads are measured twice: on loopback, where nothing but processor time counts, and with FAR_S added to each
+answer, ours and the reference's, where it counts how often one answer waits for another ("turns").
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +53,9 @@ from remote.head_changes import add_segments
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
 from remote.range_reader import RANGE_BYTES, RemotePartition
+from remote.read_ahead import THREADS
 from remote.segment import PART_BYTES, RemoteSegment
+from remote.store import Asked, Body, ObjectInfo
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.copying import SegmentWatch
 from tiered.partition_source import PartitionSource
@@ -61,6 +67,7 @@ PREFIX = PREFIXES[0]
 PARTITION = TopicPartition("orders", 0)
 BATCH_BYTES, VALUE_BYTES = 16 << 10, 100  # Kafka's batch.size, and small records: the most work for each byte
 SMALL_BYTES, SMALL_COUNT = 64 << 10, 20
+FAR_S, FAR_COUNT, FAR_ROUNDS = 0.02, 5, 5  # some 20 to 30 ms are what S3 takes for a first byte
 Work = Callable[[], object]
 
 
@@ -110,15 +117,24 @@ def reads(ours: Ours, raw: Raw, rounds: int) -> None:
 
 def random_reads(ours: Ours, raw: Raw, rounds: int) -> None:
     works = {"one raw GET": raw.small, **ours.random_reads()}
-    taken = in_turns(
-        {name: lambda work=work: [work() for _ in range(SMALL_COUNT)] for name, work in works.items()}, rounds
-    )
-    print("| 64 KiB by offset | ms | CPU ms | x one raw GET | requests |\n|---|---|---|---|---|")
-    for name, each in taken.items():
-        wall, cpu = (median(column) * 1e3 / SMALL_COUNT for column in zip(*each, strict=True))
-        told = ours.requests_of(works[name]) if name != "one raw GET" else "1 GET"
-        print(f"| {name} | {wall:.2f} | {cpu:.2f} | {ratio(taken, 'one raw GET', name)} | {told} |")
+    near = in_turns(repeated(works, SMALL_COUNT), rounds)
+    ours.store.delay_s = raw.delay_s = FAR_S
+    far = in_turns(repeated(works, FAR_COUNT), FAR_ROUNDS)
+    ours.store.delay_s = raw.delay_s = 0
+    told = f"ms, {FAR_S * 1e3:.0f} ms away"
+    print(f"| 64 KiB by offset | ms | CPU ms | x one raw GET | {told} | x | turns | requests |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in works:
+        wall, cpu = (median(column) * 1e3 / SMALL_COUNT for column in zip(*near[name], strict=True))
+        away = median(wall for wall, _ in far[name]) * 1e3 / FAR_COUNT
+        turns, requests = ours.requests_of(works[name]) if name != "one raw GET" else (1, "1 GET")
+        ratios = ratio(near, "one raw GET", name), ratio(far, "one raw GET", name).partition(" ")[0]
+        print(f"| {name} | {wall:.2f} | {cpu:.2f} | {ratios[0]} | {away:.1f} | {ratios[1]} | {turns} | {requests} |")
     print()
+
+
+def repeated(works: dict[str, Work], count: int) -> dict[str, Work]:
+    return {name: lambda work=work: [work() for _ in range(count)] for name, work in works.items()}
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -164,7 +180,7 @@ class Ours:
     def __init__(self, server: RunningServer, segment: SegmentToCopy) -> None:
         self.segment = segment
         self.cache, self.turn = ChunkCache(min(CACHE_BYTES, segment.size_bytes)), 0  # never room for both partitions
-        self.store = MeteredStore(open_store(f"s3://{BUCKET}/ours", {**server.options(), "client": "obstore"}))
+        self.store = FarStore(open_store(f"s3://{BUCKET}/ours", {**server.options(), "client": "obstore"}))
         self.logs = [MetadataLog(self.store, prefix) for prefix in PREFIXES]
         for number, log in enumerate(self.logs):
             log.become_writer("bench", 0, topic="orders", topic_id=TOPIC_ID, partition=number)
@@ -218,12 +234,41 @@ class Ours:
         offset = random.randrange(row.next_offset * 9 // 10)
         assert len(partition.read(row, partition.position_of_offset(row, offset), SMALL_BYTES)) == SMALL_BYTES
 
-    def requests_of(self, work: Work) -> str:
-        before = self.store.counts()
+    def requests_of(self, work: Work) -> tuple[int, str]:
+        """(how often one waited for another, what was asked)."""
+        before, self.store.turns = self.store.counts(), 0
         work()
         made = self.store.counts() - before
         counts = {"GET": made.gets, "LIST": made.lists, "PUT": made.puts}
-        return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none"
+        return self.store.turns, ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none"
+
+
+class FarStore(MeteredStore):
+    """Each answer takes `delay_s` longer; `turns` counts those that came one after another."""
+
+    delay_s = 0.0
+    turns = 0
+
+    def get(self, key: str) -> bytes:
+        self._wait()
+        return super().get(key)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
+        self._wait()
+        return super().get_ranges(key, ranges)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        self._wait()
+        return super().get_each(asked)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        self._wait()
+        return super().list(prefix, start_after=start_after)
+
+    def _wait(self) -> None:
+        self.turns += 1
+        if self.delay_s:
+            time.sleep(self.delay_s)
 
 
 # --- the references -------------------------------------------------------------------------------------------------
@@ -248,6 +293,7 @@ class Raw:
         self.host, self.port = place.hostname, place.port
         url = self.boto3.generate_presigned_url("get_object", Params=names, ExpiresIn=36000)
         self.target = url.removeprefix(server.url)
+        self.delay_s = 0.0
         self.idle: list[http.client.HTTPConnection] = []
 
     def obstore_upload(self) -> None:
@@ -279,10 +325,12 @@ class Raw:
         return body
 
     def side_by_side(self, get: Callable[[tuple[int, int]], int]) -> None:
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             assert sum(pool.map(get, self.ranges)) == len(self.body)
 
     def small(self) -> None:
+        if self.delay_s:
+            time.sleep(self.delay_s)
         start = random.randrange(len(self.body) - SMALL_BYTES)
         assert len(self.http_get(start, SMALL_BYTES)) == SMALL_BYTES
 

@@ -14,6 +14,7 @@ from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segme
 
 from policies.cost import GIB, S3_STANDARD, request_cost
 from remote.fsspec_store import open_store
+from remote.guessing import Guesses
 from remote.head_changes import add_segments
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore, RequestCounts
@@ -71,7 +72,7 @@ def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts
 
 
 def cold(store: ObjectStore, log: MetadataLog) -> RemotePartition:
-    return RemotePartition(store, PREFIX, metadata=log)
+    return RemotePartition(store, PREFIX, metadata=log, guesses=Guesses())
 
 
 def requests(counts: RequestCounts) -> tuple[float, float, float]:
