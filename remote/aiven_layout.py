@@ -41,6 +41,7 @@ class AivenFormat:
     def __init__(self, prefixes: Sequence[str], keys: PrivateKeys) -> None:
         self._prefixes = tuple(dict.fromkeys(prefixes))
         self._keys = keys
+        self._known: dict[tuple[str, int], ForeignSegment] = {}  # by the log's key and size: manifests never change
 
     def partitions(self, store: ObjectStore) -> list[ForeignName]:
         found: dict[tuple[str, str, int], list[str]] = {}
@@ -51,8 +52,14 @@ class AivenFormat:
 
     def segments(self, store: ObjectStore, name: ForeignName) -> list[ForeignSegment]:
         whole = [each for place in name.places for each in _whole(store, place)]
+        fresh = [pair for pair in whole if (pair[0].key, pair[0].size_bytes) not in self._known]
         with ThreadPoolExecutor(THREADS, "tiered-manifests") as threads:
-            found = list(threads.map(lambda pair: self._segment(store, *pair), whole))
+            for (data, _), made in zip(
+                fresh, threads.map(lambda pair: self._segment(store, *pair), fresh), strict=True
+            ):
+                if made is not None:
+                    self._known[data.key, data.size_bytes] = made
+        found = (self._known.get((data.key, data.size_bytes)) for data, _ in whole)
         return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:

@@ -15,6 +15,7 @@ from remote.raw_layouts import KafkaLocalFormat, LogDirectoryFormat, PinterestFo
 from remote.store import ObjectStore
 
 DIRECTORIES, KEYS = 50, 200  # looked at, and names in each
+PUFFIN = ".puffin"
 
 
 def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat | None:
@@ -43,6 +44,11 @@ def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout
     found = set(_topic_directories(store)) or set(_log_directories(store))
     if len(found) == 1:
         return found.pop()
+    if any(info.key.endswith(PUFFIN) for info in islice(store.list(""), KEYS)):
+        wrong = (
+            "finding the layout of a bucket, it is Aiven's Iceberg mode, whose segments are no Kafka segments any more"
+        )
+        raise InvalidRequest(wrong, store=store.url)
     names = ",".join(sorted(each.value for each in found)) or "none"
     wrong = "finding the layout of a bucket, its names do not say: name it, and the url below which it lies"
     raise InvalidRequest(wrong, store=store.url, found=names, there_are=",".join(each.value for each in Layout))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from local.errors import InvalidRequest
 from remote.foreign_layout import ForeignName, Layout
@@ -45,11 +46,14 @@ class ForeignLog(MetadataLog):
         rows = tuple(self._list_rows())
         with self._lock:
             known = self._head
-            if known is not None and (known.segments == rows or not rows):
+            if known is not None and known.segments == rows:
                 return known
             if rows:
                 self._head = self._made(rows, 1 if known is None else known.sequence + 1)
                 self._tell_gaps()
+            elif known is not None:  # all of it expired
+                end = known.next_offset
+                self._head = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
             return self._head
 
     def become_writer(self, *_: object, **__: object) -> Head:

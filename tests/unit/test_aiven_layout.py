@@ -27,6 +27,7 @@ from remote.aiven_encryption import PrivateKeys
 from remote.aiven_manifest import Sealing, decode_manifest
 from remote.foreign_layout import LayoutOptions
 from remote.memory_store import MemoryStore
+from remote.metered_store import MeteredStore
 from tiered.remote_view import RemoteLog
 
 
@@ -81,6 +82,20 @@ def test_a_segment_is_whole_once_its_manifest_is_there(sample) -> None:
     put_aiven(store, sample.segments[2], number=71, without=(".log", ".indexes"))  # a deletion that was
     with _opened(store) as bucket:
         assert_reads(bucket, sample)
+
+
+def test_a_second_look_reads_no_manifest_again(sample) -> None:
+    inner = MemoryStore()
+    store = MeteredStore(inner)
+    for number, files in enumerate(sample.segments[:-1]):
+        put_aiven(inner, files, number=number)
+    with _opened(store) as bucket:
+        assert bucket.reader().offsets(NAME)[1] == sample.segments[-1].base
+        put_aiven(inner, sample.segments[-1], number=99)
+        before = store.counts()
+        bucket.refresh()
+        assert bucket.reader().offsets(NAME) == (0, sample.end)
+        assert (store.counts() - before).gets <= 3  # the new manifest, and its leader epochs
 
 
 def test_a_missing_segment_is_a_gap_that_is_named(sample, caplog) -> None:

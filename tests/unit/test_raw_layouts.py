@@ -9,7 +9,7 @@ import pytest
 from foreign_samples import NAME, NOW, TOPIC_ID, Sample, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
 from foreign_truth import assert_reads
 
-from local.errors import Corrupt, InvalidRequest, LogError
+from local.errors import Corrupt, InvalidRequest, LogError, OffsetOutOfRange
 from local.isolation import Isolation
 from local.names import TopicPartition
 from local.txn_index import encode, entries
@@ -194,6 +194,33 @@ def test_a_layout_that_names_do_not_tell_is_asked_for(sample) -> None:
         LayoutOptions(layout="redpanda")
     with pytest.raises(InvalidRequest, match="Aiven's"):
         LayoutOptions(layout="logs", private_keys={"k": "f"})
+
+
+def test_what_expires_is_out_of_range_and_what_comes_next_is_read(sample) -> None:
+    store = MemoryStore()
+    _put_all(store, "local-tiered-storage", sample)
+    with _opened(store) as bucket:
+        reader = bucket.reader()
+        assert reader.offsets(NAME) == (0, sample.end)
+        first, second = sample.segments[0], sample.segments[1]
+        place = f"kafka-tiered-storage/{NAME.topic}-{NAME.partition}-{TOPIC_ID}/"
+        store.delete([info.key for info in store.list(f"{place}{first.base:020d}")])
+        with pytest.raises(OffsetOutOfRange):
+            list(reader.records(NAME, 0))
+        assert reader.offsets(NAME) == (second.base, sample.end)
+        store.delete([info.key for info in store.list("")])
+        bucket.refresh()
+        assert reader.offsets(NAME) == (sample.end, sample.end)
+        assert list(reader.records(NAME, sample.end)) == []
+        with pytest.raises(OffsetOutOfRange):
+            list(reader.records(NAME, 0))
+
+
+def test_an_iceberg_bucket_is_named_for_what_it_is() -> None:
+    store = MemoryStore()
+    store.put("orders/metadata/AAAAAAAAAAAAAAAAAAAAAA.puffin", b"PFA1")
+    with _opened(store) as bucket, pytest.raises(InvalidRequest, match="Iceberg"):
+        bucket.topics()
 
 
 def test_no_damage_to_any_file_does_worse_than_an_error(sample) -> None:
