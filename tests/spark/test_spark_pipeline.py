@@ -215,5 +215,5 @@ def test_the_command_plans_runs_and_says_what_it_left_alone(spark, tmp_path, mon
     found, _ = told("run", *words, "--yes", "--spark", "none", "--topics", "events-0,prices-0")
     assert {unit["topic"] for unit in found["units"]} <= {None, "events-0", "prices-0"}
     world.check()
-    for wrong in (["--target", "much"], ["--resume", "a/b"], ["--remote", "nowhere://"]):
+    for wrong in (["--topics", "a/0"], ["--target", "much"], ["--resume", "a/b"], ["--remote", "nowhere://"]):
         assert invoke(["pipeline", "run", *words, "--yes", *wrong]) == 2

@@ -97,7 +97,10 @@ def test_tasks_rewrite_to_what_one_process_rewrites_to(spark, pour, kind):
         run_rewrite(plain, PLANNERS[kind](plain, name), now_ms=lambda: NOW, keys=KEYS, chunk_bytes=512)
     plans = [PLANNERS[kind](store, name) for name in list_partitions(store)]
     told = []
-    outcomes = rewrite(spark, bucket, plans, wave_tasks=4, progress=told.append, **SMALL)
+    context = spark.sparkContext
+    outcomes = rewrite(spark, bucket, plans, wave_tasks=4, job_id=f"job-{kind}", progress=told.append, **SMALL)
+    assert context.statusTracker().getJobIdsForGroup(f"job-{kind}"), "Spark's UI has them together"
+    assert context.getLocalProperty("spark.jobGroup.id") is None, "and what comes after is none of it"
     assert rows_of(store) == rows_of(plain)
     assert records_of(store) == before
     assert all(each.is_complete for each in outcomes)
@@ -230,7 +233,7 @@ def all_kinds_bytes(number):
     return batches(5000 + number * 10, (4,))[0]
 
 
-@pytest.mark.parametrize("master", ["local[2,4]", "local-cluster[2,1,600]"])
+@pytest.mark.parametrize("master", ["local-cluster[2,1,600]"])
 def test_tasks_that_die_and_a_driver_that_dies_leave_what_another_run_ends(spark, pour, master):
     world = all_kinds()
     bucket, store = pour(world)

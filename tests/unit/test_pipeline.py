@@ -3,21 +3,25 @@ again. The same on Spark: tests/spark/test_spark_pipeline.py."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from bucket_truth import assert_sound
-from care_world import CareWorld, batches, named
+from care_world import SMALL_PAGES, CareWorld, batches, named
+from fault_kinds import Clock, FaultStore, Kind
 from pipeline_world import DAY, EVENTS, NOW, FleetWorld
 
-from local.errors import Fenced, InvalidRequest
+from local.errors import Fenced, InvalidRequest, LogError
 from local.storage import DiskStorage
+from policies.decisions import ExpirePage
 from remote.fsspec_store import open_store
 from remote.metadata_log import MetadataLog
 from tiered.bucket_retention import commit_retention, plan_retention
 from tiered.pipeline import Stage, State, Unit, dirty_bytes
 from tiered.pipeline_job import Here, PipelineResult, by_size, plan_pipeline, run_pipeline
 from tiered.pipeline_state import PipelineState
+from tiered.remote_view import RemoteLog
 from tiered.writer_ids import is_of_node, new_writer_id, node_mark
 
 
@@ -146,11 +150,12 @@ def test_a_job_of_the_same_name_is_another_one_once_it_was_done(tmp_path):
     assert ids[0] == ids[1] != ids[2]
 
 
-def _aged(count=6, days=2):
+def _aged(count=6, days=2, *, paged=False):
     """Segments a day or so apart, the newest of `NOW`."""
     from local.batch import encode_batch
 
     world = CareWorld.empty()
+    world.writer("t", SMALL_PAGES if paged else None)
     for number in range(count):
         at = NOW - (count - 1 - number) * days * DAY
         data = encode_batch([(b"k", b"v" * 50, at + each, ()) for each in range(4)], base_offset=number * 10)
@@ -188,6 +193,67 @@ def test_retention_in_the_bucket_goes_by_what_is_known_and_by_nothing_else(known
     assert plan.rows == 6 - len(head.segments)
     assert len(head.unlinked) == 2 * plan.rows, "objects wait for whoever is the writer"
     assert_sound(world.store)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 5, 13, 20, 24])
+def test_pages_that_have_expired_whole_leave_as_pages_and_the_rest_as_rows(kept):
+    """As many rounds as it takes; at each of them the rows and the log start say the same."""
+    world = _aged(24, days=1, paged=True)
+    head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+    assert len(head.spills) > 3
+    known, rows, pages = {**POLICY, "retention.ms": str(kept * DAY)}, 0, 0
+    for _ in range(24):
+        plan = plan_retention(world.store, named("t"), known, now_ms=NOW + 10)
+        commit_retention(world.store, plan, now_ms=NOW)
+        rows, pages = rows + plan.rows, pages + sum(isinstance(each, ExpirePage) for each in plan.leaving)
+        if not plan.log_start_offset:
+            break
+    log = MetadataLog(world.store, named("t").prefix)
+    head = log.refresh(exact=True)
+    left = list(log.index(head).rows())
+    assert [row.base_offset for row in left] == [number * 10 for number in range(24 - kept, 24)]
+    assert (head.log_start_offset, rows) == ((24 - kept) * 10, 24 - kept)
+    assert (pages > 0) == (kept <= 20)
+    assert_sound(world.store)
+
+
+def _retained(store):
+    for _ in range(4):
+        plan = plan_retention(store, named("t"), {**POLICY, "retention.ms": str(5 * DAY)}, now_ms=NOW + 10)
+        commit_retention(store, plan, now_ms=NOW)
+        if not plan.log_start_offset:
+            break
+
+
+def test_a_retention_that_is_cut_at_any_call_is_finished_by_the_next_and_readers_miss_nothing():
+    aged, cases = _aged(12, days=1, paged=True), 0
+    young = {record.offset for record in _records(aged.store) if record.offset >= 70}
+    faults = FaultStore(aged.copied().store, Clock(NOW))
+    _retained(faults)
+    for at, verb in enumerate(list(faults.calls)):
+        for kind in (kind for kind in Kind if verb in kind.verbs and kind is not Kind.HANG):
+            world = aged.copied()
+            faults = FaultStore(world.store, Clock(NOW))
+            faults.follow(lambda number, verb, at=at, kind=kind: kind if number == at else None)
+            with suppress(LogError):
+                _retained(faults)
+            faults.heal()
+            assert {record.offset for record in _records(world.store)} >= young
+            _retained(world.store)
+            head = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
+            assert head.log_start_offset == 70
+            assert {record.offset for record in _records(world.store)} == young
+            if cases % 5 == 0:
+                assert_sound(world.store)
+            cases += 1
+    assert cases > 40
+
+
+def _records(store):
+    with RemoteLog(store) as bucket:
+        reader = bucket.reader()
+        name = named("t").topic_partition
+        return list(reader.records(name, reader.offsets(name)[0]))
 
 
 def test_retention_is_judged_in_the_epoch_of_its_plan():

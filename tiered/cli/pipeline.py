@@ -176,12 +176,15 @@ def _fleet(
     *,
     take_over: bool,
 ) -> Fleet:
+    from local.names import check_topic
     from tiered.pipeline import Fleet
 
     size = parse_bytes(target)
     if size is None or size <= 0:
         raise InvalidRequest("reading --target", text=repr(target), expected="a size such as 256MiB")
     chosen = tuple(each for each in (topics or "").split(",") if each)
+    for each in chosen:
+        check_topic(each)
     with open_bucket(session, url, options) as bucket:
         bucket.partitions(
             chosen if not nodes else (), None

@@ -142,7 +142,8 @@ def export(
             _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
         ]
         work, told = _writing(target, asked, codec), f"exporting to {store.url}, job {job.job_id}"
-        waves = in_waves(spark, told, tasks, work, wave_tasks=step, should_stop=should_stop)
+        group = f"tiered-export-{job.job_id}"
+        waves = in_waves(spark, told, tasks, work, wave_tasks=step, group=group, should_stop=should_stop)
         for number, results in enumerate(waves):
             through = min(len(splits), (number + 1) * step)
             following = splits[through] if through < len(splits) else None
