@@ -9,6 +9,7 @@ The first byte of an input chooses options (resealed checksums let damage throug
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import mmap
 import struct
@@ -35,6 +36,7 @@ from local.names import TopicPartition
 from local.producer_snapshot import ProducerEntry
 from local.record import Record, TimestampType
 from local.txn_index import AbortedTransaction
+from remote.aiven_manifest import CHUNKS_MAX, decode_manifest
 
 try:
     from local import _kernels as compiled
@@ -343,6 +345,45 @@ def codec_seeds(codec: Codec) -> Callable[[], list[bytes]]:
     return seeds
 
 
+def run_rsm_manifest(data: bytes) -> None:
+    """A manifest of Aiven's; one that is taken describes no more chunks than its bound, which fit together."""
+    try:
+        found = decode_manifest(data, "fuzzed")
+    except Corrupt:
+        return
+    table = found.chunks
+    assert 0 < len(table) <= CHUNKS_MAX
+    assert table.size_bytes < 2**31
+    assert table.is_as_it_is or len(table.stored_lengths or ()) == len(table)
+    assert found.facts is None or found.facts.base_offset < found.facts.next_offset
+
+
+def run_chunk_sizes(data: bytes) -> None:
+    """The packed list of a variable chunk index, as it is once it is unpacked."""
+    (told,) = struct.unpack_from(">i", data.ljust(4, b"\0"))
+    packed = base64.b64encode(bytes(compress(Codec.ZSTD, data)))
+    size = max(1, min(told, 2**31 - 1))
+    run_rsm_manifest(
+        b'{"version":"1","chunkIndex":{"type":"variable","originalChunkSize":1,"originalFileSize":%d,'
+        b'"transformedChunks":"%s"},"compression":true}' % (size, packed)
+    )
+
+
+def manifest_seeds() -> list[bytes]:
+    whole = (
+        b'{"version":"1","chunkIndex":{"type":"fixed","originalChunkSize":100,"originalFileSize":250,'
+        b'"transformedChunkSize":128,"finalTransformedChunkSize":78},"compression":false,'
+        b'"segmentIndexes":{"offset":{"position":0,"size":8},"transaction":null},'
+        b'"encryption":{"dataKey":"key1:AAAA","aad":"AAAA"},"remoteLogSegmentMetadata":{"startOffset":5,"endOffset":9,'
+        b'"maxTimestampMs":1,"eventTimestampMs":2,"segmentLeaderEpochs":{"0":5,"2":7}}}'
+    )
+    variable = (
+        b'{"version":"1","chunkIndex":{"type":"variable","originalChunkSize":100,"originalFileSize":250,'
+        b'"transformedChunks":"KLUv/SAPeQAAAAAAAwAAAAoBAAoAAAAe"},"compression":true}'
+    )
+    return [whole, variable]
+
+
 TARGETS: dict[str, Target] = {
     "batches": Target(run_batches, batch_seeds),
     "legacy": Target(run_batches, legacy_seeds),
@@ -351,6 +392,8 @@ TARGETS: dict[str, Target] = {
     "time_index": Target(run_time_index, lambda: [b"".join(time_index.pack(0, 5 * at, at) for at in range(9))]),
     "txn_index": Target(run_txn_index, txn_seeds),
     "producer_snapshot": Target(run_producer_snapshot, snapshot_seeds),
+    "rsm_manifest": Target(run_rsm_manifest, manifest_seeds),
+    "chunk_sizes": Target(run_chunk_sizes, lambda: [bytes.fromhex("000000030000000a01000a0000001e")]),
     "checkpoint": Target(run_checkpoint, checkpoint_seeds),
     "partition_metadata": Target(
         run_partition_metadata,

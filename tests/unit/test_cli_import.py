@@ -79,6 +79,8 @@ def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd) ->
     assert (done["records"], done["next_offset"], done["is_complete"]) == (len(sample.records), sample.end, True)
     assert _read(capfd, ours) == _read(capfd, logs, "--layout", "auto")
     assert_sound(open_store(ours))
+    assert invoke(["scrub", "--deep", "--remote", ours]) == 0
+    capfd.readouterr()
     assert _json(capfd, *words, "--yes")["partitions"] == []
     (row,) = _json(capfd, "remote", "ls", ours)["partitions"]
     assert (row["topic_id"], row["next_offset"]) == (done["topic_id"], sample.end)
