@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from local import kernels
 from local.errors import InvalidRequest
 
 SECRET_BYTES = 16
@@ -39,9 +40,8 @@ def digest_keys(
     ends = starts + lengths
     if int(lengths.min()) < 0 or int(starts.min()) < 0 or int(ends.max()) > len(data):
         raise InvalidRequest("hashing keys, a range outside the data", bytes=len(data))
-    found = np.frombuffer(data, np.uint8) if len(data) else np.zeros(1, np.uint8)
     for rows, words in _blocks(lengths):
-        first, second = _siphash(_words_of(found, starts[rows], lengths[rows], words), secret)
+        first, second = _siphash(_words_of(data, starts[rows], lengths[rows], words), secret)
         low[rows], high[rows] = first.view(np.int64), second.view(np.int64)
     return low, high
 
@@ -56,13 +56,15 @@ def _blocks(lengths: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], int
             yield rows[at : at + step], count
 
 
-def _words_of(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int32], words: int) -> Words:
+def _words_of(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32], words: int) -> Words:
     """A row for each word, a column for each key: its bytes, zeros, and in the last byte its length."""
-    at = np.arange(8 * words)
-    places = np.minimum(starts[:, None] + at, len(data) - 1)
-    gathered = np.where(at < lengths[:, None], data[places], 0).astype(np.uint8)
-    gathered[:, -1] = lengths & 0xFF
-    return np.ascontiguousarray(gathered.view("<u8").astype(np.uint64, copy=False).T)
+    padded = np.zeros((len(starts), 8 * words), np.uint8)
+    for length in np.unique(lengths).tolist():  # eight at most; keys of one length lie in a rectangle
+        rows = np.flatnonzero(lengths == length)
+        _, joined = kernels.gather(data, starts[rows], lengths[rows])
+        padded[rows, :length] = joined.reshape(len(rows), length)
+    padded[:, -1] = lengths & 0xFF
+    return np.ascontiguousarray(padded.view("<u8").astype(np.uint64, copy=False).T)
 
 
 def _siphash(words: Words, secret: bytes) -> tuple[Words, Words]:
