@@ -198,7 +198,7 @@ def test_the_command_plans_runs_and_says_what_it_left_alone(spark, tmp_path, mon
         return json.loads(out.out), out.err
 
     found, said = told("plan", *words)
-    assert [unit["state"] for unit in found["units"]] == ["due", "due"]
+    assert [(unit["state"], unit["bytes_after"]) for unit in found["units"]] == [("due", None)] * 2
     assert "nothing changed" in said
     assert invoke(["pipeline", "run", *words]) == 2
     assert "say --yes" in capfd.readouterr().err

@@ -247,6 +247,10 @@ def _where(each: Unit) -> str:
 
 
 def _row(each: Unit) -> Row:
+    from tiered.pipeline import Stage, State
+
+    is_known = each.state is State.DONE  # of what is due only merging knows how many segments it leaves
+    is_told = is_known or (each.state is State.DUE and each.stage is Stage.MERGE)
     return {
         "stage": str(each.stage),
         "where": _where(each),
@@ -255,9 +259,9 @@ def _row(each: Unit) -> Row:
         "partition": each.partition,
         "state": str(each.state),
         "segments_before": each.rows_before,
-        "segments_after": each.rows_after,
+        "segments_after": each.rows_after if is_told else None,
         "bytes_before": each.bytes_before,
-        "bytes_after": each.bytes_after,
+        "bytes_after": each.bytes_after if is_known else None,
         "dollars": each.dollars,
         "why": each.why,
     }
