@@ -55,6 +55,16 @@ What a crash leaves
 | boundary advanced, heads not deleted | void heads | N+1 | none needed: they count for nothing, and go later |
 | head created under a void name | one more of them | N+1 | its writer finds the boundary and is fenced |
 | pin written, not confirmed | a pin | N+1 | expires; until then its head's objects stay |
+| some parts of an upload | parts that no listing shows | N | given up by ``tiered gc``, by their epoch |
+| a stall between last look and deletes | another writer, heads, pins | N+k | none: what left is not named again |
+| an upload that lost a part | a short object, or none | N | not committed: size and checksum are asked for |
+| an object went that N names (404) | a newer head | N+1 | that is read, once; still named there: damage |
+| a backup came back, the disk has the rest | orphans of the time between | M < N | goes on from M, under new names |
+| the same, the disk let go of the rest | nothing is changed | M < N | a start refuses, and says so |
+| the same, under a manager at work | heads, a number missing | N+1 | lost objects are damage at every read |
+
+After a backup came back epochs are given once more, so two histories of the time between can look alike: of several
+disks that hold that time one may be opened again. Which test shows which row: docs/explanation/commit-protocol.md.
 
 Reading the latest
 ==================

@@ -1,0 +1,165 @@
+"""A writer that stalls between its last look and its deletes, and a bucket that is put back to an earlier state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle, values
+
+from local.errors import Conflict, Corrupt, Fenced
+from remote.catalog import list_partitions
+from remote.head import Head
+from remote.head_changes import set_properties
+from remote.keys import HEADS
+from remote.metadata_log import MetadataLog
+from remote.pins import pin_newest
+from remote.spilling import named_keys
+from tiered.garbage import delete_garbage, list_garbage
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+
+DAY = 24 * HOUR
+KEEPS = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
+
+
+def head_of(manager: LogManager) -> Head:
+    head = manager.partitions()[0].head()
+    assert head is not None
+    return head
+
+
+# --- a stall between the look and the deletes -------------------------------------------------------------------------
+
+
+def test_a_writer_that_stalls_between_its_last_look_and_its_deletes_takes_nothing_that_anybody_needs() -> None:
+    """It saw no pin and was the writer. While it stalls another takes over, and a reader pins what there is now."""
+    world, pinned = World(), []
+    late = NOW + 2 * DAY + HOUR
+    with world.open() as manager:
+        manager.create_topic("t", 1, KEEPS, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        settle(manager, NOW + 2 * DAY)
+        held = manager.partitions()[0]
+        assert head_of(manager).unlinked
+        deleting: Callable[[list[str]], None] = world.store.delete
+
+        def meanwhile(keys: list[str]) -> None:
+            world.store.delete = deleting  # type: ignore[method-assign]
+            other, topic = MetadataLog(world.store, held.prefix), manager.topic("t")
+            other.become_writer("another", late, topic="t", topic_id=topic.topic_id, partition=0)
+            other.commit(set_properties({"some": "news"}), late)
+            pinned.append(pin_newest(world.store, held.prefix, other, now_ms=late, expires_ms=late + DAY, holder="r"))
+            deleting(keys)
+
+        world.store.delete = meanwhile  # type: ignore[assignment,method-assign]
+        manager.tick(late)
+        assert pinned, "it stalled there"
+        assert isinstance(manager.problems[NAME], Fenced)
+    newest = MetadataLog(world.store, held.prefix).refresh()
+    there = {info.key.removeprefix(held.prefix) for info in world.store.list(held.prefix)}
+    for head in (newest, pinned[0][1]):
+        assert named_keys(head, lambda page: ()) <= there
+    assert newest.writer_id == "another"
+
+
+# --- an earlier state of the bucket comes back ------------------------------------------------------------------------
+
+
+class Timeline:
+    """Records 0 to 400 in the bucket, 430 on the disk at least; the backup was made when 200 were in the bucket."""
+
+    def __init__(self, *, keeps_disk: bool) -> None:
+        self.world = World()
+        settings = {**TIERED, "local.retention.ms": "-2" if keeps_disk else "1ms"}
+        self.manager = self.world.open()
+        self.manager.create_topic("t", 1, settings, now_ms=NOW)
+        self._copied(0)
+        self.backup = dict(self.world.store._objects)
+        self._copied(200)
+        send(self.manager, 30, start=400)
+        self.expected = values(self.manager.reader())
+
+    def _copied(self, start: int) -> None:
+        send(self.manager, 200, start=start)
+        self.manager.roll("t", now_ms=NOW)
+        settle(self.manager)
+
+    def restore(self, *, all_of_it: bool) -> None:
+        """The bucket as the backup has it, or only the heads of then: a listing that lost the newer ones."""
+        objects = self.world.store._objects
+        gone = [key for key in objects if key not in self.backup and (all_of_it or HEADS in key)]
+        for key in gone:
+            del objects[key]
+
+
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_a_disk_that_still_has_what_the_older_head_lacks_goes_on_from_it(all_of_it: bool) -> None:
+    line = Timeline(keeps_disk=True)
+    line.manager.close()
+    line.restore(all_of_it=all_of_it)
+    with line.world.open() as manager:
+        settle(manager)
+        assert values(manager.reader()) == line.expected
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert head_of(manager).next_offset == 430, "copied once more, under new names"
+
+
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_a_disk_that_has_let_go_of_what_the_older_head_lacks_changes_nothing_and_says_so(all_of_it: bool) -> None:
+    line = Timeline(keeps_disk=False)
+    line.manager.close()
+    line.restore(all_of_it=all_of_it)
+    before = dict(line.world.store._objects)
+    with line.world.open() as manager:
+        manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], Conflict)
+        assert "does not hold what this disk has let go of" in str(manager.problems[NAME])
+        with pytest.raises(Conflict):
+            send(manager, 1, start=430)
+    after = {key: body for key, body in line.world.store._objects.items() if "meta/probe" not in key}
+    assert after == before
+
+
+@pytest.mark.damages_bucket  # rows name what the backup did not have
+@pytest.mark.parametrize("keeps_disk", [True, False])
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_a_manager_at_work_has_the_whole_head_in_its_hands_and_writes_it_on_top(
+    keeps_disk: bool, all_of_it: bool
+) -> None:
+    line = Timeline(keeps_disk=keeps_disk)
+    line.restore(all_of_it=all_of_it)
+    before = head_of(line.manager).sequence
+    send(line.manager, 100, start=430)
+    line.manager.roll("t", now_ms=NOW)
+    settle(line.manager)
+    newest = MetadataLog(line.world.store, line.manager.partitions()[0].prefix).refresh()
+    assert newest.sequence > before
+    assert newest.next_offset == 530
+    with RemoteLog(line.world.store) as bucket:  # what the manager read before is in its cache
+        if all_of_it:
+            with pytest.raises(Corrupt, match="its object is missing"):  # told, never passed over
+                values(bucket.reader())
+        else:
+            assert [record for record in values(bucket.reader()) if record[0] < 430] == line.expected
+    if keeps_disk:
+        assert [record for record in values(line.manager.reader()) if record[0] < 430] == line.expected
+    line.manager.close()
+
+
+def test_what_was_uploaded_since_an_older_head_came_back_are_orphans_once_its_successor_is_written() -> None:
+    line = Timeline(keeps_disk=True)
+    line.manager.close()
+    line.restore(all_of_it=False)
+    with line.world.open() as manager:
+        settle(manager)
+        prefix, expected = manager.partitions()[0].prefix, values(manager.reader())
+        names = list_partitions(line.world.store)
+        found = list_garbage(line.world.store, names, now_ms=NOW + DAY)
+        assert found.entries, "of the epoch before"
+        delete_garbage(line.world.store, found, now_ms=NOW + DAY, grace_ms=0)
+        assert values(manager.reader()) == expected
+        assert prefix == names[0].prefix
