@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from local.errors import Conflict, Corrupt, NotFound
+from local.errors import AlreadyExists, Conflict, Corrupt, NotFound
 from remote.head import Head
 from remote.keys import PINS, new_ulid, parse_pin_key, pin_key
 from remote.metadata_log import MetadataLog
@@ -105,9 +105,13 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int, expires_ms:
 
 
 def end_pin(store: ObjectStore, prefix: str, pin: Pin) -> Pin | None:
-    """Let a fork's pin end at once; what it says of the fork stays. None when it is gone."""
+    """Let a fork's pin end at once, or in an immutable bucket when it was meant to; what it says of the fork stays.
+    None when it is gone."""
     found = read_pin(store, prefix, pin.key)
-    return _put_again(store, prefix, replace(found, expires_ms=0)) if found is not None else None
+    try:
+        return _put_again(store, prefix, replace(found, expires_ms=0)) if found is not None else None
+    except AlreadyExists:
+        return found  # an immutable bucket: it ends by itself
 
 
 def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:

@@ -125,19 +125,23 @@ class UnfinishedUploads:
 
     def _client(self) -> Any:  # noqa: ANN401
         if self._known is None:
-            import boto3
-            from botocore.config import Config
-
-            options = self._options
-            given: dict[str, Any] = dict(options.get("client_kwargs") or {})  # type: ignore[call-overload]
-            given |= {theirs: options[ours] for ours, theirs in _OF_S3FS.items() if options.get(ours) is not None}
-            if options.get("endpoint_url") is not None:
-                given["endpoint_url"] = options["endpoint_url"]
-            config: dict[str, Any] = _TIMEOUTS_S | dict(options.get("config_kwargs") or {})  # type: ignore[call-overload]
-            config |= {"retries": {"total_max_attempts": 1, "mode": "standard"}}
-            session = boto3.Session(profile_name=options.get("profile"))
-            self._known = session.client("s3", config=Config(**config), **given)
+            self._known = boto3_client("s3", self._options)
         return self._known
+
+
+def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: ANN401
+    """A client of one of AWS's services by s3fs's options; its own retries are turned down."""
+    import boto3
+    from botocore.config import Config
+
+    given: dict[str, Any] = dict(options.get("client_kwargs") or {})  # type: ignore[call-overload]
+    given |= {theirs: options[ours] for ours, theirs in _OF_S3FS.items() if options.get(ours) is not None}
+    if options.get("endpoint_url") is not None:
+        given["endpoint_url"] = options["endpoint_url"]
+    config: dict[str, Any] = _TIMEOUTS_S | dict(options.get("config_kwargs") or {})  # type: ignore[call-overload]
+    config |= {"retries": {"total_max_attempts": 1, "mode": "standard"}}
+    session = boto3.Session(profile_name=options.get("profile"))
+    return session.client(service, config=Config(**config), **given)
 
 
 def nobodys_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from local.log_dir_set import LogDirectories
 from remote.fsspec_store import open_store
+from remote.immutable_store import ImmutableStore
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store import ObjectStore
 from remote.throttled_store import ThrottledStore
 from tiered.config import Config
 from tiered.properties import DEFAULTS, parse
+from tiered.tier_properties import IMMUTABLE
 
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))
 
@@ -22,6 +24,8 @@ def configured_store(config: Config) -> ObjectStore | None:
         return None
     values = config.topic_properties("")
     store = open_store(config.remote_url, store_options(config), objects=object_settings(values))
+    if parse(IMMUTABLE, values[IMMUTABLE]):
+        store = ImmutableStore(store)
     copy_rate, fetch_rate = (_rate(values, name) for name in (COPY_RATE, FETCH_RATE))
     return store if copy_rate is fetch_rate is None else ThrottledStore(store, copy_rate, fetch_rate)
 

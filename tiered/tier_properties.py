@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tiered.property_table import Kind, Property
+from tiered.property_table import Kind, Property, Source
 
 DELETE_ON_DISABLE = "remote.log.delete.on.disable"
+IMMUTABLE = "remote.immutable"
 TIER_TABLE = (
     Property(
         name=DELETE_ON_DISABLE,
@@ -21,5 +22,14 @@ TIER_TABLE = (
         maximum=1000,
         is_per_topic=False,
         doc="Partitions that a daemon copies, and whose remote segments it expires, at the same time.",
+    ),
+    Property(
+        name=IMMUTABLE,
+        kind=Kind.BOOL,
+        default="false",
+        is_per_topic=False,
+        source=Source.TIERED,
+        doc="Nothing in the bucket is ever overwritten or deleted (object lock): what retention lets go of leaves the "
+        "index and is left to the bucket's lifecycle; 'tiered gc' lists it.",
     ),
 )

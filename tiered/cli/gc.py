@@ -138,6 +138,8 @@ def _list(
 def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool) -> int:
     from tiered.garbage import decode_garbage
 
+    if work.is_configured and session.config().topic_properties("")["remote.immutable"] == "true":
+        raise InvalidRequest("deleting orphans, the bucket is immutable (remote.immutable): its lifecycle deletes")
     try:
         with open(path, "rb") as file:
             listed = decode_garbage(file.read(), path)

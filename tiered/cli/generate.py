@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.session import Session
+from tiered.cli.errors import Exit
+from tiered.cli.session import Session, store_options
 from tiered.units import parse_bytes, parse_ms
 
 
 @click.group("generate")
 def generate() -> None:
-    """Print a dashboard, alert rules, a unit, to be kept in a file."""
+    """Print a dashboard, alert rules, a unit, a policy, lifecycle rules, to be kept in a file or applied."""
 
 
 @generate.command("grafana")
@@ -57,3 +59,104 @@ def systemd(session: Session, user: str, metrics: str) -> None:
     executable = os.path.abspath(sys.argv[0])
     directory = os.path.abspath(session.directory)
     click.echo(systemd_unit(executable=executable, directory=directory, user=user, metrics=metrics), nl=False)
+
+
+_BUCKET = (
+    click.option("--remote", "url", metavar="URL", help="This bucket; default: the configured one."),
+    click.option(
+        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote."
+    ),
+    click.option("--immutable", is_flag=True, help="Nothing in it is ever deleted; default: as remote.immutable says."),
+)
+
+
+def _bucket_options(command: Callable[..., object]) -> Callable[..., object]:
+    for option in _BUCKET:
+        command = option(command)
+    return command
+
+
+@generate.command("iam-policy")
+@click.option("--role", type=click.Choice(["manager", "reader", "spark", "gc"]), default="manager", show_default=True)
+@click.option("--kms-key", metavar="ARN", help="The key that encrypts the bucket.")
+@click.option("--check", metavar="user/NAME|role/NAME", help="Compare with that one's policy; exit 3 if it differs.")
+@click.option("--apply", metavar="user/NAME|role/NAME", help="Give that one this policy.")
+@_bucket_options
+@click.pass_obj
+def iam_policy(
+    session: Session,
+    role: str,
+    kms_key: str | None,
+    check: str | None,
+    apply: str | None,
+    url: str | None,
+    options: dict[str, object],
+    immutable: bool,
+) -> int:
+    """The least that a role may do to the bucket, as an IAM policy."""
+    import json
+
+    from remote.s3_administration import inline_policy, put_inline_policy, split_bucket
+    from tiered.access_policies import Role
+    from tiered.access_policies import iam_policy as made
+
+    place, given, is_immutable = _place(session, url, options)
+    bucket, prefix = split_bucket(place)
+    policy = made(Role(role), bucket, prefix, is_immutable=immutable or is_immutable, kms_key=kms_key)
+    name = f"tiered-{role}"
+    if apply is not None:
+        put_inline_policy(apply, name, policy, given)
+        session.say(f"{apply} has the policy {name}")
+        return Exit.DONE
+    if check is not None:
+        is_same = inline_policy(check, name, given) == policy
+        session.say(f"{check}: {name} " + ("is as it should be" if is_same else "differs or is not there"))
+        return Exit.DONE if is_same else Exit.FINDINGS
+    click.echo(json.dumps(policy, indent=2))
+    return Exit.DONE
+
+
+@generate.command("lifecycle")
+@click.option("--versioned", is_flag=True, help="The bucket keeps old versions: end those of deleted objects.")
+@click.option("--check", is_flag=True, help="Compare with the bucket; exit 3 if a rule is missing.")
+@click.option("--apply", is_flag=True, help="Give the bucket these rules; its others stay.")
+@_bucket_options
+@click.pass_obj
+def lifecycle(
+    session: Session,
+    versioned: bool,
+    check: bool,
+    apply: bool,
+    url: str | None,
+    options: dict[str, object],
+    immutable: bool,
+) -> int:
+    """What the bucket should do by itself, as lifecycle rules of S3."""
+    import json
+
+    from remote.s3_administration import bucket_rules, missing_rules, put_rules, split_bucket
+    from tiered.access_policies import lifecycle_rules
+
+    place, given, is_immutable = _place(session, url, options)
+    rules = lifecycle_rules(split_bucket(place)[1], is_immutable=immutable or is_immutable, is_versioned=versioned)
+    if apply:
+        put_rules(place, given, rules)
+    if check or apply:
+        missing = missing_rules(rules, bucket_rules(place, given))
+        for rule in missing:
+            click.echo(f"! {rule['ID']}: missing, or it says something else", err=True)
+        session.say(f"{len(rules) - len(missing)} of {len(rules)} rules are there")
+        return Exit.FINDINGS if missing else Exit.DONE
+    click.echo(json.dumps({"Rules": rules}, indent=2))
+    return Exit.DONE
+
+
+def _place(session: Session, url: str | None, options: dict[str, object]) -> tuple[str, dict[str, object], bool]:
+    """(url, the client's options, whether it is immutable) of the bucket that was named, or is configured."""
+    if url is not None:
+        return url, options, False
+    config = session.config()
+    if config.remote_url is None:
+        raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")
+    is_immutable = config.topic_properties("")["remote.immutable"] == "true"
+    return config.remote_url, dict(config.remote_options), is_immutable

@@ -61,7 +61,7 @@ COMMANDS = {
     ),
     "apply": ("tiered.cli.apply", "Do what a saved plan says, if nothing has changed since."),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
-    "generate": ("tiered.cli.generate", "Print a dashboard, alert rules or a unit, to be kept in a file."),
+    "generate": ("tiered.cli.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
     "rotate-keys": ("tiered.cli.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
 }
 

@@ -1,0 +1,148 @@
+"""A bucket in which nothing is overwritten or deleted: everything goes on, and nothing is ever asked of it that it
+refuses; and a tier that pauses and goes on without a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle, values
+
+from local.errors import AccessDenied, AlreadyExists
+from remote.catalog import list_partitions
+from remote.immutable_store import ImmutableStore
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.probe import probe_store
+from remote.throttled_store import ThrottledStore
+from tiered.bucket_check import check_bucket, damage
+from tiered.cli.main import invoke
+from tiered.config import Config
+from tiered.configured_store import configured_store
+from tiered.forking import plan_fork, run_fork
+from tiered.garbage import list_garbage
+from tiered.remote_view import RemoteLog
+
+
+class LockedStore(MemoryStore):
+    """As object lock has it: a second body for a name, or a deletion, is refused."""
+
+    def put(self, key: str, body: bytes) -> None:  # type: ignore[override]
+        assert key not in self._objects, f"overwritten: {key}"
+        super().put(key, body)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        raise AccessDenied("deleting, the bucket is locked", keys=list(keys))
+
+
+def _locked() -> tuple[World, LockedStore]:
+    world, inner = World(), LockedStore("memory://locked")
+    world.store = ImmutableStore(inner)  # type: ignore[assignment]
+    return world, inner
+
+
+@pytest.mark.parametrize("settings", [TIERED, COMPACTED])
+def test_a_topic_lives_through_everything_in_a_locked_bucket(settings: dict[str, str]) -> None:
+    world, inner = _locked()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**settings, "retention.ms": "-1"}, now_ms=NOW)
+        for turn in range(8):
+            now = NOW + turn * DAY * 2
+            send(manager, 120, start=turn * 120)
+            manager.roll("t", now_ms=now)
+            settle(manager, now)
+            if settings is TIERED and turn % 3 == 2:
+                manager.delete_records({NAME: turn * 100}, now_ms=now)
+            settle(manager, now + DAY + 1)
+        head = manager.partition(NAME).head()
+        assert head is not None
+        assert not head.unlinked  # struck off once their time is over, for the list has an end
+    assert world.store.spared > 0  # type: ignore[attr-defined]
+    assert damage(check_bucket(inner)) == []
+    with world.open(now_ms=NOW + 40 * DAY) as again:
+        assert again.problems == {}
+    listed = list_garbage(inner, list_partitions(inner), now_ms=NOW + 90 * DAY)
+    assert listed.entries or settings is COMPACTED  # what a lifecycle rule, or a person, may delete
+    read = RemoteLog(inner).reader()
+    assert list(read.records(NAME, read.offsets(NAME)[0]))
+
+
+def test_a_deleted_topic_and_a_fork_ask_for_no_deletion() -> None:
+    world, inner = _locked()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        names = list_partitions(inner)
+        plan = plan_fork(world.store, names, "f", known=[])
+        run_fork(world.store, plan, now_ms=lambda: NOW)
+        manager.delete_topic("t", now_ms=NOW)
+        for at in range(5):
+            settle(manager, NOW + at * 2 * DAY)
+    head = MetadataLog(inner, names[0].prefix).refresh()
+    assert head.deleted_ms is not None
+    assert not head.has_rows
+
+
+def test_the_probe_needs_no_deletion() -> None:
+    assert probe_store(ImmutableStore(LockedStore("memory://locked")), now_ms=NOW).allows_writers
+
+
+def test_other_bytes_under_a_name_are_refused_and_the_same_are_not() -> None:
+    store = ImmutableStore(LockedStore("memory://locked"))
+    store.put("a", b"one")
+    store.put("a", b"one")
+    with pytest.raises(AlreadyExists, match="immutable"):
+        store.put("a", b"two")
+    assert store.get("a") == b"one"
+
+
+def test_the_setting_makes_the_configured_store_immutable(tmp_path: Path, capfd) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n')
+    for more, kind in (
+        ({"remote.immutable": "true"}, ImmutableStore),
+        (
+            {"remote.immutable": "true", "remote.log.manager.copy.max.bytes.per.second": "1MiB"},
+            ThrottledStore,
+        ),
+    ):
+        store = configured_store(Config.load(str(tmp_path / "tiered.toml"), more, {}))
+        assert isinstance(store, kind)
+        store.put("a", b"1")
+        store.delete(["a"])
+        assert store.get("a") == b"1"
+    words = ["-C", str(tmp_path), "-X", "remote.immutable=true", "gc"]
+    assert invoke([*words]) == 0
+    assert invoke([*words, "--delete", "--yes"]) == 2
+    assert "its lifecycle deletes" in capfd.readouterr().err
+
+
+def test_a_tier_that_pauses_goes_on_without_a_gap() -> None:
+    """Nothing is let go of meanwhile but what `retention.*` ends, restarts included."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        copied = manager.partition(NAME).head().next_offset
+        paused = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
+        manager.alter_topic("t", paused, now_ms=NOW)
+        send(manager, 200, start=200)
+        manager.roll("t", now_ms=NOW)
+        settle(manager, NOW + DAY)
+        assert manager.partition(NAME).head().next_offset == copied
+    with world.open(now_ms=NOW + DAY) as manager:
+        send(manager, 200, start=400)
+        settle(manager, NOW + 2 * DAY)
+        going_on = {"remote.log.copy.disable": "", "local.retention.ms": "1ms"}
+        manager.alter_topic("t", going_on, now_ms=NOW + 2 * DAY)
+        manager.roll("t", now_ms=NOW + 2 * DAY)
+        settle(manager, NOW + 2 * DAY)
+        rows = manager.partition(NAME).head().segments
+        assert [row.base_offset for row in rows[1:]] == [row.next_offset for row in rows[:-1]]
+        assert rows[-1].next_offset == 600
+        assert values(manager.reader()) == [(at, b"value %d" % at) for at in range(600)]
