@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from local.errors import AlreadyExists
-from remote.store import Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,9 @@ class ImmutableStore:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         return self._inner.get_ranges(key, ranges)
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        return self._inner.get_each(asked)
 
     def head(self, key: str) -> ObjectInfo:
         return self._inner.head(key)
