@@ -263,7 +263,7 @@ def check_agreement(log: Log, head: Head) -> None:
 
 def uncovered(log: Log, head: Head) -> list[tuple[int, int]]:
     """The offset ranges of local segments with records, at or above the log start, of which a part is in no row."""
-    held = _coverage(head)
+    held = coverage(head)
     found = []
     for segment in log.segments():
         start = max(segment.base_offset, head.log_start_offset)
@@ -279,7 +279,7 @@ def first_foreign_offset(log: Log, head: Head) -> int | None:
     which this disk got its records for the same offsets.
     """
     theirs = LeaderEpochs(tuple(head.lineage))  # each row's own pairs, so a row's base is among the starts
-    held = _coverage(head)
+    held = coverage(head)
     floor = log.first_known_offset  # below it this log has forgotten its lineage; what it has, it has to answer for
     starts = {max(start, floor) for _, start in (*theirs.entries, *log.epochs.entries)}
     for start in sorted(starts):
@@ -288,7 +288,8 @@ def first_foreign_offset(log: Log, head: Head) -> int | None:
     return None
 
 
-def _coverage(head: Head) -> Coverage:
+def coverage(head: Head) -> Coverage:
+    """The offsets that rows hold."""
     rows = [(row.base_offset, row.next_offset) for row in head.segments]
     return Coverage.of([*rows, *(each for spill in head.spills for each in spill.ranges())])
 

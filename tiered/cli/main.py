@@ -32,6 +32,7 @@ COMMANDS = {
     "scrub": ("tiered.cli.scrub", "Check a bucket: everything there, and with --deep every byte of it."),
     "repair": ("tiered.cli.repair", "Make good what a scrub found, from the good copies; a plan first."),
     "gc": ("tiered.cli.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
+    "adopt": ("tiered.cli.adopt", "Tier the log directory of a live Kafka broker, beside it; its files are only read."),
     "restore": ("tiered.cli.restore", "Put topics of a bucket back on a disk, whole or up to an offset or a time."),
     "fork": ("tiered.cli.fork", "Make another topic of the bucket with the same records; nothing is copied."),
     "import": ("tiered.cli.import_", "Bring a bucket that others filled into ours: Aiven's, Kafka's, plain logs."),

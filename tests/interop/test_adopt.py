@@ -1,0 +1,160 @@
+"""A sidecar beside a running broker that rolls, deletes and compacts under load, against consumers of that broker."""
+
+from __future__ import annotations
+
+import threading
+
+import kafka_clients as clients
+import pytest
+from kafka_broker import KafkaBroker
+from written_by_kafka import T0
+
+from local.names import TopicPartition
+from local.record import Record
+from local.storage import DiskStorage
+from remote.memory_store import MemoryStore
+from tiered.adopting import Adopter
+from tiered.bucket_check import check_bucket, damage
+from tiered.remote_view import RemoteLog
+
+pytestmark = pytest.mark.kafka
+
+NOW = T0 + 1_000_000
+ROLLING = {"segment.bytes": "1048576", "file.delete.delay.ms": "500"}
+AT_WORK = """\
+log.retention.check.interval.ms=500
+log.initial.task.delay.ms=100
+replica.high.watermark.checkpoint.interval.ms=300
+"""
+TOPICS = {
+    "plain": {**ROLLING, "retention.bytes": "3000000"},
+    "compacted": {
+        **ROLLING,
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.01",
+        "min.compaction.lag.ms": "0",
+        "delete.retention.ms": "86400000",
+    },
+}
+PROPERTIES = {"plain": {}, "compacted": {"cleanup.policy": "compact"}}
+
+
+class _Storage(DiskStorage):
+    """Refuses everything but reading below the broker's directory."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def __getattribute__(self, name):
+        real = super().__getattribute__(name)
+        if name in ("create", "open", "rename", "unlink", "remove_directory", "set_modified_ms", "lock"):
+
+            def call(path, *more):
+                assert not path.startswith(self.root), f"{name} of the broker's {path}"
+                return real(path, *more)
+
+            return call
+        return real
+
+
+def _records(topic: str, start: int, count: int) -> list[Record]:
+    def value(at: int) -> bytes | None:
+        return None if topic == "compacted" and at % 41 == 7 else b"value %d " % at + b"x" * 4000
+
+    return [Record(b"key-%d" % (at % 97), value(at), T0 + at) for at in range(start, start + count)]
+
+
+@pytest.fixture(scope="module")
+def adopted(kafka, tmp_path_factory):
+    """(store, what a consumer read of "plain" from its first record on, "compacted" as sent, the last round)."""
+    home = tmp_path_factory.mktemp("adopt")
+    broker = KafkaBroker(kafka, home / "broker", settings=AT_WORK)
+    broker.format()
+    broker.start()
+    root = str(broker.log_dirs[0])
+    store = MemoryStore("memory://adopted", now_ms=lambda: NOW)
+    adopter = Adopter(
+        store, _Storage(root), root, str(home / "work"), properties=lambda topic: PROPERTIES[topic], topics=[*TOPICS]
+    )
+    sent: dict[str, list[Record]] = {topic: [] for topic in TOPICS}
+    rounds, ended = [], threading.Event()
+
+    def beside() -> None:
+        while not ended.wait(0.2):
+            rounds.append(adopter.tick(NOW))
+
+    try:
+        clients.create_topics(broker.address, TOPICS)
+        thread = threading.Thread(target=beside)
+        thread.start()
+        for turn in range(25):
+            for topic in TOPICS:
+                batch = _records(topic, turn * 120, 120)
+                clients.produce(broker.address, topic, batch, max_batch_size=30000)
+                sent[topic] += batch
+        for topic in TOPICS:  # what was active is closed by what comes behind it
+            clients.produce(broker.address, topic, _records(topic, 90_000, 300), max_batch_size=30000)
+        clients.wait_until(
+            lambda: (
+                rounds
+                and all(each.problem is None and each.tiered_upto >= 3000 for each in rounds[-1])
+                and len(rounds[-1]) == len(TOPICS)
+            ),
+            "everything is in the bucket",
+            90,
+        )
+        ended.set()
+        thread.join()
+        last = adopter.tick(NOW)
+        at_broker = clients.read(broker.address, list(TOPICS))
+        bounds = clients.bounds(broker.address, list(TOPICS))
+    finally:
+        ended.set()
+        broker.stop()
+    return store, sent, at_broker, bounds, [*rounds, last]
+
+
+def _in_bucket(store, topic):
+    reader = RemoteLog(store).reader()
+    name = TopicPartition(topic, 0)
+    return list(reader.records(name, reader.offsets(name)[0]))
+
+
+def test_nothing_is_wrong_with_what_is_in_the_bucket(adopted):
+    store, *_, rounds = adopted
+    assert damage(check_bucket(store)) == []
+    assert all(each.lost == () for found in rounds for each in found)
+
+
+def test_every_record_that_was_sent_is_in_the_bucket_also_those_that_the_broker_deleted(adopted):
+    store, sent, at_broker, bounds, _ = adopted
+    found = _in_bucket(store, "plain")
+    told = [(record.key, record.value, record.timestamp_ms) for record in found][:3000]
+    assert told == [(each.key, each.value, each.timestamp_ms) for each in sent["plain"]]
+    assert bounds["plain"][0] > 0, "the broker deleted nothing"
+    known = {record.offset: record for record in found}
+    both = [record for record in at_broker["plain"] if record.offset in known]
+    assert both
+    assert all(known[record.offset] == record for record in both)
+
+
+def test_of_a_compacted_topic_the_newest_record_of_every_key_is_there(adopted):
+    store, sent, at_broker, _, _ = adopted
+    found = _in_bucket(store, "compacted")
+    assert len(found) < 3000, "nothing was cleaned"
+    assert len(at_broker["compacted"]) < 3000, "the broker cleaned nothing"
+    end = found[-1].offset + 1
+    newest = {record.key: record for record in found}
+    expected = {each.key: each.value for each in sent["compacted"]}
+    there = [record for record in at_broker["compacted"] if record.offset < end]
+    expected |= {record.key: record.value for record in there if record.offset >= 3000}
+    assert {key: record.value for key, record in newest.items()} == expected
+    known = {record.offset: record for record in found}
+    assert all(known[record.offset] == record for record in there if record.offset in known)
+
+
+def test_lag_and_what_only_the_broker_has_are_told(adopted):
+    *_, rounds = adopted
+    for each in rounds[-1]:
+        assert each.at_risk_bytes > 0
+        assert each.tiered_upto <= each.log_end

@@ -1,0 +1,255 @@
+"""A sidecar's rounds over a log directory that somebody else writes to: our own log, which keeps Kafka's format."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from local import checkpoints
+from local.cleaner import clean
+from local.errors import Conflict, NotFound
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition, new_topic_id
+from local.producer_state import Producer
+from local.record import Record
+from local.settings import LogSettings
+from local.storage import DiskStorage
+from remote.memory_store import MemoryStore
+from tiered.adopting import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
+from tiered.bucket_check import check_bucket, damage
+from tiered.remote_view import RemoteLog
+
+NOW = 1_800_000_000_000
+NAME = TopicPartition("t", 0)
+SETTINGS = LogSettings(segment_bytes=2000, index_interval_bytes=200, batch_bytes=300)
+
+
+class Broker:
+    """Whoever owns the directory. `settle` writes the watermark, as a broker does every few seconds."""
+
+    def __init__(self, home: Path, *, is_compacted: bool = False) -> None:
+        self.home, self.disk = home, DiskStorage()
+        self.root = str(home / "kafka")
+        self.directory = LogDirectory(self.disk, self.root)
+        self.topic_id = new_topic_id()
+        self.directory.create(NAME, self.topic_id)
+        self.log = self.directory.open_log(NAME, SETTINGS, now_ms=NOW)
+        self.sent: list[Record] = []
+        self.is_compacted = is_compacted
+
+    def send(self, count: int, keys: int = 7) -> None:
+        start = len(self.sent)
+        records = [Record(b"k%d" % (at % keys), b"value %d" % at, NOW + at) for at in range(start, start + count)]
+        for at in range(0, count, 10):
+            self.log.append(records[at : at + 10], now_ms=NOW)
+        self.sent += records
+
+    def settle(self, watermark: int | None = None) -> None:
+        at = self.log.next_offset if watermark is None else watermark
+        checkpoints.write_offsets(self.disk, f"{self.root}/{HIGH_WATERMARKS}", {NAME: at})
+
+
+class Side:
+    def __init__(self, broker: Broker, storage: DiskStorage | None = None) -> None:
+        self.store = MemoryStore("memory://adopted", now_ms=lambda: NOW)
+        properties = {"cleanup.policy": "compact"} if broker.is_compacted else {}
+        self.adopter = Adopter(
+            self.store,
+            storage or broker.disk,
+            broker.root,
+            str(broker.home / "work"),
+            properties=lambda topic: properties,
+        )
+
+    def tick(self) -> AdoptedPartition:
+        (found,) = self.adopter.tick(NOW)
+        return found
+
+    def values(self) -> list[tuple[int, bytes | None]]:
+        assert damage(check_bucket(self.store)) == []
+        reader = RemoteLog(self.store).reader()
+        return [(record.offset, record.value) for record in reader.records(NAME, reader.offsets(NAME)[0])]
+
+
+def test_closed_segments_go_up_as_they_roll_and_the_rest_is_told(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    for _ in range(5):
+        broker.send(150)
+        broker.settle()
+        found = side.tick()
+        assert found.problem is None
+        assert found.lag_bytes == 0
+        assert found.at_risk_bytes == broker.log.segments()[-1].size_bytes
+        assert found.tiered_upto == broker.log.segments()[-1].base_offset
+    assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)][: found.tiered_upto]
+    head = RemoteLog(side.store).head(NAME)
+    assert head.topic_id == broker.topic_id
+    assert head.epoch >= EPOCHS_APART
+
+
+def test_what_is_above_the_high_watermark_waits(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    broker.send(500)
+    second = broker.log.segments()[1]
+    broker.settle(second.next_offset + 1)
+    found = side.tick()
+    assert found.tiered_upto == second.next_offset
+    assert found.lag_bytes > 0
+    assert found.at_risk_bytes > found.lag_bytes
+    broker.settle()
+    assert side.tick().lag_bytes == 0
+
+
+def test_an_open_transaction_holds_back_what_it_may_have_in_it(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    broker.send(200)
+    producer = Producer(producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=True)
+    began = broker.log.append([Record(b"k", b"open", NOW)], now_ms=NOW, producer=producer).base_offset
+    broker.sent.append(Record(b"k", b"open", NOW))
+    broker.send(300)
+    broker.settle()
+    assert side.tick().tiered_upto <= began
+    broker.log.append_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    broker.sent.append(Record(b"", b"", NOW))
+    broker.send(300)
+    broker.settle()
+    assert side.tick().tiered_upto > began
+
+
+def test_segments_that_were_deleted_before_are_a_gap_that_is_told_once(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    broker.send(200)
+    broker.settle()
+    reached = side.tick().tiered_upto
+    broker.send(600)
+    third = broker.log.segments()[-3]
+    assert broker.log.drop_before(third.base_offset, now_ms=NOW, delay_ms=0, raises_log_start=True)
+    broker.log.remove_deleted(NOW)
+    broker.settle()
+    found = side.tick()
+    assert found.lost == ((reached, third.base_offset),)
+    assert side.tick().lost == ()
+    kept = [(at, each.value) for at, each in enumerate(broker.sent) if not reached <= at < third.base_offset]
+    assert side.values() == kept[: len(side.values())]
+
+
+def test_a_deletion_under_the_sidecars_hands_changes_nothing_that_it_has_opened(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.send(500)
+    broker.settle()
+    end = broker.log.segments()[-1].base_offset
+
+    class Deleting(DiskStorage):
+        opened = 0
+
+        def open_reader(self, path: str):  # type: ignore[no-untyped-def]
+            file = super().open_reader(path)
+            Deleting.opened += 1
+            return file
+
+    side = Side(broker, Deleting())
+    real = side.store.upload
+
+    def upload(key: str, source: object) -> None:
+        last = broker.log.segments()[-1].base_offset
+        broker.log.drop_before(last, now_ms=NOW, delay_ms=0, raises_log_start=True)
+        broker.log.remove_deleted(NOW)
+        real(key, source)  # type: ignore[arg-type]
+
+    side.store.upload = upload  # type: ignore[method-assign]
+    found = side.tick()
+    assert (found.problem, found.lost, found.tiered_upto) == (None, (), end)
+    assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)][:end]
+
+
+def test_a_directory_that_changes_while_it_is_listed_is_looked_at_in_the_next_round(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.send(500)
+    broker.settle()
+
+    class Changing(DiskStorage):
+        def open_reader(self, path: str):  # type: ignore[no-untyped-def]
+            if len(broker.log.segments()) > 3:
+                first = broker.log.segments()[2].base_offset
+                broker.log.drop_before(first, now_ms=NOW, delay_ms=0, raises_log_start=True)
+                broker.log.remove_deleted(NOW)
+            return super().open_reader(path)
+
+    side = Side(broker, Changing())
+    assert side.tick().copied == 0
+    for _ in range(9):
+        found = side.tick()
+    assert found.problem is None
+    assert found.lag_bytes == 0
+
+
+def test_a_log_that_was_written_anew_is_refused(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    broker.log.begin_epoch(3)
+    broker.send(500)
+    broker.settle()
+    side.tick()
+    before = side.values()
+    broker.log.truncate_to(200, now_ms=NOW)
+    broker.log.begin_epoch(5)
+    broker.send(500)
+    broker.settle()
+    found = side.tick()
+    assert isinstance(found.problem, Conflict)
+    assert side.values() == before
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(tmp_path: Path, between: bool) -> None:
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    for _ in range(5):
+        broker.send(300)
+        broker.settle()
+        found = side.tick()
+        assert found.problem is None
+        if between:
+            broker.send(200)
+            broker.log.cleaner_offset = 0
+            clean(broker.log, broker.disk, clean_from=0, now_ms=NOW)
+            broker.log.remove_deleted(NOW)
+    broker.settle()
+    found = side.tick()
+    assert found.problem is None
+    assert found.lag_bytes == 0
+    values = side.values()
+    assert len(values) < len(broker.sent) / 3
+    newest = {each.key: at for at, each in enumerate(broker.sent) if at < found.tiered_upto}
+    assert set(newest.values()) <= {offset for offset, _ in values}
+    rows = RemoteLog(side.store).head(NAME).segments
+    assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
+
+
+def test_a_partition_without_a_topic_id_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.send(300)
+    broker.settle()
+    (Path(broker.root) / "u-0").mkdir()
+    (Path(broker.root) / "__consumer_offsets-0").mkdir()
+    one, other = Side(broker).adopter.tick(NOW)
+    assert one.problem is None
+    assert isinstance(other.problem, NotFound)
+
+
+def test_the_work_directory_may_be_lost(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    broker.send(300)
+    broker.settle()
+    side.tick()
+    shutil.rmtree(tmp_path / "work")
+    broker.send(300)
+    broker.settle()
+    assert side.tick().problem is None

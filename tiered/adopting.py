@@ -1,0 +1,325 @@
+"""A sidecar beside a Kafka broker: closed segments of its log directory go to the bucket while it runs.
+
+The broker's files are only ever opened for reading. It rolls, deletes and compacts as it likes: a file that was opened
+stays readable, by its inode, whatever becomes of its name. A partition is looked at in rounds:
+
+1. The directory is listed, the closed segments that the bucket lacks are opened, and it is listed once more: only
+   where both listings name the same inodes do the files belong together. Else the broker is at work: next round.
+2. A segment goes up when it lies below the high watermark (``replication-offset-checkpoint``), for what is above may be
+   truncated, and below the first transaction that the newest producer snapshot calls open.
+3. `remote.transfer` and the commit protocol do the rest: every batch is checked on its way, heads are created only if
+   absent. One sidecar writes a partition; the topic's id is Kafka's.
+
+Of a **compacted** topic what is due is copied to a work directory, cleaned there (tombstones stay), and goes up clean:
+each row is as if the broker's cleaner had never looked at anything older. A work directory may be lost at any time.
+
+Leader epochs are Kafka's own (``leader-epoch-checkpoint``). Where the bucket and the broker have different epochs for
+the same offset the log was truncated and written anew: Conflict, and nothing more goes up. Heads have epochs far above
+Kafka's (`EPOCHS_APART`), so whoever takes the topic over one day appends in a later one.
+
+What the broker's retention deletes stays in the bucket: that is what it is for. Segments that the broker deleted before
+they were copied are a gap, told once and passed over.
+
+| a crash after | leaves |
+|---|---|
+| some uploads | objects that no head names; they go up again under other names |
+| the commit | rows; the next round goes on behind them |
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from local import checkpoints, names, producer_snapshot
+from local.checkpoints import encode_epochs
+from local.cleaner import clean
+from local.epochs import LeaderEpochs
+from local.errors import Conflict, LogError, NotFound
+from local.index_files import slices_of
+from local.log import Log
+from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
+from local.storage import Storage, StorageFile, join
+from remote.at_rest import AS_IT_IS, AtRest
+from remote.head import Head
+from remote.head_changes import add_segments
+from remote.keys import partition_prefix
+from remote.metadata_log import LogState, MetadataLog
+from remote.store import ObjectStore
+from remote.transfer import SegmentToCopy, copy_segment
+from tiered.copying import SegmentWatch, segment_to_copy
+from tiered.partition import coverage
+from tiered.topic_settings import log_settings
+
+EPOCHS_APART = 1 << 20
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+INTERNAL = "__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedPartition:
+    """One partition after a round. Offsets half open. `lag_bytes` are closed and not in the bucket yet, `at_risk_bytes`
+    all that only the broker's disk has, its active segment too. `lost` were deleted by the broker before they were
+    copied. `problem`: why it did not go on.
+    """
+
+    partition: TopicPartition
+    copied: int = 0
+    copied_bytes: int = 0
+    tiered_upto: int = 0
+    log_end: int | None = None
+    lag_segments: int = 0
+    lag_bytes: int = 0
+    at_risk_bytes: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
+    problem: LogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """A closed segment of the broker, its files open."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    log: StorageFile
+    others: dict[str, bytes]
+
+
+class Adopter:
+    """Rounds over one log directory. `properties` are the topics' settings here, by name; `work` is a directory of our
+    own for compacted topics, on a disk with room for what a round copies.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        storage: Storage,
+        root: str,
+        work: str,
+        *,
+        properties: Callable[[str], dict[str, str]],
+        topics: Sequence[str] = (),
+        at_rest: AtRest = AS_IT_IS,
+    ) -> None:
+        self._store, self._storage, self._root, self._work = store, storage, root, work
+        self._properties, self._topics, self._at_rest = properties, frozenset(topics), at_rest
+        self._logs: dict[TopicPartition, MetadataLog] = {}
+        self._writer = f"adopt-{socket.gethostname()}-{os.getpid()}"
+
+    def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
+        """A round over every partition that is wanted. Errors of one are its `problem`, the others go on."""
+        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
+        done = []
+        for partition in self._partitions():
+            if should_stop():
+                break
+            try:
+                done.append(self._round(partition, watermarks.get(partition, 0), now_ms))
+            except LogError as error:
+                done.append(AdoptedPartition(partition=partition, problem=error))
+        return done
+
+    def _partitions(self) -> list[TopicPartition]:
+        found = (names.parse_partition_directory(name) for name in self._storage.list(self._root))
+        wanted = (p for p in found if p is not None and not p.topic.startswith(INTERNAL))
+        return sorted(p for p in wanted if not self._topics or p.topic in self._topics)
+
+    def _round(self, partition: TopicPartition, watermark: int, now_ms: int) -> AdoptedPartition:
+        directory = join(self._root, partition.directory)
+        topic_id = checkpoints.read_topic_id(self._storage, directory)
+        if topic_id is None:
+            raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+        epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
+        log = self._owned(partition, topic_id, epochs, now_ms)
+        head = log.refresh()
+        _check_lineage(partition, head, epochs)
+        sizes = _logs_of(self._storage, directory)
+        bases = sorted(sizes)
+        reached = head.rows_next_offset
+        with self._opened(directory, reached) as closed:
+            upto = min(watermark, _stable(self._storage, directory))
+            due = [each for each in closed if each.next_offset <= upto]
+            lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
+            rows = len(due)
+            if due and log_settings(self._properties(partition.topic)).is_compacted:
+                rows = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
+            else:
+                for each in due:
+                    self._copy(log, _as_it_is(directory, each, epochs), now_ms)
+            waiting = [each for each in closed if each not in due]
+            return AdoptedPartition(
+                partition=partition,
+                copied=rows,
+                copied_bytes=sum(each.size_bytes for each in due),
+                tiered_upto=log.refresh().rows_next_offset,
+                log_end=bases[-1] if bases else None,
+                lag_segments=len(waiting),
+                lag_bytes=sum(each.size_bytes for each in waiting),
+                at_risk_bytes=sum(each.size_bytes for each in waiting) + (sizes[bases[-1]] if bases else 0),
+                lost=lost,
+            )
+
+    def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
+        known = self._logs.get(partition)
+        if known is not None and known.state is LogState.WRITER:
+            return known
+        log = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
+        log.become_writer(
+            self._writer,
+            now_ms,
+            topic=partition.topic,
+            topic_id=topic_id,
+            partition=partition.partition,
+            properties=self._properties(partition.topic),
+            first_epoch=(epochs.latest or 0) + EPOCHS_APART,
+        )
+        self._logs[partition] = log
+        return log
+
+    @contextmanager
+    def _opened(self, directory: str, reached: int) -> Iterator[list[_Closed]]:
+        """The closed segments from `reached` on, all of one moment; none of them when the broker was at work."""
+        before = _logs_of(self._storage, directory)
+        bases = sorted(before)
+        with ExitStack() as stack:
+            found = []
+            try:
+                for base, following in pairwise(bases):
+                    if following > reached:
+                        found.append(self._open(stack, directory, base, following, before[base]))
+            except NotFound:
+                found = []
+            if _logs_of(self._storage, directory, upto=bases[-1:]) != {base: before[base] for base in bases[:-1]}:
+                found = []
+            yield found
+
+    def _open(self, stack: ExitStack, directory: str, base: int, following: int, size: int) -> _Closed:
+        file = self._storage.open_reader(join(directory, segment_file(base, LOG)))
+        stack.callback(file.close)
+        others = {}
+        named = {OFFSET_INDEX: base, TIME_INDEX: base, TXN_INDEX: base, PRODUCER_SNAPSHOT: following}
+        for suffix, offset in named.items():
+            try:
+                others[suffix] = self._storage.read(join(directory, segment_file(offset, suffix)))
+            except NotFound:
+                others[suffix] = b""
+        return _Closed(base, following, size, file, others)
+
+    def _copy(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> None:
+        head = log.refresh()
+        place = partition_prefix(head.topic, head.topic_id, head.partition)
+        row = copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=self._at_rest)
+        log.commit(add_segments([row]), now_ms)
+
+    def _copy_cleaned(
+        self,
+        partition: TopicPartition,
+        log: MetadataLog,
+        due: Sequence[_Closed],
+        epochs: LeaderEpochs,
+        reached: int,
+        now_ms: int,
+    ) -> int:
+        """A copy of what is due, cleaned in the work directory; its segments go up. The rows.
+
+        The broker's cleaner may have merged a segment that is in the bucket with one that is not: batches from
+        `reached` on are taken, none of which reaches below, for that was a segment's end once.
+        """
+        place = join(self._work, partition.directory)
+        self._storage.make_directory(place)
+        for name in self._storage.list(place):
+            self._storage.unlink(join(place, name))
+        start = max(reached, due[0].base_offset)
+        for each in due:
+            base = max(each.base_offset, start)
+            _copy_file(self._storage, each, join(place, segment_file(base, LOG)), from_offset=base)
+        end = due[-1].next_offset
+        self._storage.create(join(place, segment_file(end, LOG))).close()
+        checkpoints.write_epochs(self._storage, join(place, names.LEADER_EPOCHS), epochs.truncate_from_end(end).entries)
+        settings = log_settings(self._properties(partition.topic))
+        copy = Log.open(self._storage, place, partition, settings, now_ms=now_ms, log_start_offset=start)
+        try:
+            clean(copy, self._storage, clean_from=start, now_ms=now_ms, tombstones_below=0)
+            copy.remove_deleted(now_ms)
+            rows = [info for info in copy.segments() if not info.is_active and not info.is_empty]
+            for info in rows:
+                self._copy(log, segment_to_copy(copy, info, cleaned_through=end), now_ms)
+            return len(rows)
+        finally:
+            copy.release()
+
+
+def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToCopy:
+    path = join(directory, segment_file(each.base_offset, LOG))
+    lineage = epochs.between(each.base_offset, each.next_offset) or ((0, each.base_offset),)
+    indexes = each.others[OFFSET_INDEX], each.others[TIME_INDEX]
+    return SegmentToCopy(
+        base_offset=each.base_offset,
+        next_offset=each.next_offset,
+        size_bytes=each.size_bytes,
+        epochs=lineage,
+        offset_index=indexes[0],
+        time_index=indexes[1],
+        txn_index=each.others[TXN_INDEX],
+        producer_snapshot=each.others[PRODUCER_SNAPSHOT],
+        leader_epochs=encode_epochs(epochs.truncate_from_end(each.next_offset).entries),
+        read=each.log.read,
+        inspect=partial(SegmentWatch, path, each.base_offset, each.next_offset, lineage, indexes),
+    )
+
+
+def _copy_file(storage: Storage, each: _Closed, path: str, *, from_offset: int) -> None:
+    """The batches from `from_offset` on."""
+    file = storage.create(path)
+    try:
+        for _, data, table in slices_of(each.log.read):
+            skipped = int((table.base_offsets < from_offset).sum())
+            if skipped < len(table):
+                file.append(data[int(table.positions[skipped]) : table.valid_bytes])
+    finally:
+        file.close()
+
+
+def _logs_of(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict[int, int]:
+    """The ``.log`` files by base, with their sizes; those at or above `upto` are left out."""
+    found = {}
+    for name, facts in storage.list_files(directory).items():
+        parsed = names.parse_segment_file(name)
+        if parsed is not None and parsed[1] == LOG and not any(parsed[0] >= each for each in upto):
+            found[parsed[0]] = facts.size_bytes
+    return found
+
+
+def _stable(storage: Storage, directory: str) -> int:
+    """Below it every transaction is decided, by the newest producer snapshot there is."""
+    offsets = [
+        parsed[0]
+        for name in storage.list_files(directory)
+        if (parsed := names.parse_segment_file(name)) is not None and parsed[1] == PRODUCER_SNAPSHOT
+    ]
+    if not offsets:
+        return 2**63 - 1
+    path = join(directory, segment_file(max(offsets), PRODUCER_SNAPSHOT))
+    open_from = [
+        each.transaction_first_offset
+        for each in producer_snapshot.decode(storage.read(path), path=path)
+        if each.transaction_first_offset >= 0
+    ]
+    return min(open_from, default=2**63 - 1)
+
+
+def _check_lineage(partition: TopicPartition, head: Head, epochs: LeaderEpochs) -> None:
+    """Raises Conflict where bucket and broker have different leader epochs for an offset that both have."""
+    theirs = LeaderEpochs(tuple(head.lineage))
+    held = coverage(head)
+    first = epochs.entries[0][1] if epochs.entries else 0
+    for offset in sorted({max(first, start) for _, start in (*theirs.entries, *epochs.entries)}):
+        if held.holds(offset, offset + 1) and theirs.epoch_at(offset) != epochs.epoch_at(offset):
+            facts = {"bucket": theirs.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
+            raise Conflict("adopting a partition, the broker's log was written anew", partition=partition, **facts)

@@ -1,0 +1,91 @@
+"""``tiered adopt``: a sidecar that tiers the closed segments of a live Kafka broker's log directory."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from tiered.cli.bucket import bucket_options, open_bucket
+from tiered.cli.errors import Exit
+from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.session import Session, now_ms, settings_option
+from tiered.cli.signals import stop_signals
+from tiered.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from tiered.adopting import AdoptedPartition
+
+
+@click.command("adopt")
+@click.argument("directory", metavar="KAFKA_LOG_DIR")
+@click.argument("topics", nargs=-1, metavar="[TOPIC ...]")
+@click.option("--work", metavar="DIR", help="Where compacted topics are cleaned; default: tiered-adopt below -C.")
+@click.option("--every", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between rounds.")
+@click.option("--once", is_flag=True, help="One round, then the rows.")
+@settings_option("A setting of the topics as the broker has it, such as cleanup.policy=compact; may be repeated.")
+@bucket_options
+@output_option()
+@click.pass_obj
+def adopt(
+    session: Session,
+    directory: str,
+    topics: tuple[str, ...],
+    work: str | None,
+    every: float,
+    once: bool,
+    settings: dict[str, str],
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+) -> int:
+    """Copy the closed segments of a Kafka broker's log directory, beside the broker; its files are only read."""
+    from local.storage import DiskStorage
+    from tiered.adopting import Adopter
+
+    place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
+    done: list[AdoptedPartition] = []
+    with stop_signals() as stop, open_bucket(session, url, options) as bucket:
+        adopter = Adopter(
+            bucket.store,
+            DiskStorage(),
+            os.path.abspath(directory),
+            place,
+            properties=lambda topic: settings,
+            topics=topics,
+        )
+        while not stop.is_set:
+            done = adopter.tick(now_ms(), should_stop=lambda: stop.is_set)
+            for each in done:
+                if each.problem is not None:
+                    click.echo(f"! {each.partition}: {' '.join(str(each.problem).split())}", err=True)
+                for start, end in each.lost:
+                    click.echo(f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before", err=True)
+            copied = sum(each.copied for each in done)
+            lag, risk = sum(each.lag_bytes for each in done), sum(each.at_risk_bytes for each in done)
+            session.say(f"{copied} segments copied, {format_bytes(lag)} wait, {format_bytes(risk)} only on this disk")
+            if once:
+                break
+            stop.wait(every)
+    emit("partitions", map(_row, done), _COLUMNS, output)
+    return Exit.FAILED if any(each.problem for each in done) else Exit.DONE
+
+
+def _row(each: AdoptedPartition) -> Row:
+    names = ("copied", "copied_bytes", "tiered_upto", "lag_segments", "lag_bytes", "at_risk_bytes")
+    where = {"topic": each.partition.topic, "partition": each.partition.partition}
+    return {**where, **{name: getattr(each, name) for name in names}}
+
+
+_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("tiered_upto", "IN THE BUCKET UP TO", is_number=True),
+    Column("copied", "COPIED", format_count, is_number=True),
+    Column("copied_bytes", "BYTES", format_bytes, is_number=True),
+    Column("lag_segments", "WAIT", format_count, is_number=True),
+    Column("lag_bytes", "BYTES", format_bytes, is_number=True),
+    Column("at_risk_bytes", "ONLY ON THIS DISK", format_bytes, is_number=True),
+)
