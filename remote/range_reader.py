@@ -128,7 +128,7 @@ class RemotePartition:
 
         What lies there may be in the cache afterwards, fetched beside the indexes.
         """
-        key = self._prefix + segment.indexes_key, _INDEXES
+        key = full_key(self._prefix, segment.indexes_key), _INDEXES
         is_new = self._guesses is not None and self._cache.peek(key) is None
         guess = self._guesses.guess(segment, offset) if self._guesses is not None and is_new else None
         if guess is None:
@@ -190,7 +190,7 @@ class RemotePartition:
         run = table.chunks_of(guess.start, guess.length)
         if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
             return {}
-        name = self._prefix + segment.data_key
+        name = full_key(self._prefix, segment.data_key)
         return {(name, number): stored for number, stored, is_sound in _pieces(table, run, body) if is_sound}
 
     # --- fetching ----------------------------------------------------------------------------------------------------
@@ -291,9 +291,9 @@ class RemotePartition:
 
     def _guessed_indexes(self, segment: RemoteSegment, guess: Guess) -> IndexBundle:
         """As `_checked_indexes`; where it asks the store, for what `guess` says as well."""
-        name = self._prefix + segment.indexes_key
+        name = full_key(self._prefix, segment.indexes_key)
         if self._disk is None or self._disk.get(name, WHOLE) is None:
-            data = self._prefix + segment.data_key, guess.start, guess.length
+            data = full_key(self._prefix, segment.data_key), guess.start, guess.length
             body, guess.body = self._store.get_each([(name, 0, None), data])
             with suppress(Corrupt):
                 if body is not None:
