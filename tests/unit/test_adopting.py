@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from local import checkpoints
+from local import checkpoints, kernels
 from local.cleaner import clean
 from local.errors import Conflict, NotFound
 from local.log_dirs import LogDirectory
@@ -253,3 +254,46 @@ def test_the_work_directory_may_be_lost(tmp_path: Path) -> None:
     broker.send(300)
     broker.settle()
     assert side.tick().problem is None
+
+
+def test_files_of_two_moments_are_never_taken_for_one(tmp_path: Path) -> None:
+    """The broker's cleaner puts a shorter file under a name that was listed already."""
+    broker = Broker(tmp_path)
+    broker.send(500)
+    broker.settle()
+    first = Path(broker.root) / "t-0" / f"{0:020d}.log"
+    is_due = [True]
+
+    class Replacing(DiskStorage):
+        def open_reader(self, path: str):  # type: ignore[no-untyped-def]
+            if is_due and is_due.pop():
+                shorter = first.with_suffix(".swap")
+                shorter.write_bytes(first.read_bytes()[: int(kernels.scan_batches(first.read_bytes()).positions[2])])
+                shorter.rename(first)
+            return super().open_reader(path)
+
+    found = Side(broker, Replacing()).tick()
+    assert (found.copied, found.problem) == (0, None)
+
+
+def test_of_a_segment_that_is_partly_in_the_bucket_the_rest_is_taken(tmp_path: Path) -> None:
+    """The broker's cleaner merges what is there with what is not."""
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    broker.send(100, keys=100)
+    broker.log.roll(now_ms=NOW)
+    broker.settle()
+    reached = side.tick().tiered_upto
+    assert reached == 100
+    broker.send(20, keys=100)
+    broker.log.roll(now_ms=NOW)
+    broker.log.settings = replace(SETTINGS, segment_bytes=100_000)
+    broker.log.cleaner_offset = 0
+    assert clean(broker.log, broker.disk, clean_from=0, now_ms=NOW) is not None
+    broker.log.remove_deleted(NOW)
+    first, active = broker.log.segments()
+    assert (first.base_offset, first.next_offset, active.is_active) == (0, 120, True)
+    broker.settle()
+    found = side.tick()
+    assert (found.problem, found.tiered_upto, found.lost) == (None, 120, ())
+    assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)]
