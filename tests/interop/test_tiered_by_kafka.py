@@ -77,9 +77,10 @@ def test_what_it_tiered_is_imported_and_sound(tiered_by_kafka) -> None:
 
 
 def test_a_log_directory_of_a_broker_is_read_without_the_broker(written_by_kafka, tmp_path) -> None:
-    """Closed in order, and killed; with its indexes, and with nothing but the logs."""
-    for found, strip in ((written_by_kafka.clean, False), (written_by_kafka.crashed, True)):
-        root = tmp_path / str(strip)
+    """Closed in order; killed, its indexes at their full size with zeros behind; and with nothing but the logs."""
+    clean, crashed = written_by_kafka.clean, written_by_kafka.crashed
+    for number, (found, strip) in enumerate(((clean, False), (crashed, False), (crashed, True))):
+        root = tmp_path / str(number)
         ignore = shutil.ignore_patterns("*.index", "*.timeindex", "*.txnindex", "*.snapshot") if strip else None
         shutil.copytree(found.root, root, ignore=ignore)
         with open_remote(root.as_uri(), layout="logs") as bucket:
