@@ -15,6 +15,7 @@ from local.cleaning_history import CleaningRun
 from local.names import TopicPartition
 from policies.compaction import LogToClean
 from policies.rules import DAY_MS, PartitionRules
+from policies.words import format_ms
 
 FULL = 0.99  # of what the load factor allows: the map was full and the pass ended early
 BUSY = 0.9  # of the time
@@ -164,8 +165,8 @@ def never_due(facts: LogFacts) -> list[Advice]:
             rule="never-cleanable",
             partition=facts.log.partition,
             setting="min.compaction.lag.ms",
-            text=f"retention.ms={retention_ms} deletes records before min.compaction.lag.ms="
-            f"{rules.min_compaction_lag_ms} lets them be cleaned: nothing is ever compacted",
+            text=f"retention.ms={format_ms(retention_ms)} deletes records before min.compaction.lag.ms="
+            f"{format_ms(rules.min_compaction_lag_ms)} lets them be cleaned: nothing is ever compacted",
         )
     ]
 
@@ -196,8 +197,8 @@ def never_rolls(facts: LogFacts) -> list[Advice]:
             partition=facts.log.partition,
             setting="max.compaction.lag.ms",
             text=f"all {facts.active_bytes} bytes are in the active segment, nothing was appended for "
-            f"{facts.quiet_ms // 3_600_000} h, and segment.ms={rules.segment_ms} rolls it later still: nothing is "
-            "cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'",
+            f"{format_ms(facts.quiet_ms)}, and segment.ms={format_ms(rules.segment_ms)} rolls it later still: nothing "
+            "is cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'",
         )
     ]
 
@@ -213,8 +214,8 @@ def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
             rule="idle-passes",
             partition=facts.log.partition,
             setting="max.compaction.lag.ms",
-            text=f"max.compaction.lag.ms={lag_ms} forced the last {RUNS_MIN} passes, which made the log less than "
-            f"{GAIN_MIN:.0%} smaller; raise it for this topic",
+            text=f"max.compaction.lag.ms={format_ms(lag_ms)} forced the last {RUNS_MIN} passes, which made the log "
+            f"less than {GAIN_MIN:.0%} smaller; raise it for this topic",
         )
     ]
 

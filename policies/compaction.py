@@ -29,6 +29,7 @@ from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.decisions import CleanLog
 from policies.snapshot import PartitionSnapshot
+from policies.words import format_ms
 
 PATIENCE_ROUNDS = 10
 
@@ -188,6 +189,6 @@ def _reason(log: LogToClean, max_lag_ms: int | None) -> str:
     share = f"dirty share {log.dirty_ratio:.2f}"
     if log.dirty_ratio > log.min_dirty_ratio:
         return f"{share}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
-    if log.delay_ms == 0:
+    if log.delay_ms == 0 or max_lag_ms is None:
         return f"{share}, the last pass did not get to the end"
-    return f"{share}, {log.delay_ms} ms past max.compaction.lag.ms={max_lag_ms}"
+    return f"{share}, {format_ms(log.delay_ms)} past max.compaction.lag.ms={format_ms(max_lag_ms)}"

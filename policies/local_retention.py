@@ -17,6 +17,7 @@ from policies.decisions import DropLocal, ExpireRemote
 from policies.remote_retention import log_bytes
 from policies.rules import Limits
 from policies.snapshot import PartitionSnapshot
+from policies.words import format_ms
 
 MayGo = Callable[[SegmentInfo], bool]
 
@@ -92,7 +93,7 @@ def _by_time(segments: Sequence[SegmentInfo], now_ms: int, limit: int | None, ma
         age_ms = now_ms - segment.age_timestamp_ms
         if limit is None or age_ms <= limit or not may_go(segment):
             break
-        dropped.append(_drop(segment, f"newest record {age_ms} ms old, limit {limit} ms"))
+        dropped.append(_drop(segment, f"newest record {format_ms(age_ms)} old, limit {format_ms(limit)}"))
     return dropped
 
 

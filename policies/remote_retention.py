@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from policies.decisions import DeletePage, DeleteUnlinked, ExpirePage, ExpireRemote
 from policies.snapshot import PartitionSnapshot
+from policies.words import format_ms
 from remote.head import SpillRow
 from remote.segment import RemoteSegment
 
@@ -74,7 +75,7 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
     live = snapshot.named_keys
 
     def waited(unlinked_ms: int) -> str:
-        return f"unlinked {now_ms - unlinked_ms} ms ago, grace {grace_ms} ms"
+        return f"unlinked {format_ms(now_ms - unlinked_ms)} ago, grace {format_ms(grace_ms)}"
 
     objects = [
         DeleteUnlinked(key=unlinked.key, size_bytes=unlinked.size_bytes, reason=waited(unlinked.unlinked_ms))
@@ -126,9 +127,13 @@ def _too_old(row: RemoteSegment, now_ms: int, limit: int | None) -> str | None:
         return None
     if row.max_timestamp_ms is None:
         waited_ms = now_ms - row.committed_ms
-        return f"no timestamp, committed {waited_ms} ms ago, retention.ms={limit}" if waited_ms >= limit else None
+        return (
+            f"no timestamp, committed {format_ms(waited_ms)} ago, retention.ms={format_ms(limit)}"
+            if waited_ms >= limit
+            else None
+        )
     age_ms = now_ms - row.max_timestamp_ms
-    return f"newest record {age_ms} ms old, retention.ms={limit}" if age_ms >= limit else None
+    return f"newest record {format_ms(age_ms)} old, retention.ms={format_ms(limit)}" if age_ms >= limit else None
 
 
 def _too_large(row: RemoteSegment, kept_bytes: int, limit: int | None) -> str | None:

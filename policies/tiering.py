@@ -12,6 +12,7 @@ from local.segment_info import SegmentInfo
 from policies.decisions import CopySegment, RollActive
 from policies.local_retention import local_limits
 from policies.snapshot import PartitionSnapshot
+from policies.words import format_ms
 
 COMMIT_SEGMENTS_MAX = 100  # copies that share a commit: what a crash makes us upload again, at most
 COMMIT_BYTES = 64 << 20  # or as many as hold this much: about a second of a fast link
@@ -106,7 +107,7 @@ def _due(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) ->
         return "not yet in the store"
     age_ms = snapshot.now_ms - segment.age_timestamp_ms
     if lag_ms is not None and (age_ms < 0 or age_ms >= lag_ms):  # a future timestamp does not hold a copy up
-        return f"copy lag of {lag_ms} ms passed"
+        return f"copy lag of {format_ms(lag_ms)} passed"
     if lag_bytes is not None and newer_bytes >= lag_bytes:
         return f"copy lag of {lag_bytes} bytes passed"
     return None
@@ -115,7 +116,7 @@ def _due(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) ->
 def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
     idle_ms = snapshot.now_ms - active.age_timestamp_ms
     limit = snapshot.rules.segment_ms
-    return f"newest record {idle_ms} ms old, segment.ms={limit}" if idle_ms > limit else None
+    return f"newest record {format_ms(idle_ms)} old, segment.ms={format_ms(limit)}" if idle_ms > limit else None
 
 
 def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:
@@ -125,7 +126,7 @@ def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int
     limits = local_limits(snapshot)
     age_ms = snapshot.now_ms - active.age_timestamp_ms
     if limits.ms is not None and age_ms > limits.ms:
-        return f"newest record {age_ms} ms old, retention {limits.ms} ms"
+        return f"newest record {format_ms(age_ms)} old, retention {format_ms(limits.ms)}"
     if limits.bytes == 0:
         return "retention of 0 bytes"
     return None

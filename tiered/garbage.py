@@ -22,6 +22,7 @@ import msgspec
 
 from local.errors import Corrupt, InvalidRequest, NotFound
 from policies.cost import monthly_storage
+from policies.prices import S3_STANDARD, Prices
 from remote.catalog import RemotePartitionName
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
@@ -72,10 +73,9 @@ class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
     def size_bytes(self) -> int:
         return sum(each.size_bytes for each in self.entries)
 
-    @property
-    def dollars_per_month(self) -> float:
-        """Storage alone, S3 Standard's list price."""
-        return monthly_storage(self.size_bytes)
+    def dollars_per_month(self, prices: Prices = S3_STANDARD) -> float:
+        """Storage alone, as `prices` have it."""
+        return monthly_storage(self.size_bytes, prices)
 
 
 # Made at import: made in two threads at once it ends the process (msgspec 0.22).

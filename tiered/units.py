@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 
+from policies.words import format_ms
+
+__all__ = ["format_bytes", "format_count", "format_dollars", "format_ms", "parse_bytes", "parse_ms"]
+
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BYTES = {"b": 1} | {
     f"{letter}{suffix}": base**power
@@ -40,19 +44,6 @@ def parse_bytes(text: str) -> int | None:
     if found is None or found[2] not in _BYTES:
         return None
     return _whole(float(found[1]) * int(_BYTES[found[2]]))
-
-
-def format_ms(ms: int) -> str:
-    """The two largest units that say something: ``7d``, ``1h 30m``, ``250ms``."""
-    if ms < 0:
-        return str(ms)
-    parts: list[str] = []
-    for unit in ("d", "h", "m", "s", "ms"):
-        whole, rest = divmod(ms, _MS[unit])
-        if whole:
-            parts.append(f"{whole}{unit}")
-        ms = rest
-    return " ".join(parts[:2]) or "0ms"
 
 
 def format_bytes(size: int) -> str:

@@ -39,6 +39,14 @@ def _objects(tmp_path: Path) -> set[Path]:
     return {path for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
 
 
+def test_dollars_are_of_ones_own_prices(at: list[str], tmp_path: Path, capfd) -> None:
+    dear = {"classes": {"STANDARD": {"storage_bands": [[None, float(1 << 30)]]}}}  # a dollar a byte
+    (tmp_path / "mine.json").write_text(json.dumps(dear))
+    assert invoke([*at, "-X", f"cost.prices={tmp_path}/mine.json", "gc", "-o", "json"]) == 3
+    told = json.loads(capfd.readouterr().out)
+    assert told["dollars_per_month"] == told["size_bytes"] == 22
+
+
 def test_first_the_list_then_what_is_on_it_and_old_enough(at: list[str], tmp_path: Path, capfd) -> None:
     before = _objects(tmp_path)
     assert invoke([*at, "gc", "--delete", "--yes"]) == 1

@@ -183,7 +183,7 @@ def test_a_log_that_is_hardly_dirty_is_cleaned_once_its_oldest_record_waited_too
     segments = (timed(0, 90, 100), timed(90, 100, 60), local(100, 105, active=True))
     rules = PartitionRules(cleanup_compact=True, min_cleanable_dirty_ratio=0.9, max_compaction_lag_ms=59)
     (decision,) = cleanings(snapshot(*segments, rules=rules, cleaner=90))
-    assert decision.reason == "dirty share 0.50, 1 ms past max.compaction.lag.ms=59"
+    assert decision.reason == "dirty share 0.50, 1ms past max.compaction.lag.ms=59ms"
     assert cleanings(snapshot(*segments, rules=replace(rules, max_compaction_lag_ms=60), cleaner=90)) == []
 
 

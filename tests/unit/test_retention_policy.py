@@ -143,7 +143,7 @@ def test_an_untiered_topic_raises_the_log_start_before_it_drops_its_only_copy() 
     assert [type(decision) for decision in decided] == [AdvanceLogStart, DropLocal, DropLocal]
     assert isinstance(decided[0], AdvanceLogStart)
     assert decided[0].offset == 4
-    assert decided[0].reason == "retention, newest record 100 ms old, limit 50 ms"
+    assert decided[0].reason == "retention, newest record 100ms old, limit 50ms"
 
 
 def test_an_untiered_topic_follows_retention_and_not_local_retention() -> None:
@@ -215,7 +215,7 @@ def test_the_log_start_moves_first_to_the_next_offset_of_the_last_expired_row() 
     assert isinstance(decided[1], ExpireRemote)
     assert (decided[1].data_key, decided[1].reason) == (
         "data/0.log",
-        "newest record 100 ms old, retention.ms=50",
+        "newest record 100ms old, retention.ms=50ms",
     )
 
 
@@ -306,7 +306,7 @@ def test_a_row_with_a_timestamp_is_as_old_as_that_and_not_as_its_commit() -> Non
 def test_a_row_without_a_timestamp_says_since_when_it_has_been_there() -> None:
     rows = (row(0, 2, age=None, committed_age=70),)
     (decision,) = expirations(snapshot(local(2, 3, active=True), remote=rows, rules=LIMIT_50))
-    assert decision.reason == "no timestamp, committed 70 ms ago, retention.ms=50"
+    assert decision.reason == "no timestamp, committed 70ms ago, retention.ms=50ms"
 
 
 def test_a_row_without_a_timestamp_goes_by_size_and_below_the_log_start_like_any_other() -> None:

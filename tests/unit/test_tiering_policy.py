@@ -190,7 +190,7 @@ def test_an_idle_active_segment_past_local_retention_rolls_so_that_it_can_be_cop
     segments = (local(0, 2, age=10), local(2, 4, age=10, active=True))
     assert rolled(snapshot(*segments, rules=rules, remote=())) == [], "not while an older segment is only here"
     (roll,) = rolled(snapshot(*segments, rules=rules, remote=(row(0, 2),)))
-    assert (roll.base_offset, roll.reason) == (2, "newest record 10 ms old, retention 1 ms")
+    assert (roll.base_offset, roll.reason) == (2, "newest record 10ms old, retention 1ms")
 
 
 def test_an_untiered_active_segment_past_retention_rolls_and_goes_in_a_later_round() -> None:

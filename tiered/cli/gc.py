@@ -21,6 +21,7 @@ from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
 from tiered.units import format_bytes, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
+    from policies.prices import Prices
     from remote.catalog import RemotePartitionName
     from remote.unfinished_uploads import UnfinishedUploads
     from tiered.garbage import Deleted, Garbage, GarbageList
@@ -119,20 +120,32 @@ def _list(
         session.say("interrupted; nothing was listed")
         return _interrupted(work.stop)
     replace_file(DiskStorage(), os.path.abspath(path), encode_garbage(listed))
-    facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": listed.dollars_per_month}
+    dollars = listed.dollars_per_month(_prices(session))
+    facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": dollars}
     emit(
         "orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, more=listed.more, **facts
     )
     for prefix, why in listed.left_out.items():
         click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
     due = sum(each.is_due(now, grace_ms) for each in listed.entries)
-    price = format_dollars(listed.dollars_per_month)
+    price = format_dollars(dollars)
     session.say(f"{len(listed.entries)} orphans, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
     if listed.more:
         session.say(f"and {listed.more} more than one list holds: list again once these are deleted")
     if due:
         session.say("nothing changed; next: tiered gc --delete")
     return Exit.CORRUPTION if listed.left_out else Exit.FINDINGS if listed.entries else Exit.DONE
+
+
+def _prices(session: Session) -> Prices:
+    """Those of the configuration; the built-in ones where a bucket is looked at without any."""
+    from policies.prices import BUILT_IN
+    from tiered.price_file import configured_prices
+
+    try:
+        return configured_prices(session.config()).of(None)
+    except NotFound:
+        return BUILT_IN.of(None)
 
 
 def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool) -> int:

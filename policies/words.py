@@ -1,0 +1,17 @@
+"""How decisions speak of durations to people."""
+
+from __future__ import annotations
+
+_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1))
+
+
+def format_ms(ms: int) -> str:
+    """The two largest units that say something: ``7d``, ``1h 30m``, ``250ms``. Negative ones are bare numbers."""
+    if ms < 0:
+        return str(ms)
+    parts: list[str] = []
+    for unit, size in _MS:
+        whole, ms = divmod(ms, size)
+        if whole:
+            parts.append(f"{whole}{unit}")
+    return " ".join(parts[:2]) or "0ms"
