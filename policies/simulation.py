@@ -13,7 +13,7 @@ partition with a million of them costs nothing to begin with.
 | delete | 1 LIST of pins, 2 GETs to prove who writes, 1 DELETE for 1000 objects, a commit |
 | collect heads | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
 | commit | 1 PUT of a head, 1 GET of the boundary; a page of rows when the head is full |
-| read | to begin 3 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
+| read | to begin 2 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
 
 What is left out: bursts (the stream is steady), cleaning again of what is in the bucket already (`ReplaceRemote`),
 `max.compaction.lag.ms`, transactions, restarts, tries again, views.
@@ -499,7 +499,7 @@ class _Partition:
     def _scan(self, segments: float, opened: float, range_bytes: int) -> None:
         counts = self.counts
         ranges = max(1.0, self.stored / range_bytes)  # an average: where ranges end depends on the batches
-        counts.lists += 3 * opened
+        counts.lists += 2 * opened
         counts.gets += (2 + len(self.pages)) * opened + segments * (1 + ranges)
         counts.data_gets += segments * ranges
         counts.data_bytes_out += segments * self.stored
