@@ -45,13 +45,17 @@ PAGES_KEPT = 32  # pages of rows that a writer remembers (`remote.metadata_index
 class Reads:
     """Every `every_ms` somebody reads `share` of the segments whose records are at most `oldest_ms` old (None: all).
 
-    A share below 1 stands for many readers of single segments. `range_bytes` is what a GET of data brings.
+    A share below 1 stands for many readers of single segments. `range_bytes` is what a GET of data brings on average.
+    `is_stream`: one reader of all of it, who fetches cells of RANGE_BYTES (`remote.read_ahead`), and `begins` GETs
+    more until it has proved itself; `range_bytes` does not count then.
     """
 
     every_ms: int
     share: float = 1.0
     oldest_ms: int | None = None
     range_bytes: int = RANGE_BYTES
+    is_stream: bool = False
+    begins: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -494,11 +498,13 @@ class _Partition:
             if reads.oldest_ms is not None:
                 since = self.now - reads.oldest_ms
                 oldest = max(oldest, min(self.copied, max(0, since // self.segment_ms)))
-            self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads.range_bytes)
+            self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads)
 
-    def _scan(self, segments: float, opened: float, range_bytes: int) -> None:
+    def _scan(self, segments: float, opened: float, reads: Reads) -> None:
         counts = self.counts
-        ranges = max(1.0, self.stored / range_bytes)  # an average: where ranges end depends on the batches
+        # Elsewhere an average: where ranges end depends on the batches.
+        cells = max(1, ceil(self.stored / RANGE_BYTES))
+        ranges = cells + reads.begins / segments if reads.is_stream else max(1.0, self.stored / reads.range_bytes)
         counts.lists += 2 * opened
         counts.gets += (2 + len(self.pages)) * opened + segments * (1 + ranges)
         counts.data_gets += segments * ranges

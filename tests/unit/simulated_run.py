@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from math import ceil
 
 from local.names import TopicPartition
 from local.record import Record
+from policies.simulation import RANGE_BYTES
+from remote import read_ahead
 from remote.head import Head
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.segment import RemoteSegment
@@ -32,7 +36,19 @@ class Run:
     stored_bytes: float
     local_bytes: float
     batch_bytes: float
-    range_bytes: float
+    begins: float
+
+
+class Inline:
+    """In the place of threads: what is fetched ahead is there when the reader comes, however fast either is."""
+
+    def submit(self, act: Callable[..., object], *args: object) -> Future[object]:
+        future: Future[object] = Future()
+        try:
+            future.set_result(act(*args))
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
+            future.set_exception(error)
+        return future
 
 
 def run(
@@ -82,7 +98,9 @@ def run(
         head = manager.partition(NAME).head()
     assert counts is not None
     assert head is not None
-    last = scan(store)  # what a GET of a long read brings, as a history would know it
+    last = scan(store)  # how a long read begins, as a history would know it
+    sizes_of_rows = [(each.stored_bytes, getattr(each, "segment_count", 1)) for each in head.parts]
+    cells = sum(ceil(size / count / RANGE_BYTES) * count for size, count in sizes_of_rows)
     return Run(
         counts=counts - before + read,
         head=head,
@@ -90,7 +108,7 @@ def run(
         stored_bytes=sum(held) / len(held),
         local_bytes=sum(local) / len(local),
         batch_bytes=sum(sizes) / len(sizes),
-        range_bytes=last.data_bytes_out / last.data_gets,
+        begins=last.data_gets - cells,
     )
 
 
@@ -112,8 +130,12 @@ def scan(store: ObjectStore) -> RequestCounts:
     metered = MeteredStore(store)
     bucket = RemoteLog(metered)
     head = bucket.head(NAME)
-    for _ in bucket.reader().records(NAME, head.log_start_offset):
-        pass
+    threads, read_ahead._threads = read_ahead._threads, Inline()
+    try:
+        for _ in bucket.reader().records(NAME, head.log_start_offset):
+            pass
+    finally:
+        read_ahead._threads = threads
     return metered.counts()
 
 

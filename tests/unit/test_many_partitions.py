@@ -1,0 +1,40 @@
+"""Many partitions in one daemon: once there is nothing to do, rounds, scrapes and looks cost no request at all."""
+
+from __future__ import annotations
+
+from manager_world import NOW, TIERED, World, send
+
+from local.record import Record
+from tiered.metrics import Metrics
+from tiered.observations import Observations, open_observed
+from tiered.status_report import status_report
+from tiered.worker import Worker
+
+PARTITIONS = 60
+
+
+def test_idle_partitions_cost_no_request() -> None:
+    world, seen = World(), Observations()
+    with open_observed(world.config, seen, now_ms=NOW, storage=world.disk, store=world.store) as manager:
+        manager.create_topic("many", PARTITIONS, {**TIERED, "local.retention.ms": "1h"}, now_ms=NOW)
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        for partition in range(PARTITIONS):
+            manager.append("many", _records(), partition, now_ms=NOW)
+        send(manager, 200)
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000, observations=seen)
+        while worker.round(NOW):
+            pass
+        before = manager.request_counts()
+        assert before is not None
+        assert before.puts > PARTITIONS
+        metrics = Metrics(manager, seen, worker, by_partition=True)
+        for at in range(0, 20 * 30_000, 30_000):
+            assert not worker.round(NOW + at)
+            metrics.text(NOW + at)
+        status_report(manager, NOW, storage=world.disk)
+        assert manager.request_counts() == before, "rounds of idle partitions sent something"
+        assert manager.problems == {}
+
+
+def _records() -> list[Record]:
+    return [Record(b"k%d" % at, b"v" * 100, NOW + at) for at in range(60)]
