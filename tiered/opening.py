@@ -195,6 +195,8 @@ class Opener:
         say that the bucket as a whole refuses us or is not there.
         """
         with held.lock:
+            if held.is_owned:
+                return self._tell_settings(held, now_ms)
             try:
                 self._own(held, now_ms)
             except (AccessDenied, NotFound) as error:
@@ -209,12 +211,20 @@ class Opener:
                 return error
             return None
 
+    def _tell_settings(self, held: Partition, now_ms: int) -> LogError | None:
+        """The topic was altered: who reads the bucket alone (a job, another machine) goes by what the head says.
+
+        It stays ours whatever is in the way.
+        """
+        if held.metadata is not None and self.is_waiting(held):
+            try:
+                held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
+            except LogError as error:
+                return error
+        return None
+
     def _own(self, held: Partition, now_ms: int) -> None:
         if not self.is_waiting(held):
-            return
-        if held.is_owned and held.metadata is not None:
-            # The topic was altered. Who reads the bucket alone (a job, another machine) goes by what the head says.
-            held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
             return
         if self._store is None:
             raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from local.errors import Fenced, LogError, OffsetOutOfRange, Unavailable
 from local.names import TopicPartition
 from local.record import Record
 from remote.memory_store import MemoryStore
+from remote.store import UploadSource
 from tiered.manager import LogManager
 
 LIMIT_S = 60.0  # nothing takes so long; a story that would hang fails instead
@@ -35,10 +37,29 @@ TOPICS: dict[str, dict[str, str]] = {"t": {}, "c": {"cleanup.policy": "compact"}
 
 
 class Flaky:
-    """A store that is out of reach now and then, before the effect or after it."""
+    """A store that is out of reach now and then, before the effect or after it. Uploads last for some deeds."""
 
     def __init__(self, inner: MemoryStore, rng: random.Random, rate: float) -> None:
         self._inner, self._rng, self.rate = inner, rng, rate
+        self._changed = threading.Condition()
+        self._deeds = 0
+        self._may_last = True
+
+    def deed(self, *, waits: bool) -> None:
+        """The next deed begins; one that waits for tasks lets all uploads end."""
+        with self._changed:
+            self._deeds += 1
+            self._may_last = not waits
+            self._changed.notify_all()
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        with self._changed:
+            due = self._deeds + self._rng.choice((0, 0, 1, 3, 6))
+            assert self._changed.wait_for(lambda: self._deeds >= due or not self._may_last, LIMIT_S)
+        self._inner.upload(key, source)
+        with self._changed:
+            due = self._deeds + self._rng.choice((0, 0, 2))
+            assert self._changed.wait_for(lambda: self._deeds >= due or not self._may_last, LIMIT_S)
 
     def close(self) -> None:
         """It outlives its managers."""
@@ -78,8 +99,9 @@ class Story:
         return self.world.open(now_ms=self.now_ms, store=self.store, segment_bytes="1024")  # type: ignore[arg-type]
 
     def go_on(self, step: int) -> None:
-        topic = self.rng.choice(list(TOPICS))
-        match self.rng.choice(DEEDS):
+        topic, deed = self.rng.choice(list(TOPICS)), self.rng.choice(DEEDS)
+        self.store.deed(waits=deed in ("tasks end", "close", "waiting tick"))
+        match deed:
             case "append":
                 self._append(topic, step)
             case "tick":
@@ -140,6 +162,7 @@ class Story:
     def end(self) -> None:
         """The store answers, both kinds of rounds find nothing more to do, and everything is there."""
         self.store.rate = 0.0
+        self.store.deed(waits=True)
         assert self.manager.wait_for_tasks(LIMIT_S)
         self._reopen(LIMIT_S)  # whom a cut manager's last commit has fenced begins anew
         for turn in range(40):
