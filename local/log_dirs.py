@@ -42,6 +42,7 @@ class LogDirectory:
         self.identity = like
         self._lock: StorageFile | None = None
         self._files = threading.Lock()
+        self._raised: dict[TopicPartition, int] = {}
         try:
             if not read_only:
                 self._take()
@@ -140,7 +141,13 @@ class LogDirectory:
     def forget(self, partition: TopicPartition) -> None:
         """What the checkpoints say of a partition that was here and moved, or went, holds for no other one."""
         self.logs.pop(partition, None)
-        for known in (self._recovery_points, self._log_starts, self._cleaner_offsets, self._cleaner_reaches):
+        for known in (
+            self._recovery_points,
+            self._log_starts,
+            self._cleaner_offsets,
+            self._cleaner_reaches,
+            self._raised,
+        ):
             known.pop(partition, None)
 
     def write_checkpoints(self) -> None:
@@ -170,9 +177,11 @@ class LogDirectory:
     def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
         """The log starts, those in `raised` as they are about to be: written down before readers are told."""
         with self._files:
-            starts = {name: log.log_start_offset for name, log in self._open_logs()}
             for name, offset in (raised or {}).items():
-                starts[name] = max(offset, starts.get(name, 0))
+                self._raised[name] = max(offset, self._raised.get(name, 0))
+            # Whoever writes between that and the log's own raise must not take it back.
+            starts = {name: max(log.log_start_offset, self._raised.get(name, 0)) for name, log in self._open_logs()}
+            starts |= {name: self._raised[name] for name in raised or {} if name not in starts}
             self._write(names.LOG_START_OFFSETS, self._unopened(self._log_starts) | starts)
 
     def close(self, *, is_clean: bool = True) -> None:

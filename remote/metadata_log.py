@@ -46,7 +46,7 @@ What a crash leaves
 
 | after | left behind | readers see | repair |
 |---|---|---|---|
-| objects up, no commit | objects that no head names | N | none needed: of an older epoch, never to be named |
+| objects up, of one segment or many, no commit | objects that no head names | N | none: of an older epoch by then |
 | page of rows up, no commit | a page that no head names | N | the next try writes another; nobody's next epoch |
 | create sent, answer lost | head N+1 | N+1 | the next start reads it |
 | head N+1 created, nothing done locally | | N+1 | the row is there, so the segment is not copied again |

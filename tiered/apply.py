@@ -267,7 +267,9 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
             return _advance(state, decision)
         case GiveUpRemote():
             with state.partition.lock:
-                return give_up(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
+                return not state.partition.is_deleted and give_up(
+                    state.partition, state.directory, decision.offset, now_ms=state.now_ms
+                )
         case CollectHeads():
             return _collect(state, decision)
         case CopySegment() | RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
@@ -352,6 +354,8 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
         # As `advance_log_start` would, but with nobody waiting at the lock.
         metadata.commit(expire_segments([], now_ms=state.now_ms, log_start_offset=decision.offset), state.now_ms)
     with state.partition.lock:
+        if state.partition.is_deleted:
+            return False  # the name may be another topic's by now
         is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         return is_raised or (metadata is not None and is_behind)
 

@@ -67,7 +67,8 @@ class TopicDeletion:
                     each.log.cleaning.resume()
                 raise
             for each in held:
-                each.is_deleted = True
+                with each.lock:
+                    each.is_deleted = True
                 partitions.pop(each.name, None)
             for gone in self._registry.deleted():
                 if gone.topic.topic_id == topic.topic_id:

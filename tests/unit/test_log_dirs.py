@@ -47,6 +47,21 @@ def test_checkpoints_keep_what_they_know_of_partitions_that_are_not_open() -> No
         assert _checkpointed(disk) == before
 
 
+def test_a_raised_log_start_that_readers_were_not_told_yet_is_not_taken_back_by_another_writer() -> None:
+    disk = ModelDisk()
+    directory = LogDirectory(disk, "./data")
+    directory.create(OPENED, new_topic_id())
+    log = directory.open_log(OPENED, SMALL, now_ms=0)
+    log.append([Record(b"k", b"v", at) for at in range(20)], now_ms=0)
+    directory.write_log_starts({OPENED: 12})
+    directory.write_checkpoints()
+    assert _checkpointed(disk)[1] == {OPENED: 12}
+    log.raise_log_start(15)
+    directory.write_log_starts()
+    assert _checkpointed(disk)[1] == {OPENED: 15}
+    directory.abandon()
+
+
 def test_checkpoints_forget_partitions_whose_directory_is_gone() -> None:
     disk = _with_two_partitions()
     for name in disk.list("./data/left-1"):
