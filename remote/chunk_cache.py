@@ -151,9 +151,11 @@ class ChunkCache:
                 flight = self._flights[mine[0]]
                 for key in mine:
                     del self._flights[key]
-                flight.values = loaded
-                self._keep((key, loaded[key]) for key in mine if key in loaded)
-            flight.landed.set()
+                try:
+                    flight.values = loaded
+                    self._keep((key, loaded[key]) for key in mine if key in loaded)
+                finally:  # also where there is no memory to keep it in: others wait
+                    flight.landed.set()
         return loaded
 
     def _load_alone(self, keys: Sequence[Key], load: Loader[V]) -> Mapping[Key, V]:

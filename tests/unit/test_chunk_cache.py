@@ -110,6 +110,37 @@ def test_a_failed_load_fails_its_reader_alone():
             first.result(10)
 
 
+def test_a_reader_that_has_no_memory_to_keep_what_it_loaded_leaves_nobody_waiting(monkeypatch):
+    cache, keep, claim = ChunkCache(), ChunkCache._keep, ChunkCache._claim
+    loading, release = threading.Event(), threading.Event()
+
+    def keep_or_fail(self, loaded):
+        if threading.current_thread().name.startswith("poor"):
+            raise MemoryError
+        keep(self, loaded)
+
+    def claim_and_tell(self, *asked):
+        claimed = claim(self, *asked)
+        if loading.is_set():  # the other one, which waits now
+            release.set()
+        return claimed
+
+    def slow(keys):
+        loading.set()
+        release.wait(10)
+        return dict.fromkeys(keys, b"x")
+
+    monkeypatch.setattr(ChunkCache, "_keep", keep_or_fail)
+    monkeypatch.setattr(ChunkCache, "_claim", claim_and_tell)
+    with ThreadPoolExecutor(1, "poor") as poor, ThreadPoolExecutor(1, "other") as other:
+        first = poor.submit(cache.fetch, [("o", 1)], slow)
+        loading.wait(10)
+        second = other.submit(cache.fetch, [("o", 1)], slow)
+        with pytest.raises(MemoryError):
+            first.result(10)
+        assert second.result(10) == [b"x"]
+
+
 def test_readers_of_a_store_that_hangs_do_not_queue_behind_one_another(monkeypatch):
     """Each waited for the one before it until its deadline: the eighth for eight times as long."""
     readers = 8
