@@ -28,6 +28,9 @@ class Guess:
     length: int
     body: Body | None = None
 
+    def holds(self, position: int) -> bool:
+        return self.start <= position < self.start + self.length
+
 
 class Guesses:
     """Whether to guess in one partition. Thread safe."""

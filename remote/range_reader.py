@@ -136,8 +136,12 @@ class RemotePartition:
         found = self._cache.fetch([key], lambda _: {key: self._guessed_indexes(segment, guess)})[0]
         position = offset_index.lookup(found.offset, segment.base_offset, offset)[1]
         if guess.body is not None and self._guesses is not None:
-            self._guesses.was(right=guess.start <= position < guess.start + guess.length)
-            self._cache.keep(self._sound(segment, found.chunks, guess, guess.body))
+            sound = self._sound(segment, found.chunks, guess, guess.body)
+            is_right = bool(sound) and guess.holds(position)
+            self._guesses.was(right=is_right)
+            self._cache.keep(sound)
+            for (name, number), chunk in sound.items() if is_right else ():
+                self._to_disk(name, number, chunk.view())
         return position
 
     def position_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> int:

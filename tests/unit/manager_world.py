@@ -88,7 +88,7 @@ class SwitchableStore:
 
     def __getattr__(self, verb: str) -> Callable[..., object]:
         def call(*args: object, **more: object) -> object:
-            if self.is_down and not (self.is_readable and verb in ("get", "list")):
+            if self.is_down and not (self.is_readable and verb in ("get", "get_each", "list")):
                 raise Unavailable("the store is down", verb=verb)
             return getattr(self.inner, verb)(*args, **more)
 

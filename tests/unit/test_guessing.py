@@ -169,6 +169,17 @@ def test_objects_that_are_missing_or_short_are_told_of_as_without_a_guess(store:
         RemotePartition(store, PREFIX, ChunkCache(), guesses=Guesses()).position_of_offset(row, 5)
 
 
+def test_chunks_of_another_size_are_not_taken_and_the_guess_was_wrong(store: Turns) -> None:
+    segment = segment_of(BODY, base_offset=0, next_offset=COUNT, epochs=((0, 0),), offset_index=offset_index(EVEN))
+    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=3 * CHUNK_BYTES // 2)
+    guesses = Guesses()
+    for _ in range(WRONG_MAX + 1):
+        partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
+        position = partition.position_of_offset(row, even(4 * CHUNK_BYTES))
+        assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]
+    assert guesses.guess(row, 5) is None
+
+
 def test_nothing_is_guessed_where_chunks_have_other_sizes_or_the_indexes_are_here(store: Turns) -> None:
     row = kept(store, EVEN)
     guesses = Guesses()

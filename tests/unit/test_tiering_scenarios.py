@@ -6,6 +6,8 @@ heads, so they begin at 1 where a broker's begin at 0. What concerns the cleaner
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, World, settle, values
@@ -14,6 +16,7 @@ from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
 from remote.memory_store import MemoryStore
+from remote.store import Asked, Body, read_each
 from tiered import apply
 from tiered.manager import LogManager
 from tiered.offset_listing import EARLIEST_PENDING_UPLOAD, LATEST_TIERED
@@ -37,6 +40,10 @@ class CountingStore:
     def get_ranges(self, key: str, ranges: object) -> object:
         self.fetches += 1
         return self.inner.get_ranges(key, ranges)  # type: ignore[arg-type]
+
+    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+        """Of several reads at once those of data count; heads and indexes are no segments."""
+        return read_each(self, asked)  # type: ignore[arg-type]
 
     def __getattr__(self, verb: str) -> object:
         return getattr(self.inner, verb)
