@@ -48,6 +48,7 @@ from tiered.joined_segments import check_same_bytes, joined
 from tiered.rewriting import Keeping, RewriteCost, cost_of
 
 ROWS_A_HEAD = 64
+EPOCHS_APART = 1 << 20  # so often may the source change its writer until its leader epochs reach the copy's
 _SAME = ("base_offset", "next_offset", "size_bytes", "record_count", "content_crc32c", "epochs",
          "max_timestamp_ms", "min_timestamp_ms")  # fmt: skip
 
@@ -144,6 +145,7 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
         topic_id=name.topic_id,
         partition=name.partition,
         properties=plan.properties,
+        first_epoch=_source_epoch(source, name) + EPOCHS_APART,
     )
     return log
 
@@ -277,6 +279,10 @@ def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionN
     if head is not None and head.writer_id != _writer(source):
         facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": head.writer_id}
         raise Conflict("copying to another bucket, somebody else writes there", **facts)
+
+
+def _source_epoch(source: ObjectStore, name: RemotePartitionName) -> int:
+    return MetadataLog(source, name.prefix).refresh(exact=True).epoch
 
 
 def _writer(source: ObjectStore) -> str:

@@ -7,9 +7,11 @@ import pickle
 import pytest
 from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named
 from fault_kinds import Clock, FaultStore, Kind
+from manager_world import NAME, TIERED, World, send, settle
 from rewrite_flows import WRITES, records, small_segments
 
 from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
+from remote.catalog import list_partitions
 from remote.head_changes import expire_segments
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
@@ -166,3 +168,27 @@ def test_pages_of_the_source_are_read_and_the_copy_makes_its_own() -> None:
     assert SMALL_PAGES.page_rows_max < 9
     assert _copy(world.store, target).differences == ()
     assert records(target) == records(world.store)
+
+
+def test_a_manager_goes_on_behind_a_copy_above_the_leader_epochs_of_its_source() -> None:
+    world, target = World(), MemoryStore("memory://other", now_ms=lambda: NOW)
+    for at in range(4):
+        with world.open() as manager:
+            if at == 0:
+                manager.create_topic("t", 1, TIERED, now_ms=NOW)
+            send(manager, 100, start=at * 100)
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+    (name,) = list_partitions(world.store)
+    run_copy(world.store, target, plan_copy(world.store, target, name, now_ms=NOW), now_ms=lambda: NOW)
+    with world.open(disk=world.other_disk(), store=target) as manager:
+        assert manager.problems == {}
+        send(manager, 100, start=400)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(disk=world.other_disk(), store=target) as manager:
+        assert manager.problems == {}
+        assert [record.value for record in manager.reader().records(NAME, 0)] == [b"value %d" % at for at in range(500)]
+    lineage = [epoch for epoch, _ in MetadataLog(target, name.prefix).refresh().lineage]
+    assert lineage == sorted(lineage)
+    assert lineage[-1] > lineage[-2]
