@@ -1,11 +1,12 @@
 """Spark reading the bucket beside the same records in Parquet, `binaryFile` with our decoder, and Kafka's connector.
 
-    .ci/with python tests/bench/bench_spark.py [--records 3000000] [--master 'local[2]'] [--no-kafka]
+    .ci/with python tests/bench/bench_spark.py [--records 3000000] [--master 'local[2]'] [--no-kafka | --scaling]
 
 One command, one run, one table in Markdown. Every case writes the same rows to Spark's `noop` sink, best of three after
 one that warms up; the ratio is to Parquet, by wall and by CPU. CPU is that of Spark's JVM and Python workers, steadier
 than the clock on a busy machine; a broker's is beside it. The broker is Kafka's own and reads the very batches, written
 into its directory by us; it and the connector come from Maven Central, and without them their rows are left out.
+`--scaling` sets one task at a time beside two: the same reads by `local[1]` and `local[2]`, turn by turn.
 """
 
 from __future__ import annotations
@@ -65,6 +66,33 @@ def main(records, master, with_kafka):
             cases |= connector_cases(spark, broker, bucket.url)
         stored = sum(row.size_bytes for rows in bucket.segments.values() for row in rows)
         report(cases, records, stored, master, broker)
+
+
+def scaling(records):
+    """How much sooner two tasks at a time are done than one, and how many cores one has in use by itself: a task is a
+    Python process that decodes and a thread of the JVM that takes rows, so one alone may fill more than one core."""
+    with tempfile.TemporaryDirectory() as work:
+        bucket = fill_bucket(f"{work}/bucket", records)
+        found = {}
+        for turn in range(2 * TRIES):
+            master = f"local[{turn % 2 + 1}]"
+            spark = spark_session(
+                "bench", master, spark__driver__memory="2g", spark__driver__extraJavaOptions=QUIET_JAVA
+            )
+            try:
+                if turn == 0:
+                    source(spark).load(bucket.url).write.option("compression", "none").parquet(f"{work}/parquet")
+                for name, run in cases_of(spark, bucket.url, work, records).items():
+                    run()
+                    found.setdefault(name, {}).setdefault(master, []).append(min(measured(run, None) for _ in range(2)))
+            finally:
+                spark.stop()
+        print("| | `local[1]`: wall s, cores in use | `local[2]`: wall s, cores in use | sooner |")
+        print("|---|---|---|---|")
+        for name, by_master in found.items():
+            (wall, cpu, _), (two_wall, two_cpu, _) = (min(by_master[each]) for each in ("local[1]", "local[2]"))
+            times = f"{wall:.2f}, {cpu / wall:.2f} | {two_wall:.2f}, {two_cpu / two_wall:.2f} | {wall / two_wall:.2f} x"
+            print(f"| {name} | {times} |", flush=True)
 
 
 def cases_of(spark, url, work, records):
@@ -249,5 +277,9 @@ if __name__ == "__main__":
     parser.add_argument("--records", type=int, default=RECORDS)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--no-kafka", action="store_true")
+    parser.add_argument("--scaling", action="store_true")
     asked = parser.parse_args()
+    if asked.scaling:
+        scaling(asked.records)
+        sys.exit(0)
     main(asked.records, asked.master, not asked.no_kafka)
