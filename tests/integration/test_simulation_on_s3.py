@@ -6,7 +6,13 @@ from dataclasses import fields
 
 import pytest
 from simulated_run import DAY, HOUR, run
-from test_simulation import BASE, far_off, nothing_waits_for_the_disk, workload_of  # noqa: F401 - a fixture
+from test_simulation import (  # noqa: F401 - fixtures
+    BASE,
+    far_off,
+    nothing_waits_for_the_disk,
+    the_store_is_asked_once_what_it_guarantees,
+    workload_of,
+)
 
 from policies.simulation import Counts, simulate
 from remote.fsspec_store import open_store
