@@ -7,11 +7,13 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 
 import pytest
-from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send
+from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
 
 from local.errors import Corrupt, DiskFailed, Unavailable
 from local.names import TopicPartition
+from remote import metadata_log
 from remote.memory_store import MemoryStore
+from remote.spilling import SpillRule
 from tiered.exposition import Sample, exposition
 from tiered.metric_table import BY_NAME, METRICS, Kind
 from tiered.metrics import KEPT_MS, Metrics
@@ -159,12 +161,17 @@ def test_a_partition_that_another_writer_took_is_halted(world: World) -> None:
         assert station.values()["tiered_partition_problems{class=Corrupt}"] == 1
 
 
-def test_a_scrape_sends_no_request(world: World) -> None:
-    station = Station(world)
-    with station.manager as manager:
+def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(
+        metadata_log, "SPILL_RULE", SpillRule(head_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8)
+    )
+    with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
-        send(manager, 300)
-        station.settle()
+        send(manager, 3000)
+        settle(manager)
+        assert manager.partition(TopicPartition("t", 0)).head().spills, "rows that only the bucket has"
+    station = Station(world)  # it knows no page yet
+    with station.manager as manager:
         before = manager.request_counts()
         for at in range(0, 10 * DAY, DAY):
             station.metrics.text(NOW + at)
