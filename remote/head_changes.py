@@ -208,6 +208,11 @@ def set_properties(properties: dict[str, str]) -> Change:
     return lambda head: head if head.properties == properties else replace(head, properties=dict(properties))
 
 
+def settle() -> Change:
+    """Change nothing, in a head of its own: what an unanswered commit before it was, is known then."""
+    return lambda head: replace(head)
+
+
 def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
     """What `new` forgets that `old` still held responsible; None when nothing is left behind unnamed.
 

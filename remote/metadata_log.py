@@ -142,6 +142,8 @@ class MetadataLog:
         self._epoch = 0
         self._attempts: set[str] = set()  # commit ids of our tries to become a writer
         self._head: Head | None = None
+        # A commit of ours may have happened, or happen yet, that `cached` does not have: until the next one succeeds.
+        self.is_unsettled = False
         self._copies = copies
         self._kept_id: str | None = None  # of the head that lies on the disk
         self._pages = Pages(store, prefix, copies=copies)
@@ -281,12 +283,14 @@ class MetadataLog:
                 self._check_change(base, draft, changed)
                 changed, body = self._fitted(changed, pages)
                 self._check_change(base, draft, changed)
+                self.is_unsettled = True
                 winner = self._create(changed, body)
                 if self._was_collected(winner):
                     self._adopt(self.refresh(exact=True))
                     continue
                 self._adopt(winner)
                 if winner.commit_id == changed.commit_id:
+                    self.is_unsettled = False
                     return winner
         raise Conflict("committing a head, our own commits keep coming up", prefix=self._prefix, tries=REBASES_MAX)
 

@@ -318,6 +318,8 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
         # Judged once more by the newest committed head, not by what the plan hoped for (I2).
         snapshot = partition.snapshot(state.now_ms, may_ask=False)
+        if partition.metadata is not None and partition.metadata.is_unsettled:
+            return False  # what is in the bucket is not known: it may have been given up
         is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
         if info is None or is_wanted or partition.is_deleted or not snapshot.has_safe_copy(info):
             return False

@@ -28,7 +28,7 @@ from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.guessing import Guesses
 from remote.head import Head
-from remote.head_changes import expire_segments, set_properties
+from remote.head_changes import expire_segments, set_properties, settle
 from remote.index_copies import index_copies, shares
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
@@ -183,9 +183,12 @@ class Opener:
     # -- the bucket ----------------------------------------------------------------------------------------------
 
     def is_waiting(self, held: Partition) -> bool:
-        """Whether a tiered partition is not ours in the bucket yet, or the bucket has other settings of its topic."""
+        """Whether a tiered partition is not ours in the bucket yet, the bucket has other settings of its topic, or a
+        commit was never answered."""
         head = held.head()
-        return held.is_tiered and (not held.is_owned or head is None or head.properties != held.topic.properties)
+        if not held.is_tiered or held.metadata is None or not held.is_owned or head is None:
+            return held.is_tiered
+        return held.metadata.is_unsettled or head.properties != held.topic.properties
 
     def take_up(self, held: Partition, now_ms: int) -> LogError | None:
         """Own a tiered partition in the bucket unless we do already, and tell the bucket the topic's settings; what is
@@ -219,6 +222,8 @@ class Opener:
         if held.metadata is not None and self.is_waiting(held):
             try:
                 held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
+                if held.metadata.is_unsettled:
+                    held.metadata.commit(settle(), now_ms)
             except LogError as error:
                 return error
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from disk_model import PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
-from local.errors import InvalidRequest, LogError, OffsetOutOfRange
+from local.errors import InvalidRequest, LogError, OffsetOutOfRange, Unavailable
 from local.offset_spec import OffsetSpec
 from local.record import Record
 from remote import metadata_log
@@ -22,11 +23,35 @@ from remote.store import ObjectStore
 from tiered.cli.main import invoke
 from tiered.manager import LogManager
 from tiered.offset_listing import LATEST_TIERED
+from tiered.partition import Partition
 from tiered.remote_view import RemoteLog
+from tiered.switching_off import give_up
 
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "2h"}
 OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
 ON = {"remote.storage.enable": "true"}
+
+
+class Mute:
+    """Falls silent with the first create: that happens, and neither it nor anything else is answered."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner, self.is_armed, self.is_mute = inner, False, False
+        self.url = inner.url
+
+    def __getattr__(self, verb: str) -> object:
+        def call(*args: object, **more: object) -> object:
+            is_last = self.is_armed and verb == "put_if_absent"
+            found = None if self.is_mute else getattr(self.inner, verb)(*args, **more)
+            self.is_mute = self.is_mute or is_last
+            if self.is_mute:
+                raise Unavailable("no answer", verb=verb)
+            return found
+
+        return call
+
+    def close(self) -> None:
+        """It outlives its managers."""
 
 
 @pytest.fixture
@@ -290,3 +315,29 @@ def test_the_command_asks_before_it_gives_a_tier_up(tmp_path: Path, capfd: pytes
     assert "for good? say --yes" in capfd.readouterr().err
     assert invoke([*words, "topic", "alter", "t", "-X", "retention.ms=1d"]) == 0, "nothing else is asked about"
     assert invoke([*off, "--yes"]) == 0
+
+
+def test_nothing_leaves_the_disk_while_it_is_not_known_whether_the_tier_was_given_up(world: World) -> None:
+    """It was, the answer was lost, and the topic is switched on again: what the bucket had counts for nothing."""
+    store = Mute(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        held, topic = manager.partition(NAME), manager.topic("t")
+        store.is_armed = True
+        with suppress(Unavailable):
+            give_up(replace_rules(held), manager._directory.of(NAME), 0, now_ms=NOW)
+        assert store.is_mute
+        manager.alter_topic("t", {**topic.properties, "local.retention.ms": "1ms"}, now_ms=NOW)
+        manager.tick(NOW)
+        assert held.log.segments()[0].base_offset == 0
+        store.is_armed = store.is_mute = False
+        settle(manager)
+        assert len(values(manager.reader())) == 300
+
+
+def replace_rules(held: Partition) -> Partition:
+    """As while its topic is switched off."""
+    held.rules = replace(held.rules, gives_up_remote=True)
+    return held
