@@ -192,7 +192,7 @@ class MetadataLog:
         (`remote.head_chain`).
         """
         with self._lock:
-            self._check_not_fenced()
+            self.check_not_fenced()
             known = self._head or self._copied()
             found = self._chain.newest(known, exact=exact or known is not self._head)
             if found is not None:
@@ -405,7 +405,7 @@ class MetadataLog:
                 raise Corrupt("reading a head, its epoch is from the past", prefix=self._prefix, **facts)
             self._move(LogState.FENCED)
             self._head = found
-            self._check_not_fenced()
+            self.check_not_fenced()
         self._set(found)
 
     def _set(self, found: Head) -> None:
@@ -435,14 +435,15 @@ class MetadataLog:
         assert to in NEXT_STATES[self._state]
         self._state = to
 
-    def _check_not_fenced(self) -> None:
+    def check_not_fenced(self) -> None:
+        """Raises Fenced where another writer was seen, by whoever: `cached` is that one's head then. Asks nobody."""
         if self._state is LogState.FENCED:
             assert self._head is not None
             facts = {"epoch": self._head.epoch, "ours": self._epoch, "writer": self._head.writer_id}
             raise Fenced("writing a partition, another writer took over", prefix=self._prefix, **facts)
 
     def _check_writer(self) -> None:
-        self._check_not_fenced()
+        self.check_not_fenced()
         if self._state is not LogState.WRITER:
             raise InvalidRequest("writing a partition, not opened for writing", prefix=self._prefix)
 

@@ -132,6 +132,7 @@ def apply_partition(
     with partition.tier_lock, partition.lock:
         state = _Round(partition, lambda: directory, store, now_ms, should_stop, clean)
         _check(partition.snapshot(now_ms), decisions)
+        partition.check_not_fenced()
         _apply_all(state, decisions, progress)
         if drops_copied and not should_stop() and any(isinstance(each, CopySegment) for each in state.done):
             _drop_copied(state)
@@ -315,6 +316,7 @@ def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
 def _drop(state: _Round, decision: DropLocal) -> bool:
     partition = state.partition
     with partition.lock:
+        partition.check_not_fenced()
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
         # Judged once more by the newest committed head, not by what the plan hoped for (I2).
         snapshot = partition.snapshot(state.now_ms, may_ask=False)
@@ -358,6 +360,7 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
     with state.partition.lock:
         if state.partition.is_deleted:
             return False  # the name may be another topic's by now
+        state.partition.check_not_fenced()
         is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         return is_raised or (metadata is not None and is_behind)
 

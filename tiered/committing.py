@@ -220,8 +220,13 @@ def _commit_group(ways: _Ways, group: _Group, told: Told) -> None:
 
 
 def _discard(ways: _Ways, rows: Sequence[RemoteSegment]) -> None:
-    """Delete what went up for a topic that this machine has deleted meanwhile: nobody ever tried to commit it."""
-    ways.store.delete([ways.partition.prefix + key for row in rows for key in (row.data_key, row.indexes_key)])
+    """Delete what went up for a topic that this machine has deleted meanwhile, if nobody ever tried to commit it.
+
+    A commit without an answer may have happened: what it named has readers and pins, and leaves as all of the topic.
+    """
+    tried = {each.row.ulid for each in ways.partition.uploaded.values() if each.is_tried}
+    keys = [key for row in rows if row.ulid not in tried for key in (row.data_key, row.indexes_key)]
+    ways.store.delete([ways.partition.prefix + key for key in keys])
 
 
 def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
@@ -279,6 +284,8 @@ def _commit(ways: _Ways, change: Change, infos: Collection[SegmentInfo]) -> None
     lost = {segment: each for segment, each in partition.uploaded.items() if segment.is_retired}
     # Those of an earlier epoch are orphans, which are found by their names.
     unlink = unlink_uploads([each.row for each in lost.values() if each.epoch == ways.head.epoch])
+    for segment in used & partition.uploaded.keys():
+        partition.uploaded[segment] = replace(partition.uploaded[segment], is_tried=True)
     ways.metadata.commit(lambda head: unlink(change(head)), ways.snapshot.now_ms)
     for segment in used | set(lost):
         partition.uploaded.pop(segment, None)

@@ -75,5 +75,6 @@ def delete_records(
 def _check_ours(held: Partition) -> None:
     if held.stopped is not None:
         raise held.stopped
+    held.check_not_fenced()
     if held.is_tiered and not held.is_owned:
         raise Unavailable("deleting records, the partition's head in the bucket is not ours yet", partition=held.name)

@@ -52,10 +52,14 @@ def _tell_nobody(base_offset: int, done_bytes: int, size_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A segment in the store that no head names yet, put there by the writer of this epoch."""
+    """A segment in the store that no head names yet, as far as is known, put there by the writer of this epoch.
+
+    `is_tried`: a commit of it has begun. Where that had no answer, the newest head may name it after all.
+    """
 
     epoch: int
     row: RemoteSegment
+    is_tried: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +106,12 @@ class Partition:
     def head(self) -> Head | None:
         """The newest head seen so far; no request is sent. None before anything was committed, or when not tiered."""
         return self.metadata.cached if self.metadata is not None else None
+
+    def check_not_fenced(self) -> None:
+        """Raises Fenced where the newest head seen is another writer's, which a reader may have met first: its rows and
+        its log start say nothing of what this disk holds. For whoever holds `lock`, before anything leaves the disk."""
+        if self.metadata is not None:
+            self.metadata.check_not_fenced()
 
     def closed_segment(self, base_offset: int, next_offset: int) -> SegmentInfo | None:
         """The local segment of exactly these offsets, unless it is the active one."""

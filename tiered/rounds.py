@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from local.errors import LogError, Unavailable
+from local.errors import Fenced, LogError, Unavailable
 from local.names import TopicPartition
 from policies.decisions import CleanLog, Decision, Plan
 from policies.plan import plan_partition
@@ -55,6 +55,7 @@ class Rounds:
         with self.lock:
             self._look_after_disks(now_ms)
             self.tasks.tell_time(now_ms)
+            self._note_fenced()
             work = self._work_off if waits else self._hand_out
             more = work(now_ms, should_stop)
             self._hands.opener.keep_counts(now_ms)
@@ -109,6 +110,14 @@ class Rounds:
             except LogError as error:
                 self._hands.note(held.name, error)
         self._hands.directories.remove_deleted(now_ms)
+
+    def _note_fenced(self) -> None:
+        """Partitions whose new writer was met by a reader: they are not ours any more."""
+        for held in self._hands.held():
+            try:
+                held.check_not_fenced()
+            except Fenced as error:
+                self._hands.note(held.name, error)
 
     def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
         hands = self._hands

@@ -18,8 +18,9 @@ from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX, commits_of
 from remote.head import Head
 from remote.keys import HEADS
 from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
 from remote.store import UploadSource
-from tiered.committing import copy_in_groups
+from tiered.committing import copy_in_groups, copy_together
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 
@@ -188,6 +189,41 @@ def test_a_commit_whose_answer_is_lost_is_repeated_with_the_same_objects(world: 
         settle(manager)
         assert store.uploads == len(_head(manager).segments) == 10
         assert not _head(manager).unlinked
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_what_an_unanswered_commit_may_have_named_is_kept_when_the_topic_is_deleted_then(
+    world: World, policy: str
+) -> None:
+    """Readers and pins of that head have it, until it leaves as all of the topic does."""
+    store = _Mute(world.store)
+    with _backlog(world, 10, store=store) as manager:
+        manager.alter_topic("t", {"cleanup.policy": policy, "remote.log.copy.disable": "true"}, now_ms=NOW)
+        settle(manager)
+        manager.alter_topic("t", {"remote.log.copy.disable": "false"}, now_ms=NOW)
+        copies, held = _copies(manager), manager.partition(NAME)
+        asked = iter(range(1 << 30))
+
+        def copy(is_deleted_at: int) -> None:
+            def ask() -> bool:
+                held.is_deleted = next(asked) >= is_deleted_at
+                return False
+
+            if policy == "compact":
+                copy_together(held, store, copies, now_ms=NOW, should_stop=ask)  # type: ignore[arg-type]
+            else:
+                copy_in_groups(held, store, copies, lambda told: None, now_ms=NOW, should_stop=ask)  # type: ignore[arg-type]
+
+        store.is_armed = True
+        with pytest.raises(Unavailable):
+            copy(1 << 30)
+        store.is_armed = store.is_mute = False
+        copy(2 * len(copies) - 1)
+        assert held.is_deleted
+        newest = MetadataLog(world.store, held.prefix).refresh()
+        assert newest.segments, "the commit without an answer has happened"
+        there = {info.key for info in world.store.list(held.prefix)}
+        assert all({held.prefix + row.data_key, held.prefix + row.indexes_key} <= there for row in newest.segments)
 
 
 def test_a_crash_anywhere_in_a_group_leaves_orphans_at_most(world: World) -> None:

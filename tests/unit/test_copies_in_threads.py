@@ -223,6 +223,34 @@ def test_another_machine_that_takes_over_meanwhile_wins(world: World, store: Han
         assert _segments(manager) == 4, "it holds the only copy of its records"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_head_of_another_writer_that_a_reader_saw_first_takes_nothing_off_the_disk(
+    world: World, store: HangingStore, *, waits: bool
+) -> None:
+    """Its rows hold other records at these offsets, and its log start is not ours."""
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, GRACE, now_ms=NOW)
+        for at in range(3):
+            send(manager, 20, start=20 * at)
+            manager.roll("t", now_ms=NOW)
+        with world.open(disk=world.other_disk()) as second:
+            send(second, 90, start=1000)
+            second.roll("t", now_ms=NOW)
+            while second.tick(NOW):
+                pass
+            second.delete_records({NAME: 50}, now_ms=NOW)
+        metadata, log = manager.partition(NAME).metadata, manager.partition(NAME).log
+        assert metadata is not None
+        with pytest.raises(Fenced):
+            metadata.refresh(exact=True)  # as a reader does whose objects are gone
+        for _ in range(3):
+            manager.tick(NOW, waits=waits)
+            assert manager.wait_for_tasks(LIMIT_S)
+        assert [segment.base_offset for segment in log.segments()] == [0, 20, 40, 60], "the only copy of its records"
+        assert log.log_start_offset == 0
+        assert isinstance(manager.problems[NAME], Fenced)
+
+
 def test_records_deleted_past_an_upload_never_come_into_the_head(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         manager.delete_records({NAME: 45}, now_ms=NOW)
