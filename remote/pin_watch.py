@@ -2,13 +2,16 @@
 
 Bytes go for good only when no pin holds them (`remote.pins`). Asking that of the store by a listing, each time that
 something is due, is a listing in a steady loop: every round while a pin keeps what is due, and in a log with retention
-every time that a segment's grace time ends. Two facts make most of those listings superfluous; no clock is in either.
+every time that a segment's grace time ends. Two facts make most of those listings superfluous; no clock is in either,
+but for a pin's end.
 
 **One look after an object has left the index is enough, for ever.** A pin counts only if everything that its head names
 is still in the index when the newest head is read *after the pin was written* (`remote.pins.pin_newest`). So the pin
 that counts for an object was written before the head that unlinked it, and whoever lists the pins after that head was
 committed sees it. Later pins are of later heads, which do not name the object, or came too late and are taken back.
-What can still happen to a pin that was seen: it is let go of, lapses, or is renewed. One GET of its name tells.
+What can still happen to a pin that was seen: it is let go of, lapses, or is renewed. One GET of its name tells. What
+has lapsed by our clock may be renewed yet by a holder whose clock is behind, or who began in time: it holds nothing
+while it is so, and is asked for again for RENEWAL_LAG_MS, as often as something is due.
 
 **Not to delete is always safe.** While the oldest pin that was seen stands, what left the index after it stays,
 whatever other pins there are. So nothing is asked at all before the pin may have lapsed, or RECHECK_MS after it was
@@ -20,6 +23,7 @@ last asked, so that one that was let go of early is noticed.
 | left the index before the last listing, pins that are older stand | a GET of the oldest of them, every RECHECK_MS |
 | left the index since, a pin that is older stands | the same |
 | left the index since, and no known pin is older | a listing, a GET for each pin |
+| whatever is due, and an older pin has lapsed lately | a GET of that one besides |
 
 Forks are told of by pins (`remote.forks`), and the first fact goes for them as well: one that counts was announced
 while the index still named the object. Where a listing told of none, it is not asked again for what it covers.
@@ -41,6 +45,7 @@ from remote.store import ObjectStore
 
 RECHECK_MS = 5 * 60_000
 LISTING_LAG_MS = 10 * 60_000
+RENEWAL_LAG_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class PinWatch:
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
-        self._known: dict[str, Pin] = {}  # that stood when they were last asked for
+        self._known: dict[str, Pin] = {}  # that stand, or may be renewed yet, as they were when they were asked for
         self._asked_ms: dict[str, int] = {}
         self._listed_ms: int | None = None
         self._listed_at = 0  # the newest head known when the listing began
@@ -77,7 +82,7 @@ class PinWatch:
         if any(not self._is_covered(due[key]) for key in free):
             pins = list_pins(self._store, self._prefix)
             self._has_forks = any(pin.fork is not None for pin in pins)
-            self._known = {pin.key: pin for pin in pins if pin.expires_ms > now_ms}
+            self._known = {pin.key: pin for pin in pins if pin.expires_ms + RENEWAL_LAG_MS > now_ms}
             self._asked_ms = dict.fromkeys(self._known, now_ms)
             self._listed_ms, self._listed_at = now_ms, sequence
             free = self._not_held(due, now_ms)
@@ -97,12 +102,14 @@ class PinWatch:
         asked_ms = self._asked_ms[pin.key]
         if asked_ms <= now_ms < min(pin.expires_ms, asked_ms + RECHECK_MS):
             return True
+        if asked_ms == now_ms:
+            return False  # it has lapsed, and was asked for just now
         found = read_pin(self._store, self._prefix, pin.key)
-        if found is None or found.expires_ms <= now_ms:
+        if found is None or found.expires_ms + RENEWAL_LAG_MS <= now_ms:
             del self._known[pin.key], self._asked_ms[pin.key]
             return False
         self._known[pin.key], self._asked_ms[pin.key] = found, now_ms
-        return True
+        return found.expires_ms > now_ms
 
     def _is_covered(self, one: Unlinking) -> bool:
         """Whether the pins were listed well after it left the index."""

@@ -65,15 +65,16 @@ class Copiers(Generic[K]):
     def submit(self, key: K) -> bool:
         """Give `key` a turn; False when it has one coming already, or nothing is begun any more."""
         with self._changed:
-            if self._is_stopping or self._states.get(key) in (State.QUEUED, State.AGAIN):
+            if self._is_stopping:
+                return False
+            if self._states.get(key) in (State.QUEUED, State.AGAIN):
+                self._hire()  # where there was no thread to be had the last time
                 return False
             if key in self._states:
                 self._states[key] = State.AGAIN
                 return True
             self._enqueue(key)
-            if self._running < self.threads:
-                self._running += 1
-                threading.Thread(target=self._take_turns, name=f"{self._name}-{self._running}", daemon=True).start()
+            self._hire()
             return True
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
@@ -90,6 +91,21 @@ class Copiers(Generic[K]):
             self._queue.clear()
             self._changed.notify_all()
         return self.wait_idle(deadline_s)
+
+    def _hire(self) -> None:
+        """One thread more, where there is room and somebody waits. Where the process can have none, those that are
+        there take the turns, and whoever submits next asks for one again."""
+        if not self._queue or self._running >= self.threads:
+            return
+        name = f"{self._name}-{self._running + 1}"
+        try:
+            threading.Thread(target=self._take_turns, name=name, daemon=True).start()
+        except RuntimeError as error:
+            _log.warning(
+                "no thread for what waits: waiting=%d running=%d cause=%s", len(self._queue), self._running, error
+            )
+        else:
+            self._running += 1
 
     def _enqueue(self, key: K) -> None:
         self._states[key] = State.QUEUED

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from tiered.copiers import Copiers, State
 
 LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
@@ -110,6 +112,28 @@ def test_what_waits_never_begins_after_the_stop_and_what_runs_has_its_deadline()
     gate.open()
     assert copiers.stop(LIMIT_S)
     assert gate.begun == ["a"]
+
+
+@pytest.mark.parametrize("asked", ["a", "b"])
+def test_where_no_thread_can_be_had_what_waits_has_its_turn_once_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """A process has so many and no more. Two rounds meet that, with as many threads as are allowed."""
+    gate = Gate()
+    gate.open()
+    copiers = Copiers(2, gate.work)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        for _ in range(2):
+            copiers.submit("a")
+            copiers.submit("c")
+    copiers.submit(asked)
+    assert copiers.wait_idle(LIMIT_S)
+    assert sorted(gate.begun) == sorted({"a", "c", asked})
 
 
 def test_an_error_that_escapes_ends_one_turn_and_nothing_else(caplog) -> None:

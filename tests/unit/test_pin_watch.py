@@ -14,7 +14,7 @@ from remote.keys import PINS, pin_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
-from remote.pin_watch import LISTING_LAG_MS, RECHECK_MS, PinWatch, Unlinking
+from remote.pin_watch import LISTING_LAG_MS, RECHECK_MS, RENEWAL_LAG_MS, PinWatch, Unlinking
 from remote.pins import Pin, list_pins, pin_newest, release, renew
 
 PREFIX = "t/0/"
@@ -81,7 +81,21 @@ def test_a_pin_is_asked_when_it_ends_and_one_that_was_renewed_goes_on():
     renew(asking.inner, PREFIX, pin, now_ms=NOW + 999, expires_ms=NOW + 2000)
     assert asking.free(5, now_ms=NOW + 1000) == ([], (1, 0))
     assert asking.free(5, now_ms=NOW + 2000) == ([5], (1, 0))
-    assert asking.free(5, now_ms=NOW + 2001) == ([5], (0, 0))
+    assert asking.free(5, now_ms=NOW + 2001) == ([5], (1, 0)), "it may be renewed yet, by a clock that is behind"
+    assert asking.free(5, now_ms=NOW + 2000 + RENEWAL_LAG_MS) == ([5], (1, 0))
+    assert asking.free(5, now_ms=NOW + 2001 + RENEWAL_LAG_MS) == ([5], (0, 0))
+
+
+@pytest.mark.parametrize("is_listed_lapsed", [True, False])
+def test_a_pin_that_is_renewed_by_a_clock_that_is_behind_holds_again_what_is_there_yet(*, is_listed_lapsed):
+    """It lapsed by the writer's clock when it was last asked for, in a listing or by its name."""
+    asking = Asking()
+    pin = put_pin(asking.inner, 1, 4, NOW + 1000)
+    if not is_listed_lapsed:
+        assert asking.free(5, now_ms=NOW)[0] == []
+    assert asking.free(5, now_ms=NOW + 1500)[0] == [5]
+    assert renew(asking.inner, PREFIX, pin, now_ms=NOW + 999, expires_ms=NOW + DAY) is not None
+    assert asking.free(6, now_ms=NOW + 2000) == ([], (1, 0)), "6 had left the index before that, but is due only now"
 
 
 def test_a_clock_that_goes_back_makes_the_watch_ask():
