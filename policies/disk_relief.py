@@ -14,7 +14,8 @@ from policies.snapshot import PartitionSnapshot
 def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> dict[TopicPartition, list[DropLocal]]:
     """Drops of at least `wanted_bytes` where there are so many; each partition's from its oldest segment on.
 
-    Never the active segment, never one whose retained records are not all committed (I2), and none behind such a one.
+    Never the active segment, never one that is being copied or whose retained records are not all committed (I2), and
+    none behind such a one.
     """
     found: dict[TopicPartition, list[DropLocal]] = {}
     droppable = {each.partition: _prefix(each) for each in snapshots}
@@ -42,7 +43,7 @@ def _prefix(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
     """The oldest closed segments that the disk may lose."""
     safe = []
     for segment in snapshot.closed if snapshot.is_tiered else ():
-        if not snapshot.has_safe_copy(segment):
+        if segment.base_offset in snapshot.copying or not snapshot.has_safe_copy(segment):
             break
         safe.append(segment)
     return safe

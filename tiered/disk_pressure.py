@@ -1,5 +1,7 @@
 """What is done when a disk fills: copied segments leave early. (`tiered.disk_room` refuses appends before that helps.)
 
+It waits for nobody: a copy under way may wait for a store that does not answer, and the disk fills meanwhile.
+
 Nothing that only the disk has is ever given up for room. What was dropped frees its bytes only after
 ``file.delete.delay.ms``; until then it is counted as free, so that not more goes than is needed.
 """
@@ -14,7 +16,6 @@ from policies.decisions import Decision, DropLocal, Plan
 from policies.disk_relief import disk_relief
 from tiered.disk_properties import RELIEF_FREE_MIN
 from tiered.manager import LogManager
-from tiered.partition import Partition
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +43,10 @@ class DiskRelief:
     def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
         inside = self._manager.partitions_in(root)
         there = [held for held in self._manager.partitions() if held.name in inside]
-        snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if _is_free(held)]
+        snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if held.is_owned]
         drops = disk_relief(snapshots, wanted)
         decisions: Mapping[TopicPartition, list[Decision]] = {name: [*each] for name, each in drops.items()}
-        applied = self._manager.apply(Plan(now_ms=now_ms, decisions=decisions))
+        applied = self._manager.drop_early(Plan(now_ms=now_ms, decisions=decisions))
         delays = {each.partition: each.rules.file_delete_delay_ms for each in snapshots}
         dropped = 0
         for name, result in applied.items():
@@ -56,11 +57,3 @@ class DiskRelief:
             "disk fills, copied segments leave early: directory=%s wanted=%d dropped=%d", root, wanted, dropped
         )
         return dropped
-
-
-def _is_free(held: Partition) -> bool:
-    """Whether nobody is at work on it: what a task holds may wait for a store that does not answer."""
-    if not held.lock.acquire(blocking=False):
-        return False
-    held.lock.release()
-    return True

@@ -9,8 +9,11 @@ from local.log_dir_info import LogDirFacts
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
 from local.storage import Storage
+from policies.decisions import Plan
 from remote.chunk_cache import ChunkCache
+from tiered.apply import Applied
 from tiered.opening import Opener
+from tiered.rounds import Rounds
 
 
 class OverDirectories:
@@ -18,6 +21,7 @@ class OverDirectories:
 
     _directory: LogDirectories
     _opener: Opener
+    _rounds: Rounds
 
     def offline_directories(self) -> Mapping[str, LogError]:
         """The log directories that cannot be used until the next start, and why; the others go on."""
@@ -30,6 +34,11 @@ class OverDirectories:
     def first_directory(self) -> tuple[Storage, str]:
         """Where the node keeps what it needs once: the first log directory that is online, and how to reach it."""
         return self._directory.first_online()
+
+    def drop_early(self, plan: Plan) -> Mapping[TopicPartition, Applied]:
+        """Do a plan's local drops (`tiered.disk_pressure`), and nothing else of it, without waiting for a copy that is
+        under way. A partition that somebody is changing on the disk is left out; errors are in `problems`."""
+        return self._rounds.drop_early(plan)
 
     def partitions_in(self, root: str) -> frozenset[TopicPartition]:
         """What lies in one of them."""

@@ -24,7 +24,7 @@ from functools import partial
 
 from local.errors import Fenced, LogError, Unavailable
 from local.names import TopicPartition
-from policies.decisions import CleanLog, Decision, Plan
+from policies.decisions import CleanLog, Decision, DropLocal, Plan
 from policies.plan import plan_partition
 from policies.snapshot import PartitionSnapshot
 from tiered.apply import Applied, apply_on_disk, apply_partition
@@ -99,6 +99,32 @@ class Rounds:
 
         with self.lock:
             return apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+
+    def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
+        """Do a plan of drops alone, as far as its segments are still there, beside tasks: it waits for nobody."""
+        with self.lock:
+            done = {name: self._drop_early(name, drops, plan.now_ms) for name, drops in plan.decisions.items()}
+        return {name: applied for name, applied in done.items() if applied is not None}
+
+    def _drop_early(self, name: TopicPartition, drops: Sequence[Decision], now_ms: int) -> Applied | None:
+        def decide(snapshot: PartitionSnapshot) -> list[Decision]:
+            there = {info.base_offset: info.next_offset for info in snapshot.closed}
+            wanted = [each for each in drops if isinstance(each, DropLocal)]
+            return [each for each in wanted if there.get(each.base_offset) == each.next_offset]
+
+        hands = self._hands
+        try:
+            return apply_on_disk(
+                hands.find(name),
+                decide,
+                directory=hands.directories.of(name),
+                now_ms=now_ms,
+                clean=lambda partition, directory, decision: None,
+                should_stop=lambda: False,
+            )
+        except LogError as error:
+            hands.note(name, error)
+            return None
 
     def _look_after_disks(self, now_ms: int) -> None:
         for held in self._hands.held():

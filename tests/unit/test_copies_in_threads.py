@@ -14,6 +14,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
 
 from local.errors import DiskFailed, Fenced
 from local.names import TopicPartition
+from local.storage import Space
 from policies.decisions import CleanLog
 from remote.bucket_check import ObjectKind
 from remote.head import Head
@@ -23,6 +24,7 @@ from remote.store import UploadSource
 from tiered.apply import apply_on_disk
 from tiered.bucket_check import check_bucket
 from tiered.manager import LogManager
+from tiered.worker import Worker
 
 LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
 OTHER = TopicPartition("o", 0)
@@ -151,6 +153,32 @@ def test_everything_else_goes_on_while_an_upload_hangs(world: World, store: Hang
         assert len(_head(manager).segments) == 4
         assert _offsets(manager) == list(range(5, 70))
         assert manager.problems == {}
+
+
+def test_a_disk_that_fills_is_relieved_beside_an_upload_that_hangs(world: World, store: HangingStore) -> None:
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        for at in range(4):
+            send(manager, 20, start=20 * at)
+            manager.roll("t", now_ms=NOW)
+            if at == 2:
+                while manager.tick(NOW):
+                    pass
+        store.hanging.add("t")
+        manager.tick(NOW, waits=False)
+        store.wait_for(4)
+        worker = Worker(manager, now_ms=NOW, interval_ms=1000, waits=False)
+        world.disk.space = lambda path: Space(96 << 20, 1 << 40)  # type: ignore[method-assign]
+        turn = threading.Thread(target=worker.round, args=(NOW,), daemon=True)
+        turn.start()
+        turn.join(5.0)
+        is_hanging = turn.is_alive()
+        store.let_go()
+        assert not is_hanging, "it waits for the upload"
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.problems == {}
+        assert [each.base_offset for each in manager.partition(NAME).log.segments()] == [60, 80]
+        assert _offsets(manager) == list(range(80))
 
 
 def test_what_a_commit_sets_free_leaves_the_disk_in_the_same_task(world: World, store: HangingStore) -> None:
