@@ -59,6 +59,10 @@ def open_store(
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
     if parts.username is not None or parts.password is not None:
         raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
+    if not parts.scheme and not parts.netloc:
+        # Its scheme is missing, so it is a path or the bare name of a bucket.
+        hint = "file:///directory for a directory, s3://bucket/prefix for a bucket"
+        raise InvalidRequest("opening a store, not a store's url", url=parts.path, write=hint)
     if parts.scheme not in SCHEMES or parts.query or parts.fragment:
         raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
     retries, watchdog = policy or RetryPolicy(), Watchdog()

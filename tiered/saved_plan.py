@@ -176,8 +176,9 @@ def decode_plan(body: bytes) -> SavedPlan:
             for each in file.partitions
         }
     except msgspec.MsgspecError as error:
-        text = str(error)
-        raise InvalidRequest(f"reading a saved plan, {text[:1].lower()}{text[1:]}") from None
+        raise InvalidRequest(
+            "reading a saved plan, it is none or was damaged; make one with 'tiered plan --out FILE'", cause=error
+        ) from None
     found: dict[TopicPartition, Sequence[Decision]] = dict(decided)
     saved = SavedPlan(
         plan=Plan(now_ms=file.at_ms, decisions=found),

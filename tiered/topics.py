@@ -24,6 +24,7 @@ import msgspec
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition, check_topic, check_topic_id
 from local.storage import Storage, join, replace_file
+from tiered.properties import nearest
 
 FILE = "topics.json"
 FORMAT_VERSION = 1
@@ -81,7 +82,7 @@ class TopicRegistry:
         check_topic(name)
         if name not in self._topics:
             there_are = ", ".join(sorted(self._topics)[:10]) or "none"
-            raise NotFound("finding a topic", topic=name, there_are=there_are)
+            raise NotFound("finding a topic", topic=name, there_are=there_are, did_you_mean=nearest(name, self._topics))
         return self._topics[name]
 
     def add(self, topic: Topic) -> None:

@@ -1,0 +1,212 @@
+"""Mistakes that people make in their first days, each with what `tiered` answers: the table, and its page.
+
+``docs/reference/mistakes.md`` is generated from it:
+
+    python tests/unit/mistakes.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "mistakes.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """One row: what was typed, in which world, and what the one line of the answer has to hold.
+
+    `names` are the thing and the place, `hint` what it says of what to do next, word for word. `world` is the name of a
+    change to a sound node that makes a right command wrong.
+    """
+
+    what: str
+    words: tuple[str, ...]
+    code: int
+    names: tuple[str, ...]
+    hint: str = ""
+    world: str = ""
+
+
+def _row(what: str, typed: str, code: int, *names: str, hint: str = "", world: str = "") -> Mistake:
+    return Mistake(what=what, words=tuple(typed.split()), code=code, names=names, hint=hint, world=world)
+
+
+WORDS = (
+    _row("a command misspelt", "cosume orders", 2, "cosume", hint="did you mean consume?"),
+    _row("a subcommand misspelt", "topic creat new", 2, "'creat'", hint="Did you mean 'create'?"),
+    _row("an option misspelt", "status --chek", 2, "'--chek'", hint="'--check'"),
+    _row("an option without its value", "consume orders --from", 2, "'--from'", hint="requires an argument"),
+    _row("an argument left out", "topic create", 2, hint="Missing argument 'NAME'"),
+    _row("a word too many", "consume orders 0", 2, "(0)", hint="unexpected extra argument"),
+    _row("a choice that is none", "consume orders --isolation commited", 2, "'commited'", hint="'read_committed'"),
+    _row("an output form that is none", "status -o yaml", 2, "'yaml'", hint="'json'"),
+    _row("a number that is none", "topic create new -p two", 2, "--partitions", "'two'"),
+)
+TOPICS = (
+    _row("a topic misspelt", "status orderz", 1, "topic=orderz", "there_are=", hint="did_you_mean=orders"),
+    _row("a topic misspelt, to be altered", "topic alter ordes -X retention.ms=7d", 1, hint="did_you_mean=orders"),
+    _row("a partition named as its directory is", "consume orders-0", 1, "topic=orders-0", hint="did_you_mean=orders"),
+    _row("a topic that exists created again", "topic create orders", 2, "it exists", "topic=orders"),
+    _row(
+        "a topic's name with a blank or a slash", "topic create my/topic", 2, "'my/topic'", hint="allowed=a-z A-Z 0-9"
+    ),
+    _row(
+        "a topic given to the care of a bucket that it does not hold", "scrub orderz", 1, "name=orderz", "store=file:"
+    ),
+    _row("a partition that is not there", "consume orders/9", 1, "partition=orders/9"),
+    _row("a partition that is no number", "consume orders/first", 2, "text='orders/first'"),
+    _row("an offset that is not there", "consume orders/0 --from 5000", 1, "offset=5000", hint="next_offset="),
+    _row(
+        "a position that is none",
+        "consume orders --from yesterday",
+        2,
+        "'yesterday'",
+        hint="expected='start end OFFSET",
+    ),
+    _row("a time that is none", "plan orders --at tomorrow", 2, "'tomorrow'", hint="2026-11-20T12:00:00Z"),
+    _row("records deleted above the log end", "delete-records orders/0 --before 5000 --yes", 1, "offset=5000"),
+    _row("records deleted of no partition", "delete-records orders --before 5", 2, "'orders'", hint="TOPIC/PARTITION"),
+    _row("something for good, without a terminal to ask", "topic delete orders", 2, "orders", hint="say --yes"),
+)
+SETTINGS = (
+    _row(
+        "a setting misspelt", "topic alter orders -X retenton.ms=7d", 2, "retenton.ms", hint="did_you_mean=retention.ms"
+    ),
+    _row(
+        "a setting with underscores", "-X retention_ms=7d status", 2, "retention_ms", hint="did_you_mean=retention.ms"
+    ),
+    _row("a setting without -X", "topic alter orders retention.ms=7d", 2, "retention.ms=7d"),
+    _row("a setting without a value", "-X retention.ms status", 2, "'retention.ms'", hint="key=value"),
+    _row("a unit that is none", "topic alter orders -X retention.ms=7days", 2, "'7days'", hint="a duration such as 7d"),
+    _row("a size for humans of another kind", "topic alter orders -X segment.bytes=1Gb2", 2, "'1Gb2'", hint="512MiB"),
+    _row("a size below its least", "topic alter orders -X segment.bytes=1", 2, "segment.bytes", hint="at least 1024"),
+    _row(
+        "a switch said otherwise", "topic alter orders -X remote.storage.enable=yes", 2, "'yes'", hint="true or false"
+    ),
+    _row("a codec that Kafka has not", "topic alter orders -X compression.type=brotli", 2, "'brotli'", hint="zstd"),
+    _row(
+        "a policy misspelt", "topic alter orders -X cleanup.policy=compacted", 2, "'compacted'", hint="delete, compact"
+    ),
+    _row(
+        "settings that exclude one another: the disk keeps more than the log",
+        "topic alter orders -X local.retention.ms=30d",
+        2,
+        "local.retention.ms=2592000000",
+        "retention.ms=604800000",
+    ),
+    _row(
+        "a setting of the manager given to a topic",
+        "topic alter orders -X remote.log.manager.task.interval.ms=1s",
+        2,
+        "remote.log.manager.task.interval.ms",
+        "topic=orders",
+    ),
+    _row(
+        "a setting misspelt in tiered.toml",
+        "status",
+        2,
+        "tiered.toml",
+        hint="did_you_mean=retention.ms",
+        world="misspelt",
+    ),
+    _row("a section misspelt in tiered.toml", "status", 2, "tiered.toml", hint="did_you_mean=remote", world="section"),
+    _row("a tiered.toml that is no TOML", "status", 2, "tiered.toml", "line 2", world="no toml"),
+    _row(
+        "a variable misspelt",
+        "status",
+        2,
+        "TIERED_RETENTON_MS",
+        hint="did_you_mean=TIERED_RETENTION_MS",
+        world="variable",
+    ),
+)
+PLACES = (
+    _row("the wrong directory", "-C elsewhere status", 1, "directory=elsewhere", hint="run 'tiered init'"),
+    _row("a node initialised twice", "init", 2, "it exists", "tiered.toml"),
+    _row("a directory given as a bucket", "consume orders --remote bucket", 2, "url=bucket", hint="file:///directory"),
+    _row(
+        "a path given as a bucket",
+        "consume orders --remote /srv/bucket",
+        2,
+        "url=/srv/bucket",
+        hint="file:///directory",
+    ),
+    _row(
+        "a file url that is relative",
+        "init new --remote file://bucket",
+        2,
+        "url=file://bucket",
+        hint="file:///directory",
+    ),
+    _row("a bucket's web address", "remote ls https://b.s3.amazonaws.com/", 2, "https://b.s3", hint="schemes=s3"),
+    _row(
+        "a bucket with a secret in its address", "consume orders --remote s3://me:hunter2@b", 2, hint="into the options"
+    ),
+    _row("a bucket's directory that does not exist", "init new --remote file:///no/such", 1, "directory=/no/such"),
+    _row("a file that is not there", "append orders no-such-file", 2, "no-such-file"),
+    _row("a file that is none of a log", "dump tiered.toml", 2, "path=tiered.toml"),
+    _row("a directory where a manager is at work", "topic create new", 5, "another manager", "data", world="locked"),
+    _row("a key that the ring has not", "rewrite recode orders --key-id k9", 2, "key_id=k9"),
+    _row("a key ring that is not there", "rotate-keys", 1, "key ring", "no-keys", world="no key ring"),
+    _row(
+        "a port that is taken",
+        "run --once --metrics :{port}",
+        2,
+        "port={port}",
+        "address already in use",
+        world="port taken",
+    ),
+    _row("a log directory that is a file", "topic create new", 1, "lines", world="not a directory"),
+    _row("a port that is none", "run --once --metrics often", 2, "'often'", hint="[HOST]:PORT"),
+)
+RECORDS = (
+    _row("a record without key for a compacted topic", "append latest lines", 2, "partition=latest/0", "without key"),
+    _row("a separator that the line has not", "append orders lines -K #", 2, "line=1", "separator='#'"),
+    _row("lines that are no JSON", "append orders lines --jsonl", 2, "not json", "line=1"),
+    _row("a topic compacted that only deletes", "compact orders", 2, "topic=orders", hint="cleanup.policy"),
+    _row("a saved plan that is not there", "apply plan.jsn --yes", 1, "file=plan.jsn"),
+    _row("a saved plan that is damaged", "apply broken.json --yes", 2, "file=broken.json", hint="tiered plan --out"),
+    _row("a saved plan after the state has changed", "apply old.json --yes", 5, "orders", world="changed"),
+    _row("a report that is not there", "repair no.json", 1, "path=no.json", hint="run 'tiered scrub --deep'"),
+)
+SECTIONS = {
+    "Words": WORDS,
+    "Topics, partitions, offsets": TOPICS,
+    "Settings": SETTINGS,
+    "Places": PLACES,
+    "Records and plans": RECORDS,
+}
+MISTAKES = tuple(row for rows in SECTIONS.values() for row in rows)
+
+_HEAD = """# Mistakes, and what is answered
+
+Generated from the table in `tests/unit/mistakes.py`; `tests/unit/test_mistakes.py` makes each of them. Every answer is
+one line on stderr, `error: what was attempted, what is wrong: key=value`, and an [exit code](cli.md); nothing is
+written.
+"""
+
+
+def render() -> str:
+    """The page."""
+    parts = [_HEAD]
+    for title, rows in SECTIONS.items():
+        lines = [
+            f"## {title}\n",
+            "| mistake | for example | exit | the answer names | and says |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [_line(row) for row in rows]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _line(row: Mistake) -> str:
+    typed = " ".join(row.words).replace("{port}", "9464")
+    names = " ".join(f"`{name}`" for name in row.names).replace("{port}", "9464")
+    return f"| {row.what} | `tiered {typed}` | {row.code} | {names} | {f'`{row.hint}`' if row.hint else ''} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())
