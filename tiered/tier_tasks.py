@@ -113,11 +113,18 @@ class TierTasks:
         try:
             return self._work_on(held)
         except LogError as error:
-            if not held.is_deleted and self._hands.directories.is_online(key):
-                self._hands.note(key, error)
+            self._note(held, error)
             return False
+        except Exception as error:
+            # An error of ours. A caller of rounds would have heard of it; here nobody is, so all who ask are told.
+            self._note(held, LogError("working on a partition, a task broke off", partition=key, cause=repr(error)))
+            raise
         finally:
             held.tier_lock.release()
+
+    def _note(self, held: Partition, error: LogError) -> None:
+        if not held.is_deleted and self._hands.directories.is_online(held.name):
+            self._hands.note(held.name, error)
 
     def _work_on(self, held: Partition) -> bool:
         hands, now_ms = self._hands, self._now_ms

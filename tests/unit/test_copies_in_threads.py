@@ -181,6 +181,22 @@ def test_a_disk_that_fills_is_relieved_beside_an_upload_that_hangs(world: World,
         assert _offsets(manager) == list(range(80))
 
 
+def test_what_breaks_a_task_off_is_the_partitions_trouble_until_one_goes_through(
+    world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is: an error of ours in a thread would otherwise end all copies of a partition, and nobody hears."""
+    with _started(world, store) as manager:
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryStore, "upload", lambda *_: 1 // 0)
+            store.let_go()
+            assert manager.wait_for_tasks(LIMIT_S)
+        assert "ZeroDivisionError" in str(manager.problems[NAME])
+        assert manager.partition(NAME).stopped is None
+        _finish(manager, store)
+        assert manager.problems == {}
+        assert len(_head(manager).segments) == 3
+
+
 def test_what_a_commit_sets_free_leaves_the_disk_in_the_same_task(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         assert _segments(manager) == 4
