@@ -63,6 +63,8 @@ COMMANDS = {
     "apply": ("tiered.cli.apply", "Do what a saved plan says, if nothing has changed since."),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
     "generate": ("tiered.cli.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
+    "config": ("tiered.cli.config", "What a setting does, what it is here, and where that comes from."),
+    "completion": ("tiered.cli.completion", "Print the script that lets bash, zsh or fish complete what is typed."),
     "rotate-keys": ("tiered.cli.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
 }
 
@@ -133,6 +135,10 @@ def main(
 def run(arguments: Sequence[str] | None = None) -> None:
     """The entry point: run a command and end the process with its exit code."""
     _fill_closed_streams()
+    if instruction := os.environ.get("_TIERED_COMPLETE"):
+        from tiered.cli.completion import answer
+
+        sys.exit(answer(instruction))
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(invoke(words))
 

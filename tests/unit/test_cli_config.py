@@ -1,0 +1,109 @@
+"""`tiered config explain` and what a shell is told at Tab."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiered.cli.completion import answer, candidates
+from tiered.cli.config import example_of
+from tiered.cli.main import COMMANDS, invoke
+from tiered.properties import PROPERTIES, parse
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    assert invoke(["init"]) == 0
+    assert invoke(["topic", "create", "orders", "-X", "retention.ms=3d"]) == 0
+    assert invoke(["topic", "create", "bills"]) == 0
+    return tmp_path
+
+
+def test_a_setting_is_explained_with_its_value_and_where_that_comes_from(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explained(*words: str) -> dict[str, str]:
+        capfd.readouterr()
+        assert invoke([*words, "-o", "json"]) == 0
+        (row,) = json.loads(capfd.readouterr().out)["settings"]
+        return row
+
+    row = explained("config", "explain", "retention.ms")
+    assert (row["value"], row["origin"], row["kafka"], row["of"]) == ("7d", "default", "retention.ms", "topic")
+    assert row["meaning"]
+    row = explained("config", "explain", "retention.ms", "-t", "orders")
+    assert (row["value"], row["origin"], row["default"]) == ("3d", "topic orders", "7d")
+    monkeypatch.setenv("TIERED_RETENTION_MS", "4d")
+    row = explained("config", "explain", "retention.ms", "-t", "orders")
+    assert (row["value"], row["origin"]) == ("4d", "environment")
+    row = explained("-X", "retention.ms=5d", "config", "explain", "retention.ms", "-t", "orders")
+    assert (row["value"], row["origin"]) == ("5d", "-X")
+    assert explained("config", "explain", "cost.prices")["kafka"] == "none, it is ours"
+    assert invoke(["config", "explain", "retention.ms"]) == 0
+    assert "origin    environment\n" in capfd.readouterr().out
+    assert invoke(["config", "explain", "retenton.ms"]) == 2
+    assert "did_you_mean=retention.ms" in capfd.readouterr().err
+
+
+def test_the_example_of_every_setting_is_one_that_it_takes() -> None:
+    for name, row in PROPERTIES.items():
+        parse(name, example_of(row))
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ([], "", list(COMMANDS)),
+        ([], "cons", ["consume"]),
+        (["topic"], "cr", ["create"]),
+        (["consume"], "", ["bills", "orders"]),
+        (["consume", "--from", "start"], "o", ["orders"]),
+        (["topic", "delete"], "b", ["bills"]),
+        (["topic", "create"], "b", []),
+        (["-C", ".", "status", "bills"], "o", ["orders"]),
+        (["status"], "--che", ["--check"]),
+        (["topic", "alter", "orders", "-X"], "retention.b", ["retention.bytes="]),
+        (["config", "explain"], "retention.b", ["retention.bytes"]),
+    ],
+    ids=str,
+)
+def test_a_shell_is_told_what_may_stand_there(
+    home: Path, words: list[str], incomplete: str, expected: list[str]
+) -> None:
+    assert [each.value for each in candidates(words, incomplete)] == expected
+
+
+def test_what_is_wrong_already_and_a_place_without_a_node_complete_to_nothing(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", "tiered nonsense ")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    capfd.readouterr()
+    assert answer("bash_complete") == 0
+    monkeypatch.setenv("COMP_WORDS", "tiered -C nowhere status ")
+    monkeypatch.setenv("COMP_CWORD", "4")
+    assert answer("bash_complete") == 0
+    assert capfd.readouterr().out.split() == []
+    assert answer("tcsh_complete") == 1
+
+
+def test_topics_are_completed_without_anything_heavy(home: Path) -> None:
+    heavy = "print(sorted({'numpy', 'pyarrow', 'fsspec', 'rich', 'pyspark'} & set(sys.modules)))"
+    code = f"import sys\nfrom tiered.cli.main import run\ntry:\n    run()\nfinally:\n    {heavy}"
+    asked = {"_TIERED_COMPLETE": "bash_complete", "COMP_WORDS": "tiered status ", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **asked})
+    assert done.stdout.split() == ["plain,bills", "plain,orders", "[]"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_tiered(capfd: pytest.CaptureFixture[str], shell: str) -> None:
+    assert invoke(["completion", shell]) == 0
+    assert f"_TIERED_COMPLETE={shell}_complete" in capfd.readouterr().out

@@ -1,0 +1,102 @@
+"""``tiered completion``: the script that lets a shell complete, and the answers to what it asks.
+
+The script calls `tiered` with ``_TIERED_COMPLETE`` set. Commands are listed without importing them, topics come from
+the node's file of topics alone: no log is opened and no store asked, for a shell waits while it is pressed Tab in.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from local.errors import LogError
+from tiered.cli.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "_TIERED_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print the script for SHELL, to be kept where it reads such or evaluated: eval "$(tiered completion bash)"."""
+    from tiered.cli.main import main
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "one of click's own"
+    click.echo(kind(main, {}, "tiered", VARIABLE).source())
+
+
+def answer(instruction: str) -> int:
+    """Print what may stand at the word under the cursor, as the script of ``bash_complete`` and its kin asks."""
+    shell = instruction.partition("_")[0]
+    kind = get_completion_class(shell)
+    if kind is None or not instruction.endswith("_complete"):
+        return 1
+    from tiered.cli.main import main
+
+    asked = kind(main, {}, "tiered", VARIABLE)
+    words, incomplete = asked.get_completion_args()
+    try:
+        found = candidates(words, incomplete)
+    except (click.ClickException, LogError, OSError):
+        found = []  # what was typed so far is wrong, or there is no node here: that is told when it is run
+    click.echo("\n".join(asked.format_completion(each) for each in found))
+    return 0
+
+
+def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
+    """What may stand in the place of `incomplete`, behind `words`."""
+    from tiered.cli.main import COMMANDS, main
+
+    context, name = main.make_context("tiered", list(words), resilient_parsing=True), ""
+    command: click.Command = main
+    typed = [*context._protected_args, *context.args]
+    while isinstance(command, click.Group) and typed:
+        name, rest = typed[0], typed[1:]
+        found = command.get_command(context, name)
+        if found is None:
+            return []
+        command = found
+        context = command.make_context(name, list(rest), parent=context, resilient_parsing=True)
+        typed = [*context._protected_args, *context.args] if isinstance(command, click.Group) else []
+    if words and words[-1] == "-X":
+        return _starting(_settings(), incomplete)
+    if command is main and not incomplete.startswith("-"):
+        return _starting({each: summary for each, (_, summary) in COMMANDS.items()}, incomplete)
+    if command.name == "explain" and not incomplete.startswith("-"):
+        return _starting({each[:-1]: text for each, text in _settings().items()}, incomplete)
+    if not incomplete.startswith("-") and _takes_topics(command):
+        return _starting(_topics(context), incomplete)
+    return command.shell_complete(context, incomplete)
+
+
+def _starting(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(each, help=text) for each, text in known.items() if each.startswith(incomplete)]
+
+
+def _settings() -> dict[str, str]:
+    from tiered.properties import PROPERTIES
+
+    return {f"{name}=": row.expected for name, row in PROPERTIES.items()}
+
+
+def _takes_topics(command: click.Command) -> bool:
+    """Whether its first argument names topics or partitions of this node."""
+    first = next((each for each in command.params if isinstance(each, click.Argument)), None)
+    if first is None:
+        return False
+    is_name = first.name == "name" and command.name in ("alter", "delete", "describe")
+    return is_name or first.name in ("topic", "topics") or "TOPIC" in (first.metavar or "")
+
+
+def _topics(context: click.Context) -> dict[str, str]:
+    directory = context.find_root().params.get("directory") or os.environ.get("TIERED_DIR") or "."
+    topics = Session(directory=directory).topics().all()
+    return {each.name: f"{each.partition_count} partitions" for each in topics}
