@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from local.errors import Fenced, LogError, Unavailable
+from local.errors import DiskFailed, Fenced, LogError, Unavailable
 from local.names import TopicPartition
 from policies.decisions import CleanLog, Decision, DropLocal, Plan
 from policies.plan import plan_partition
 from policies.snapshot import PartitionSnapshot
 from tiered.apply import Applied, apply_on_disk, apply_partition
 from tiered.cleaning import reset_misplaced
+from tiered.partition import Partition
 from tiered.tier_tasks import Hands, TierTasks, needs_task, on_disk
 
 CHECKPOINT_INTERVAL_MS = 60_000
@@ -74,8 +75,8 @@ class Rounds:
             must_let_go = self._letting_go(name, should_stop)
             if must_let_go():
                 return None
-            held = hands.find(name)
-            if held.is_tiered and (is_store_down.is_set() or not held.is_owned):
+            held = self._find(name)
+            if held is None or (held.is_tiered and (is_store_down.is_set() or not held.is_owned)):
                 return None
             try:
                 applied = apply_partition(
@@ -164,7 +165,9 @@ class Rounds:
         decisions: dict[TopicPartition, list[Decision]] = {}
         for snapshot in self._look(now_ms):
             name = snapshot.partition
-            held, planned = hands.find(name), plan_partition(snapshot)
+            held, planned = self._find(name), plan_partition(snapshot)
+            if held is None:
+                continue
             is_waiting = hands.opener.is_waiting(held)
             if snapshot.is_tiered and (is_waiting or (held.is_owned and needs_task(snapshot, planned))):
                 due.append(name)
@@ -181,6 +184,14 @@ class Rounds:
             if not hands.deletion.is_done:
                 self.tasks.submit_deletions()
         return any(result.done for result in applied.values())
+
+    def _find(self, name: TopicPartition) -> Partition | None:
+        """None, and a note, for one whose disk went offline since it was looked at."""
+        try:
+            return self._hands.find(name)
+        except DiskFailed as error:
+            self._hands.note(name, error)
+            return None
 
     def _apply_on_disk(
         self, now_ms: int, should_stop: ShouldStop, name: TopicPartition, decisions: Sequence[Decision]

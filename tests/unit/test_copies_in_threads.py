@@ -385,6 +385,30 @@ def test_a_disk_that_goes_offline_meanwhile_keeps_what_is_only_there(tmp_path, w
         assert held.log.segments()[-1].next_offset == 60
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_disk_that_goes_offline_within_a_round_costs_the_others_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    """After the partition was looked at, and before anything is done of it."""
+    with world.open() as manager:
+        for topic in ("o", "t"):
+            manager.create_topic(topic, 1, GRACE, now_ms=NOW)
+            send(manager, 20, topic=topic)
+            manager.roll(topic, now_ms=NOW)
+        real = manager._directory.check_online
+
+        def check(name: TopicPartition) -> None:
+            if name == NAME:
+                raise DiskFailed("using a log directory, it is offline", partition=name)
+            real(name)
+
+        monkeypatch.setattr(manager._directory, "check_online", check)
+        manager.tick(NOW, waits=waits)
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert len(_head(manager, OTHER).segments) == 1
+        assert set(manager.problems) <= {NAME}
+
+
 def test_closing_waits_for_the_upload_under_way_and_commits_it(world: World, store: HangingStore) -> None:
     manager = _started(world, store)
     closing = threading.Thread(target=lambda: manager.close(drain_s=LIMIT_S))
