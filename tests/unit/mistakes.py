@@ -162,6 +162,22 @@ PLACES = (
     _row("a port that is none", "run --once --metrics often", 2, "'often'", hint="[HOST]:PORT"),
 )
 RECORDS = (
+    _row(
+        "Parquet files wanted at a path",
+        "backfill orders --to out",
+        2,
+        "url=out",
+        hint="file:///directory",
+        world="no spark",
+    ),
+    _row(
+        "Spark is not installed",
+        "backfill orders --to file:///srv/out",
+        2,
+        "pyspark",
+        hint="tiered[spark]",
+        world="no spark",
+    ),
     _row("a record without key for a compacted topic", "append latest lines", 2, "partition=latest/0", "without key"),
     _row("a separator that the line has not", "append orders lines -K #", 2, "line=1", "separator='#'"),
     _row("lines that are no JSON", "append orders lines --jsonl", 2, "not json", "line=1"),
@@ -176,7 +192,7 @@ SECTIONS = {
     "Topics, partitions, offsets": TOPICS,
     "Settings": SETTINGS,
     "Places": PLACES,
-    "Records and plans": RECORDS,
+    "Records, plans, jobs": RECORDS,
 }
 MISTAKES = tuple(row for rows in SECTIONS.values() for row in rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,6 +52,9 @@ def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitSt
         toml.write_text(texts[name])
     elif name == "variable":
         patch.setenv("TIERED_RETENTON_MS", "7d")
+    elif name == "no spark":
+        for module in ("pyspark", "pyspark.sql", "pyspark.sql.datasource"):
+            patch.setitem(sys.modules, module, None)
     elif name == "locked":
         from tiered.config import Config
         from tiered.manager import LogManager

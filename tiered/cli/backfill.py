@@ -61,16 +61,19 @@ def backfill(
     on_spark: OnSpark,
 ) -> int:
     """Write records of the bucket as Parquet, by topic and day of their time, with Spark. Changes nothing in it."""
-    from tiered.spark.exporting import export
+    from remote.fsspec_store import open_store
 
     now = now_ms()
     with open_bucket(session, url, options) as bucket:
         bucket.partitions(targets, topic_id)  # mistakes are told before Spark takes its seconds to start
+        open_store(target, to_options).close()  # no request: the url and the options are looked at
         asked: dict[str, Any] = read_options(bucket, targets, parse_position(start, now), parse_position(end, now))
     if topic_id is not None:
         asked["topicId"] = topic_id
     if read_committed:
         asked["kafka.isolation.level"] = "read_committed"
+    from tiered.spark.exporting import export
+
     config = session.config() if url is None else None
     if config is not None and config.key_ring is not None:
         asked["keyRing"] = os.path.abspath(config.key_ring)
