@@ -138,8 +138,8 @@ class Partition:
         return tell
 
     def check_appendable(self) -> None:
-        """Raises `stopped`, what `check_room` raises (a full disk), and Unavailable while the bucket may hold the
-        very offsets that an append would be given.
+        """Raises `stopped`, Fenced, what `check_room` raises (a full disk), and Unavailable while the bucket may hold
+        the very offsets that an append would be given.
 
         That is so for a log that holds no record (a fresh disk, one that starts over at the bucket's end) and for one
         that ends below the head it has not been reconciled with. A log with records knows its end, and the leader epoch
@@ -148,6 +148,7 @@ class Partition:
         """
         if self.stopped is not None:
             raise self.stopped
+        self.check_not_fenced()
         self.check_room()
         if not self.is_tiered or self.is_owned:
             return

@@ -287,6 +287,8 @@ def test_a_head_of_another_writer_that_a_reader_saw_first_takes_nothing_off_the_
         assert metadata is not None
         with pytest.raises(Fenced):
             metadata.refresh(exact=True)  # as a reader does whose objects are gone
+        with pytest.raises(Fenced):
+            send(manager, 1, start=60)  # acknowledged, it would lie on this disk alone and never be tiered
         for _ in range(3):
             manager.tick(NOW, waits=waits)
             assert manager.wait_for_tasks(LIMIT_S)
