@@ -172,3 +172,12 @@ if __name__ == "__main__":
     for name in SCHEMAS:
         (SCHEMA_PAGES / f"{name}.json").write_text(schema_text(name))
     SETTINGS.write_text(render_settings())
+
+
+def test_every_page_is_on_the_map_and_every_runbook_on_theirs() -> None:
+    docs, runbooks = ROOT / "docs", ROOT / "docs" / "runbooks"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
+    on_map = {path for path in pages if f"]({path})" in (docs / "index.md").read_text(encoding="utf-8")}
+    on_theirs = {f"runbooks/{path.name}" for path in runbooks.glob("*.md")}
+    assert all(f"]({path.name})" in (runbooks / "index.md").read_text() for path in runbooks.glob("[!i]*.md"))
+    assert pages == on_map | on_theirs
