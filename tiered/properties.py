@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from local.errors import InvalidRequest
+from tiered.broker_names import BROKER_NAMES
 from tiered.cost_properties import COST_TABLE
 from tiered.disk_properties import DISK_TABLE
 from tiered.property_table import TABLE, Kind, Property, Source, Value
@@ -38,6 +39,10 @@ _NOWHERE: Mapping[str, object] = {}
 def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topic: bool = False) -> Property:
     """The row of that name. Raises InvalidRequest with the nearest known name; `where` joins the facts."""
     row = PROPERTIES.get(name)
+    if row is None and name in BROKER_NAMES:
+        meant = PROPERTIES[BROKER_NAMES[name]]
+        facts = {**where, "did_you_mean": meant.name, "expected": repr(meant.expected)}
+        raise InvalidRequest("reading a setting, a name of kafka's brokers and not of topics", key=name, **facts)
     if row is None:
         raise InvalidRequest(
             "reading a setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES)

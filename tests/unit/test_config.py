@@ -10,6 +10,7 @@ import pytest
 from local.errors import InvalidRequest, NotFound
 from local.settings import LogSettings
 from policies.rules import PartitionRules
+from tiered.broker_names import BROKER_NAMES
 from tiered.config import Config, log_settings, resolve_rules
 from tiered.properties import DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
 
@@ -94,6 +95,7 @@ def test_the_managers_own_settings_are_numbers() -> None:
         ("[local]\ndri = 'x'", {"section": "local", "key": "dri", "did_you_mean": "dir"}),
         ("[remote]\nurll = 'x'", {"section": "remote", "key": "urll", "did_you_mean": "url"}),
         ("[defaults]\n'retenton.ms' = 1", {"key": "retenton.ms", "did_you_mean": "retention.ms"}),
+        ("[defaults]\n'log.retention.hours' = 7", {"key": "log.retention.hours", "did_you_mean": "retention.ms"}),
         ("[topics.a]\n'segment.byte' = 1", {"section": "topics.a", "did_you_mean": "segment.bytes"}),
         ("[topics.a]\n'remote.single.writer' = true", {"key": "remote.single.writer"}),
         ("[defaults]\n'retention.ms' = '7x'", {"key": "retention.ms", "value": "'7x'"}),
@@ -114,6 +116,33 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(write, text: str, facts:
         Config.load(path)
     assert raised.value.facts.items() >= {"file": path, **facts}.items()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("broker", "topic"),
+    [
+        ("log.retention.hours", "retention.ms"),
+        ("log.retention.minutes", "retention.ms"),
+        ("log.retention.ms", "retention.ms"),
+        ("log.retention.bytes", "retention.bytes"),
+        ("log.local.retention.ms", "local.retention.ms"),
+        ("log.segment.bytes", "segment.bytes"),
+        ("log.roll.hours", "segment.ms"),
+        ("log.cleaner.min.cleanable.ratio", "min.cleanable.dirty.ratio"),
+        ("log.cleaner.min.compaction.lag.ms", "min.compaction.lag.ms"),
+        ("message.max.bytes", "max.message.bytes"),
+    ],
+)
+def test_a_brokers_name_of_a_setting_is_answered_with_the_topics(broker: str, topic: str) -> None:
+    with pytest.raises(InvalidRequest, match="kafka's brokers") as raised:
+        Config.load(None, {broker: "7"})
+    assert raised.value.facts["did_you_mean"] == topic
+    assert raised.value.facts["expected"] == repr(PROPERTIES[topic].expected)
+
+
+def test_every_brokers_name_is_none_of_ours_and_leads_to_one_of_ours() -> None:
+    assert PROPERTIES.keys().isdisjoint(BROKER_NAMES)
+    assert PROPERTIES.keys() >= set(BROKER_NAMES.values())
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
