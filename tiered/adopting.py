@@ -40,7 +40,7 @@ from local import checkpoints, names, producer_snapshot
 from local.checkpoints import encode_epochs
 from local.cleaner import clean
 from local.epochs import LeaderEpochs
-from local.errors import Conflict, LogError, NotFound
+from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.index_files import slices_of
 from local.log import Log
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
@@ -89,6 +89,17 @@ class _Closed:
     size_bytes: int
     log: StorageFile
     others: dict[str, bytes]
+
+
+def check_log_directory(storage: Storage, root: str) -> None:
+    """Raises InvalidRequest where nothing is a broker's: no partition, and no ``meta.properties`` of a new one.
+
+    NotFound where there is no such directory.
+    """
+    there = storage.list(root)
+    if names.META_PROPERTIES not in there and not any(map(names.parse_partition_directory, there)):
+        hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
+        raise InvalidRequest(f"adopting, this is no kafka log directory: {hint}", directory=root)
 
 
 class Adopter:

@@ -65,6 +65,16 @@ class RestoreOutcome:
     is_complete: bool = True
 
 
+def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:
+    """Whether the directory has room for them by what lies there, for whoever is to be asked; changes nothing.
+
+    Raises as `run_restore`, which looks again under the directory's lock.
+    """
+    registry = TopicRegistry([(storage, root)])
+    for topic in topics:
+        _check_free(storage, root, registry, topic)
+
+
 def run_restore(
     store: ObjectStore,
     topics: Sequence[TopicRestore],
@@ -84,9 +94,8 @@ def run_restore(
     directory = LogDirectory(storage, root)
     is_clean = directory.was_clean or not directory.partitions()
     try:
+        check_restore(topics, storage, root)
         registry = TopicRegistry([(storage, root)])
-        for topic in topics:
-            _check_free(storage, directory, registry, topic)
         done: list[RestoredPartition] = []
         is_complete = True
         for topic in topics:
@@ -223,14 +232,14 @@ class _TopicWork:
         return self._topic.topic_id if there is None else there
 
 
-def _check_free(storage: Storage, directory: LogDirectory, registry: TopicRegistry, topic: TopicRestore) -> None:
+def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: TopicRestore) -> None:
     """Raises InvalidRequest for a topic that is there already, Conflict for files that are another log's."""
     if topic.topic in {each.name for each in registry.all()}:
-        raise InvalidRequest("restoring a topic, the directory has it", topic=topic.topic, directory=directory.root)
+        raise InvalidRequest("restoring a topic, the directory has it", topic=topic.topic, directory=root)
     ids = set()
     for each in topic.partitions:
         partition = each.name.topic_partition
-        place = directory.path(partition)
+        place = join(root, partition.directory)
         if not storage.is_directory(place):
             continue
         topic_id = checkpoints.read_topic_id(storage, place)

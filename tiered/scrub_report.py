@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from local.errors import Corrupt, InvalidRequest
+from local.errors import InvalidRequest
 
 SCHEMA_VERSION = 1
 
@@ -72,11 +72,12 @@ def encode_report(report: ScrubReport) -> bytes:
 
 
 def decode_report(data: bytes, path: str) -> ScrubReport:
-    """The inverse. Raises InvalidRequest for another version, Corrupt for what is no report."""
+    """The inverse. Raises InvalidRequest for another version, and for what is no report: it is whatever was typed."""
     try:
         report = _REPORT.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("reading a scrub's report, it is none", path=path, cause=str(error)) from error
+        hint = "run 'tiered scrub --report FILE'"
+        raise InvalidRequest(f"reading a scrub's report, it is none: {hint}", path=path, cause=str(error)) from error
     if report.schema_version != SCHEMA_VERSION:
         facts = {"version": report.schema_version, "known": SCHEMA_VERSION}
         raise InvalidRequest("reading a scrub's report, of another version", path=path, **facts)

@@ -20,6 +20,7 @@ from local.storage import DiskStorage
 from remote.memory_store import MemoryStore
 from tiered.adopting import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
 from tiered.bucket_check import check_bucket, damage
+from tiered.cli.main import invoke
 from tiered.remote_view import RemoteLog
 
 NOW = 1_800_000_000_000
@@ -297,3 +298,20 @@ def test_of_a_segment_that_is_partly_in_the_bucket_the_rest_is_taken(tmp_path: P
     found = side.tick()
     assert (found.problem, found.tiered_upto, found.lost) == (None, 120, ())
     assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)]
+
+
+def test_a_directory_that_is_no_log_directory_is_refused(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bucket", "new"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bucket" / "tiered.json").write_text("{}")
+    (tmp_path / "bucket" / "objects").mkdir()
+    (tmp_path / "new" / "meta.properties").write_text("version=0\n")
+    words = ["--once", "--remote", f"file://{tmp_path}/bucket"]
+    assert invoke(["adopt", "bucket", *words]) == 2
+    said = capfd.readouterr().err
+    assert "no kafka log directory" in said
+    assert "TOPIC-PARTITION" in said
+    assert "segments copied" not in said
+    assert invoke(["adopt", "nowhere", *words]) == 1
+    assert invoke(["adopt", "new", *words]) == 0, "a broker without a topic yet"

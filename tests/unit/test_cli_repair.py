@@ -75,5 +75,7 @@ def test_without_a_good_copy_the_loss_is_named_and_exit_4(at: list[str], tmp_pat
 def test_a_report_that_is_none(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "repair", "no.json"]) == 1
     (tmp_path / "x.json").write_text("{}")
-    assert invoke([*at, "repair", "x.json"]) == 4
-    assert "it is none" in capfd.readouterr().err
+    assert invoke([*at, "repair", "x.json"]) == 2
+    said = capfd.readouterr().err
+    assert "it is none" in said
+    assert "run 'tiered scrub --report FILE'" in said

@@ -92,3 +92,15 @@ def test_a_fork_is_read_after_its_source_is_gone(at: list[str], tmp_path: Path, 
     capfd.readouterr()
     assert invoke(["consume", "f", "-f", "%o %k %v\\n", "--remote", url]) == 0
     assert str(capfd.readouterr().out).splitlines() == truth
+
+
+def test_a_directory_that_has_the_topic_is_refused_before_anybody_is_asked(
+    at: list[str], tmp_path: Path, capfd
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
+    for more in ([], ["--yes"], ["--dry-run"]):
+        assert invoke([*at, "restore", "t", "--to", "data", *more]) == 2
+        said = capfd.readouterr().err
+        assert "the directory has it" in said
+        assert "say --yes" not in said
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}.keys() == before.keys()

@@ -9,7 +9,7 @@ import pytest
 from care_world import KEYS, CareWorld, all_kinds, fill, named
 from disk_model import ModelDisk
 
-from local.errors import Corrupt, InvalidRequest
+from local.errors import InvalidRequest
 from remote.catalog import chosen_partitions
 from remote.encryption import KeyRing
 from remote.head import encode_head
@@ -243,7 +243,7 @@ def test_a_report_comes_back_from_its_file_and_another_version_is_refused(world:
     assert decode_report(body, "f") == report
     with pytest.raises(InvalidRequest, match="another version"):
         decode_report(encode_report(replace_version(report)), "f")
-    with pytest.raises(Corrupt, match="it is none"):
+    with pytest.raises(InvalidRequest, match="it is none"):
         decode_report(b"{}", "f")
 
 

@@ -43,15 +43,17 @@ def adopt(
 ) -> int:
     """Copy the closed segments of a Kafka broker's log directory, beside the broker; its files are only read."""
     from local.storage import DiskStorage
-    from tiered.adopting import Adopter
+    from tiered.adopting import Adopter, check_log_directory
 
+    root = os.path.abspath(directory)
+    check_log_directory(DiskStorage(), root)
     place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
     done: list[AdoptedPartition] = []
     with stop_signals() as stop, open_bucket(session, url, options) as bucket:
         adopter = Adopter(
             bucket.store,
             DiskStorage(),
-            os.path.abspath(directory),
+            root,
             place,
             properties=lambda topic: settings,
             topics=topics,

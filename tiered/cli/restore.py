@@ -63,7 +63,7 @@ def restore(
 ) -> int:
     """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
     from local.storage import DiskStorage
-    from tiered.restore_running import run_restore
+    from tiered.restore_running import check_restore, run_restore
     from tiered.restoring import Kept, RestoreWish, plan_restore
 
     wish = RestoreWish(
@@ -78,6 +78,7 @@ def restore(
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
         names = bucket.partitions(targets, topic_id)
         plan = plan_restore(bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys)
+        check_restore(plan, DiskStorage(), root)
         parts = [each for topic in plan for each in topic.partitions]
         dollars = sum(each.dollars() for each in parts)
         if dry_run:
