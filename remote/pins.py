@@ -19,7 +19,12 @@ between two steps for as long as it likes. A crash after the second step leaves 
 expires.
 
 A pin that its holder still needs is renewed: the same object, with a later end. One that has lapsed is not, for what it
-kept may be gone. Two who renew one pin at once leave either end, both of them later than the one before.
+kept may be gone. Order of effects of `renew`: the pin is read → it is written with the later end → the newest head is
+read, and the clock. The holder may have stalled before the second step while the pin lapsed. If it stood by the clock
+when it was written, it counts where everything that its head names is in the index or waits on the lists of the newest
+head. If it did not, a deleter may have looked in between and be about to act, so it counts as a new pin would: nothing
+may have left the index. One that does not count is taken back. A crash before that leaves a pin that keeps what is
+there. Two who renew one pin at once leave either end, both of them later than the one before.
 
 Deleting looks in this order: listed as unlinked, **then** the pins, then the epoch, then the deed; and the grace time
 is over. A look at the pins that came after the head which lists an object shows all that can ever hold it, so who
@@ -28,13 +33,14 @@ deletes again and again looks seldom (`remote.pin_watch`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from local.errors import AlreadyExists, Conflict, Corrupt, NotFound
 from remote.head import Head
+from remote.head_chain import HeadChain
 from remote.keys import PINS, new_ulid, parse_pin_key, pin_key
 from remote.metadata_log import MetadataLog
 from remote.spilling import lost_object
@@ -91,17 +97,26 @@ def pin_newest(
     raise Conflict("pinning a head, they are collected faster than pinned", prefix=prefix, tries=TRIES_MAX)
 
 
-def renew(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int, expires_ms: int) -> Pin | None:
-    """The pin with an end at or after `expires_ms`; None when it was let go of or has lapsed, and nothing is done.
+def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int], expires_ms: int) -> Pin | None:
+    """The pin with an end at or after `expires_ms`; None when it was let go of, has lapsed, or what it kept is gone: it
+    is not in the store then, or counts for nothing.
 
-    One GET, and a PUT where the pin ends earlier. Raises Corrupt for one that cannot be read.
+    One GET; where the pin ends earlier a PUT, and a look at its head and the newest one. `clock` gives milliseconds.
+    Raises Corrupt for one that cannot be read.
     """
     found = read_pin(store, prefix, pin.key)
-    if found is None or found.expires_ms <= now_ms:
+    if found is None or found.expires_ms <= clock():
         return None
     if found.expires_ms >= expires_ms:
         return found
-    return _put_again(store, prefix, replace(found, expires_ms=expires_ms))
+    later = _put_again(store, prefix, replace(found, expires_ms=expires_ms))
+    if _keeps_all(store, prefix, later, is_late=clock() >= found.expires_ms):
+        return later
+    if later.fork is None:
+        release(store, prefix, [later])
+    else:
+        end_pin(store, prefix, later)
+    return None
 
 
 def end_pin(store: ObjectStore, prefix: str, pin: Pin) -> Pin | None:
@@ -161,3 +176,17 @@ def _came_in_time(log: MetadataLog, head: Head) -> bool:
         return lost_object(head, replace(newest, unlinked=(), unlinked_pages=()), log.page_rows) is None
     except NotFound:
         return False  # a page that it names is gone
+
+
+def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> bool:
+    """Whether a pin that was renewed counts; `is_late`: it had lapsed by then."""
+    head = HeadChain(store, prefix).read(pin.sequence)
+    if head is None or head.commit_id != pin.commit_id:
+        return False
+    log = MetadataLog(store, prefix)
+    if is_late:
+        return _came_in_time(log, head)
+    try:
+        return lost_object(head, log.refresh(exact=True), log.page_rows) is None
+    except NotFound:
+        return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
 from remote.pin_watch import LISTING_LAG_MS, RECHECK_MS, RENEWAL_LAG_MS, PinWatch, Unlinking
-from remote.pins import Pin, list_pins, pin_newest, release, renew
+from remote.pins import Pin, list_pins, pin_newest, read_pin, release
 
 PREFIX = "t/0/"
 DAY = 24 * HOUR
@@ -26,6 +28,17 @@ def put_pin(store, number, sequence, expires_ms):
     body = {"sequence": sequence, "commit_id": "c", "expires_ms": expires_ms, "holder": "h"}
     store.put(PREFIX + key, msgspec.json.encode(body))
     return Pin(key=key, sequence=sequence, commit_id="c", expires_ms=expires_ms, holder="h")
+
+
+def renew(store, pin, *, now_ms, expires_ms):
+    """What a renewal leaves in a bucket, where no heads are."""
+    found = read_pin(store, PREFIX, pin.key)
+    if found is None or found.expires_ms <= now_ms:
+        return None
+    later = replace(found, expires_ms=max(found.expires_ms, expires_ms))
+    body = {name: value for name, value in asdict(later).items() if name != "key"}
+    store.put(PREFIX + pin.key, msgspec.json.encode(body))
+    return later
 
 
 class Asking:
@@ -78,7 +91,7 @@ def test_a_pin_is_asked_when_it_ends_and_one_that_was_renewed_goes_on():
     pin = put_pin(asking.inner, 1, 4, NOW + 1000)
     assert asking.free(5, now_ms=NOW) == ([], (1, 1))
     assert asking.free(5, now_ms=NOW + 999) == ([], (0, 0))
-    renew(asking.inner, PREFIX, pin, now_ms=NOW + 999, expires_ms=NOW + 2000)
+    renew(asking.inner, pin, now_ms=NOW + 999, expires_ms=NOW + 2000)
     assert asking.free(5, now_ms=NOW + 1000) == ([], (1, 0))
     assert asking.free(5, now_ms=NOW + 2000) == ([5], (1, 0))
     assert asking.free(5, now_ms=NOW + 2001) == ([5], (1, 0)), "it may be renewed yet, by a clock that is behind"
@@ -94,7 +107,7 @@ def test_a_pin_that_is_renewed_by_a_clock_that_is_behind_holds_again_what_is_the
     if not is_listed_lapsed:
         assert asking.free(5, now_ms=NOW)[0] == []
     assert asking.free(5, now_ms=NOW + 1500)[0] == [5]
-    assert renew(asking.inner, PREFIX, pin, now_ms=NOW + 999, expires_ms=NOW + DAY) is not None
+    assert renew(asking.inner, pin, now_ms=NOW + 999, expires_ms=NOW + DAY) is not None
     assert asking.free(6, now_ms=NOW + 2000) == ([], (1, 0)), "6 had left the index before that, but is due only now"
 
 
@@ -139,7 +152,7 @@ def test_what_is_free_is_what_a_fresh_listing_says_or_less_and_in_time_the_same(
             release(store, PREFIX, [pins.pop(number % len(pins))])
         elif what == "renew" and pins:
             at = number % len(pins)
-            pins[at] = renew(store, PREFIX, pins[at], now_ms=now, expires_ms=now + 20 * RECHECK_MS) or pins[at]
+            pins[at] = renew(store, pins[at], now_ms=now, expires_ms=now + 20 * RECHECK_MS) or pins[at]
         elif what == "unlink":
             sequence += 1
             left[str(sequence)] = Unlinking(sequence=sequence, at_ms=now)

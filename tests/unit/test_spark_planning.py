@@ -220,13 +220,13 @@ def test_a_pin_is_renewed_to_the_later_end_and_never_made_anew(world):
     filled(world)
     (split,) = plan(world)
     (pin,) = pins_of(world)
-    later = renew(world.store, split.prefix, pin, now_ms=NOW, expires_ms=NOW + 5 * HOUR)
+    later = renew(world.store, split.prefix, pin, clock=lambda: NOW, expires_ms=NOW + 5 * HOUR)
     assert later == replace(pin, expires_ms=NOW + 5 * HOUR)
-    assert renew(world.store, split.prefix, pin, now_ms=NOW, expires_ms=NOW + 3 * HOUR) == later
+    assert renew(world.store, split.prefix, pin, clock=lambda: NOW, expires_ms=NOW + 3 * HOUR) == later
     assert pins_of(world) == [later]
-    assert renew(world.store, split.prefix, pin, now_ms=later.expires_ms, expires_ms=NOW + DAY) is None
+    assert renew(world.store, split.prefix, pin, clock=lambda: later.expires_ms, expires_ms=NOW + DAY) is None
     release(world.store, split.prefix, [pin])
-    assert renew(world.store, split.prefix, pin, now_ms=NOW, expires_ms=NOW + DAY) is None
+    assert renew(world.store, split.prefix, pin, clock=lambda: NOW, expires_ms=NOW + DAY) is None
     assert pins_of(world) == []
 
 

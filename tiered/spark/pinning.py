@@ -94,7 +94,7 @@ class PinKeeper:
         if ends_ms - now_ms > self._pin_ms // 2:
             return
         try:
-            later = renew(self._store, self._prefix, self._pin, now_ms=now_ms, expires_ms=now_ms + self._pin_ms)
+            later = renew(self._store, self._prefix, self._pin, clock=self._clock, expires_ms=now_ms + self._pin_ms)
         except LogError as error:
             _log.warning("a pin is not renewed: prefix=%s key=%s cause=%s", self._prefix, self._pin.key, error)
             return

@@ -1,0 +1,107 @@
+"""A holder that stalls between reading its pin and writing it anew never believes in one that keeps nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from remote.head_changes import set_properties
+from remote.head_collection import collect_heads
+from remote.keys import PINS
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.pins import list_pins, pin_newest, renew
+
+sys.path.insert(0, str(Path(__file__).parent))
+from protocol_world import PREFIX, Writer, rows_of
+
+END, LATER = 100, 200
+
+
+def nothing(writer):
+    pass
+
+
+def a_row_leaves_the_index(writer):
+    writer.expire(100)
+
+
+def a_row_is_deleted(writer):
+    writer.expire(100)
+    writer.delete_unlinked()
+
+
+def its_head_is_collected(writer):
+    for step in range(9):
+        writer.log.commit(set_properties({"step": str(step)}), now_ms=5)
+    collect_heads(writer.store, PREFIX, writer.log, writer.log.cached.sequence - 1, now_ms=END)
+
+
+class Stalling:
+    """Before the pin is written `stall` happens."""
+
+    def __init__(self, inner, stall):
+        self._inner, self._stall = inner, stall
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def put(self, key, body):
+        assert key.startswith(PREFIX + PINS)
+        self._stall()
+        self._inner.put(key, body)
+
+
+@pytest.mark.parametrize("fork", [None, "t-x/0/"])
+@pytest.mark.parametrize(
+    ("deed", "woke_ms", "counts"),
+    [
+        (nothing, END - 1, True),
+        (nothing, END, True),
+        (a_row_leaves_the_index, END - 1, True),  # it waits on the list, and whoever looks finds the pin
+        (a_row_leaves_the_index, END, False),  # a deleter may have looked while the pin was none
+        (a_row_is_deleted, END - 1, False),  # by a clock that is ahead
+        (a_row_is_deleted, END, False),
+        (its_head_is_collected, END - 1, False),
+        (its_head_is_collected, END, False),
+    ],
+)
+def test_a_renewal_counts_only_where_what_the_pin_keeps_is_there_and_stays(deed, woke_ms, counts, fork):
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    for base in (100, 110):
+        writer.copy(base)
+    log = MetadataLog(store, PREFIX)
+    pin, head = pin_newest(store, PREFIX, log, now_ms=5, expires_ms=END, holder="a job", fork=fork)
+    now = [END - 1]
+
+    def stall():
+        deed(writer)
+        now[0] = woke_ms
+
+    later = renew(Stalling(store, stall), PREFIX, pin, clock=lambda: now[0], expires_ms=LATER)
+    assert (later is not None) == counts
+    assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([LATER] if counts else [0] if fork else [])
+    if counts:
+        for row in rows_of(log, head):
+            assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
+
+
+def test_a_pin_whose_rows_have_left_the_index_is_renewed_again_and_again():
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    for base in (100, 110):
+        writer.copy(base)
+    pin, _ = pin_newest(store, PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=END, holder="a job")
+    for turn in range(3):
+        deeds = [lambda: writer.expire(100), lambda: writer.expire(110), lambda: writer.copy(120)]
+        deeds[turn]()
+        now = pin.expires_ms - 1
+        renewed = renew(store, PREFIX, pin, clock=lambda now=now: now, expires_ms=pin.expires_ms + END)
+        assert renewed is not None
+        pin = renewed
+    assert list_pins(store, PREFIX) == [pin]
