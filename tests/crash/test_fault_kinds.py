@@ -60,7 +60,7 @@ def test_several_faults_in_one_flow_break_no_promise(name: str) -> None:
 
 
 def _chunks_are_not_checked(patch: pytest.MonkeyPatch) -> None:
-    def opened(table: ChunkTable, number: int, stored: Slice, cipher: None, *, is_sound: bool = False) -> Slice:
+    def opened(table: ChunkTable, cipher: None, number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
         return Slice(stored.body, stored.start, table.lengths[number])
 
     patch.setattr(range_reader, "_opened", opened)
