@@ -58,6 +58,7 @@ from remote.head_changes import expire_pages, expire_segments, forget_unlinked
 from remote.head_collection import collect_heads
 from remote.page_removal import delete_pages
 from remote.pin_watch import Unlinking
+from remote.spill_page import Rows
 from remote.store import ObjectStore
 from tiered.committing import Clock, copy_in_groups, copy_together, no_time, raise_rows, replace_remote
 from tiered.partition import Partition
@@ -182,13 +183,14 @@ def apply_in_task(
     None, with nothing done, where a round is at the partition. Segments being copied are marked (`Partition.copying`)
     until they are committed: no round drops or cleans them. Raises as `apply_partition`.
     """
-    partition.snapshot(now_ms)  # asks the store for what is kept then, so that nobody waits for it inside the lock
+    known: dict[str, Rows] = {}
+    partition.snapshot(now_ms, known=known)  # asks the store here, so that nobody waits for it inside the lock
     if not partition.lock.acquire(blocking=False):
         return None
     try:
         if partition.log.cleaning.now.state is State.IN_PROGRESS:
             return None
-        snapshot = partition.snapshot(now_ms)
+        snapshot = partition.snapshot(now_ms, may_ask=False, known=known)
         decisions = decide(snapshot)
         _check(snapshot, decisions)
         partition.copying = frozenset(each.base_offset for each in decisions if isinstance(each, UPLOADS))
@@ -372,7 +374,7 @@ def advance_log_start(partition: Partition, directory: LogDirectory, offset: int
     readers. Each step is taken where it is missing, so what failed half way may be called again.
     """
     metadata, log = partition.metadata, partition.log
-    is_behind = metadata is not None and partition.snapshot(now_ms).log_start_offset < offset
+    is_behind = metadata is not None and partition.snapshot(now_ms, may_ask=False).log_start_offset < offset
     if metadata is not None and is_behind:
         metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=offset), now_ms)
     if log.log_start_offset >= offset:

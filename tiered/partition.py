@@ -28,12 +28,13 @@ from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.at_rest import AS_IT_IS, AtRest
-from remote.head import Head
+from remote.head import Head, SpillRow
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
 from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
+from remote.spill_page import Rows
 from tiered.partition_source import PartitionSource
 from tiered.topics import Topic
 
@@ -158,12 +159,16 @@ class Partition:
         if self.log.size_bytes == 0:
             raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
 
-    def snapshot(self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True) -> PartitionSnapshot:
+    def snapshot(
+        self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True, known: dict[str, Rows] | None = None
+    ) -> PartitionSnapshot:
         """What the policies are told: both tiers at this moment. The log start is the head's where there is one.
 
         A page of the oldest rows is read when some of them may expire, if it `may_ask`; while the bucket is out of
-        reach they just stay.
+        reach they just stay. `known` are pages that a snapshot before this one read, by key; those that are read now
+        are added.
         """
+        known = {} if known is None else known
         head = self.head()
         asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         snapshot = PartitionSnapshot(
@@ -189,22 +194,20 @@ class Partition:
             head_sequence=head.sequence if head else 0,
             heads_void_upto=self.metadata.void_upto if self.metadata else 0,
         )
-        if head is None or not snapshot.spills or not may_ask:
+        if head is None or not snapshot.spills or not (may_ask or known):
             return snapshot
-        return self._with_oldest_rows(snapshot, head)
+        return self._with_oldest_rows(snapshot, head, known, may_ask=may_ask)
 
-    def _with_oldest_rows(self, snapshot: PartitionSnapshot, head: Head) -> PartitionSnapshot:
-        assert self.metadata is not None, "a head comes with its chain"
-        index = self.metadata.index(head)
+    def _with_oldest_rows(
+        self, snapshot: PartitionSnapshot, head: Head, known: dict[str, Rows], *, may_ask: bool
+    ) -> PartitionSnapshot:
         for _ in range(OLDEST_PAGES_MAX):
             spill = page_to_know(snapshot)
             if spill is None:
                 break
-            try:
-                rows = index.page(spill)
-            except (Unavailable, NotFound) as error:
-                _log.warning("retention waits for a page of rows: partition=%s page=%s %s", self.name, spill.key, error)
+            if spill.key not in known and not (may_ask and self._read_page(head, spill, known)):
                 break
+            rows = known[spill.key]
             at = len(snapshot.known_oldest())
             snapshot = replace(
                 snapshot,
@@ -213,6 +216,16 @@ class Partition:
                 known_pages=(*snapshot.known_pages, spill),
             )
         return snapshot
+
+    def _read_page(self, head: Head, spill: SpillRow, known: dict[str, Rows]) -> bool:
+        """Read a page into `known`; False where the store does not give it."""
+        assert self.metadata is not None, "a head comes with its chain"
+        try:
+            known[spill.key] = self.metadata.index(head).page(spill)
+        except (Unavailable, NotFound) as error:
+            _log.warning("retention waits for a page of rows: partition=%s page=%s %s", self.name, spill.key, error)
+            return False
+        return True
 
 
 def reconcile(log: Log, head: Head, *, now_ms: int, producers: Callable[[], ProducerState] = ProducerState) -> None:
