@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from local.errors import Conflict, LogError
+from local.errors import Conflict
 from local.kernels import implementation
 from policies.cost import GIB, monthly_storage
 from policies.plan import plan
@@ -27,6 +27,7 @@ from tiered.manager import LogManager
 from tiered.observations import HistogramCounts, Observations
 from tiered.price_file import configured_prices
 from tiered.status import PartitionStatus, partition_status
+from tiered.status_report import snapshots_at_hand
 from tiered.worker import Worker
 
 KEPT_MS = 1000  # a text is as good as new for so long, however many ask
@@ -85,7 +86,7 @@ class Metrics:
 
     def samples(self, now_ms: int) -> Iterator[Sample]:
         """Every sample at this moment."""
-        snapshots = self._snapshots(now_ms)
+        snapshots = snapshots_at_hand(self._manager, now_ms)
         yield from self._tiers([partition_status(each) for each in snapshots], now_ms)
         yield from self._appends()
         yield from self._seen()
@@ -94,15 +95,6 @@ class Metrics:
         if any(each.rules.cleanup_compact for each in snapshots):
             yield from self._cleaner(now_ms)
         yield from _process()
-
-    def _snapshots(self, now_ms: int) -> list[PartitionSnapshot]:
-        found = []
-        for held in self._manager.partitions():
-            try:
-                found.append(held.snapshot(now_ms, may_ask=False))
-            except LogError:
-                continue  # a disk that failed this moment: its trouble is among the problems with the next round
-        return found
 
     def _tiers(self, found: Sequence[PartitionStatus], now_ms: int) -> Iterator[Sample]:
         groups: dict[tuple[tuple[str, str], ...], list[PartitionStatus]] = {}

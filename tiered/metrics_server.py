@@ -1,11 +1,15 @@
-"""An HTTP endpoint beside a manager at work: ``/metrics`` for Prometheus, ``/health`` for whoever restarts things.
+"""An HTTP endpoint beside a manager at work: ``/metrics`` for Prometheus, ``/health`` for whoever restarts things, and
+pages for people (`tiered.web`).
 
-Reads alone, no authentication: it listens on the loopback address unless told otherwise. A request that does not come
+Reads alone, no authentication: it listens on the loopback address unless told otherwise, and has its pages only there.
+A browser that was led here under another machine's name (DNS rebinding) gets none of them, and none may load or send
+anything elsewhere. A request that does not come
 to its end within REQUEST_S is let go of, and of those that come at the same time REQUESTS_MAX are answered.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable
@@ -21,16 +25,27 @@ REQUEST_S = 10
 REQUESTS_MAX = 8
 
 Answer = Callable[[], tuple[HTTPStatus, str, str]]  # status, content type, body
+Pages = Callable[[str], tuple[HTTPStatus, str, str]]  # of a path with its query
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 
 
 class MetricsServer:
     """Serves from threads of its own between `start` and `close`."""
 
-    def __init__(self, host: str, port: int, answers: dict[str, Answer]) -> None:
-        """`answers` by path. Port 0 takes any free one. Raises InvalidRequest for an address that cannot be had."""
+    def __init__(self, host: str, port: int, answers: dict[str, Answer], pages: Pages | None = None) -> None:
+        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
+
+        Raises InvalidRequest for an address that cannot be had.
+        """
 
         class Handler(_Handler):
             known = answers
+            others = (pages,) if pages is not None and is_loopback(host) else ()
 
         try:
             self._server = _Server((host, port), Handler)
@@ -62,6 +77,16 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    if host.casefold() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
@@ -90,6 +115,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
     known: ClassVar[dict[str, Answer]] = {}
+    others: ClassVar[tuple[Pages, ...]] = ()  # at most one
     server_version, sys_version = "tiered", ""
 
     def do_GET(self) -> None:
@@ -103,16 +129,26 @@ class _Handler(BaseHTTPRequestHandler):
         status, kind, text = HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "\n".join([*self.known, ""])
         if answer is not None:
             status, kind, text = answer()
+        elif self.others and is_loopback(_host_of(self.headers.get("Host", ""))):
+            status, kind, text = self.others[0](self.path)
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
         if with_body:
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is theirs
         """Not a word for each request."""
+
+
+def _host_of(header: str) -> str:
+    """The name in a Host header, without its port."""
+    name = header if header.endswith("]") or ":" not in header else header.rpartition(":")[0]
+    return name.strip("[]")
 
 
 def metrics_answer(text: Callable[[], str]) -> Answer:

@@ -35,9 +35,7 @@ _log = logging.getLogger(__name__)
 @click.command("run")
 @click.option("--once", is_flag=True, help="Work until nothing is left to do, then end.")
 @click.option("--interval", metavar="TIME", help="How long to rest between rounds; default: the configured one.")
-@click.option(
-    "--metrics", metavar="[HOST]:PORT", help="Serve /metrics and /health there; :9464 is the loopback address."
-)
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages there; :9464 is loopback.")
 @click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
 @click.pass_obj
 def run(session: Session, once: bool, interval: str | None, metrics: str | None, by_partition: bool) -> int:
@@ -74,14 +72,17 @@ def _served(
 ) -> Iterator[None]:
     """Metrics over HTTP while this lasts."""
     from tiered.metrics import Metrics
-    from tiered.metrics_server import MetricsServer, health_answer, metrics_answer, parse_address
+    from tiered.metrics_server import MetricsServer, health_answer, is_loopback, metrics_answer, parse_address
+    from tiered.web.site import Site
 
     figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
     answers = {"/metrics": metrics_answer(lambda: figures.text(now_ms())), "/health": health_answer(worker.troubles)}
-    server = MetricsServer(*parse_address(address), answers)
+    site = Site(worker.manager, now_ms)
+    server = MetricsServer(*parse_address(address), answers, site.answer)
     server.start()
     host, port = server.address
-    session.say(f"metrics at http://{f'[{host}]' if ':' in host else host}:{port}/metrics")
+    root = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    session.say(f"metrics at {root}metrics" + (f", pages at {root}" if is_loopback(host) else ""))
     try:
         yield
     finally:

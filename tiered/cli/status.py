@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest, LogError
-from local.names import TopicPartition
+from local.errors import InvalidRequest
 from tiered.cli.errors import Exit
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
-from tiered.status import PartitionStatus
+from tiered.status_rows import partition_row, status_facts, topic_row
 from tiered.units import format_bytes, format_count, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
-    from policies.prices import Prices
     from tiered.status_report import StatusReport, Stuck
-    from tiered.topics import Topic
 
-_Found = Mapping[TopicPartition, PartitionStatus]
-_Problems = Mapping[TopicPartition, LogError]
-_SUMS = (
-    "local_segments",
-    "local_bytes",
-    "remote_segments",
-    "remote_bytes",
-    "lag_segments",
-    "lag_bytes",
-    "at_risk_bytes",
-    "overdue_bytes",
-)
 _SECTIONS = {
     "local": ("local_bytes",),
     "remote": ("remote_bytes",),
@@ -99,13 +84,11 @@ def _look(session: Session, topics: tuple[str, ...], stuck_after_ms: int) -> Sta
 
 
 def _print(report: StatusReport, columns: Sequence[Column], by_partition: bool, output: str) -> None:
-    prices = report.prices.of(None)
-    found, problems = report.partitions, report.problems
     if by_partition:
-        rows = [_partition_row(name, found, problems, prices) for name in sorted({*found, *problems})]
+        rows = [partition_row(report, name) for name in sorted({*report.partitions, *report.problems})]
     else:
-        rows = [_topic_row(topic, found, problems, prices) for topic in report.topics]
-    emit("partitions" if by_partition else "topics", rows, columns, output, **_facts(report, prices))
+        rows = [topic_row(report, topic) for topic in report.topics]
+    emit("partitions" if by_partition else "topics", rows, columns, output, **status_facts(report))
 
 
 def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
@@ -151,77 +134,6 @@ def _ms(option: str, text: str) -> int:
     if value is None or value <= 0:
         raise InvalidRequest(f"reading {option}", text=repr(text), expected="a duration such as 30s")
     return value
-
-
-def _topic_row(topic: Topic, found: _Found, problems: _Problems, prices: Prices) -> Row:
-    names = topic.partitions()
-    return {
-        **_figures([found[name] for name in names if name in found], prices),
-        "topic": topic.name,
-        "partitions": topic.partition_count,
-        "problems": [str(problems[name]) for name in names if name in problems],
-    }
-
-
-def _partition_row(name: TopicPartition, found: _Found, problems: _Problems, prices: Prices) -> Row:
-    """Without figures for a partition that did not open."""
-    return {
-        **(_figures([found[name]], prices) | _offsets(found[name]) if name in found else {}),
-        "topic": name.topic,
-        "partition": name.partition,
-        "problems": [str(problems[name])] if name in problems else [],
-    }
-
-
-def _figures(some: Sequence[PartitionStatus], prices: Prices) -> dict[str, object]:
-    """The sums of some partitions; nothing for none."""
-    from policies.cost import monthly_storage
-
-    if not some:
-        return {}
-    sums = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
-    return {
-        "is_tiered": some[0].is_tiered,
-        # Offsets, not records: what compaction and gaps removed is still counted.
-        "offsets": sum(each.next_offset - each.log_start_offset for each in some),
-        **sums,
-        "lag": (sums["lag_segments"], sums["lag_bytes"]) if some[0].is_tiered else None,
-        "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None),
-        "dollars_per_month": round(monthly_storage(sums["remote_bytes"], prices), 6),
-    }
-
-
-def _offsets(status: PartitionStatus) -> dict[str, object]:
-    return {
-        "log_start_offset": status.log_start_offset,
-        "local_start_offset": status.local_start_offset,
-        "next_offset": status.next_offset,
-        "remote_next_offset": status.remote_next_offset,
-        "cleaner_offset": status.cleaner_offset,
-        "unlinked_bytes": status.unlinked_bytes,
-    }
-
-
-def _facts(report: StatusReport, prices: Prices) -> dict[str, object]:
-    return {
-        "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class},
-        "now_ms": report.now_ms,
-        "is_at_work": report.is_at_work,
-        "last_round_ms": report.work.round_ms if report.work is not None else None,
-        "stuck": [
-            {
-                "where": each.where,
-                "topic": each.partition.topic if each.partition is not None else None,
-                "partition": each.partition.partition if each.partition is not None else None,
-                "kind": each.kind,
-                "what": each.what,
-                "since_ms": each.since_ms,
-                "rounds": each.count,
-                "next": each.next_step,
-            }
-            for each in report.stuck
-        ],
-    }
 
 
 def _lag(lag: tuple[int, int]) -> str:

@@ -1,0 +1,325 @@
+"""The pages of a manager at work: what they say, that they are sound HTML for everybody, that all is escaped."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from http import HTTPStatus
+from http.client import HTTPConnection
+
+import msgspec
+import pytest
+from manager_world import HOUR, NOW, TIERED, SwitchableStore, World, send, settle
+
+from local.errors import Corrupt
+from local.names import TopicPartition
+from tiered.cli.schemas import SCHEMAS
+from tiered.manager import LogManager
+from tiered.metrics_server import LOOPBACK, MetricsServer
+from tiered.status_report import StatusReport, status_report
+from tiered.web.assets import DARK, LIGHT, stylesheet
+from tiered.web.html import tag
+from tiered.web.overview import found_topics, overview
+from tiered.web.site import Site
+from tiered.worker import Worker
+
+MINUTE = 60_000
+EVIL = "<script>alert('x')</script> & \"quoted\""
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def site(world: World, manager: LogManager, now_ms: int = NOW) -> Site:
+    return Site(manager, lambda: now_ms, storage=world.disk)
+
+
+def page(found: Site, path: str, status: HTTPStatus = HTTPStatus.OK) -> str:
+    """The page's HTML, after it was found sound."""
+    code, kind, body = found.answer(path)
+    assert (code, kind) == (status, "text/html; charset=utf-8"), (code, body)
+    assert Sound.problems(body) == []
+    return body
+
+
+def data(found: Site, path: str, schema: str) -> dict:
+    """The same as JSON, after it was held against its schema."""
+    code, kind, body = found.answer(path)
+    assert (code, kind) == (HTTPStatus.OK, "application/json"), (code, body)
+    msgspec.json.decode(body, type=SCHEMAS[schema])
+    return json.loads(body)
+
+
+class Sound(HTMLParser):
+    """Finds what is wrong with a page: tags that do not match, controls without a label, tables without headings,
+    links without a text, headings that leave a level out, ids twice, and anything that is loaded from elsewhere."""
+
+    VOID = ("meta", "link", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[tuple[str, dict]] = []
+        self.found: list[str] = []
+        self.ids: list[str] = []
+        self.labels: list[str] = []
+        self.controls: list[str] = []
+        self.levels: list[int] = []
+        self.text: dict[int, str] = {}
+        self.seen: list[str] = []
+
+    @classmethod
+    def problems(cls, body: str) -> list[str]:
+        found = cls()
+        found.feed(body)
+        found.close()
+        return [*found.found, *found.at_end(body)]
+
+    def handle_starttag(self, name, given):
+        attributes = dict(given)
+        self.seen.append(name)
+        if len(attributes) != len(given):
+            self.found.append(f"an attribute twice: {name}")
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        for key, value in given:
+            if key.startswith("on") or key == "style":
+                self.found.append(f"{key} in the page: the policy of contents forbids it")
+            if key in ("src", "href", "action") and not re.match(r"/(?!/)|#", value or ""):
+                self.found.append(f"leads elsewhere: {value}")
+        if name == "label":
+            self.labels.append(attributes.get("for", ""))
+        if name == "input" and attributes.get("type") != "hidden":
+            self.controls.append(attributes.get("id", ""))
+        if re.fullmatch("h[1-6]", name):
+            self.levels.append(int(name[1]))
+        if name == "th" and "scope" not in attributes:
+            self.found.append("a heading of a table without scope")
+        if name == "svg" and attributes.get("role") == "img" and not attributes.get("aria-label"):
+            self.found.append("a picture without a name")
+        if name not in self.VOID:
+            self.open.append((name, attributes))
+            self.text[len(self.open)] = ""
+
+    def handle_endtag(self, name):
+        if not self.open or self.open[-1][0] != name:
+            self.found.append(f"closes {name} within {self.open[-1:]}")
+            return
+        text = self.text[len(self.open)]
+        if name in ("a", "button", "label", "h1", "h2", "caption", "title", "th") and not text.strip():
+            self.found.append(f"an empty {name}")
+        self.open.pop()
+        if self.open:
+            self.text[len(self.open)] += text
+
+    def handle_data(self, text):
+        if self.open:
+            self.text[len(self.open)] += text
+
+    def at_end(self, body: str) -> list[str]:
+        found = [f"not closed: {name}" for name, _ in self.open]
+        found += [f"id twice: {each}" for each in set(self.ids) if self.ids.count(each) > 1]
+        found += [f"a control without a label: {each}" for each in self.controls if each not in self.labels]
+        found += [f"{name} once, please" for name in ("h1", "main", "title") if self.seen.count(name) != 1]
+        steps = zip(self.levels, self.levels[1:], strict=False)
+        found += [f"heading {after} after {before}" for before, after in steps if after > before + 1]
+        if "lang=" not in body or "viewport" not in body or "skip" not in body:
+            found.append("no language, viewport or way past the links")
+        if self.seen.count("table") != self.seen.count("caption"):
+            found.append("a table without a caption")
+        return found
+
+
+def test_an_empty_deployment_says_what_to_do_first(world: World) -> None:
+    with world.open() as manager:
+        body = page(site(world, manager), "/")
+        assert "tiered topic create orders -p 2 -X remote.storage.enable=true" in body
+        assert data(site(world, manager), "/?format=json", "status")["topics"] == []
+        assert "Nothing is stuck" in page(site(world, manager), "/troubles")
+
+
+def test_the_overview_and_a_topic_say_what_status_says(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        send(manager, 20, start=300)
+        found = site(world, manager)
+        row = data(found, "/?format=json", "status")["topics"][0]
+        assert row["topic"] == "t"
+        assert row["remote_bytes"] > 0 < row["at_risk_bytes"]
+        parts = data(found, "/topics/t?format=json", "status-partitions")["partitions"]
+        assert [each["next_offset"] for each in parts] == [320, 0]
+        assert sum(each["remote_bytes"] for each in parts) == row["remote_bytes"]
+        assert 'href="/topics/t"' in page(found, "/")
+        body = page(found, "/topics/t")
+        assert "t/1" in body
+        assert "local.retention.ms" in body
+
+
+def test_a_thousand_topics_come_a_hundred_at_a_time_can_be_searched_and_sorted(world: World) -> None:
+    report = large(world)
+
+    def asked(**query: str) -> str:
+        body = overview(report, query, has_remote=True)
+        assert Sound.problems(body) == []
+        return body
+
+    body = asked()
+    assert body.count('<th scope="row">') == 100
+    assert "1 to 100 of 1,000" in body
+    assert "topic-0099" in body
+    assert "topic-0100" not in body
+    assert len(body) < 100_000
+    assert "topic-0999" in asked(page="10")
+    assert "topic-0999" in asked(page="99999"), "behind the end is the last page"
+    for wrong in ("0", "-1", "x", "9" * 40, "\u00b2"):
+        assert "topic-0000" in asked(page=wrong)
+    assert asked(q="C-077").count('<th scope="row">') == 10
+    assert "No topic has" in asked(q="nothing like it")
+    assert re.findall('href="/topics/(topic-[0-9]+)"', asked(sort="local_bytes"))[0] == "topic-0777"
+    assert len(found_topics(report, {})["topics"]) == 1000
+    assert [row["topic"] for row in found_topics(report, {"q": "-0777"})["topics"]] == ["topic-0777"]
+    last = re.findall('href="(/[^"]*)"[^>]*>Last<', asked(q="topic", sort="offsets"))
+    assert last == ["/?q=topic&amp;sort=offsets&amp;page=10"], "a step keeps what was searched for and sorted by"
+
+
+def large(world: World) -> StatusReport:
+    """One of a thousand topics, the figures of one with records in all of them."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 30)
+        report = status_report(manager, NOW, storage=world.disk)
+    (figures,) = report.partitions.values()
+    topics = [replace(report.topics[0], name=f"topic-{number:04}") for number in range(1000)]
+    found = {
+        name: replace(figures, partition=name, local_bytes=figures.local_bytes + (name.topic == "topic-0777"))
+        for topic in topics
+        for name in topic.partitions()
+    }
+    return replace(report, topics=tuple(topics), partitions=found)
+
+
+def test_a_store_that_fails_is_told_with_what_is_known_and_since_when(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        while worker.round(NOW):
+            pass
+        send(manager, 100, start=200)
+        store.is_down = True
+        for at in range(1, 12):
+            worker.round(NOW + at * MINUTE)
+        found = site(world, manager, NOW + 11 * MINUTE)
+        before = sum(each.size_bytes for each in manager.snapshots(NOW)[0].remote)
+        for path in ("/", "/topics/t", "/troubles"):
+            body = page(found, path)
+            assert "the store is down" in body
+            assert "2027-01-15 08:01:00 UTC, for 10m, 11 rounds" in body
+        (row,) = data(found, "/?format=json", "status")["topics"]
+        assert row["remote_bytes"] == before > 0, "what was known before still is"
+        assert row["at_risk_bytes"] > 0
+
+
+def test_no_page_asks_the_store(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d"}, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+        store.is_down = True
+        for path in ("/", "/topics/t", "/troubles"):
+            page(site(world, manager, NOW + 2 * HOUR), path)
+        assert manager.problems == {}, "whoever asked the store would have met its trouble"
+
+
+def test_a_bucket_that_was_never_seen_has_no_figures(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+    with world.open(store=SwitchableStore(world.store)) as manager:
+        found = site(world, manager)
+        assert "not known yet" in page(found, "/")
+        assert "not known yet" in page(found, "/topics/t")
+
+
+def test_whatever_a_message_holds_is_text_in_the_page(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
+        found = site(world, manager)
+        for path in ("/", "/topics/t", "/troubles", "/?q=%3Cscript%3E%22", "/?sort=%22%3E%3Cscript%3E&q=t"):
+            body = page(found, path)
+            assert "<script>" not in body
+        assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;quoted&quot;" in page(found, "/")
+        assert "<script>" not in page(found, "/topics/%3Cscript%3E", HTTPStatus.NOT_FOUND)
+    assert tag("a", EVIL, href=EVIL, title=None).count("<") == 2
+
+
+def test_what_is_not_there_is_not_found(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        found = site(world, manager)
+        for path in ("/topics/none", "/topics/t/0/1/2", "/nothing", "/topics/..%2F..%2Fetc", "/%00"):
+            page(found, path, HTTPStatus.NOT_FOUND)
+            code, kind, body = found.answer(f"{path}?format=json")
+            assert (code, kind) == (HTTPStatus.NOT_FOUND, "application/json")
+            assert json.loads(body)["error"] in ("NotFound", "InvalidRequest")
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_text_can_be_told_from_what_it_stands_on(theme: dict[str, str]) -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(theme[one]), luminance(theme[other])))
+        return (high + 0.05) / (low + 0.05)
+
+    for ground in ("ground", "panel"):
+        for text in ("text", "faint", "link", "bad", "local", "remote"):
+            assert contrast(text, ground) >= 4.5, (text, ground)
+        assert contrast("line", ground) >= 2.5
+    assert set(re.findall(r"var\(--(\w+)\)", stylesheet())) <= set(theme)
+
+
+def test_the_endpoint_has_pages_on_loopback_alone_and_lets_nothing_be_loaded_from_elsewhere(world: World) -> None:
+    with world.open() as manager:
+        server = MetricsServer(LOOPBACK, 0, {}, site(world, manager).answer)
+        server.start()
+        try:
+
+            def ask(path: str, **headers: str) -> tuple[int, str]:
+                connection = HTTPConnection(*server.address, timeout=30)
+                connection.request("GET", path, headers=headers)
+                answer = connection.getresponse()
+                assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'")
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                found = answer.status, answer.read().decode()
+                connection.close()
+                return found
+
+            assert "What to do first" in ask("/")[1]
+            assert ask("/page.css")[0] == ask("/page.js")[0] == HTTPStatus.OK
+            for host in ("localhost:80", "[::1]:9464", "127.0.0.1"):
+                assert ask("/", Host=host)[0] == HTTPStatus.OK
+            for host in ("evil.example", "evil.example:9464", "", "127.0.0.1.evil.example"):
+                assert ask("/", Host=host)[0] == HTTPStatus.NOT_FOUND, "another name leads here: DNS rebinding"
+        finally:
+            server.close()
+        server = MetricsServer("0.0.0.0", 0, {}, site(world, manager).answer)
+        server.start()
+        try:
+            connection = HTTPConnection("127.0.0.1", server.address[1], timeout=30)
+            connection.request("GET", "/")
+            assert connection.getresponse().status == HTTPStatus.NOT_FOUND
+            connection.close()
+        finally:
+            server.close()

@@ -1,0 +1,102 @@
+"""A status report as flat rows for programs: what JSON, CSV and the page have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from local.names import TopicPartition
+from tiered.status import PartitionStatus
+
+if TYPE_CHECKING:
+    from policies.prices import Prices
+    from tiered.status_report import StatusReport
+    from tiered.topics import Topic
+
+Row = dict[str, object]
+_SUMS = (
+    "local_segments",
+    "local_bytes",
+    "remote_segments",
+    "remote_bytes",
+    "lag_segments",
+    "lag_bytes",
+    "at_risk_bytes",
+    "overdue_bytes",
+)
+_FIGURES = ("is_tiered", "offsets", *_SUMS, "lag", "lag_since_ms", "dollars_per_month")
+_OFFSETS = (
+    "log_start_offset",
+    "local_start_offset",
+    "next_offset",
+    "remote_next_offset",
+    "cleaner_offset",
+    "unlinked_bytes",
+)
+
+
+def topic_row(report: StatusReport, topic: Topic) -> Row:
+    """The sums over a topic's partitions that have figures."""
+    names, found, problems = topic.partitions(), report.partitions, report.problems
+    return {
+        **_figures([found[name] for name in names if name in found], report.prices.of(None)),
+        "topic": topic.name,
+        "partitions": topic.partition_count,
+        "problems": [str(problems[name]) for name in names if name in problems],
+    }
+
+
+def partition_row(report: StatusReport, name: TopicPartition) -> Row:
+    """Without figures for a partition that did not open."""
+    status, problems = report.partitions.get(name), report.problems
+    figures = _figures([status] if status is not None else [], report.prices.of(None))
+    del figures["offsets"]  # it has those it begins and ends with
+    return {
+        **figures,
+        **{field: getattr(status, field, None) for field in _OFFSETS},
+        "topic": name.topic,
+        "partition": name.partition,
+        "problems": [str(problems[name])] if name in problems else [],
+    }
+
+
+def status_facts(report: StatusReport) -> dict[str, object]:
+    """What stands beside the rows: prices, whether somebody is at work, what is stuck."""
+    prices = report.prices.of(None)
+    return {
+        "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class},
+        "now_ms": report.now_ms,
+        "is_at_work": report.is_at_work,
+        "last_round_ms": report.work.round_ms if report.work is not None else None,
+        "stuck": [
+            {
+                "where": each.where,
+                "topic": each.partition.topic if each.partition is not None else None,
+                "partition": each.partition.partition if each.partition is not None else None,
+                "kind": each.kind,
+                "what": each.what,
+                "since_ms": each.since_ms,
+                "rounds": each.count,
+                "next": each.next_step,
+            }
+            for each in report.stuck
+        ],
+    }
+
+
+def _figures(some: Sequence[PartitionStatus], prices: Prices) -> dict[str, object]:
+    """The sums of some partitions; None for none."""
+    from policies.cost import monthly_storage
+
+    if not some:
+        return dict.fromkeys(_FIGURES)
+    sums = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
+    return {
+        "is_tiered": some[0].is_tiered,
+        # Offsets, not records: what compaction and gaps removed is still counted.
+        "offsets": sum(each.next_offset - each.log_start_offset for each in some),
+        **sums,
+        "lag": (sums["lag_segments"], sums["lag_bytes"]) if some[0].is_tiered else None,
+        "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None),
+        "dollars_per_month": round(monthly_storage(sums["remote_bytes"], prices), 6),
+    }

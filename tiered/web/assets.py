@@ -1,0 +1,111 @@
+"""The stylesheet and the script of the page, served by ourselves: nothing is ever fetched from anywhere else.
+
+Without the script everything works: the page then asks for itself again whole. The script asks for it beside what is
+shown, leaves alone what somebody types into, and stops while nobody looks.
+"""
+
+from __future__ import annotations
+
+# Every pair that text is shown in has a contrast of 4.5 at least (WCAG 2.2 AA); a test reckons it.
+LIGHT = {
+    "ground": "#ffffff",
+    "panel": "#f3f5f7",
+    "text": "#1b2127",
+    "faint": "#55606b",
+    "link": "#0b57a4",
+    "bad": "#a3190b",
+    "line": "#8a949e",
+    "local": "#0b57a4",
+    "remote": "#2c7a2c",
+}
+DARK = {
+    "ground": "#14181c",
+    "panel": "#1f252b",
+    "text": "#e8ecf0",
+    "faint": "#aab4be",
+    "link": "#8ec3ff",
+    "bad": "#ff9d8f",
+    "line": "#7b8792",
+    "local": "#8ec3ff",
+    "remote": "#86d186",
+}
+
+_RULES = """
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 80rem; padding: 0 1rem 2rem; background: var(--ground); color: var(--text);
+  font: 1rem/1.5 system-ui, sans-serif; }
+a { color: var(--link); }
+a:focus-visible, input:focus-visible, button:focus-visible, .wide:focus-visible { outline: 3px solid var(--link);
+  outline-offset: 2px; }
+.skip { position: absolute; left: -100rem; }
+.skip:focus { left: 1rem; background: var(--ground); padding: .5rem; }
+header { display: flex; flex-wrap: wrap; gap: 0 1.5rem; align-items: baseline; padding: 1rem 0 .5rem;
+  border-bottom: 1px solid var(--line); }
+header strong { font-size: 1.25rem; }
+nav { display: flex; flex-wrap: wrap; gap: 0 1rem; }
+nav a { padding: .35rem 0; }
+nav a[aria-current] { color: var(--text); font-weight: 600; }
+h1 { font-size: 1.5rem; margin: 1rem 0 .5rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 1.5rem 0 .5rem; }
+dl.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .75rem; margin: 1rem 0; }
+dl.figures div { background: var(--panel); padding: .5rem .75rem; border-radius: .3rem; }
+dt, .faint, footer { color: var(--faint); font-size: .9rem; }
+dd { margin: 0; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; }
+caption { text-align: left; color: var(--faint); padding: .25rem 0; }
+th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+td { overflow-wrap: anywhere; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.trouble { border-left: .3rem solid var(--bad); background: var(--panel); padding: .5rem .75rem; margin: .5rem 0;
+  overflow-wrap: anywhere; }
+.trouble strong, .bad { color: var(--bad); }
+code, pre { font: .95em/1.5 ui-monospace, monospace; }
+pre { background: var(--panel); padding: .75rem; overflow-x: auto; }
+form { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .75rem 0; }
+input, button { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
+  padding: .3rem .6rem; border-radius: .3rem; }
+svg { width: 100%; height: 6rem; display: block; }
+svg .back { fill: var(--panel); }
+svg .local { fill: var(--local); }
+svg .remote { fill: var(--remote); }
+.key { font-weight: 600; }
+.key.local { color: var(--local); }
+.key.remote { color: var(--remote); }
+"""
+
+SCRIPT = """"use strict";
+(() => {
+  const every = Number(document.body.dataset.refresh) * 1000;
+  if (!every) return;
+  const busy = () => document.hidden || document.activeElement.closest("form") || getSelection().type === "Range";
+  const told = document.getElementById("asked");
+  const again = async () => {
+    if (busy()) return;
+    try {
+      const answer = await fetch(location.href, {cache: "no-store"});
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const fresh = page.querySelector("main");
+      if (!fresh || busy()) return;
+      const at = [...document.querySelectorAll("main a, main .wide")].indexOf(document.activeElement);
+      document.querySelector("main").replaceWith(fresh);
+      if (at >= 0) document.querySelectorAll("main a, main .wide")[at]?.focus({preventScroll: true});
+      told.textContent = page.getElementById("asked").textContent;
+      document.title = page.title;
+    } catch {
+      told.textContent = "The manager does not answer: what is shown is what it said last.";
+    }
+  };
+  setInterval(again, every);
+})();
+"""
+
+
+def stylesheet() -> str:
+    """Light or dark as the reader's system is."""
+    dark = f"@media (prefers-color-scheme: dark) {{ {_colours(DARK)} }}"
+    return f":root {{ color-scheme: light dark; }}\n{_colours(LIGHT)}\n{dark}\n{_RULES}"
+
+
+def _colours(theme: dict[str, str]) -> str:
+    return ":root { " + " ".join(f"--{name}: {value};" for name, value in theme.items()) + " }"

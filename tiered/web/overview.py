@@ -1,0 +1,220 @@
+"""The overview (all topics, what is at risk, what is stuck, dollars) and the page of what is stuck alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tiered.status_report import StatusReport
+from tiered.status_rows import Row, status_facts, topic_row
+from tiered.units import format_bytes, format_count, format_dollars
+from tiered.web.html import Child, Html, tag
+from tiered.web.parts import (
+    ROWS_ON_A_PAGE,
+    Heading,
+    asked_page,
+    commands,
+    figures,
+    frame,
+    lasted,
+    link,
+    page_count,
+    pager,
+    stamp,
+    table,
+    topic_path,
+    troubles,
+)
+
+TROUBLES_SHOWN = 5
+_HEADINGS = (
+    Heading("Topic", sort="topic"),
+    Heading("Partitions", is_number=True, sort="partitions"),
+    Heading("Offsets", is_number=True, sort="offsets"),
+    Heading("Local", is_number=True, sort="local_bytes"),
+    Heading("Remote", is_number=True, sort="remote_bytes"),
+    Heading("Upload lag", is_number=True, sort="lag_bytes"),
+    Heading("At risk", is_number=True, sort="at_risk_bytes"),
+    Heading("$ a month", is_number=True, sort="dollars_per_month"),
+    Heading("State"),
+)
+SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
+
+
+def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool) -> str:
+    """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first) and ``page``."""
+    if not report.topics:
+        return frame("Overview", "/", report.now_ms, _work(report), _stuck(report), _begin(has_remote))
+    everything = [topic_row(report, topic) for topic in report.topics]
+    return frame(
+        "Overview",
+        "/",
+        report.now_ms,
+        _work(report),
+        _stuck(report),
+        _sums(report, everything),
+        topic_list(everything, query),
+        _fine_print(report),
+    )
+
+
+def topic_list(everything: Sequence[Row], query: Mapping[str, str]) -> list[Html]:
+    """A search, the page of the list that was asked for, and the way to the others."""
+    asked = {name: query.get(name, "") for name in ("q", "sort")}
+    rows = _sorted(_found(everything, asked["q"]), asked["sort"])
+    page = min(page_count(len(rows)), asked_page(query))
+    shown = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    sorts = {name: link("/", {**asked, "sort": "" if name == "topic" else name}) for name in SORTS}
+    caption = f"{len(rows):,} of {len(everything):,} topics" if asked["q"] else f"{len(rows):,} topics"
+    found = [_search(asked), table(caption, _HEADINGS, map(_cells, shown), sorts=sorts)]
+    if asked["q"] and not rows:
+        found.append(tag("p", "No topic has ", tag("q", asked["q"]), " in its name. ", tag("a", "Show all", href="/")))
+    return [*found, pager("/", asked, page, len(rows))]
+
+
+def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
+    """The same for programs: ``tiered status -o json`` of the topics that a search finds, all pages at once."""
+    rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
+    return {**status_facts(report), "topics": _sorted(rows, query.get("sort", ""))}
+
+
+def troubles_page(report: StatusReport) -> str:
+    """Everything that is stuck."""
+    here, now = "/troubles", report.now_ms
+    if not report.stuck:
+        return frame("Troubles", here, now, _work(report), tag("p", "Nothing is stuck."))
+    return frame("Troubles", here, now, _work(report), troubles(report, report.stuck))
+
+
+def unknown_remote(row: Row) -> bool:
+    """Whether the bucket was never seen for some of it, so that its figures of the remote tier are no figures."""
+    return bool(row["problems"]) and not row.get("remote_segments")
+
+
+def shown(row: Row, name: str, show: Callable[[int], str] = format_count) -> str:
+    """A figure of a row; a dash for what has none."""
+    value = row.get(name)
+    return show(value) if isinstance(value, int) else "-"
+
+
+def lag(row: Row) -> str:
+    """What waits for its upload, as ``tiered status`` says it."""
+    if not row.get("is_tiered"):
+        return "-"
+    return f"{shown(row, 'lag_segments')} seg {shown(row, 'lag_bytes', format_bytes)}" if row["lag_segments"] else "ok"
+
+
+def remote(row: Row) -> str:
+    return "not known yet" if unknown_remote(row) and row.get("is_tiered") else shown(row, "remote_bytes", format_bytes)
+
+
+def dollars(row: Row) -> str:
+    value = row.get("dollars_per_month")
+    return format_dollars(value) if isinstance(value, float) else "-"
+
+
+def state(row: Row) -> Child:
+    """What the last column says: a word, never a colour alone."""
+    problems = row["problems"]
+    count = len(problems) if isinstance(problems, list) else 0
+    return tag("span", f"{count} in trouble", class_="bad") if count else "ok"
+
+
+def _found(rows: Sequence[Row], text: str) -> list[Row]:
+    wanted = text.strip().casefold()
+    return [row for row in rows if wanted in str(row["topic"]).casefold()]
+
+
+def _sorted(rows: list[Row], name: str) -> list[Row]:
+    """Largest first; by name where nothing else was asked for."""
+    if name not in SORTS or name == "topic":
+        return rows
+    return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
+
+
+def _cells(row: Row) -> list[Child]:
+    return [
+        tag("a", str(row["topic"]), href=topic_path(str(row["topic"]))),
+        shown(row, "partitions"),
+        shown(row, "offsets"),
+        shown(row, "local_bytes", format_bytes),
+        remote(row),
+        lag(row),
+        shown(row, "at_risk_bytes", format_bytes),
+        dollars(row),
+        state(row),
+    ]
+
+
+def _search(asked: Mapping[str, str]) -> Html:
+    keeps = tag("input", type="hidden", name="sort", value=asked["sort"]) if asked["sort"] else None
+    return tag(
+        "form",
+        tag("label", "Topics with", for_="search"),
+        tag("input", type="search", id="search", name="q", value=asked["q"]),
+        keeps,
+        tag("button", "Search"),
+        method="get",
+        action="/",
+        role="search",
+    )
+
+
+def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
+    def total(name: str) -> float:
+        return sum(float(str(row.get(name) or 0)) for row in rows)
+
+    late = sum(unknown_remote(row) and bool(row.get("is_tiered")) for row in rows)
+    stored = format_bytes(int(total("remote_bytes"))) + (f" and {late} topics not known yet" if late else "")
+    return figures(
+        {
+            "Topics": format_count(len(rows)),
+            "Partitions": format_count(int(total("partitions"))),
+            "Local": format_bytes(int(total("local_bytes"))),
+            "Remote": stored,
+            "Upload lag": format_bytes(int(total("lag_bytes"))),
+            "At risk": format_bytes(int(total("at_risk_bytes"))),
+            "$ a month, storage": format_dollars(total("dollars_per_month")),
+            "Stuck": tag("a", format_count(len(report.stuck)), href="/troubles") if report.stuck else "nothing",
+        }
+    )
+
+
+def _stuck(report: StatusReport) -> list[Html]:
+    """The longest of what is stuck; a link to the rest."""
+    first = sorted(report.stuck, key=lambda each: each.since_ms if each.since_ms is not None else report.now_ms)
+    found = troubles(report, first[:TROUBLES_SHOWN])
+    rest = len(first) - TROUBLES_SHOWN
+    return [*found, tag("p", tag("a", f"{rest:,} more troubles", href="/troubles"))] if rest > 0 else found
+
+
+def _work(report: StatusReport) -> Html:
+    work = report.work
+    if work is None:
+        return tag("p", "No round of work was done here yet.")
+    age = lasted(report.now_ms - work.round_ms)
+    words = f"The manager at work did a round {age} ago." if report.is_at_work else f"Nobody is at work, since {age}."
+    return tag("p", words, f" Last round at {stamp(work.round_ms)}.")
+
+
+def _begin(has_remote: bool) -> list[Html]:
+    """What to do where nothing is yet."""
+    words = "There is no topic yet. Make one and append to it in another terminal, in the same directory:"
+    tiering = " -X remote.storage.enable=true" if has_remote else ""
+    steps = commands(
+        f"tiered topic create orders -p 2{tiering}",
+        "tiered append orders events.txt",
+        "tiered status",
+    )
+    bucket = "Segments of topics with remote.storage.enable go to the bucket by themselves."
+    no_bucket = "No bucket is configured, so all stays on this disk: set remote.url in tiered.toml to tier topics."
+    return [tag("h2", "What to do first"), tag("p", words), steps, tag("p", bucket if has_remote else no_bucket)]
+
+
+def _fine_print(report: StatusReport) -> Html:
+    prices = report.prices
+    return tag(
+        "p",
+        "At risk is what only this disk has. Offsets count gaps, too. Dollars are of storage in the bucket alone, ",
+        f"{prices.region}, prices of {prices.as_of}.",
+        class_="faint",
+    )

@@ -1,0 +1,79 @@
+"""The page of a topic: its partitions, its own settings, what is stuck of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tiered.status_report import StatusReport
+from tiered.status_rows import Row, partition_row, status_facts
+from tiered.topics import Topic
+from tiered.units import format_bytes
+from tiered.web.html import Child, tag
+from tiered.web.overview import dollars, lag, remote, shown, state
+from tiered.web.parts import (
+    ROWS_ON_A_PAGE,
+    Heading,
+    asked_page,
+    frame,
+    page_count,
+    pager,
+    table,
+    topic_path,
+    troubles,
+)
+
+_HEADINGS = (
+    Heading("Partition"),
+    Heading("Log start", is_number=True),
+    Heading("Local from", is_number=True),
+    Heading("Remote to", is_number=True),
+    Heading("Next", is_number=True),
+    Heading("Local", is_number=True),
+    Heading("Remote", is_number=True),
+    Heading("Upload lag", is_number=True),
+    Heading("At risk", is_number=True),
+    Heading("$ a month", is_number=True),
+    Heading("State"),
+)
+
+
+def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str]) -> str:
+    """The page of one topic; `report` is of that topic alone."""
+    names = topic.partitions()
+    page = min(page_count(len(names)), asked_page(query))
+    some = names[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    stuck = [each for each in report.stuck if each.partition is None or each.partition.topic == topic.name]
+    settings = [[tag("code", key), tag("code", value)] for key, value in sorted(topic.properties.items())]
+    return frame(
+        topic.name,
+        topic_path(topic.name),
+        report.now_ms,
+        troubles(report, stuck),
+        table(f"{len(names):,} partitions", _HEADINGS, (_cells(partition_row(report, name)) for name in some)),
+        pager(topic_path(topic.name), {}, page, len(names)),
+        tag("h2", "Settings of its own"),
+        table("All others are the defaults", (Heading("Setting"), Heading("Value")), settings)
+        if settings
+        else tag("p", "None: all are the defaults."),
+    )
+
+
+def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
+    """The same for programs: ``tiered status -p TOPIC -o json``."""
+    return {**status_facts(report), "partitions": [partition_row(report, name) for name in topic.partitions()]}
+
+
+def _cells(row: Row) -> list[Child]:
+    return [
+        f"{row['topic']}/{row['partition']}",
+        shown(row, "log_start_offset"),
+        shown(row, "local_start_offset"),
+        shown(row, "remote_next_offset"),
+        shown(row, "next_offset"),
+        shown(row, "local_bytes", format_bytes),
+        remote(row),
+        lag(row),
+        shown(row, "at_risk_bytes", format_bytes),
+        dollars(row),
+        state(row),
+    ]
