@@ -15,7 +15,7 @@ an orphan where the lists hold a page that cannot be read. What the store cannot
 
 The page is the only list of those objects, so it goes after them. What a fork needs stays (`remote.forks`). Before
 step 1 comes what comes before every deletion:
-the grace time, the pins, the proof that this writer is the last (`remote.metadata_log`).
+the grace time, the pins, the proof that this writer is the last (`remote.due_deletion`).
 """
 
 from __future__ import annotations

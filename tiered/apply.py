@@ -11,8 +11,8 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
 * give up: `tiered.switching_off`.
 * copied in this round or task: what may leave the disk for it, leaves.
-* delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone; of a
-  page of rows: `remote.page_removal`.
+* delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone
+  (`remote.due_deletion`).
 * collect: prove it → declare old heads void → delete them (`remote.head_collection`).
 
 Somewhat longer than its neighbours: the order of effects of every decision stands here, side by side.
@@ -21,10 +21,9 @@ Somewhat longer than its neighbours: the order of effects of every decision stan
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TypeVar
 
 from local.cleaner import CleaningResult
 from local.cleaning_states import State
@@ -52,12 +51,9 @@ from policies.local_retention import local_drops
 from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.view import held_from
-from remote.forks import delete_objects
-from remote.head import Head
-from remote.head_changes import expire_pages, expire_segments, forget_unlinked
+from remote.due_deletion import delete_due_objects, delete_due_pages
+from remote.head_changes import expire_pages, expire_segments
 from remote.head_collection import collect_heads
-from remote.page_removal import delete_pages
-from remote.pin_watch import Unlinking
 from remote.spill_page import Rows
 from remote.store import ObjectStore
 from tiered.committing import Clock, copy_in_groups, copy_together, no_time, raise_rows, replace_remote
@@ -67,7 +63,6 @@ from tiered.view_building import ViewWork, build_view
 
 _log = logging.getLogger(__name__)
 
-Deletion = TypeVar("Deletion", DeleteUnlinked, DeletePage)
 Progress = Callable[[Decision], None]
 Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
 Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
@@ -408,46 +403,21 @@ def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
 
 
 def _delete(state: _Round, run: Sequence[DeleteUnlinked]) -> list[Decision]:
-    metadata, head, store = state.partition.metadata, state.partition.head(), state.store
-    if metadata is None or store is None or head is None:
+    metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
+    if metadata is None or store is None or pins is None:
         return []
-    since = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for each in head.unlinked}
-    due = _not_pinned(state, head, run, since)
-    if not due:
-        return []
-    # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
-    metadata.check_still_writer()
-    keys, has_forks = [decision.key for decision in due], _has_forks(state)
-    delete_objects(store, state.partition.prefix, keys, has_forks=has_forks)
-    metadata.commit(forget_unlinked([decision.key for decision in due]), state.now_ms)
-    return list(due)
+    keys, prefix = [decision.key for decision in run], state.partition.prefix
+    gone = delete_due_objects(store, prefix, metadata, pins, keys, state.now_ms)
+    return [decision for decision in run if decision.key in gone]
 
 
 def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
-    metadata, head, store = state.partition.metadata, state.partition.head(), state.store
-    if metadata is None or store is None or head is None:
+    metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
+    if metadata is None or store is None or pins is None:
         return []
-    listed = {page.spill.key: page for page in head.unlinked_pages}
-    since = {key: Unlinking(sequence=page.unlinked_sequence, at_ms=page.unlinked_ms) for key, page in listed.items()}
-    due = _not_pinned(state, head, run, since)
-    if not due:
-        return []
-    newest = metadata.check_still_writer()
-    pages = [listed[decision.key] for decision in due]
-    delete_pages(store, state.partition.prefix, metadata, newest, pages, state.now_ms, has_forks=_has_forks(state))
-    return list(due)
-
-
-def _not_pinned(state: _Round, head: Head, run: Sequence[Deletion], since: Mapping[str, Unlinking]) -> list[Deletion]:
-    """Those of `run` that `head` lists, see `since`, and that left the index before every pin that counts."""
-    assert state.partition.pins is not None, "what has a head has pins"
-    due = {decision.key: since[decision.key] for decision in run if decision.key in since}
-    free = state.partition.pins.free(due, sequence=head.sequence, now_ms=state.now_ms)
-    return [decision for decision in run if decision.key in free]
-
-
-def _has_forks(state: _Round) -> bool:
-    return state.partition.pins is None or state.partition.pins.has_forks
+    keys, prefix = [decision.key for decision in run], state.partition.prefix
+    gone = delete_due_pages(store, prefix, metadata, pins, keys, state.now_ms)
+    return [decision for decision in run if decision.key in gone]
 
 
 def _collect(state: _Round, decision: CollectHeads) -> bool:

@@ -3,7 +3,7 @@
 The policies are those of a manager (`policies.remote_retention`), asked about the bucket alone: nothing on any disk is
 known, so retention by size counts too little rather than too much. The job commits as a guest of the epoch
 (`remote.guest`): rows out of the head, their objects on its list, the log start up. The objects go after the grace
-time, with the next round of whoever is the writer.
+time, with the next round of whoever is the writer; where that is nobody, by `tiered.bucket_deletion`.
 
 **What the bucket does not know.** A head has the settings that a topic was created with, not the defaults of the
 machines that serve it. So nothing is taken for granted: a limit that is not said is none, and a topic whose
@@ -71,7 +71,7 @@ def plan_retention(
         return replace(bare, left_alone=f"its {_POLICY} is not known here")
     if head.views and _VIEWS not in known:
         return replace(bare, left_alone=f"it has compacted views, and {_VIEWS} is not known here")
-    snapshot = _with_oldest_rows(_snapshot(head, name, rules_of(known), now_ms), log, head)
+    snapshot = _with_oldest_rows(snapshot_of_bucket(head, name, rules_of(known), now_ms), log, head)
     expired = held_back(snapshot, expirations(snapshot), [])
     start = max((each.next_offset for each in expired), default=0)
     gone = leaving(snapshot, expired)
@@ -112,7 +112,7 @@ def _still_there(log: GuestLog, head: Head, rows: Sequence[ExpireRemote]) -> lis
     return [each for each in rows if each.ulid in named and each.next_offset <= head.readable_from]
 
 
-def _snapshot(head: Head, name: RemotePartitionName, rules: PartitionRules, now_ms: int) -> PartitionSnapshot:
+def snapshot_of_bucket(head: Head, name: RemotePartitionName, rules: PartitionRules, now_ms: int) -> PartitionSnapshot:
     """A partition of which nothing but the bucket is known."""
     return PartitionSnapshot(
         partition=name.topic_partition,

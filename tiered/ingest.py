@@ -21,7 +21,7 @@ over, whoever runs the job again. A stream's `turn` is its batch: a turn that is
 | some epochs begun | partitions without a writer at work | the job, run again, joins the epochs that it began |
 | some uploads | objects that no head names | nobody's, once the next epoch begins |
 | some commits | those partitions whole, the others as they were | the job, run again, does the others |
-| `abort_ingest` | what the winners had uploaded, on the list for deletion | the next writer deletes it |
+| `abort_ingest` | what the winners had uploaded, on the list to delete | the next writer, or `tiered.bucket_deletion` |
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from tiered.committed import producers_in_bucket
 from tiered.partition_source import PartitionSource
 from tiered.properties import DEFAULTS
 from tiered.topic_settings import log_settings
+from tiered.writer_ids import INGEST
 
 _log = logging.getLogger(__name__)
 
 SPAN = 1 << 31  # offsets of one task in one partition; 2^32 such ranges fit the 63 bits of an offset
-_WRITER = "ingest-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def plan_ingest(
     note = JobNote(job_id=job_id)
     done = {name for name, head in heads.items() if head is not None and is_done(head, note) and not is_stream}
     for name, head in heads.items():
-        if head is not None and name not in done and head.writer_id != _WRITER + job_id:
+        if head is not None and name not in done and head.writer_id != INGEST + job_id:
             _check_free(store, name, head, takes_leadership=takes_leadership, keys=keys)
     own = next((head.properties for head in heads.values() if head is not None), dict(settings or {}))
     targets = []
@@ -147,7 +147,7 @@ def plan_ingest(
         if head is not None and name in done:
             targets.append(IngestTarget(name=name, epoch=head.epoch, start_offset=end_of(head), is_done=True))
             continue
-        if head is None or head.writer_id != _WRITER + job_id:
+        if head is None or head.writer_id != INGEST + job_id:
             head = _taken(store, name, job_id, own, now_ms)
         targets.append(_target(store, name, head, keys, is_stream=is_stream))
     return IngestPlan(
@@ -230,7 +230,7 @@ def _check_free(
     store: ObjectStore, name: RemotePartitionName, head: Head, *, takes_leadership: bool, keys: KeyRing
 ) -> None:
     """Raises Conflict and InvalidRequest for a partition that must not be taken over."""
-    if not takes_leadership and not head.writer_id.startswith(_WRITER):
+    if not takes_leadership and not head.writer_id.startswith(INGEST):
         facts = {"partition": name.topic_partition, "writer": head.writer_id, "epoch": head.epoch}
         raise Conflict("ingesting, somebody writes this partition (takeLeadership=false)", **facts)
     begun = producers_in_bucket(_source(store, name, keys)).first_unstable_offset
@@ -243,7 +243,7 @@ def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapp
     """The head by which the partition's new epoch is this job's."""
     log = MetadataLog(store, name.prefix)
     return log.become_writer(
-        _WRITER + job_id,
+        INGEST + job_id,
         now_ms,
         topic=name.topic,
         topic_id=name.topic_id,

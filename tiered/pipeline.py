@@ -1,8 +1,9 @@
-"""The care of a fleet as one job: clean → tier → retention → recompaction → merge, of many nodes and partitions.
+"""The care of a fleet as one job: clean → tier → deletion → retention → recompaction → merge, wherever it lies.
 
 | stage | a unit | beside others |
 |---|---|---|
 | clean and tier | a node: a directory with a ``tiered.toml``, on shared storage | takes the node's lock |
+| deletion | a partition that an ingest filled, no manager serves | takes the epoch (`tiered.bucket_deletion`) |
 | retention | a partition in the bucket | guest of the epoch (`tiered.bucket_retention`) |
 | compaction | a partition, or groups of a large one's rows | guest of the epoch (`tiered.bucket_compaction`) |
 | merge | groups of small rows | guest of the epoch (`tiered.rewriting`) |
@@ -10,7 +11,8 @@
 A node is a manager's: it is opened by its own configuration, recovered, worked off, closed, in one task. Opening it
 takes its partitions' epochs. So it is done only where nobody else holds the lock and where the last one to write its
 partitions in the bucket was this very node (`tiered.writer_ids`): else a live manager that took over, from another
-directory, would be fenced. The bucket's stages take nothing from anybody.
+directory, would be fenced. The bucket's stages take nothing from anybody at work. Deletion comes before those that
+unlink: their heads would break the silence by which an ingest is known to be over.
 
 Each stage looks again at what there is, so running the pipeline again, or a part of it, does what is left. Here are the
 units' work, in any process; `tiered.pipeline_job` has them done in order.
@@ -24,12 +26,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
-from local.errors import Conflict, LogError, NotFound, Unavailable
+from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
 from remote.catalog import RemotePartitionName
 from remote.guest import GuestLog
 from remote.metadata_log import MetadataLog
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
+from tiered.bucket_deletion import DeletionPlan, delete_unlinked, plan_deletion
 from tiered.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
 from tiered.rewriting import TARGET_BYTES, Keeping, RewriteOutcome, RewritePlan, cost_of, plan_merge
 from tiered.spark.bucket import Bucket
@@ -45,6 +48,7 @@ SMALL_BYTES = 256 << 20  # a partition that one task compacts whole, keys in its
 
 class Stage(StrEnum):
     CLEAN_AND_TIER = "clean and tier"
+    DELETION = "deletion"
     RETENTION = "retention"
     COMPACTION = "compaction"
     MERGE = "merge"
@@ -85,7 +89,8 @@ class Fleet:
 
     `nodes` are directories with a ``tiered.toml``; `topics` limit everything, none mean all. `config` is whose settings
     hold in the bucket beside the topics' own; without it `overrides` alone do, and what neither says is not known.
-    `takes_over` opens nodes whose partitions others have written since.
+    `takes_over` opens nodes whose partitions others have written since; `takes_epochs` deletes what is due in the
+    bucket whoever writes the partition, and fences that one.
     """
 
     bucket: Bucket
@@ -94,6 +99,7 @@ class Fleet:
     config: Config | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     takes_over: bool = False
+    takes_epochs: bool = False
     target_bytes: int = TARGET_BYTES
 
     def settings_of(self, topic: str, own: Mapping[str, str]) -> dict[str, str]:
@@ -109,6 +115,7 @@ class Fleet:
 def look_at_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
     """A unit for each of the bucket's stages. Raises Unavailable; other errors are units that failed."""
     look = (
+        guarded(Stage.DELETION, _look_at_deletion, fleet, store, name, now_ms),
         guarded(Stage.RETENTION, _look_at_retention, fleet, store, name, now_ms),
         guarded(Stage.COMPACTION, look_at_compaction, fleet, store, name),
         guarded(Stage.MERGE, _look_at_merging, fleet, store, name, now_ms),
@@ -130,6 +137,37 @@ def guarded(
         raise
     except LogError as error:
         return _of(stage, name, State.FAILED, why=str(error))
+
+
+def _look_at_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+    return _deletion_unit(_deletion(fleet, store, name, now_ms), State.DUE)
+
+
+def free_unlinked(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+    """Delete what is due of one partition that is nobody's. Raises LogError."""
+    plan = _deletion(fleet, store, name, now_ms)
+    unit = _deletion_unit(plan, State.DONE)
+    if unit.state is not State.DONE:
+        return unit
+    try:
+        freed = delete_unlinked(store, plan, now_ms=now_ms)
+    except (Conflict, Fenced) as error:
+        return _of(Stage.DELETION, name, State.LEFT_ALONE, why=str(error))
+    figures = {"bytes_before": freed.size_bytes, "size_bytes": freed.size_bytes}
+    return _of(Stage.DELETION, name, State.DONE, why=f"{freed.objects} objects", **figures)
+
+
+def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> DeletionPlan:
+    return plan_deletion(store, name, _known(fleet, store, name), now_ms=now_ms, takes_over=fleet.takes_epochs)
+
+
+def _deletion_unit(plan: DeletionPlan, state: State) -> Unit:
+    if plan.left_alone:
+        return _of(Stage.DELETION, plan.name, State.LEFT_ALONE, why=plan.left_alone, bytes_before=plan.size_bytes)
+    if not plan.objects:
+        return _of(Stage.DELETION, plan.name, State.NOTHING)
+    figures = {"bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
+    return _of(Stage.DELETION, plan.name, state, why=f"{plan.objects} objects", **figures)
 
 
 def _look_at_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from local.errors import LogError, Unavailable
 from remote.catalog import RemotePartitionName, chosen_partitions
+from remote.store import ObjectStore
 from tiered.pipeline import (
     SMALL_BYTES,
     Fleet,
@@ -24,6 +25,7 @@ from tiered.pipeline import (
     State,
     Unit,
     compact_whole,
+    free_unlinked,
     guarded,
     look_at_compaction,
     look_at_node,
@@ -133,7 +135,7 @@ def run_pipeline(
     """All stages, in order. A unit that fails for good costs the others nothing and is told. Told to stop, it ends
     between two waves. Raises Unavailable, and what a runner raises for a task that failed for good."""
     job = _Job(fleet, runner, job_id, now_ms, state, small_bytes, should_stop, progress)
-    for stage in (job.clean_and_tier, job.retain, job.compact, job.merge):
+    for stage in (job.clean_and_tier, job.free, job.retain, job.compact, job.merge):
         if should_stop():
             break
         stage()
@@ -173,15 +175,25 @@ class _Job:
             lambda pack: [work_node(fleet, node, now_ms=now_ms) for node in pack],
         )
 
+    def free(self) -> None:
+        """The bytes of what was unlinked a grace time ago, where no manager deletes them."""
+        self._each(Stage.DELETION, "deletion in the bucket", free_unlinked)
+
     def retain(self) -> None:
+        """Rows that have expired."""
+        self._each(Stage.RETENTION, "retention in the bucket", retain)
+
+    def _each(
+        self, stage: Stage, told: str, work: Callable[[Fleet, ObjectStore, RemotePartitionName, int], Unit]
+    ) -> None:
         """Partitions in the bucket, a few to a task: a head or two for each, no data."""
         fleet, now_ms = self._fleet, self._now_ms()
 
         def do(pack: Sequence[RemotePartitionName]) -> list[Unit]:
             with fleet.bucket.opened() as store:
-                return [guarded(Stage.RETENTION, retain, fleet, store, name, now_ms) for name in pack]
+                return [guarded(stage, work, fleet, store, name, now_ms) for name in pack]
 
-        self._work(Stage.RETENTION, "retention in the bucket", self._packs(Stage.RETENTION), do)
+        self._work(stage, told, self._packs(stage), do)
 
     def compact(self) -> None:
         """Small partitions whole, in one task each or several to one; large ones group by group."""

@@ -1,6 +1,7 @@
-"""The names that managers sign heads with: machine, node, and a part of their own for each start.
+"""The names that heads are signed with. Managers': machine, node, and a part of their own for each start. Jobs': what
+they are, and their id.
 
-The node's part is the same at every start with the same directories, wherever they are mounted, so whoever finds a head
+A node's part is the same at every start with the same directories, wherever they are mounted, so whoever finds a head
 can tell whether the manager of these directories was the last one to write there. It decides nothing: who may commit is
 the epoch's alone.
 """
@@ -15,6 +16,10 @@ from collections.abc import Sequence
 from local.checkpoints import read_meta_properties
 from local.errors import LogError
 from local.storage import Storage
+
+INGEST = "ingest-"  # before the job's id
+AFTER_INGEST = f"{INGEST}deletion-"  # what freed the bytes of a partition that was an ingest's: nobody's afterwards
+DELETION = "deletion-"  # what freed those of anybody else's
 
 
 def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from bucket_truth import assert_sound
 from care_world import SMALL_PAGES, CareWorld, batches, named
 from fault_kinds import Clock, FaultStore, Kind
 from pipeline_world import DAY, EVENTS, NOW, FleetWorld
+from test_ingest import write
 
 from local.errors import Fenced, InvalidRequest, LogError
 from local.storage import DiskStorage
@@ -18,10 +19,12 @@ from policies.decisions import ExpirePage
 from remote.fsspec_store import open_store
 from remote.metadata_log import MetadataLog
 from tiered.bucket_retention import commit_retention, plan_retention
-from tiered.pipeline import Stage, State, Unit, dirty_bytes
+from tiered.ingest import commit_ingest, plan_ingest
+from tiered.pipeline import Fleet, Stage, State, Unit, dirty_bytes
 from tiered.pipeline_job import Here, PipelineResult, by_size, plan_pipeline, run_pipeline
 from tiered.pipeline_state import PipelineState
 from tiered.remote_view import RemoteLog
+from tiered.spark.bucket import Bucket
 from tiered.writer_ids import is_of_node, new_writer_id, node_mark
 
 
@@ -148,6 +151,41 @@ def test_a_job_of_the_same_name_is_another_one_once_it_was_done(tmp_path):
         ids.append(state.run_id)
         state.close() if number == 0 else state.remove()
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_what_ingests_filled_and_nobody_serves_is_freed_by_the_pipeline_after_the_grace_time(tmp_path):
+    (tmp_path / "bucket").mkdir()
+    url = f"file://{tmp_path}/bucket"
+    store = open_store(url)
+    rows = {"segment.bytes": "4096", "append.batch.bytes": "512", "cleanup.policy": "delete", "retention.ms": str(DAY)}
+    made = plan_ingest(store, "t", now_ms=NOW, settings=rows, create_partitions=1, job_id="job")
+    commit_ingest(store, made, [write(store, made, 0, {0: 300})], now_ms=NOW)
+    fleet, prefix = Fleet(bucket=Bucket(url=url)), made.targets[0].name.prefix
+
+    def data() -> set[str]:
+        return {info.key for info in store.list(prefix) if info.key.startswith(f"{prefix}data/")}
+
+    def run(days):
+        at_ms = NOW + days * DAY
+        planned = [each for each in plan_pipeline(fleet, Here(), now_ms=at_ms) if each.stage is Stage.DELETION]
+        result = run_pipeline(fleet, Here(), job_id="j", now_ms=lambda: at_ms)
+        return planned, [each for each in result.units if each.stage is Stage.DELETION]
+
+    before = data()
+    assert len(before) == 4
+    (planned,), done = run(5)
+    assert (planned.state, done) == (State.NOTHING, [])
+    assert data() == before, "they are within the grace time"
+    (planned,), (done,) = run(7)
+    assert (planned.state, done.state) == (State.DUE, State.DONE)
+    assert (planned.why, planned.bytes_before) == (done.why, done.bytes_before)
+    assert done.why == f"{len(before)} objects"
+    assert done.bytes_before > 1000
+    assert not data()
+    (planned,), done = run(9)
+    assert (planned.state, done) == (State.NOTHING, [])
+    assert_sound(store)
+    store.close()
 
 
 def _aged(count=6, days=2, *, paged=False):

@@ -1,4 +1,4 @@
-"""``tiered pipeline``: clean → tier → retention → recompaction → merge of a whole fleet, as one job on Spark."""
+"""``tiered pipeline``: clean → tier → deletion → retention → recompaction → merge of a fleet, as one job on Spark."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ def _shared(command: Callable[..., object]) -> Callable[..., object]:
         click.option("--topics", metavar="A,B", help="These alone; default: all."),
         click.option("--target", default="256MiB", show_default=True, metavar="SIZE", help="Of a merged segment."),
         click.option("--take-over", is_flag=True, help="Also nodes whose partitions others have written since."),
+        click.option(
+            "--take-epochs", is_flag=True, help="Delete what is due whoever writes a partition; it is fenced."
+        ),
         bucket_options,
         output_option(),
         click.pass_obj,
@@ -82,6 +85,7 @@ def _plan(
     topics: str | None,
     target: str,
     take_over: bool,
+    take_epochs: bool,
     url: str | None,
     options: dict[str, object],
     topic_id: str | None,
@@ -89,7 +93,7 @@ def _plan(
     from tiered.pipeline import State
     from tiered.pipeline_job import plan_pipeline
 
-    fleet = _fleet(session, nodes, topics, target, url, options, take_over=take_over)
+    fleet = _fleet(session, nodes, topics, target, url, options, take_over=take_over, take_epochs=take_epochs)
     is_here = on_spark.master == HERE or not on_spark.is_wanted
     with stop_signals() as stop, _runner(session, "pipeline plan", on_spark, "plan", stop, is_here=is_here) as runner:
         found = plan_pipeline(fleet, runner, now_ms=now_ms())
@@ -114,6 +118,7 @@ def _run(
     topics: str | None,
     target: str,
     take_over: bool,
+    take_epochs: bool,
     url: str | None,
     options: dict[str, object],
     topic_id: str | None,
@@ -125,7 +130,7 @@ def _run(
 
     if job_id is not None and not _JOB.fullmatch(job_id):
         raise InvalidRequest("reading --resume, not a job: letters, digits, _ and -", job=repr(job_id))
-    fleet = _fleet(session, nodes, topics, target, url, options, take_over=take_over)
+    fleet = _fleet(session, nodes, topics, target, url, options, take_over=take_over, take_epochs=take_epochs)
     if not yes:
         _ask(fleet)
     job = job_id or f"pipeline-{new_ulid(now_ms())}"
@@ -175,6 +180,7 @@ def _fleet(
     options: dict[str, object],
     *,
     take_over: bool,
+    take_epochs: bool,
 ) -> Fleet:
     from local.names import check_topic
     from tiered.pipeline import Fleet
@@ -197,6 +203,7 @@ def _fleet(
         config=session.config() if url is None else None,
         overrides=dict(session.overrides),
         takes_over=take_over,
+        takes_epochs=take_epochs,
         target_bytes=size,
     )
 

@@ -1,0 +1,71 @@
+"""Deleting what left a partition's index and whose grace time is over: one order, whoever is the writer.
+
+| step | effect | a crash after it leaves |
+|---|---|---|
+| 0 | a head lists it as unlinked, and is committed; the grace time is over (the caller's) | objects on a list |
+| 1 | the pins are looked at (`remote.pin_watch`): what one holds stays | the same |
+| 2 | the epoch is proved to be ours, from the store | the same |
+| 3 | the forks are asked, then the objects deleted, of a page its rows' first | a list of what is gone |
+| 4 | a head without them | nothing |
+
+Each step may be done again by this writer or the next. One that was replaced between 2 and 3 deletes what the list of
+the head named before, which no later head names again; it is fenced in step 4, and the next writer strikes it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from remote.forks import delete_objects
+from remote.head_changes import forget_unlinked
+from remote.metadata_log import MetadataLog
+from remote.page_removal import delete_pages
+from remote.pin_watch import PinWatch, Unlinking
+from remote.store import ObjectStore
+
+
+def unlinkings(log: MetadataLog, keys: Collection[str]) -> dict[str, Unlinking]:
+    """When each of `keys`, objects and pages, left the index; those that the newest known head lists."""
+    head = log.cached
+    if head is None:
+        return {}
+    since = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for each in head.unlinked}
+    for page in head.unlinked_pages:
+        since[page.spill.key] = Unlinking(sequence=page.unlinked_sequence, at_ms=page.unlinked_ms)
+    return {key: since[key] for key in keys if key in since}
+
+
+def free_of_pins(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int) -> set[str]:
+    """Step 1: those of `keys` that the newest known head lists and that no pin holds. Raises as `PinWatch.free`."""
+    due, head = unlinkings(log, keys), log.cached
+    return pins.free(due, sequence=head.sequence, now_ms=now_ms) if head is not None and due else set()
+
+
+def delete_due_objects(
+    store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
+) -> set[str]:
+    """Steps 1 to 4 for objects whose grace time is over; those that went. Raises Fenced, Unavailable, and Corrupt for a
+    pin or a fork's head that cannot be read."""
+    free = free_of_pins(log, pins, keys, now_ms)
+    if not free:
+        return free
+    # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
+    log.check_still_writer()
+    due = [key for key in keys if key in free]
+    delete_objects(store, prefix, due, has_forks=pins.has_forks)
+    log.commit(forget_unlinked(due), now_ms)
+    return free
+
+
+def delete_due_pages(
+    store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
+) -> set[str]:
+    """The same for pages that left whole, with the objects of all their rows."""
+    free = free_of_pins(log, pins, keys, now_ms)
+    if not free:
+        return free
+    listed = {page.spill.key: page for page in (log.cached.unlinked_pages if log.cached is not None else ())}
+    newest = log.check_still_writer()
+    pages = [listed[key] for key in keys if key in free]
+    delete_pages(store, prefix, log, newest, pages, now_ms, has_forks=pins.has_forks)
+    return free

@@ -1,0 +1,349 @@
+"""Freeing the bytes of partitions that ingests filled: cut at every call, with others let in between any two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from bucket_truth import assert_sound
+from care_world import SMALL_PAGES, TOPIC_ID, named, to_copy
+from disk_model import ModelDisk
+from fault_kinds import Clock, FaultStore, Kind
+from fault_store import FaultStore as Watched
+
+from local.batch import encode_batch
+from local.errors import Conflict, Fenced, LogError
+from local.record_columns import of_arrow
+from policies.decisions import ExpirePage
+from remote.head import Head, JobNote
+from remote.job_changes import append_rows
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.orphans import find_orphans
+from remote.pins import pin_newest
+from remote.spilling import SpillRule, named_by
+from remote.store import ObjectStore
+from remote.transfer import copy_segment
+from tiered import bucket_deletion
+from tiered.bucket_deletion import QUIET_MS, Freed, delete_unlinked, plan_deletion
+from tiered.bucket_retention import commit_retention, plan_retention
+from tiered.forking import plan_fork, run_fork
+from tiered.ingest import Ingested, IngestPlan, commit_ingest, plan_ingest
+from tiered.ingest_task import IngestTask
+from tiered.remote_view import RemoteLog
+
+DAY, HOUR = 86_400_000, 3_600_000
+NOW = 1_800_000_000_000
+INGESTED, RETAINED = NOW - 3 * DAY, NOW - 2 * DAY
+NAME = named("t")
+SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(5 * DAY)}
+SEGMENTS, EXPIRED = 12, 7
+NODE = "host-0123abcd-00000001"
+
+
+def ingested(*, writer: str = "ingest-job", rule: SpillRule | None = SMALL_PAGES, note: bool = True) -> MemoryStore:
+    """A topic of twelve segments a day apart, by an ingest that is over."""
+    store = MemoryStore("memory://b", now_ms=lambda: NOW)
+    log = MetadataLog(store, NAME.prefix, rule=rule)
+    log.become_writer(writer, INGESTED, topic="t", topic_id=TOPIC_ID, partition=0, properties=SETTINGS)
+    rows = []
+    for number in range(SEGMENTS):
+        at = RETAINED - (SEGMENTS - 1 - number) * DAY
+        data = encode_batch([(b"k", b"v" * 50, at + each, ()) for each in range(4)], base_offset=number * 10)
+        facts = {"max_timestamp_ms": at + 3, "min_timestamp_ms": at, "record_count": 4}
+        made = to_copy(data, number * 10 + 10, **facts)  # type: ignore[arg-type]
+        rows.append(copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=INGESTED))
+    if note:
+        log.commit(append_rows(rows, start_offset=0, note=JobNote(job_id="job")), INGESTED)
+    return store
+
+
+def retained(store: ObjectStore) -> int:
+    """The oldest rows leave, as whole pages and one by one; the pages among them."""
+    pages = 0
+    for _ in range(8):
+        plan = plan_retention(store, NAME, SETTINGS, now_ms=RETAINED + 10)
+        commit_retention(store, plan, now_ms=RETAINED)
+        pages += sum(isinstance(each, ExpirePage) for each in plan.leaving)
+        if not plan.log_start_offset:
+            break
+    return pages
+
+
+def waiting(*, pinned: bool = False, **more: object) -> MemoryStore:
+    """The same, with objects whose grace time is over; optionally a reader's pin from before they left."""
+    store = ingested(**more)  # type: ignore[arg-type]
+    if pinned:
+        log = MetadataLog(store, NAME.prefix)
+        pin_newest(store, NAME.prefix, log, now_ms=INGESTED, expires_ms=NOW + DAY, holder="reader")
+    retained(store)
+    return store
+
+
+def copied(store: MemoryStore) -> MemoryStore:
+    other = MemoryStore("memory://b", now_ms=lambda: NOW)
+    other._objects = dict(store._objects)
+    return other
+
+
+def free(store: ObjectStore, now_ms: int = NOW, *, takes_over: bool = False) -> Freed:
+    return delete_unlinked(
+        store, plan_deletion(store, NAME, SETTINGS, now_ms=now_ms, takes_over=takes_over), now_ms=now_ms
+    )
+
+
+def head(store: ObjectStore) -> Head:
+    return MetadataLog(store, NAME.prefix).refresh(exact=True)
+
+
+def objects(store: ObjectStore) -> set[str]:
+    """Data, indexes and pages that are there."""
+    keys = {info.key.removeprefix(NAME.prefix) for info in store.list(NAME.prefix)}
+    return {key for key in keys if not key.startswith(("meta/head/", "meta/pin/", "meta/boundary/"))}
+
+
+def offsets(store: ObjectStore, topic: str = "t") -> set[int]:
+    with RemoteLog(store) as bucket:
+        reader, name = bucket.reader(), NAME.topic_partition
+        name = type(name)(topic, 0)
+        start, end = reader.offsets(name)
+        return {record.offset for record in reader.records(name, start)} if start < end else set()
+
+
+LIVE = {number * 10 + each for number in range(EXPIRED, SEGMENTS) for each in range(4)}
+
+
+def calls() -> int:
+    rehearsal = Watched(waiting())
+    free(rehearsal)
+    return len(rehearsal.calls)
+
+
+@pytest.mark.parametrize("rule", [None, SMALL_PAGES], ids=["rows", "pages"])
+def test_what_ingests_filled_and_retention_took_out_is_freed_after_the_grace_time(rule: SpillRule | None) -> None:
+    store = ingested(rule=rule)
+    assert (retained(store) > 0) == (rule is not None)
+    before, of_job = objects(store), head(store)
+    assert free(store, RETAINED + DAY - 1) == Freed(), "within the grace time"
+    assert head(store) == of_job, "no epoch is taken for nothing"
+    freed = free(store, RETAINED + DAY)
+    there, now = objects(store), head(store)
+    assert freed.objects == len(before - there) >= 2 * EXPIRED
+    assert freed.size_bytes > 0
+    assert there == named_by(now, MetadataLog(store, NAME.prefix).page_rows), "nothing is left over, nothing missing"
+    assert not now.unlinked
+    assert not now.unlinked_pages
+    assert now.epoch == of_job.epoch + 1
+    assert offsets(store) == LIVE
+    assert free(store, NOW + DAY) == Freed()
+    assert head(store) == now
+    assert_sound(store)
+
+
+def test_a_partition_stays_nobodys_and_is_freed_again_without_another_wait() -> None:
+    store = waiting()
+    free(store)
+    head_after = head(store)
+    later = {**SETTINGS, "retention.ms": str(2 * DAY)}
+    commit_retention(store, plan_retention(store, NAME, later, now_ms=NOW), now_ms=NOW)
+    assert free(store, NOW + DAY).objects
+    assert head(store).epoch == head_after.epoch + 1
+    assert_sound(store)
+
+
+@pytest.mark.parametrize(
+    ("writer", "note", "at_ms", "why"),
+    [
+        (NODE, True, NOW, None),
+        ("restore-01234567", True, NOW, None),
+        ("deletion-01ARZ3NDEKTSV4RRFFQ69G5FAV", True, NOW, None),
+        ("ingest-other", True, NOW, "not committed"),
+        ("ingest-job", True, RETAINED + QUIET_MS - 1, "may be a stream"),
+    ],
+)
+def test_what_is_or_may_be_somebodys_is_left_alone_unless_it_is_said(
+    writer: str, note: bool, at_ms: int, why: str | None
+) -> None:
+    store = waiting(writer=writer, note=note)
+    settings = {**SETTINGS, "remote.log.delete.grace.ms": str(HOUR)}
+    before = head(store)
+    plan = plan_deletion(store, NAME, settings, now_ms=at_ms)
+    assert why in plan.left_alone if why else not plan.objects  # type: ignore[operator]
+    assert delete_unlinked(store, plan, now_ms=at_ms) == Freed()
+    assert head(store) == before
+    if why is None:  # whose grace time it is cannot be known
+        unknown = plan_deletion(store, NAME, SETTINGS, now_ms=at_ms, takes_over=True)
+        assert "is not known here" in str(unknown.left_alone)
+    taken = plan_deletion(store, NAME, settings, now_ms=at_ms, takes_over=True)
+    assert delete_unlinked(store, taken, now_ms=at_ms).objects == taken.objects > 0
+    is_nobodys = head(store).writer_id.startswith("ingest-deletion-")
+    assert is_nobodys == writer.startswith("ingest-"), "a manager's partition does not become nobody's"
+    assert offsets(store) == LIVE
+
+
+def test_what_a_readers_pin_holds_stays_and_no_epoch_is_taken_for_it() -> None:
+    store = waiting(pinned=True)
+    before, of_job = objects(store), head(store)
+    plan = plan_deletion(store, NAME, SETTINGS, now_ms=NOW)
+    assert "pin" in str(plan.left_alone)
+    assert free(store) == Freed()
+    assert (objects(store), head(store)) == (before, of_job)
+    assert free(store, NOW + 2 * DAY).objects, "the pin has ended"
+    assert_sound(store)
+
+
+def test_a_deletion_that_is_cut_at_any_call_is_finished_by_the_next_and_loses_nothing() -> None:
+    made, cases = waiting(), 0
+    faults = FaultStore(copied(made), Clock(NOW))
+    free(faults)
+    for at, verb in enumerate(list(faults.calls)):
+        for kind in (kind for kind in Kind if verb in kind.verbs and kind is not Kind.HANG):
+            store = copied(made)
+            faults = FaultStore(store, Clock(NOW))
+            faults.follow(lambda number, verb, at=at, kind=kind: kind if number == at else None)  # type: ignore[misc]
+            with suppress(LogError):
+                free(faults)
+            faults.heal()
+            assert offsets(store) == LIVE, (at, kind)
+            free(store)
+            now = head(store)
+            assert not now.unlinked, (at, kind)
+            assert not now.unlinked_pages, (at, kind)
+            log = MetadataLog(store, NAME.prefix)
+            left = objects(store) - named_by(now, log.page_rows)
+            assert left <= {each.key for each in find_orphans(store, NAME.prefix, log, now_ms=NOW)}, (at, kind)
+            assert not left or kind in (Kind.SILENT_DELETE, Kind.CHANGED_OBJECT), (at, kind)
+            assert offsets(store) == LIVE, (at, kind)
+            if cases % 10 == 0:
+                assert_sound(store)
+            cases += 1
+    assert cases > 100
+
+
+def begun(store: ObjectStore) -> tuple[IngestPlan, list[Ingested]]:
+    """Another ingest: it has taken the epoch and uploaded, and not committed."""
+    import pyarrow as pa
+
+    plan = plan_ingest(store, "t", now_ms=NOW, job_id="next", span=None)
+    disk = ModelDisk()
+    disk.make_directory("./task")
+    work = IngestTask(store, plan, 0, storage=disk, directory="./task")
+    for columns in of_arrow(pa.table({"value": [b"new"] * 5}), now_ms=NOW):
+        work.add(0, columns)
+    return plan, [work.end()]
+
+
+def _ingest_begins(store: ObjectStore) -> Callable[[], set[int]]:
+    plan, parts = begun(store)
+
+    def end() -> set[int]:
+        commit_ingest(store, plan, parts, now_ms=NOW)
+        return {*range(SEGMENTS * 10, SEGMENTS * 10 + 5)}
+
+    return end
+
+
+def _ingest_runs(store: ObjectStore) -> Callable[[], set[int]]:
+    new = _ingest_begins(store)()
+    return lambda: new
+
+
+def _manager_starts(store: ObjectStore) -> Callable[[], set[int]]:
+    log = MetadataLog(store, NAME.prefix)
+    log.become_writer(NODE, NOW, topic="t", topic_id=TOPIC_ID, partition=0)
+
+    def end() -> set[int]:
+        data = encode_batch([(b"k", b"new", NOW, ())], base_offset=SEGMENTS * 10)
+        made = to_copy(data, SEGMENTS * 10 + 1, record_count=1)
+        row = copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=NOW)
+        log.commit(append_rows([row], start_offset=SEGMENTS * 10, note=JobNote(job_id="m")), NOW)
+        return {SEGMENTS * 10}
+
+    return end
+
+
+def _reader_pins(store: ObjectStore) -> Callable[[], set[int]]:
+    log = MetadataLog(store, NAME.prefix)
+    _, pinned = pin_newest(store, NAME.prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="reader")
+
+    def end() -> set[int]:
+        assert all(key in objects(store) for key in _named_live(pinned, store)), "the pinned head's objects"
+        return set()
+
+    return end
+
+
+def _fork_is_made(store: ObjectStore) -> Callable[[], set[int]]:
+    run_fork(store, plan_fork(store, [NAME], "forked", known=[]), now_ms=lambda: NOW)
+
+    def end() -> set[int]:
+        assert offsets(store, "forked") == LIVE
+        return set()
+
+    return end
+
+
+def _another_deletion(store: ObjectStore) -> Callable[[], set[int]]:
+    with suppress(Conflict, Fenced):
+        free(store)
+    return set
+
+
+def _named_live(pinned: Head, store: ObjectStore) -> set[str]:
+    listed = {each.key for each in pinned.unlinked} | {each.spill.key for each in pinned.unlinked_pages}
+    return named_by(pinned, MetadataLog(store, NAME.prefix).page_rows) - listed - _rows_of_pages(pinned, store)
+
+
+def _rows_of_pages(pinned: Head, store: ObjectStore) -> set[str]:
+    from remote.spilling import keys_of
+
+    found: set[str] = set()
+    for page in pinned.unlinked_pages:
+        with suppress(LogError):
+            found |= set(keys_of(MetadataLog(store, NAME.prefix).page_rows(page.spill)))
+    return found
+
+
+EVENTS = {
+    "an ingest begins": _ingest_begins,
+    "an ingest runs": _ingest_runs,
+    "a manager starts": _manager_starts,
+    "a reader pins": _reader_pins,
+    "a fork is made": _fork_is_made,
+    "another deletion": _another_deletion,
+}
+
+
+@pytest.mark.parametrize("event", list(EVENTS))
+def test_whoever_comes_between_two_calls_goes_on_unharmed(event: str) -> None:
+    """Whoever begins to write is never fenced: its commit after the deletion succeeds. One of the two gives way."""
+    made = waiting()
+    for at in range(calls() + 1):
+        store, ends = copied(made), []
+
+        def meanwhile(number: int, at: int = at, store: MemoryStore = store, ends: list = ends) -> None:  # type: ignore[type-arg]
+            if number == at:
+                ends.append(EVENTS[event](store))
+
+        with suppress(Conflict, Fenced):
+            free(Watched(store, before_call=meanwhile))
+        for end in ends or [EVENTS[event](store)]:
+            new = end()
+            assert offsets(store) == LIVE | new, at
+        if at % 4 == 0:
+            assert_sound(store)
+
+
+def test_a_deletion_that_judges_nobody_fences_an_ingest_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken by hand: the epoch is taken from whoever has it."""
+    monkeypatch.setattr(bucket_deletion, "_judge", lambda plan, now_ms: lambda head: None)
+    with pytest.raises(Fenced):
+        test_whoever_comes_between_two_calls_goes_on_unharmed("an ingest begins")
+
+
+def test_a_deletion_that_asks_no_pins_takes_what_a_reader_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken by hand."""
+    monkeypatch.setattr("remote.pin_watch.list_pins", lambda store, prefix: [])
+    with pytest.raises(AssertionError):
+        test_what_a_readers_pin_holds_stays_and_no_epoch_is_taken_for_it()
