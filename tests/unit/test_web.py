@@ -22,6 +22,7 @@ from tiered.status_report import StatusReport, status_report
 from tiered.web.assets import DARK, LIGHT, stylesheet
 from tiered.web.html import tag
 from tiered.web.overview import found_topics, overview
+from tiered.web.partition import WIDTH, _bars
 from tiered.web.site import Site
 from tiered.worker import Worker
 
@@ -155,8 +156,35 @@ def test_the_overview_and_a_topic_say_what_status_says(world: World) -> None:
         assert sum(each["remote_bytes"] for each in parts) == row["remote_bytes"]
         assert 'href="/topics/t"' in page(found, "/")
         body = page(found, "/topics/t")
-        assert "t/1" in body
+        assert 'href="/topics/t/1"' in body
         assert "local.retention.ms" in body
+
+
+def test_a_partition_shows_the_segments_of_both_tiers_on_a_line_and_in_a_table(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        send(manager, 100, start=300)
+        found = site(world, manager)
+        body = page(found, "/topics/t/0")
+        snapshot = manager.snapshots(NOW)[0]
+        assert f"{len(snapshot.segments)} local segments, {snapshot.committed_count} remote" in body
+        assert "Offsets 0 to 400" in body
+        assert body.count("<td>remote</td>") == len(snapshot.remote) > 1
+        assert body.count("<td>local</td>") == len(snapshot.segments) > 1
+        assert "active, only on this disk" in body
+        (row,) = data(found, "/topics/t/0?format=json", "status-partitions")["partitions"]
+        assert row["next_offset"] == 400
+        assert "Offsets 0 to 1" in page(found, "/topics/t/1"), "one without records has a line, too"
+        for wrong in ("2", "-1", "00", "x"):
+            page(found, f"/topics/t/{wrong}", HTTPStatus.NOT_FOUND)
+
+
+def test_however_many_segments_there_are_the_line_has_few_bars() -> None:
+    for count, size in [(20_000, 1), (3000, 7), (990, 1000), (500, 3)]:
+        drawn = _bars([(at * size, (at + 1) * size) for at in range(count)], 0, count * size, "local", 0)
+        assert 400 < len(drawn) <= WIDTH + 1
 
 
 def test_a_thousand_topics_come_a_hundred_at_a_time_can_be_searched_and_sorted(world: World) -> None:
@@ -216,7 +244,7 @@ def test_a_store_that_fails_is_told_with_what_is_known_and_since_when(world: Wor
             worker.round(NOW + at * MINUTE)
         found = site(world, manager, NOW + 11 * MINUTE)
         before = sum(each.size_bytes for each in manager.snapshots(NOW)[0].remote)
-        for path in ("/", "/topics/t", "/troubles"):
+        for path in ("/", "/topics/t", "/topics/t/0", "/troubles"):
             body = page(found, path)
             assert "the store is down" in body
             assert "2027-01-15 08:01:00 UTC, for 10m, 11 rounds" in body
@@ -232,7 +260,7 @@ def test_no_page_asks_the_store(world: World) -> None:
         send(manager, 200)
         settle(manager)
         store.is_down = True
-        for path in ("/", "/topics/t", "/troubles"):
+        for path in ("/", "/topics/t", "/topics/t/0", "/troubles"):
             page(site(world, manager, NOW + 2 * HOUR), path)
         assert manager.problems == {}, "whoever asked the store would have met its trouble"
 

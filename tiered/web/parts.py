@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
+from local.names import TopicPartition
 from tiered.status_report import StatusReport, Stuck
 from tiered.units import format_ms
 from tiered.web.html import Child, Html, join, tag
@@ -91,7 +92,7 @@ def troubles(report: StatusReport, stuck: Iterable[Stuck]) -> list[Html]:
 
 def place(stuck: Stuck) -> Child:
     """Where it is stuck, a link where there is a page of it."""
-    return stuck.where if stuck.partition is None else tag("a", stuck.where, href=topic_path(stuck.partition.topic))
+    return stuck.where if stuck.partition is None else tag("a", stuck.where, href=partition_path(stuck.partition))
 
 
 def since(stuck: Stuck, now_ms: int) -> str:
@@ -148,6 +149,10 @@ def stamp(ms: int) -> str:
 
 def lasted(ms: int) -> str:
     return format_ms(max(0, ms) // 1000 * 1000)
+
+
+def partition_path(name: TopicPartition) -> str:
+    return f"{topic_path(name.topic)}/{name.partition}"
 
 
 def commands(*lines: str) -> Html:

@@ -19,10 +19,12 @@ from tiered.status_report import StatusReport, status_report
 from tiered.web.assets import SCRIPT, stylesheet
 from tiered.web.html import tag
 from tiered.web.overview import found_topics, overview, troubles_page
+from tiered.web.partition import partition_facts, partition_page
 from tiered.web.parts import frame
 from tiered.web.topic import topic_facts, topic_page
 
 if TYPE_CHECKING:
+    from policies.snapshot import PartitionSnapshot
     from tiered.manager import LogManager
 
 KEPT_MS = 2000
@@ -68,6 +70,9 @@ class Site:
                 return troubles_page(self._all())
             case ["topics", topic]:
                 return topic_page(self._look(topic), self._manager.topic(topic), query)
+            case ["topics", topic, number]:
+                report = self._look(topic)
+                return partition_page(report, self._snapshot(report, topic, number), query)
         raise NotFound("looking for a page", path=path)
 
     def _json(self, path: str, query: Query) -> str:
@@ -76,7 +81,17 @@ class Site:
                 return _encoded(found_topics(self._all(), query))
             case ["topics", topic]:
                 return _encoded(topic_facts(self._look(topic), self._manager.topic(topic)))
+            case ["topics", topic, number]:
+                report = self._look(topic)
+                return _encoded(partition_facts(report, self._snapshot(report, topic, number).partition))
         raise NotFound("looking for a page", path=path)
+
+    def _snapshot(self, report: StatusReport, topic: str, number: str) -> PartitionSnapshot:
+        """Raises NotFound, and what keeps a partition from being looked at."""
+        known = {str(each.partition): each for each in self._manager.topic(topic).partitions()}
+        if number not in known:
+            raise NotFound("looking for a partition", topic=topic, partition=number)
+        return self._manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
 
     def _all(self) -> StatusReport:
         """The report of everything, as it is now or was a moment ago."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from local.names import TopicPartition
 from tiered.status_report import StatusReport
 from tiered.status_rows import Row, partition_row, status_facts
 from tiered.topics import Topic
@@ -17,6 +18,7 @@ from tiered.web.parts import (
     frame,
     page_count,
     pager,
+    partition_path,
     table,
     topic_path,
     troubles,
@@ -64,8 +66,9 @@ def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
 
 
 def _cells(row: Row) -> list[Child]:
+    name = TopicPartition(str(row["topic"]), int(str(row["partition"])))
     return [
-        f"{row['topic']}/{row['partition']}",
+        tag("a", str(name), href=partition_path(name)),
         shown(row, "log_start_offset"),
         shown(row, "local_start_offset"),
         shown(row, "remote_next_offset"),
