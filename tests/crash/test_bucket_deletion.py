@@ -193,6 +193,19 @@ def test_what_a_readers_pin_holds_stays_and_no_epoch_is_taken_for_it() -> None:
     assert_sound(store)
 
 
+def test_what_a_fork_names_is_struck_off_and_not_deleted() -> None:
+    store = ingested()
+    run_fork(store, plan_fork(store, [NAME], "forked", known=[]), now_ms=lambda: INGESTED)
+    retained(store)
+    assert free(store).objects
+    now = head(store)
+    assert not now.unlinked
+    assert not now.unlinked_pages
+    assert offsets(store) == LIVE
+    assert offsets(store, "forked") == {number * 10 + each for number in range(SEGMENTS) for each in range(4)}
+    assert_sound(store)
+
+
 def test_a_deletion_that_is_cut_at_any_call_is_finished_by_the_next_and_loses_nothing() -> None:
     made, cases = waiting(), 0
     faults = FaultStore(copied(made), Clock(NOW))
