@@ -21,6 +21,7 @@ from functools import partial
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
+from local.producer_state import ProducerState
 from local.storage import Storage
 from policies.placement import choose_log_dir
 from policies.rules import PartitionRules
@@ -28,7 +29,7 @@ from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.guessing import Guesses
 from remote.head import Head
-from remote.head_changes import expire_segments, set_properties, settle
+from remote.head_changes import delete_partition, expire_segments, set_properties, settle
 from remote.index_copies import index_copies, shares
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
@@ -195,24 +196,32 @@ class Opener:
         in the way, None when nothing is.
 
         Sets `stopped` for whatever is not just the bucket being out of reach. Raises AccessDenied and NotFound: those
-        say that the bucket as a whole refuses us or is not there.
+        say that the bucket as a whole refuses us or is not there. Waits for the store, and for a task, with `tier_lock`
+        alone: its topic may be deleted meanwhile.
         """
-        with held.lock:
+        with held.tier_lock:
             if held.is_owned:
                 return self._tell_settings(held, now_ms)
             try:
                 self._own(held, now_ms)
-            except (AccessDenied, NotFound) as error:
-                if held.metadata is None or held.metadata.state is not LogState.WRITER:
-                    raise
-                held.stopped = error  # the bucket takes what we write: it is this partition's trouble
-                return error
-            except Unavailable as error:
-                return error
             except LogError as error:
-                held.stopped = error if self._store is not None else None
-                return error
+                return self._in_the_way(held, error)
             return None
+
+    def _in_the_way(self, held: Partition, error: LogError) -> LogError | None:
+        if held.is_deleted:
+            return None  # nobody is left who would want to know
+        is_writer = held.metadata is not None and held.metadata.state is LogState.WRITER
+        match error:
+            case AccessDenied() | NotFound() if not is_writer:
+                raise error
+            case AccessDenied() | NotFound():
+                held.stopped = error  # the bucket takes what we write: it is this partition's trouble
+            case Unavailable():
+                pass
+            case _:
+                held.stopped = error if self._store is not None else None
+        return error
 
     def _tell_settings(self, held: Partition, now_ms: int) -> LogError | None:
         """The topic was altered: who reads the bucket alone (a job, another machine) goes by what the head says.
@@ -248,15 +257,28 @@ class Opener:
         known = held.metadata.load()
         if self._directory.read_only:
             return
-        check_bucket(held.log, known)
+        with held.lock:
+            if _is_gone(held):
+                return
+            check_bucket(held.log, known)
         self._check.ensure(self._store, now_ms)
-        if known is not None:
-            # Before taking the partition from whoever writes it now.
-            check_agreement(held.log, known)
+        with held.lock:
+            if _is_gone(held):
+                return
+            if known is not None:
+                # Before taking the partition from whoever writes it now.
+                check_agreement(held.log, known)
         head = self._become_writer(held, held.metadata, now_ms)
+        is_behind = held.log.next_offset < head.taken_upto
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
-        reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers_in_bucket(bucket))
-        held.is_owned, held.has_agreed, held.stopped = True, True, None
+        producers = producers_in_bucket(bucket) if is_behind else ProducerState()
+        with held.lock:
+            if not _is_gone(held):
+                reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
+                held.is_owned, held.has_agreed, held.stopped = True, True, None
+                return
+        # Whoever deletes the topic may have found no head yet, and be through: nobody else would ever mark this one.
+        held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
     def _become_writer(self, held: Partition, metadata: MetadataLog, now_ms: int) -> Head:
         if metadata.state is LogState.READER:
@@ -274,6 +296,11 @@ class Opener:
             return head
         # A topic that becomes tiered brings its log start along; from here on the head's is the truth.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
+
+
+def _is_gone(held: Partition) -> bool:
+    """Whether its topic was deleted; to be asked inside `lock`, and again after each wait."""
+    return held.is_deleted
 
 
 def wants_tier(values: Mapping[str, str]) -> bool:

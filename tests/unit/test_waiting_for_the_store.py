@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
-from manager_world import NAME, NOW, TIERED, World, send, settle
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Unavailable
+from local.names import TopicPartition
 from policies.remote_retention import log_bytes
 from policies.snapshot import PartitionSnapshot
 from remote import metadata_log
@@ -80,3 +82,92 @@ def test_a_task_asks_for_pages_before_it_takes_the_lock_and_never_within(
         assert asked, "some may expire"
         assert not any(asked), "inside the lock"
         assert bool(seen[0].known_pages) is not is_away
+
+
+class Gate:
+    """Holds the first call that `is_it` until it is opened."""
+
+    def __init__(self, is_it: Callable[[str, str], bool]) -> None:
+        self._is_it, self._lock, self._is_taken = is_it, threading.Lock(), False
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, verb: str, key: str) -> None:
+        with self._lock:
+            is_mine = not self._is_taken and self._is_it(verb, key)
+            self._is_taken = self._is_taken or is_mine
+        if is_mine:
+            self.reached.set()
+            assert self.opened.wait(LIMIT_S)
+
+
+def returns(deed: Callable[[], object]) -> bool:
+    """Whether `deed` comes back while the store hangs."""
+    turn = threading.Thread(target=deed, daemon=True)
+    turn.start()
+    turn.join(5.0)
+    return not turn.is_alive()
+
+
+@pytest.mark.parametrize("verb", ["list", "put_if_absent"])
+def test_a_topic_is_deleted_and_other_records_are_while_its_taking_up_hangs(world: World, verb: str) -> None:
+    store = Hooked(world.store)
+    with world.open() as manager:
+        for topic in ("t", "o"):
+            manager.create_topic(topic, 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+            send(manager, 40, topic=topic)
+            manager.roll(topic, now_ms=NOW)
+        settle(manager)
+
+    def away(verb: str, key: str) -> None:
+        if key.startswith("t-"):
+            raise Unavailable("the store is down", key=key)
+
+    store.before = away
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        gate = Gate(lambda asked, key: asked == verb and key.startswith("t-"))
+        store.before = gate
+        manager.tick(NOW, waits=False)
+        assert gate.reached.wait(LIMIT_S)
+        other = {TopicPartition("o", 0): 15}
+        try:
+            assert returns(lambda: manager.delete_topic("t", now_ms=NOW))
+            assert returns(lambda: manager.delete_records(other, now_ms=NOW))
+        finally:
+            gate.opened.set()
+        assert manager.wait_for_tasks(LIMIT_S)
+        for hour in (0, 2, 4, 6):
+            while manager.tick(NOW + hour * HOUR):
+                pass
+        assert manager.problems == {}
+        assert manager._registry.deleted() == ()
+        assert not [info for info in world.store.list("t-") if "/data/" in info.key]
+
+
+def test_a_head_that_comes_when_its_deleted_topic_had_none_says_that_it_is_deleted(world: World) -> None:
+    """The removal finds nothing in the bucket and is through; then the taking up's first head arrives."""
+    store = Hooked(world.store)
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    for info in list(world.store.list("t-")):
+        world.store.delete([info.key])
+
+    def away(verb: str, key: str) -> None:
+        if key.startswith("t-"):
+            raise Unavailable("the store is down", key=key)
+
+    store.before = away
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        held = manager.partition(NAME)
+        gate = Gate(lambda asked, key: asked == "put_if_absent" and key.startswith("t-"))
+        store.before = gate
+        manager.tick(NOW, waits=False)
+        assert gate.reached.wait(LIMIT_S)
+        try:
+            assert returns(lambda: manager.delete_topic("t", now_ms=NOW))
+        finally:
+            gate.opened.set()
+        assert manager.wait_for_tasks(LIMIT_S)
+        head = metadata_log.MetadataLog(world.store, held.prefix).load()
+        assert head is not None
+        assert head.deleted_ms == NOW
+        assert manager.problems == {}
