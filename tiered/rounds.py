@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from local.errors import DiskFailed, Fenced, LogError, Unavailable
@@ -68,7 +69,39 @@ class Rounds:
     def apply(
         self, plan: Plan, *, progress: ApplyProgress, should_stop: ShouldStop, drops_copied: bool = False
     ) -> dict[TopicPartition, Applied]:
-        """Do what a plan says (`LogManager.apply`), and with `drops_copied` what it sets free."""
+        """Do what a plan says (`LogManager.apply`), and with `drops_copied` what it sets free.
+
+        Tasks are waited for between two goes at the rest of the plan, while rounds go on: never under their lock.
+        """
+        done: dict[TopicPartition, Applied] = {}
+        while True:
+            busy: list[TopicPartition] = []
+            with self.lock:
+                done |= self._apply_idle(plan, busy.append, progress, should_stop, drops_copied=drops_copied)
+            plan = replace(plan, decisions={name: plan.decisions[name] for name in busy})
+            if not busy or not self._wait_for_task(busy[0], should_stop):
+                return done
+
+    def _wait_for_task(self, name: TopicPartition, should_stop: ShouldStop) -> bool:
+        """Until no task is at a partition; False when the caller is to stop before."""
+        held = self._find(name)
+        while held is not None and not held.tier_lock.acquire(timeout=LOOK_S):
+            if should_stop():
+                return False
+        if held is not None:
+            held.tier_lock.release()
+        return not should_stop()
+
+    def _apply_idle(
+        self,
+        plan: Plan,
+        busy: Callable[[TopicPartition], None],
+        progress: ApplyProgress,
+        should_stop: ShouldStop,
+        *,
+        drops_copied: bool,
+    ) -> dict[TopicPartition, Applied]:
+        """Do what a plan says of partitions that no task is at; `busy` hears of the others."""
         hands, is_store_down = self._hands, threading.Event()
 
         def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
@@ -77,6 +110,9 @@ class Rounds:
                 return None
             held = self._find(name)
             if held is None or (held.is_tiered and (is_store_down.is_set() or not held.is_owned)):
+                return None
+            if not held.tier_lock.acquire(blocking=False):
+                busy(name)
                 return None
             try:
                 applied = apply_partition(
@@ -96,10 +132,11 @@ class Rounds:
                     is_store_down.set()
                 hands.note(name, error)
                 return None
+            finally:
+                held.tier_lock.release()
             return applied
 
-        with self.lock:
-            return apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+        return apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
 
     def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
         """Do a plan of drops alone, as far as its segments are still there, beside tasks: it waits for nobody."""

@@ -181,6 +181,34 @@ def test_a_disk_that_fills_is_relieved_beside_an_upload_that_hangs(world: World,
         assert _offsets(manager) == list(range(80))
 
 
+def test_rounds_go_on_beside_a_plan_that_waits_for_an_upload_that_hangs(world: World, store: HangingStore) -> None:
+    """A view, a saved plan, a job: `LogManager.apply` beside a daemon's rounds. It does its whole plan in the end."""
+    with _started(world, store, "o") as manager:
+        _drain(manager, {NAME})
+        send(manager, 5, start=60)
+        send(manager, 5, topic="o", start=60)
+        plan = manager.plan(NOW + 8 * DAY)
+        assert {NAME, OTHER} <= set(plan.decisions), "segment.ms has passed"
+        done: list[object] = []
+        caller = threading.Thread(target=lambda: done.append(manager.apply(plan)), daemon=True)
+        caller.start()
+        caller.join(0.2)
+        turn = threading.Thread(target=lambda: manager.tick(NOW, waits=False), daemon=True)
+        turn.start()
+        turn.join(5.0)
+        is_hanging = turn.is_alive()
+        is_waiting = caller.is_alive()
+        store.let_go()
+        caller.join(LIMIT_S)
+        assert not is_hanging, "the round waits for the upload"
+        assert is_waiting, "the plan does"
+        assert len(done) == 1
+        assert manager.wait_for_tasks(LIMIT_S)
+        for name in (NAME, OTHER):
+            assert manager.partition(name).log.segments()[-1].base_offset == 65
+        assert manager.problems == {}
+
+
 def test_what_breaks_a_task_off_is_the_partitions_trouble_until_one_goes_through(
     world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
