@@ -33,13 +33,17 @@ _next_offset = attrgetter("next_offset")
 _base_offset = attrgetter("base_offset")
 
 
+# Whose it is, its key, its size and checksum: a row that says something else of the same object is not answered by it.
+PageName = tuple[int, str, int, int]
+
+
 class PageCache:
     """The pages used last, of any number of partitions: at most `rows_max` rows, or one page. Thread safe."""
 
     def __init__(self, rows_max: int = ROWS_KEPT) -> None:
         self._rows_max = rows_max
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, str], Rows] = OrderedDict()
+        self._kept: OrderedDict[PageName, Rows] = OrderedDict()
         self._rows = 0
 
     @property
@@ -47,13 +51,13 @@ class PageCache:
         """How many rows the kept pages have."""
         return self._rows
 
-    def get(self, name: tuple[int, str]) -> Rows | None:
+    def get(self, name: PageName) -> Rows | None:
         with self._lock:
             if (known := self._kept.get(name)) is not None:
                 self._kept.move_to_end(name)
             return known
 
-    def keep(self, name: tuple[int, str], rows: Rows) -> None:
+    def keep(self, name: PageName, rows: Rows) -> None:
         with self._lock:
             if (before := self._kept.pop(name, None)) is not None:
                 self._rows -= len(before)
@@ -80,19 +84,20 @@ class Pages:
         self._cache = cache
         self._owner = next(_owners)  # pages of another store, or of one that was put back, are others
         self._lock = threading.Lock()
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[PageName, _Flight] = {}
 
     def rows(self, spill: SpillRow) -> Rows:
         """All rows of a page. Raises NotFound when it is gone, Corrupt when it differs from `spill` twice.
 
         A reader that waited for another's GET which failed reads by itself, and waits for nobody again.
         """
+        name = self._name(spill)
         with self._lock:
-            if (known := self._cache.get((self._owner, spill.key))) is not None:
+            if (known := self._cache.get(name)) is not None:
                 return known
-            theirs = self._flights.get(spill.key)
+            theirs = self._flights.get(name)
             if theirs is None:
-                mine = self._flights[spill.key] = _Flight()
+                mine = self._flights[name] = _Flight()
         if theirs is not None:
             theirs.landed.wait()
             return theirs.rows if theirs.rows is not None else self._loaded(spill)
@@ -101,12 +106,15 @@ class Pages:
             return mine.rows
         finally:
             with self._lock:
-                del self._flights[spill.key]
+                del self._flights[name]
             mine.landed.set()
 
     def keep(self, spill: SpillRow, rows: Rows) -> None:
         """Remember a page, for instance one just written."""
-        self._cache.keep((self._owner, spill.key), rows)
+        self._cache.keep(self._name(spill), rows)
+
+    def _name(self, spill: SpillRow) -> PageName:
+        return self._owner, spill.key, spill.page_bytes, spill.page_crc32c
 
     def _loaded(self, spill: SpillRow) -> Rows:
         rows = self._read(spill)
