@@ -40,6 +40,11 @@ class Throttle:
         while (left := due - self._clock()) > 0 and not should_stop():
             self._sleep(min(left, BURST_SECONDS))
 
+    def count(self, size_bytes: int) -> None:
+        """`size_bytes` are moved out of turn: whoever takes next pays for them."""
+        if self._rate is not None:
+            self._due(size_bytes, self._rate)
+
     def _due(self, size_bytes: int, rate: float) -> float:
         """Take the tokens; when the debt will be paid back."""
         with self._lock:

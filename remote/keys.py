@@ -80,6 +80,11 @@ class SpillKey:
     ulid: str
 
 
+def is_metadata(key: str) -> bool:
+    """Whether a full key is of a partition's index and not of records; by its folder alone."""
+    return "/meta/" in key
+
+
 def partition_prefix(topic: str, topic_id: str, partition: int) -> str:
     """``orders-<22 characters>/3/``. Raises InvalidRequest for a name Kafka would refuse."""
     checked = TopicPartition(topic, partition)

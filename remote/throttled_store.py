@@ -1,7 +1,9 @@
 """A store with limits in bytes per second, one for what goes in and one for what comes out, shared by all threads.
 
 What goes in is paid for before it is sent, part by part; what comes out once it is here, for its size is not known
-before. Listings, deletions and heads of objects cost nothing. Source: Kafka's `remote.log.manager.copy` and `fetch`
+before. What a partition's index is made of (heads, pages, boundaries, pins: `remote.keys.is_metadata`) goes at once and
+is paid for by those after it: a commit holds its partition up, and would queue behind the segments of all others.
+Listings, deletions and heads of objects cost nothing. Source: Kafka's `remote.log.manager.copy` and `fetch`
 `.max.bytes.per.second` (KIP-956).
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from local.throttle import Throttle
+from remote.keys import is_metadata
 from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 
@@ -40,11 +43,11 @@ class ThrottledStore:
         return self._inner.url
 
     def put(self, key: str, body: Body) -> None:
-        self._copy.take(len(body))
+        self._pay(key, body)
         self._inner.put(key, body)
 
     def put_if_absent(self, key: str, body: Body) -> None:
-        self._copy.take(len(body))
+        self._pay(key, body)
         self._inner.put_if_absent(key, body)
 
     def upload(self, key: str, source: UploadSource) -> None:
@@ -80,6 +83,12 @@ class ThrottledStore:
 
     def close(self) -> None:
         self._inner.close()
+
+    def _pay(self, key: str, body: Body) -> None:
+        if is_metadata(key):
+            self._copy.count(len(body))
+        else:
+            self._copy.take(len(body))
 
     def _paid(self, source: UploadSource) -> Iterator[Body]:
         for part in source.parts():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from local.throttle import BURST_SECONDS, Throttle
+from remote.keys import head_key
 from remote.memory_store import MemoryStore
 from remote.segment import PART_BYTES
 from remote.store import ranged_source
@@ -85,3 +86,14 @@ def test_the_two_limits_are_apart_and_the_rest_costs_nothing(clock, inner):
     store.get("there"), store.head("there"), list(store.list("")), store.list_prefixes("")
     store.delete(["there"])
     assert clock.now == 0.0
+
+
+@pytest.mark.parametrize("verb", ["put", "put_if_absent"])
+def test_a_head_goes_before_the_parts_of_others_and_they_pay_for_it(clock, inner, verb):
+    throttle = clock.throttle()
+    store = ThrottledStore(inner, copy=throttle)
+    throttle.count(50_000)  # the parts of other threads
+    getattr(store, verb)(f"t-AAAAAAAAAAAAAAAAAAAAAA/0/{head_key(1)}", bytes(1000))
+    assert clock.now == 0.0
+    store.put("a", bytes(10))
+    assert clock.now == pytest.approx(51_010 / RATE - BURST_SECONDS)
