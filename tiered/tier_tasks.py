@@ -148,9 +148,10 @@ class TierTasks:
             should_stop=lambda: self._must_stop(held),
             clock=self._clock,
         )
-        if applied is None or not slices[-1].decisions:
+        if applied is None:
             return False
-        hands.forget(held.name)
+        held.check_not_fenced()
+        hands.forget(held.name)  # also where nothing was left to do: what was in the way went by itself
         return slices[-1].has_more and bool(applied.done)
 
     def _must_stop(self, held: Partition) -> bool:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
 
-from local.errors import DiskFailed, Fenced
+from local.errors import DiskFailed, Fenced, Unavailable
 from local.names import TopicPartition
 from local.storage import Space
 from policies.decisions import CleanLog
@@ -223,6 +223,15 @@ def test_what_breaks_a_task_off_is_the_partitions_trouble_until_one_goes_through
         _finish(manager, store)
         assert manager.problems == {}
         assert len(_head(manager).segments) == 3
+
+
+def test_a_trouble_that_went_by_itself_is_forgotten_by_a_task_with_nothing_to_do(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, GRACE, now_ms=NOW)
+        manager._note(NAME, Unavailable("asking for the pins, the store is down"))
+        manager._rounds.tasks.submit(NAME)
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.problems == {}
 
 
 def test_what_a_commit_sets_free_leaves_the_disk_in_the_same_task(world: World, store: HangingStore) -> None:
