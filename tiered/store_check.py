@@ -69,7 +69,8 @@ class StoreCheck:
         if self._checked_ms is None or _is_fresh(self._checked_ms, now_ms):
             return
         if self._refusal is not None and 0 <= now_ms - self._refused_ms < LATER_MS:
-            raise self._refusal
+            # One of its own for each thread that asks: raising writes into an error.
+            raise InvalidRequest(self._refusal.attempt, **self._refusal.facts)
         try:
             self.ensure(store, now_ms)
             self._refusal = None
