@@ -19,7 +19,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
 
 from local.errors import LogError
 from remote.range_reader import RANGE_BYTES, RemotePartition
@@ -31,9 +33,11 @@ WINDOW_BYTES_MIN = 1 << 20
 GROWTH = 4  # five reads to the full window: each of them waits for the store once, and more is not fetched in vain
 THREADS = 4  # of all streams together
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
-_threads: ThreadPoolExecutor | None = None
+_threads: _Threads | None = None
 
 
 class SequentialReader:
@@ -184,9 +188,40 @@ def _left_of_cell(position: int) -> int:
     return RANGE_BYTES - position % RANGE_BYTES
 
 
-def _pool() -> ThreadPoolExecutor:
+class _Threads:
+    """A few threads that no process waits for at its end: a store that hangs would hold that up. Begun when needed."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._lock = threading.Lock()
+        self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def submit(self, call: Callable[P, T], /, *given: P.args, **named: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(call(*given, **named))
+            except BaseException as error:  # noqa: BLE001 - it is the future's to tell, and the thread goes on
+                future.set_exception(error)
+
+        self._asked.put(run)
+        with self._lock:
+            if self._left:
+                self._left -= 1
+                threading.Thread(target=self._work, name=f"tiered-read-ahead-{self._left}", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            self._asked.get()()
+
+
+def _pool() -> _Threads:
     global _threads
     with _lock:
         if _threads is None:
-            _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tiered-read-ahead")
+            _threads = _Threads(THREADS)
         return _threads

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -215,3 +217,8 @@ def test_only_the_streams_that_are_open_count(store: Watched, rows: list[RemoteS
     asked = len(store.asked)
     remote.read(rows[2], 0, CHUNK)
     assert store.asked[asked:] == []
+
+
+def test_a_process_ends_while_its_reading_ahead_hangs():
+    code = "import threading; from remote.read_ahead import _pool; _pool().submit(threading.Event().wait)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
