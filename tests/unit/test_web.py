@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from http import HTTPStatus
@@ -15,6 +16,9 @@ from manager_world import HOUR, NOW, TIERED, SwitchableStore, World, send, settl
 
 from local.errors import Corrupt
 from local.names import TopicPartition
+from remote import metadata_log
+from remote.memory_store import MemoryStore
+from remote.spilling import SpillRule
 from tiered.cli.schemas import SCHEMAS
 from tiered.manager import LogManager
 from tiered.metrics_server import LOOPBACK, MetricsServer
@@ -253,16 +257,39 @@ def test_a_store_that_fails_is_told_with_what_is_known_and_since_when(world: Wor
         assert row["at_risk_bytes"] > 0
 
 
-def test_no_page_asks_the_store(world: World) -> None:
-    store = SwitchableStore(world.store, is_down=False)
-    with world.open(store=store) as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d"}, now_ms=NOW)
-        send(manager, 200)
+def test_no_page_asks_the_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        metadata_log, "SPILL_RULE", SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    )
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
+        send(manager, 1500)
         settle(manager)
-        store.is_down = True
+    asked: list[str] = []
+    with world.open(store=CountingStore(world.store, asked)) as manager:
+        asked.clear()
         for path in ("/", "/topics/t", "/topics/t/0", "/troubles"):
-            page(site(world, manager, NOW + 2 * HOUR), path)
-        assert manager.problems == {}, "whoever asked the store would have met its trouble"
+            page(site(world, manager, NOW + 3 * 24 * HOUR), path)
+        assert asked == []
+        manager.snapshots(NOW + 3 * 24 * HOUR)
+        assert asked, "a look that may ask reads the oldest page: there was something to ask for"
+
+
+class CountingStore(SwitchableStore):
+    """Answers, and notes what it was asked."""
+
+    def __init__(self, inner: MemoryStore, asked: list[str]) -> None:
+        super().__init__(inner, is_down=False)
+        self.asked = asked
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        call = super().__getattr__(verb)
+
+        def noted(*args: object, **more: object) -> object:
+            self.asked.append(verb)
+            return call(*args, **more)
+
+        return noted
 
 
 def test_a_bucket_that_was_never_seen_has_no_figures(world: World) -> None:
