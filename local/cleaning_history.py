@@ -12,12 +12,15 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from local import names
-from local.cleaner import CleaningResult
 from local.errors import InvalidRequest
 from local.names import TopicPartition
 from local.storage import Storage, join, replace_file
+
+if TYPE_CHECKING:
+    from local.cleaner import CleaningResult
 
 RUNS_MAX = 200
 _MB = 1024 * 1024

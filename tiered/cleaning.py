@@ -17,9 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from local.cleaner import CleaningResult
-from local.cleaning import clean_log
 from local.cleaning_history import CleaningHistory, CleaningRun, run_of, summary
 from local.errors import CleaningAborted, DiskFailed, LogError
 from local.log_dirs import LogDirectory
@@ -32,6 +31,9 @@ from policies.snapshot import PartitionSnapshot
 from tiered.config import Config
 from tiered.partition import Partition
 from tiered.properties import parse
+
+if TYPE_CHECKING:
+    from local.cleaner import CleaningResult
 
 _log = logging.getLogger(__name__)
 
@@ -192,6 +194,8 @@ class Cleaning:
         snapshot: PartitionSnapshot,
         should_stop: Callable[[], bool],
     ) -> CleaningResult | None:
+        from local.cleaning import clean_log
+
         head, settings = held.head(), self.settings
         return clean_log(
             held.log,

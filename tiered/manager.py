@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.isolation import Isolation
@@ -37,15 +38,12 @@ from local.record_columns import record_columns
 from local.storage import DiskStorage, Storage
 from local.watched_storage import offline
 from policies.decisions import Plan
-from policies.plan import plan as plan_snapshots
 from policies.snapshot import PartitionSnapshot
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all, raise_first
-from tiered.apply import Applied
 from tiered.cleaning import CleanerSettings, Cleaning
 from tiered.config import Config
 from tiered.configured_store import configured_store, let_go
-from tiered.deleting import DeletedRecords, delete_records, plan_deletion
 from tiered.kept_meter import KeptMeter, Metered, kept_meter
 from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.offset_listing import find_offset
@@ -55,11 +53,14 @@ from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
 from tiered.reloading import Reloadable
-from tiered.rounds import ApplyProgress, Rounds, ShouldStop
-from tiered.tier_tasks import Hands
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
 from tiered.view_reader import Readable
+
+if TYPE_CHECKING:
+    from tiered.apply import Applied
+    from tiered.deleting import DeletedRecords
+    from tiered.rounds import ApplyProgress, Rounds, ShouldStop
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +88,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
         # holding the second or a partition's own lock.
         self._topics_lock = threading.RLock()
-        self._rounds = self._new_rounds()
-        self._round_lock = self._rounds.lock
+        self._own_rounds = None if directory.read_only else self._new_rounds()
         self._problems_lock = threading.Lock()
 
     @classmethod
@@ -182,7 +182,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         """Gone for everybody on return; files and objects follow (`tiered.topic_deletion`). Raises NotFound."""
         self._check_writable()
         with self._topics_lock:
-            gone = self._deletion.delete(name, self._partitions, self._round_lock, now_ms=now_ms)
+            gone = self._deletion.delete(name, self._partitions, self._rounds.lock, now_ms=now_ms)
             for each in gone.partitions():
                 self._unopened.pop(each, None)
                 self._forget(each)
@@ -265,13 +265,17 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         Raises, before anything is deleted, OffsetOutOfRange above a log's end, InvalidRequest for a topic that only
         compacts, and what keeps us from writing to a partition. See `tiered.deleting` for order and crashes.
         """
+        from tiered.deleting import delete_records
+
         self._check_writable()
-        with self._round_lock:  # rounds write the checkpoints, too
+        with self._rounds.lock:  # rounds write the checkpoints, too
             held = {self._partition(name): offset for name, offset in offsets.items()}
             return delete_records(held, self._directory.of, now_ms=now_ms)
 
     def plan_deletion(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, DeletedRecords]:
         """What `delete_records` would do, which it refuses alike; changes nothing."""
+        from tiered.deleting import plan_deletion
+
         return {name: plan_deletion(self._partition(name), offset) for name, offset in offsets.items()}
 
     def list_offsets(
@@ -297,7 +301,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         """
         self._check_writable()
         # A pass over this log is called off first: the round that it is part of is waited for next.
-        with self._partition(partition).log.cleaning.paused(), self._round_lock:
+        with self._partition(partition).log.cleaning.paused(), self._rounds.lock:
             held = self._partition(partition)
             with held.lock:
                 self._directory.move(
@@ -322,6 +326,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
 
     def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
         """What the policies would do now. Changes nothing. A remote tier that was never seen is not planned for."""
+        from policies.plan import plan as plan_snapshots
+
         known = [held for held in self._held(topics) if held.head() is not None or not held.is_tiered]
         return plan_snapshots(self._looked_at(known, now_ms), now_ms)
 
@@ -353,7 +359,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
 
     def wait_for_tasks(self, timeout_s: float | None = None) -> bool:
         """Until no thread is at work for rounds that did not wait; False when the time is over before."""
-        return self._rounds.tasks.copiers.wait_idle(timeout_s)
+        return self._own_rounds is None or self._own_rounds.tasks.copiers.wait_idle(timeout_s)
 
     def close(self, *, drain_s: float = DRAIN_S) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.
@@ -362,8 +368,9 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         not be opened was not recovered either, so its directory is not marked clean then.
         """
         try:
-            if not self._rounds.tasks.stop(drain_s):
-                _log.warning("closing before the store has answered: tasks=%d", len(self._rounds.tasks.copiers.states))
+            tasks = self._own_rounds.tasks if self._own_rounds is not None else None
+            if tasks is not None and not tasks.stop(drain_s):
+                _log.warning("closing before the store has answered: tasks=%d", len(tasks.copiers.states))
         finally:
             self._opener.keep_counts()
             try:
@@ -373,7 +380,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
 
     def abandon(self) -> None:
         """Let go of everything without writing, as after a crash."""
-        self._rounds.tasks.stop(0.0)
+        if self._own_rounds is not None:
+            self._own_rounds.tasks.stop(0.0)
         self._opener.close()
         let_go(self._directory, self._store)
 
@@ -387,6 +395,9 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _new_rounds(self) -> Rounds:
+        from tiered.rounds import Rounds
+        from tiered.tier_tasks import Hands
+
         hands = Hands(
             directories=self._directory,
             store=self._store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.log_dir_info import LogDirFacts
@@ -11,9 +12,11 @@ from local.names import TopicPartition
 from local.storage import Storage
 from policies.decisions import Plan
 from remote.chunk_cache import ChunkCache
-from tiered.apply import Applied
 from tiered.opening import Opener
-from tiered.rounds import Rounds
+
+if TYPE_CHECKING:
+    from tiered.apply import Applied
+    from tiered.rounds import Rounds
 
 
 class OverDirectories:
@@ -21,7 +24,12 @@ class OverDirectories:
 
     _directory: LogDirectories
     _opener: Opener
-    _rounds: Rounds
+    _own_rounds: Rounds | None  # None: opened to look, which needs none of what they import
+
+    @property
+    def _rounds(self) -> Rounds:
+        assert self._own_rounds is not None, "the caller may write"
+        return self._own_rounds
 
     def offline_directories(self) -> Mapping[str, LogError]:
         """The log directories that cannot be used until the next start, and why; the others go on."""
