@@ -230,7 +230,9 @@ class LogDirectory:
         try:
             self._lock = self.storage.lock(join(self.root, names.LOCK))
         except Conflict:
-            raise Conflict("opening a log directory, another manager has it open", directory=self.root) from None
+            raise Conflict(
+                "opening a log directory, another manager has it open: stop it, or wait for it", directory=self.root
+            ) from None
         self.identity = checkpoints.ensure_meta_properties(self.storage, self.root, self.identity)
         marker = join(self.root, names.CLEAN_SHUTDOWN)
         self.was_clean = self.storage.exists(marker)

@@ -112,7 +112,7 @@ def check_unchanged(saved: SavedPlan, snapshots: Iterable[PartitionSnapshot]) ->
     changed = changed_partitions(saved, snapshots)
     if changed:
         raise Conflict(
-            "applying a saved plan, the state has changed since it was made; plan again",
+            "applying a saved plan, the state has changed since it was made: run 'tiered plan --out' again",
             partitions=",".join(map(str, changed[:5])),
             changed=len(changed),
             of=len(saved.fingerprints),

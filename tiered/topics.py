@@ -89,7 +89,9 @@ class TopicRegistry:
         """Durable on return. Raises InvalidRequest when the name is taken or the partition count is off."""
         check_topic(topic.name)
         if topic.name in self._topics:
-            raise InvalidRequest("creating a topic, it exists", topic=topic.name)
+            raise InvalidRequest(
+                "creating a topic, it exists: 'tiered topic alter' changes its settings", topic=topic.name
+            )
         if not 1 <= topic.partition_count <= PARTITIONS_MAX:
             raise InvalidRequest(
                 f"creating a topic, partitions not in 1..{PARTITIONS_MAX}",

@@ -48,7 +48,14 @@ TOPICS = (
     _row("a topic misspelt", "status orderz", 1, "topic=orderz", "there_are=", hint="did_you_mean=orders"),
     _row("a topic misspelt, to be altered", "topic alter ordes -X retention.ms=7d", 1, hint="did_you_mean=orders"),
     _row("a partition named as its directory is", "consume orders-0", 1, "topic=orders-0", hint="did_you_mean=orders"),
-    _row("a topic that exists created again", "topic create orders", 2, "it exists", "topic=orders"),
+    _row(
+        "a topic that exists created again",
+        "topic create orders",
+        2,
+        "it exists",
+        "topic=orders",
+        hint="tiered topic alter",
+    ),
     _row(
         "a topic's name with a blank or a slash", "topic create my/topic", 2, "'my/topic'", hint="allowed=a-z A-Z 0-9"
     ),
@@ -147,7 +154,15 @@ PLACES = (
     _row("a bucket's directory that does not exist", "init new --remote file:///no/such", 1, "directory=/no/such"),
     _row("a file that is not there", "append orders no-such-file", 2, "no-such-file"),
     _row("a file that is none of a log", "dump tiered.toml", 2, "path=tiered.toml"),
-    _row("a directory where a manager is at work", "topic create new", 5, "another manager", "data", world="locked"),
+    _row(
+        "a directory where a manager is at work",
+        "topic create new",
+        5,
+        "another manager",
+        "data",
+        hint="stop it",
+        world="locked",
+    ),
     _row("a key that the ring has not", "rewrite recode orders --key-id k9", 2, "key_id=k9"),
     _row("a key ring that is not there", "rotate-keys", 1, "key ring", "no-keys", world="no key ring"),
     _row(
@@ -184,7 +199,14 @@ RECORDS = (
     _row("a topic compacted that only deletes", "compact orders", 2, "topic=orders", hint="cleanup.policy"),
     _row("a saved plan that is not there", "apply plan.jsn --yes", 1, "file=plan.jsn"),
     _row("a saved plan that is damaged", "apply broken.json --yes", 2, "file=broken.json", hint="tiered plan --out"),
-    _row("a saved plan after the state has changed", "apply old.json --yes", 5, "orders", world="changed"),
+    _row(
+        "a saved plan after the state has changed",
+        "apply old.json --yes",
+        5,
+        "orders",
+        hint="run 'tiered plan --out' again",
+        world="changed",
+    ),
     _row("a report that is not there", "repair no.json", 1, "path=no.json", hint="run 'tiered scrub --deep'"),
 )
 SECTIONS = {

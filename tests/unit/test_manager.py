@@ -207,7 +207,7 @@ def test_a_corrupt_local_segment_is_never_tiered_and_the_others_go_on(world: Wor
 def test_a_second_manager_on_the_directory_is_refused_and_the_first_goes_on(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        with pytest.raises(Conflict, match=r"another manager has it open: directory=\./data"):
+        with pytest.raises(Conflict, match=r"another manager has it open: .*directory=\./data"):
             world.open()
         send(manager, 10)
         settle(manager)

@@ -65,7 +65,7 @@ def test_a_bad_topic_name_leaves_nothing_behind(world: World, name: str) -> None
 def test_a_topic_is_created_once(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", now_ms=NOW)
-        with pytest.raises(InvalidRequest, match="it exists: topic=t"):
+        with pytest.raises(InvalidRequest, match=r"it exists: .*topic=t"):
             manager.create_topic("t", now_ms=NOW)
 
 
