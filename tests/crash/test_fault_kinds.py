@@ -9,14 +9,13 @@ from fault_flows import SCENES, Mode, calls_of, cases, run_case, run_drawn
 from fault_kinds import ALL, Kind
 
 from local.errors import AlreadyExists, Fenced, LogError
-from remote import range_reader, transfer
+from remote import due_deletion, range_reader, transfer
 from remote.chunk_cache import Slice
 from remote.chunks import ChunkTable
 from remote.encryption import KeyRing, ObjectCipher
 from remote.head import Head
 from remote.keys import head_key
 from remote.metadata_log import LogState, MetadataLog
-from tiered import apply
 
 SHARE = 3  # the suite runs one case of so many; the campaign all of them
 ENCRYPTED_SHARE = 15
@@ -83,7 +82,7 @@ def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unlinked_objects_are_deleted_and_not_struck_off(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(apply, "forget_unlinked", lambda keys: lambda head: head)
+    patch.setattr(due_deletion, "forget_unlinked", lambda keys: lambda head: head)
 
 
 def _data_keys_are_kept_for_the_next_segment(patch: pytest.MonkeyPatch) -> None:
