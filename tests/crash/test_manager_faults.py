@@ -23,11 +23,11 @@ from local.errors import LogError
 from local.log import Durability
 from local.names import TopicPartition
 from local.record import Record
+from policies import plan as policy_plan
 from policies.decisions import DropLocal, ExpireRemote, Plan
 from policies.snapshot import PartitionSnapshot
 from remote.memory_store import MemoryStore
 from tiered import apply, committing, opening
-from tiered import manager as manager_module
 from tiered.config import Config
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
@@ -201,14 +201,14 @@ def test_no_power_cut_loses_or_doubles_a_record(before: bool) -> None:
 
 
 def _local_copies_dropped_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    real = manager_module.plan_snapshots
+    real = policy_plan.plan
 
     def drops_first(snapshots: object, now_ms: int) -> Plan:
         found = real(snapshots, now_ms).decisions  # type: ignore[arg-type]
         order = {name: sorted(run, key=lambda each: not isinstance(each, DropLocal)) for name, run in found.items()}
         return Plan(now_ms=now_ms, decisions=order)
 
-    patch.setattr(manager_module, "plan_snapshots", drops_first)
+    patch.setattr(policy_plan, "plan", drops_first)
     patch.setattr(PartitionSnapshot, "has_safe_copy", lambda self, segment: True)
     patch.setattr(apply, "violations", lambda snapshot, decisions: [])
 
