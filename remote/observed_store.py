@@ -13,7 +13,8 @@ from itertools import chain
 from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 OPERATIONS = ("put", "upload", "get", "head", "list", "delete")
-# Called with an operation and its key (of several the first; of a listing the prefix). What leaves the block by an
+# Called with an operation and its key (of several the first, of several that are read at once the last: data comes
+# behind its indexes; of a listing the prefix). What leaves the block by an
 # error was that error; the context must let it pass.
 Around = Callable[[str, str], AbstractContextManager[object]]
 
@@ -57,7 +58,7 @@ class ObservedStore:
             return self._inner.get_ranges(key, ranges)
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        with self._around("get", asked[0][0] if asked else ""):
+        with self._around("get", asked[-1][0] if asked else ""):
             return self._inner.get_each(asked)
 
     def head(self, key: str) -> ObjectInfo:

@@ -298,8 +298,7 @@ class RemotePartition:
         name = full_key(self._prefix, segment.indexes_key)
         if self._disk is None or self._disk.get(name, WHOLE) is None:
             data = full_key(self._prefix, segment.data_key), guess.start, guess.length
-            # The data first: who observes calls takes the first object's name for what is fetched.
-            guess.body, body = self._store.get_each([data, (name, 0, None)])
+            body, guess.body = self._store.get_each([(name, 0, None), data])
             with suppress(Corrupt):
                 if body is not None:
                     bundle = self._opened_indexes(name, segment, bytes(body))
