@@ -13,9 +13,9 @@ from itertools import chain
 from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 OPERATIONS = ("put", "upload", "get", "head", "list", "delete")
-# Called with an operation and its key (of several the first, of several that are read at once the last: data comes
-# behind its indexes; of a listing the prefix). What leaves the block by an
-# error was that error; the context must let it pass.
+# Called with an operation and its key: of several to be deleted the first, of several that are read at once the last
+# (data comes behind its indexes), of a listing the prefix. What leaves the block by an error was that error; the
+# context must let it pass.
 Around = Callable[[str, str], AbstractContextManager[object]]
 
 
