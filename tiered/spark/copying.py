@@ -31,7 +31,7 @@ from tiered.bucket_copying import (
 from tiered.spark.bucket import Bucket
 from tiered.spark.pinning import wall_ms
 from tiered.spark.rewriting import TASK_BYTES
-from tiered.spark.waves import in_waves, packed
+from tiered.spark.waves import in_waves, or_error, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,19 +83,9 @@ def _copying(
     source: Bucket, target: Bucket, chunk_bytes: int
 ) -> Callable[[Sequence[_Work]], list[tuple[int, RemoteSegment | LogError]]]:
     def do(works: Sequence[_Work]) -> list[tuple[int, RemoteSegment | LogError]]:
-        found: list[tuple[int, RemoteSegment | LogError]] = []
         with source.opened() as store, target.opened() as to:
-            keys = source.keys()
-            for number, plan, epoch, each in works:
-                try:
-                    row = copy_row(store, to, plan, each, epoch=epoch, keys=keys, chunk_bytes=chunk_bytes)
-                except Unavailable:
-                    raise
-                except LogError as error:
-                    found.append((number, error))
-                else:
-                    found.append((number, row))
-        return found
+            copied = partial(copy_row, store, to, keys=source.keys(), chunk_bytes=chunk_bytes)
+            return [(number, or_error(partial(copied, plan, each, epoch=epoch))) for number, plan, epoch, each in works]
 
     return do
 

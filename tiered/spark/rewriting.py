@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from local.errors import LogError, Unavailable
@@ -29,7 +30,7 @@ from tiered.rewriting import (
 )
 from tiered.spark.bucket import Bucket
 from tiered.spark.pinning import wall_ms
-from tiered.spark.waves import in_waves, packed
+from tiered.spark.waves import in_waves, or_error, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,19 +88,9 @@ def _rewriting(
     bucket: Bucket, target: Bucket, chunk_bytes: int
 ) -> Callable[[Sequence[_Work]], list[tuple[int, RewrittenGroup | LogError]]]:
     def do(works: Sequence[_Work]) -> list[tuple[int, RewrittenGroup | LogError]]:
-        found: list[tuple[int, RewrittenGroup | LogError]] = []
         with bucket.opened() as store, target.opened() as to:
-            keys = bucket.keys()
-            for number, plan, group in works:
-                try:
-                    done = rewrite_group(plan, group, store, keys=keys, target=to, chunk_bytes=chunk_bytes)
-                except Unavailable:
-                    raise
-                except LogError as error:
-                    found.append((number, error))
-                else:
-                    found.append((number, done))
-        return found
+            rewritten = partial(rewrite_group, store=store, keys=bucket.keys(), target=to, chunk_bytes=chunk_bytes)
+            return [(number, or_error(partial(rewritten, plan, group))) for number, plan, group in works]
 
     return do
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from local.errors import LogError, Unavailable
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -35,6 +37,16 @@ def packed(work: Sequence[W], size_of: Callable[[W], int], task_bytes: int) -> l
         packs[-1].append(each)
         size += size_of(each)
     return [tuple(pack) for pack in packs]
+
+
+def or_error(do: Callable[[], R]) -> R | LogError:
+    """What it gives, or the error: a piece's trouble is its own. Raises Unavailable: Spark tries the task again."""
+    try:
+        return do()
+    except Unavailable:
+        raise
+    except LogError as error:
+        return error
 
 
 def tasks_of_a_wave(spark: SparkSession) -> int:
