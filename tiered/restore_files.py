@@ -86,30 +86,35 @@ def trusted_upto(planned: PartitionRestore) -> int:
     return last.base_offset if last is not None and last.next_offset > planned.next_offset else planned.next_offset
 
 
-def holds_all(storage: Storage, directory: str, planned: PartitionRestore) -> bool:
-    """Whether `directory` is what a run before laid down by such a plan and put in its place."""
-    expected = {row.base_offset: row for row in planned.rows}
-    found = {}
-    for name, facts in storage.list_files(directory).items():
-        parsed = names.parse_segment_file(name)
-        if parsed is not None and parsed[1] == LOG:
-            found[parsed[0]] = facts.size_bytes
-    if found.pop(planned.next_offset, 0) != 0 or found.keys() != expected.keys():
-        return False
-    return all(_is_whole(storage, directory, row) for row in planned.rows if row.next_offset <= planned.next_offset)
+def is_whole(storage: Storage, directory: str, row: RemoteSegment) -> bool:
+    """Whether the segment's ``.log`` there has the row's very bytes; a run that writes it writes that file last."""
+    path = join(directory, segment_file(row.base_offset, LOG))
+    with suppress(NotFound):
+        if storage.size(path) != row.size_bytes:
+            return False
+        found = 0
+        for position in range(0, row.size_bytes, READ_BYTES):
+            found = crc32c(storage.read(path, position, READ_BYTES), found)
+        return found == row.content_crc32c
+    return False
 
 
 def _clear(storage: Storage, directory: str, planned: PartitionRestore) -> None:
-    """What a run by another plan left goes; so does the mark of the end, which is laid down last."""
+    """What a run by another plan left goes; so does the mark of the end, which is laid down last.
+
+    The topic id stays: the empty partition that it was taken from may be put aside already (`tiered.restore_place`).
+    """
     wanted = {row.base_offset for row in planned.rows if row.next_offset <= planned.next_offset}
     for name in storage.list(directory):
+        if name == names.PARTITION_METADATA:
+            continue
         parsed = names.parse_segment_file(name)
         if parsed is None or parsed[0] not in wanted or name.endswith(TEMPORARY):
             storage.unlink(join(directory, name))
 
 
 def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: RemoteSegment) -> None:
-    if _is_whole(storage, directory, row):
+    if is_whole(storage, directory, row):
         return
     bundle = remote.indexes(row)
     for suffix, body in ((OFFSET_INDEX, bundle.offset), (TIME_INDEX, bundle.time), (TXN_INDEX, bundle.txn)):
@@ -131,19 +136,6 @@ def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: R
         file.close()
     storage.rename(path + TEMPORARY, path)
     storage.sync_directory(directory)
-
-
-def _is_whole(storage: Storage, directory: str, row: RemoteSegment) -> bool:
-    """Whether a run before wrote it: the ``.log`` comes last."""
-    path = join(directory, segment_file(row.base_offset, LOG))
-    with suppress(NotFound):
-        if storage.size(path) != row.size_bytes:
-            return False
-        found = 0
-        for position in range(0, row.size_bytes, READ_BYTES):
-            found = crc32c(storage.read(path, position, READ_BYTES), found)
-        return found == row.content_crc32c
-    return False
 
 
 def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: RemoteSegment, end: int) -> None:

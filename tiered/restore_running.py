@@ -13,8 +13,7 @@ Order of effects, and what a crash or an interruption after each leaves:
 | 7 | the registry names the topic | done |
 
 Two machines that take over at once: whoever did step 2 last owns the topic; the other one learns that at step 4, or as
-soon as it commits something. An empty partition that is there (a broker has just created the topic, and was stopped) is
-filled and keeps its topic id; anything else that is there is left alone, and refused.
+soon as it commits something. What may lie there already, and what becomes of it: `tiered.restore_place`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from local import checkpoints
-from local.errors import Conflict, Corrupt, InvalidRequest
+from local.errors import Corrupt
 from local.log_dirs import LogDirectory
-from local.names import LOG, TopicPartition, deleted_directory
+from local.moving import remove_tree
+from local.names import TopicPartition, deleted_directory
 from local.storage import Storage, join
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
@@ -34,7 +33,8 @@ from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.properties import DEFAULTS
-from tiered.restore_files import STAGING, Progress, ShouldStop, holds_all, lay_down, trusted_upto
+from tiered.restore_files import STAGING, Progress, ShouldStop, lay_down, trusted_upto
+from tiered.restore_place import check_restore, holds_all, topic_id_for
 from tiered.restoring import PartitionRestore, TopicRestore, plan_partition
 from tiered.topic_settings import log_settings
 from tiered.topics import Topic, TopicRegistry
@@ -63,16 +63,6 @@ class RestoreOutcome:
 
     partitions: tuple[RestoredPartition, ...] = ()
     is_complete: bool = True
-
-
-def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:
-    """Whether the directory has room for them by what lies there, for whoever is to be asked; changes nothing.
-
-    Raises as `run_restore`, which looks again under the directory's lock.
-    """
-    registry = TopicRegistry([(storage, root)])
-    for topic in topics:
-        _check_free(storage, root, registry, topic)
 
 
 def run_restore(
@@ -188,10 +178,12 @@ class _TopicWork:
 
     def _put_in_place(self, planned: PartitionRestore) -> None:
         partition = planned.name.topic_partition
-        if self._is_there(planned) and not self._storage.is_directory(self._staging(partition)):
-            return
         place, root = self._directory.path(partition), self._directory.root
-        if self._storage.is_directory(place):  # empty: `_check_free` has looked
+        if self._is_there(planned):
+            if self._storage.is_directory(self._staging(partition)):  # of a run by another plan
+                remove_tree(self._storage, root, self._staging(partition))
+            return
+        if self._storage.is_directory(place):  # nothing that the bucket lacks: `check_restore` has looked
             self._storage.rename(place, join(root, deleted_directory(partition, uuid.uuid4().hex)))
         self._storage.rename(self._staging(partition), place)
         self._storage.sync_directory(root)
@@ -227,35 +219,7 @@ class _TopicWork:
         return self._directory.path(partition) + STAGING
 
     def _topic_id(self, partition: TopicPartition) -> str:
-        """That of an empty partition that is there, else the bucket's."""
-        there = checkpoints.read_topic_id(self._storage, self._directory.path(partition))
-        return self._topic.topic_id if there is None else there
-
-
-def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: TopicRestore) -> None:
-    """Raises InvalidRequest for a topic that is there already, Conflict for files that are another log's."""
-    if topic.topic in {each.name for each in registry.all()}:
-        raise InvalidRequest("restoring a topic, the directory has it", topic=topic.topic, directory=root)
-    ids = set()
-    for each in topic.partitions:
-        partition = each.name.topic_partition
-        place = join(root, partition.directory)
-        if not storage.is_directory(place):
-            continue
-        topic_id = checkpoints.read_topic_id(storage, place)
-        ids.add(topic_id)
-        if _is_empty(storage, place):
-            if topic.wish.takes_over and topic_id != topic.topic_id:
-                facts = {"partition": partition, "topic_id": topic_id, "in_the_bucket": topic.topic_id}
-                raise Conflict("taking a topic over, an empty partition with another topic id is there", **facts)
-        elif topic_id != topic.topic_id or (not topic.wish.takes_over and not holds_all(storage, place, each)):
-            raise Conflict("restoring a partition, other files are there", partition=partition, directory=place)
-    if len(ids) > 1:
-        raise Conflict("restoring a topic, its partitions there have several ids", topic=topic.topic)
-
-
-def _is_empty(storage: Storage, place: str) -> bool:
-    return not any(name.endswith(LOG) and facts.size_bytes for name, facts in storage.list_files(place).items())
+        return topic_id_for(self._storage, self._directory.root, partition, self._topic.topic_id)
 
 
 def _cleaner_offset(planned: PartitionRestore) -> int:

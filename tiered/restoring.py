@@ -76,8 +76,8 @@ class RestoreWish:
 class PartitionRestore:
     """One partition's part. `rows` become files, ascending; the log ends at `next_offset`, inside the last row perhaps.
 
-    `last_row` is the newest one, on the disk or not. `remote_bytes` stay in the tier alone. A cut below `exact_from`
-    may miss keys; None: none is missing.
+    `left_rows`, older than those, stay in the tier alone, `last_row` is the newest one of both. A cut below
+    `exact_from` may miss keys; None: none is missing.
     """
 
     name: RemotePartitionName
@@ -85,13 +85,20 @@ class PartitionRestore:
     rows: tuple[RemoteSegment, ...]
     next_offset: int
     cleaned_reach: int
-    last_row: RemoteSegment | None = None
-    remote_bytes: int = 0
+    left_rows: tuple[RemoteSegment, ...] = ()
     exact_from: int | None = None
 
     @property
     def size_bytes(self) -> int:
         return sum(row.size_bytes for row in self.rows)
+
+    @property
+    def last_row(self) -> RemoteSegment | None:
+        return next(iter((*self.rows[-1:], *self.left_rows[-1:])), None)
+
+    @property
+    def remote_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.left_rows)
 
     @property
     def read_bytes(self) -> int:
@@ -188,8 +195,7 @@ def plan_partition(
         rows=tuple(on_disk),
         next_offset=end,
         cleaned_reach=min(reach, end),
-        last_row=rows[-1] if rows else None,
-        remote_bytes=sum(row.size_bytes for row in rows) - sum(row.size_bytes for row in on_disk),
+        left_rows=tuple(rows[: len(rows) - len(on_disk)]),
         exact_from=reach if reach > end else None,
     )
 

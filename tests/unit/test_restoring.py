@@ -9,9 +9,11 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 
+from local import checkpoints
 from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound
 from local.isolation import Isolation
 from local.log_dirs import LogDirectory
+from local.names import new_topic_id
 from local.producer_state import Producer
 from local.record import Record, StoredRecord
 from local.settings import LogSettings
@@ -308,6 +310,71 @@ def test_what_is_there_already_is_left_alone() -> None:
     disk.unlink(f"{ROOT}/t-0/partition.metadata")
     with pytest.raises(Conflict, match="other files are there"):
         _restore(world.store, disk)
+
+
+def test_what_only_the_disk_has_is_never_put_aside_for_what_the_bucket_has() -> None:
+    """A broker's directory, or one whose registry was lost: its newest records are nowhere else."""
+    world = _world()
+    with world.open() as manager:
+        send(manager, 7, start=500)
+    disk = world.disk
+    disk.unlink("./data/topics.json")
+    before = {name: disk.read(f"./data/t-0/{name}") for name in disk.list("./data/t-0")}
+    plan = _plan(world.store, takes_over=True)
+    epoch = _head(world).epoch
+    with pytest.raises(Conflict, match="other files are there"):
+        run_restore(world.store, plan, disk, "./data", now_ms=lambda: NOW)
+    assert {name: disk.read(f"./data/t-0/{name}") for name in disk.list("./data/t-0")} == before
+    assert _head(world).epoch == epoch, "nobody is fenced for nothing"
+
+
+def test_files_of_an_earlier_run_give_way_to_another_wish() -> None:
+    """All that is there is in the bucket too: of a run that was cut before the registry knew of it."""
+    world, disk = _world(), ModelDisk()
+    for kept in (Kept.ALL, Kept.RECENT, Kept.NONE, Kept.ALL):
+        _restore(world.store, disk, kept=kept, takes_over=True)
+        disk.unlink(f"{ROOT}/topics.json")
+    assert _on_disk(disk) == _in_bucket(world.store)
+
+
+def test_a_half_made_copy_never_takes_the_place_of_a_whole_one() -> None:
+    world, disk = _world(), ModelDisk()
+    _restore(world.store, disk, takes_over=True)
+    disk.unlink(f"{ROOT}/topics.json")
+    disk.make_directory(f"{ROOT}/t-0.restoring")
+    disk.create(f"{ROOT}/t-0.restoring/{0:020d}.log").append(b"half of it")
+    _restore(world.store, disk, takes_over=True)
+    assert _on_disk(disk) == _in_bucket(world.store)
+    assert not [name for name in disk.list(ROOT) if "restoring" in name or "-delete" in name]
+
+
+def test_an_empty_partition_keeps_its_topic_id_wherever_the_power_goes() -> None:
+    world, rng = _world(count=100), random.Random(8)
+    whole, theirs = _in_bucket(world.store), new_topic_id()
+
+    def begun() -> ModelDisk:
+        disk = ModelDisk()
+        disk.make_directory(f"{ROOT}/t-0")
+        disk.create(f"{ROOT}/t-0/{0:020d}.log").sync()
+        checkpoints.write_topic_id(disk, f"{ROOT}/t-0", theirs)
+        disk.sync_directory(f"{ROOT}/t-0")
+        disk.sync_directory(ROOT)
+        return disk
+
+    counted = begun()
+    first = counted.effects
+    _restore(world.store, counted)
+    last = counted.effects
+    for cut_at in (*range(first + 1, last - 30, 7), *range(last - 30, last)):  # the renames are among the last
+        disk = begun()
+        disk.cut_at = cut_at
+        with pytest.raises(PowerCut):
+            _restore(world.store, disk)
+        found = disk.crash(rng)
+        if not (found.exists(f"{ROOT}/topics.json") and b'"t"' in found.read(f"{ROOT}/topics.json")):
+            _restore(world.store, found)
+        assert checkpoints.read_topic_id(found, f"{ROOT}/t-0") == theirs, cut_at
+        assert _on_disk(found) == whole, cut_at
 
 
 def test_a_deleted_topic_is_not_restored() -> None:

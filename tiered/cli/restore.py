@@ -63,7 +63,8 @@ def restore(
 ) -> int:
     """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
     from local.storage import DiskStorage
-    from tiered.restore_running import check_restore, run_restore
+    from tiered.restore_place import check_restore
+    from tiered.restore_running import run_restore
     from tiered.restoring import Kept, RestoreWish, plan_restore
 
     wish = RestoreWish(
