@@ -23,6 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
+
+from local.crc32c import crc32c
 from local.findings import Finding, Severity
 from remote.bucket_check import BucketReport, is_still_named, survey_partition
 from remote.catalog import RemotePartitionName
@@ -52,6 +55,12 @@ class SegmentJob:
     @property
     def name(self) -> str:
         return full_key(self.prefix, self.row.data_key)
+
+    @property
+    def identity(self) -> str:
+        """Of this partition's row as it is: a fork and its source have the same objects, and rows of their own."""
+        told = crc32c(msgspec.json.encode(self.row))
+        return f"{self.name} of {self.prefix} {self.row.base_offset} {told:08x}"
 
     @property
     def read_bytes(self) -> int:
@@ -86,7 +95,7 @@ def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) 
     """Read one segment and its indexes to the last byte. Raises Unavailable when the store is out of reach."""
     remote = RemotePartition(store, job.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
     found = check_segment(store, remote, job.row, check_contents)
-    return SegmentResult(name=job.name, read_bytes=job.read_bytes, findings=tuple(found))
+    return SegmentResult(name=job.identity, read_bytes=job.read_bytes, findings=tuple(found))
 
 
 def run_scrub(
@@ -103,10 +112,10 @@ def run_scrub(
 
     `progress` hears of the bytes of each job. Raises Unavailable; what is done by then is in `state`.
     """
-    done = state.results(job.name for job in plan.jobs) if state is not None else {}
+    done = state.results(job.identity for job in plan.jobs) if state is not None else {}
     for result in done.values():
         progress(result.read_bytes)
-    due = iter([job for job in plan.jobs if job.name not in done])
+    due = iter([job for job in plan.jobs if job.identity not in done])
     with ThreadPoolExecutor(threads, thread_name_prefix="scrub") as pool:
         while not should_stop():
             turn = list(islice(due, threads))
@@ -116,7 +125,7 @@ def run_scrub(
                     state.note(result)
                 progress(result.read_bytes)
             if not turn:
-                return [done[job.name] for job in plan.jobs]
+                return [done[job.identity] for job in plan.jobs]
     return None
 
 
@@ -130,7 +139,7 @@ def report_of(
     local_copy: LocalCopy = lambda name, row: False,
 ) -> ScrubReport:
     """What a scrub found, worst first. `local_copy` says of a damaged segment whether a disk has the same bytes."""
-    rows = {job.name: job for job in plan.jobs}
+    jobs = {job.identity: job for job in plan.jobs}
     by_prefix = {name.prefix: name for name in plan.surveys}
     found = []
     for name, survey in plan.surveys.items():
@@ -144,7 +153,7 @@ def report_of(
             row = by_place.get((each.path, each.offsets)) if each.offsets is not None else None
             found.append(_told(name, each, row, local_copy))
     for result in results:
-        job = rows[result.name]
+        job = jobs[result.name]
         if result.findings and is_still_named(store, job.prefix, job.row):
             found += [_told(by_prefix[job.prefix], each, job.row, local_copy) for each in result.findings]
     found.sort(key=lambda each: (-Severity[each.severity.upper()], each.topic, each.partition, each.object))

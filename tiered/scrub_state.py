@@ -1,8 +1,8 @@
 """How far a deep scrub is: a file of lines, one for each segment that was read to its end, appended as it goes.
 
 The first line says which store is scrubbed. A crash may lose the last lines or tear one: those segments are read again.
-So nothing is synced, and a line that cannot be read ends the file for us. Results are known by the object's name, which
-is never used twice.
+So nothing is synced, and a line that cannot be read ends the file for us. Results are known by all that their jobs
+were: the object's name is never used twice, but forks have it too, and a row may be mended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentResult:
-    """What was found in one segment. `name` is its object's, from the store's root."""
+    """What was found in one segment. `name` is what its job is known by (`tiered.scrub.SegmentJob.identity`)."""
 
     name: str
     read_bytes: int
@@ -66,7 +66,7 @@ class ScrubState:
         storage.rename(path + TEMPORARY, path)
 
     def results(self, names: Iterable[str]) -> dict[str, SegmentResult]:
-        """What is known of these objects."""
+        """What is known of these jobs."""
         return {name: self._done[name] for name in names if name in self._done}
 
     def note(self, result: SegmentResult) -> None:

@@ -6,18 +6,19 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from care_world import KEYS, CareWorld, all_kinds, fill, named
+from care_world import KEYS, MODES, CareWorld, all_kinds, fill, named
 from disk_model import ModelDisk
 
 from local.errors import InvalidRequest
-from remote.catalog import chosen_partitions
+from remote.catalog import chosen_partitions, list_partitions
 from remote.encryption import KeyRing
-from remote.head import encode_head
+from remote.head import Head, encode_head
 from remote.head_changes import expire_segments
 from remote.keys import head_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
+from tiered.forking import plan_fork, run_fork
 from tiered.scrub import ScrubPlan, plan_scrub, report_of, run_scrub, scrub_segment
 from tiered.scrub_report import ScrubReport, decode_report, encode_report
 from tiered.scrub_state import ScrubState
@@ -72,6 +73,38 @@ def test_damage_below_compression_and_encryption_is_named_by_the_stored_range(wo
     assert found.at <= at < found.at + found.length
     assert found.base_offset is not None
     assert found.base_offset > 100
+
+
+def test_damage_is_told_of_each_topic_that_names_the_object_and_of_the_one_whose_row_is_wrong() -> None:
+    """A fork and its source have the same objects: what is found by one of their rows says nothing of the other's."""
+    store = MemoryStore("memory://bucket", now_ms=lambda: NOW)
+    source, fork = CareWorld(store, {}), named("zfork")
+    fill(source, "raw", MODES["raw"])
+    run_fork(store, plan_fork(store, [named("raw")], "zfork", known=[]), now_ms=lambda: NOW)
+    names = [named("raw"), next(name for name in list_partitions(store) if name.topic == fork.topic)]
+
+    def told(state: ScrubState | None = None) -> list[tuple[str, int | None]]:
+        plan = plan_scrub(store, names, deep=True)
+        results = run_scrub(store, plan, state=state)
+        assert results is not None
+        report = report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
+        return sorted({(each.topic, each.base_offset) for each in report.of("corrupt")})
+
+    assert told() == []
+    log = source.logs["raw"]
+    sound = log.refresh(exact=True).segments[0]
+
+    def lie(head: Head) -> Head:
+        wrong = replace(head.segments[0], record_count=head.segments[0].record_count + 1)
+        return replace(head, segments=(wrong, *head.segments[1:]))
+
+    log.commit(lie, NOW)
+    state = ScrubState(ModelDisk(), "./state", store.url, now_ms=NOW, resume=False)
+    assert told(state) == [("raw", sound.base_offset)]
+    body = bytearray(store.get(names[0].prefix + sound.data_key))
+    body[700] ^= 1
+    store.put(names[0].prefix + sound.data_key, bytes(body))
+    assert {topic for topic, _ in told()} == {"raw", "zfork"}
 
 
 def test_a_job_can_be_pickled_and_needs_nothing_but_the_store_and_the_keys(world: CareWorld) -> None:
@@ -207,7 +240,7 @@ def test_a_state_torn_at_any_byte_only_costs_segments_read_again(world: CareWorl
         with _state(torn, world.store) as state:
             assert run_scrub(world.store, plan, keys=KEYS, state=state, threads=1) == whole
         with _state(torn, world.store) as state:
-            assert len(state.results(job.name for job in plan.jobs)) == len(plan.jobs)
+            assert len(state.results(job.identity for job in plan.jobs)) == len(plan.jobs)
 
 
 def test_without_resume_or_of_another_store_nothing_is_taken_over(world: CareWorld) -> None:
@@ -218,7 +251,7 @@ def test_without_resume_or_of_another_store_nothing_is_taken_over(world: CareWor
         ScrubState(disk, "./care/state", "memory://other", now_ms=NOW, resume=True)
     with _state(disk, world.store, resume=False, now_ms=NOW + 1) as state:
         assert (state.is_resumed, state.started_ms) == (False, NOW + 1)
-        assert state.results(job.name for job in plan.jobs) == {}
+        assert state.results(job.identity for job in plan.jobs) == {}
         state.remove()
     assert not disk.exists("./care/state")
 

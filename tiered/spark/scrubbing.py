@@ -80,11 +80,11 @@ def scrub_partitions(
     started_ms = state.started_ms if state is not None else wall_ms()
     with bucket.opened() as store:
         plan = plan_scrub(store, names, deep=True)
-        done = state.results(job.name for job in plan.jobs) if state is not None else {}
+        done = state.results(job.identity for job in plan.jobs) if state is not None else {}
         with telling(plan.size_bytes) as progress:
             for result in done.values():
                 progress(result.read_bytes)
-            due = packed([job for job in plan.jobs if job.name not in done], lambda job: job.read_bytes, task_bytes)
+            due = packed([job for job in plan.jobs if job.identity not in done], lambda job: job.read_bytes, task_bytes)
             told = f"scrubbing {len(plan.jobs)} segments"
             for wave in in_waves(spark, told, due, _reading(bucket), wave_tasks=wave_tasks, should_stop=should_stop):
                 for result in (result for task in wave for result in task):
@@ -92,9 +92,9 @@ def scrub_partitions(
                     if state is not None:
                         state.note(result)
                     progress(result.read_bytes)
-        if any(job.name not in done for job in plan.jobs):
+        if any(job.identity not in done for job in plan.jobs):
             return None
-        results = [done[job.name] for job in plan.jobs]
+        results = [done[job.identity] for job in plan.jobs]
         return report_of(store, plan, results, started_ms=started_ms, now_ms=wall_ms(), local_copy=local_copy)
 
 
