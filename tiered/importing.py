@@ -56,6 +56,7 @@ from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
+from tiered.bucket_copying import EPOCHS_APART
 from tiered.copying import SegmentWatch
 from tiered.foreign_bytes import INTERVAL_BYTES, is_told, parse_lineage
 from tiered.foreign_partition import list_rows
@@ -288,7 +289,10 @@ class _Import:
 
 
 def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> MetadataLog:
-    """Become the writer of the target; a new partition begins where the source does."""
+    """Become the writer of the target; a new partition begins where the source does.
+
+    Its epochs are far above the leader epochs of the source, so whoever takes it over appends in a later one.
+    """
     log = MetadataLog(target, plan.name.prefix)
     known = log.load(exact=True)
     _check_ours(source, target, plan.name, known)
@@ -299,8 +303,10 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
         topic_id=plan.name.topic_id,
         partition=plan.name.partition,
         properties=plan.properties if known is None else None,
+        first_epoch=max((epoch for row in plan.rows for epoch, _ in row.epochs), default=0) + EPOCHS_APART,
     )
-    if known is None and plan.log_start_offset:
+    head = log.refresh()
+    if not head.has_rows and head.log_start_offset < plan.log_start_offset:
         log.commit(expire_segments([], now_ms=plan.now_ms, log_start_offset=plan.log_start_offset), plan.now_ms)
     return log
 

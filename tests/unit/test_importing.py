@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from bucket_truth import assert_sound
+from disk_model import ModelDisk
 from foreign_samples import (
     NAME,
     NOW,
@@ -17,9 +18,12 @@ from foreign_samples import (
     write_log,
 )
 from foreign_truth import assert_reads
+from manager_world import World
 
 from local.batch import encode_batch
 from local.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from local.record import Record
+from remote.catalog import list_partitions
 from remote.encryption import KeyRing
 from remote.foreign_detect import foreign_format
 from remote.foreign_layout import LayoutOptions
@@ -28,6 +32,8 @@ from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from tiered.importing import plan_import, run_import
 from tiered.remote_view import RemoteLog
+from tiered.restore_running import run_restore
+from tiered.restoring import Kept, RestoreWish, plan_restore
 from tiered.rewriting import Keeping
 
 LAYOUTS = ("aiven", "local-tiered-storage", "pinterest", "logs")
@@ -118,8 +124,12 @@ def test_a_second_run_changes_nothing_and_takes_what_has_come_since(sample, key)
         assert_sound(target)
 
 
+class Cut(BaseException):
+    """The importing process ends here: no error that anybody tries again."""
+
+
 class _Failing:
-    """A store whose n-th change fails: before its effect, or after it."""
+    """A store whose n-th change fails before its effect, or is the last thing that the process does."""
 
     def __init__(self, inner: MemoryStore, nth: int, *, after: bool) -> None:
         self._inner, self._left, self._after = inner, nth, after
@@ -135,7 +145,7 @@ class _Failing:
                 raise Unavailable("cut off", verb=name)
             found = verb(*args, **kw)
             if self._left == 0:
-                raise Unavailable("cut off", verb=name)
+                raise Cut(name)
             return found
 
         return cut
@@ -150,7 +160,7 @@ def test_cut_off_at_every_change_it_goes_on_and_ends_the_same(sample, key) -> No
             failing = _Failing(target, nth, after=after)
             try:
                 outcome = _run(source, theirs, failing, _plan(source, theirs, failing))
-            except Unavailable:
+            except (Unavailable, Cut):
                 pass
             else:
                 if failing._left > 0:
@@ -253,3 +263,40 @@ def test_a_row_without_epochs_gets_one(key) -> None:
     target = MemoryStore("memory://ours")
     _run(store, theirs, target, _plan(store, theirs, target))
     assert_sound(target)
+
+
+def test_cut_off_before_its_log_start_it_begins_where_its_source_does_all_the_same(sample, key) -> None:
+    source, theirs = _source("aiven", sample, key, sample.segments[2:4])
+    for nth in (1, 2):  # the epoch, the log start
+        target = MemoryStore("memory://ours")
+        failing = _Failing(target, nth, after=True)
+        with pytest.raises(Cut):
+            _run(source, theirs, failing, _plan(source, theirs, failing))
+        _run(source, theirs, target, _plan(source, theirs, target))
+        with RemoteLog(target) as bucket:
+            assert bucket.reader().offsets(NAME) == (sample.segments[2].base, sample.segments[3].next)
+
+
+def test_a_manager_goes_on_behind_an_import_in_a_later_leader_epoch(tmp_path) -> None:
+    """Kafka's epochs are far above the first ones of a bucket: the lineage must not go back."""
+    far = write_log(tmp_path / NAME.directory, 100, epochs=(0, 57))
+    source, theirs = _source("local-tiered-storage", far, None)
+    world = World()
+    _run(source, theirs, world.store, _plan(source, theirs, world.store))
+    disk = ModelDisk()
+    wish = RestoreWish(kept=Kept.NONE, takes_over=True)
+    plan = plan_restore(world.store, list_partitions(world.store), wish, now_ms=NOW)
+    run_restore(world.store, plan, disk, "./data", now_ms=lambda: NOW)
+    for turn in range(3):
+        with world.open(disk=disk, now_ms=NOW + turn) as manager:
+            assert manager.problems == {}
+            log = manager.partition(NAME).log
+            for at in range(60):
+                manager.append(NAME.topic, [Record(b"k", b"%d" % at, NOW)], NAME.partition, now_ms=NOW)
+            manager.roll(NAME.topic, now_ms=NOW)
+            for _ in range(5):
+                manager.tick(NOW)
+            assert manager.problems == {}
+            epochs = [epoch for epoch, _ in manager.partition(NAME).head().lineage]  # type: ignore[union-attr]
+            assert epochs == sorted(epochs)
+            assert log.epochs.entries[-1][0] > 57
