@@ -15,7 +15,7 @@ States of a fork, and the effect that leads to each:
 | state | effect | a crash after it leaves |
 |---|---|---|
 | announced | the source's newest head is pinned, the fork's prefix in the pin | a pin that ends by itself |
-| begun | the fork's first head, without rows, its epoch above the source's | the same; the fork is empty |
+| begun | the fork's heads without rows: its epoch above the source's, its log start | the same; the fork is empty |
 | filled | a head with all rows (pages of them first) | a fork that may lack objects: nobody has looked |
 | whole | looked: the pin is there, the source's newest head names every row | a fork, a pin that ends by itself |
 | done | the pin ends; what it says of the fork stays | |

@@ -127,9 +127,9 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
     announced = [(prefix, pin), *_told_other_homes(store, each, rows, pin, now_ms=began)]
     log = _begun(store, each, head, now_ms())
     if not log.refresh().has_rows:  # else of an earlier run: they are looked at below
-        log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
-        if head.log_start_offset:
+        if head.log_start_offset:  # before the rows: what was deleted below it in the first of them stays deleted
             log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
+        log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
     if not _is_in_time(store, log, source, each, announced):
         _remove(store, plan, now_ms)
         raise Conflict("forking a partition, objects may have gone before all was written: again", source=head.topic)
