@@ -4,9 +4,11 @@ The broker's files are only ever opened for reading. It rolls, deletes and compa
 stays readable, by its inode, whatever becomes of its name. A partition is looked at in rounds:
 
 1. The directory is listed, the closed segments that the bucket lacks are opened, and it is listed once more: only
-   where both listings name the same inodes do the files belong together. Else the broker is at work: next round.
+   where both listings name the same files of the same sizes, of the same topic id, do they belong together. Else the
+   broker is at work: next round.
 2. A segment goes up when it lies below the high watermark (``replication-offset-checkpoint``), for what is above may be
-   truncated, and below the first transaction that the newest producer snapshot calls open.
+   truncated, below the newest producer snapshot, for a broker rolls first and writes the snapshot of the segment's end
+   then, and below the first transaction that this snapshot calls open.
 3. `remote.transfer` and the commit protocol do the rest: every batch is checked on its way, heads are created only if
    absent. One sidecar writes a partition; the topic's id is Kafka's.
 
@@ -32,7 +34,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -40,10 +42,11 @@ from local import checkpoints, names, producer_snapshot
 from local.checkpoints import encode_epochs
 from local.cleaner import clean
 from local.epochs import LeaderEpochs
-from local.errors import Conflict, InvalidRequest, LogError, NotFound
+from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
 from local.index_files import slices_of
 from local.log import Log
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
+from local.producer_snapshot import ProducerEntry
 from local.storage import Storage, StorageFile, join
 from remote.at_rest import AS_IT_IS, AtRest
 from remote.head import Head
@@ -120,7 +123,7 @@ class Adopter:
     ) -> None:
         self._store, self._storage, self._root, self._work = store, storage, root, work
         self._properties, self._topics, self._at_rest = properties, frozenset(topics), at_rest
-        self._logs: dict[TopicPartition, MetadataLog] = {}
+        self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
         self._writer = f"adopt-{socket.gethostname()}-{os.getpid()}"
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
@@ -153,8 +156,8 @@ class Adopter:
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
         reached = head.rows_next_offset
-        with self._opened(directory, reached) as closed:
-            upto = min(watermark, _stable(self._storage, directory))
+        upto = min(watermark, _stable(self._storage, directory))  # before anything that it vouches for is opened
+        with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
             lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
             rows = len(due)
@@ -177,7 +180,7 @@ class Adopter:
             )
 
     def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
-        known = self._logs.get(partition)
+        known = self._logs.get((partition, topic_id))
         if known is not None and known.state is LogState.WRITER:
             return known
         log = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
@@ -190,11 +193,11 @@ class Adopter:
             properties=self._properties(partition.topic),
             first_epoch=(epochs.latest or 0) + EPOCHS_APART,
         )
-        self._logs[partition] = log
+        self._logs[partition, topic_id] = log
         return log
 
     @contextmanager
-    def _opened(self, directory: str, reached: int) -> Iterator[list[_Closed]]:
+    def _opened(self, directory: str, topic_id: str, reached: int) -> Iterator[list[_Closed]]:
         """The closed segments from `reached` on, all of one moment; none of them when the broker was at work."""
         before = _logs_of(self._storage, directory)
         bases = sorted(before)
@@ -206,7 +209,9 @@ class Adopter:
                         found.append(self._open(stack, directory, base, following, before[base]))
             except NotFound:
                 found = []
-            if _logs_of(self._storage, directory, upto=bases[-1:]) != {base: before[base] for base in bases[:-1]}:
+            after = _logs_of(self._storage, directory, upto=bases[-1:])
+            is_same_topic = checkpoints.read_topic_id(self._storage, directory) == topic_id
+            if not is_same_topic or after != {base: before[base] for base in bases[:-1]}:
                 found = []
             yield found
 
@@ -220,6 +225,8 @@ class Adopter:
                 others[suffix] = self._storage.read(join(directory, segment_file(offset, suffix)))
             except NotFound:
                 others[suffix] = b""
+        if _decoded(others[PRODUCER_SNAPSHOT]) is None:
+            others[PRODUCER_SNAPSHOT] = b""
         return _Closed(base, following, size, file, others)
 
     def _copy(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> None:
@@ -259,8 +266,11 @@ class Adopter:
             clean(copy, self._storage, clean_from=start, now_ms=now_ms, tombstones_below=0)
             copy.remove_deleted(now_ms)
             rows = [info for info in copy.segments() if not info.is_active and not info.is_empty]
+            producers = {each.next_offset: each.others[PRODUCER_SNAPSHOT] for each in due}
             for info in rows:
-                self._copy(log, segment_to_copy(copy, info, cleaned_through=end), now_ms)
+                segment = segment_to_copy(copy, info, cleaned_through=end)
+                told = producers.get(info.next_offset) or segment.producer_snapshot
+                self._copy(log, replace(segment, producer_snapshot=told), now_ms)
             return len(rows)
         finally:
             copy.release()
@@ -308,21 +318,29 @@ def _logs_of(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict
 
 
 def _stable(storage: Storage, directory: str) -> int:
-    """Below it every transaction is decided, by the newest producer snapshot there is."""
+    """Below it every transaction is decided, and the producers are known, by the newest producer snapshot there is.
+
+    A broker writes it in its place: one that is not whole yet is as if it were not there.
+    """
     offsets = [
         parsed[0]
         for name in storage.list_files(directory)
         if (parsed := names.parse_segment_file(name)) is not None and parsed[1] == PRODUCER_SNAPSHOT
     ]
-    if not offsets:
-        return 2**63 - 1
-    path = join(directory, segment_file(max(offsets), PRODUCER_SNAPSHOT))
-    open_from = [
-        each.transaction_first_offset
-        for each in producer_snapshot.decode(storage.read(path), path=path)
-        if each.transaction_first_offset >= 0
-    ]
-    return min(open_from, default=2**63 - 1)
+    for offset in sorted(offsets, reverse=True):
+        told = _decoded(storage.read(join(directory, segment_file(offset, PRODUCER_SNAPSHOT))))
+        if told is not None:
+            open_from = (each.transaction_first_offset for each in told if each.transaction_first_offset >= 0)
+            return min([offset, *open_from])
+    return 0
+
+
+def _decoded(snapshot: bytes) -> list[ProducerEntry] | None:
+    """None for what is no snapshot, or half of one."""
+    try:
+        return producer_snapshot.decode(snapshot)
+    except Corrupt:
+        return None
 
 
 def _check_lineage(partition: TopicPartition, head: Head, epochs: LeaderEpochs) -> None:

@@ -21,6 +21,7 @@ from remote.memory_store import MemoryStore
 from tiered.adopting import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
 from tiered.bucket_check import check_bucket, damage
 from tiered.cli.main import invoke
+from tiered.committed import producers_in_bucket
 from tiered.remote_view import RemoteLog
 
 NOW = 1_800_000_000_000
@@ -232,6 +233,95 @@ def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(t
     assert set(newest.values()) <= {offset for offset, _ in values}
     rows = RemoteLog(side.store).head(NAME).segments
     assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
+
+
+def test_a_topic_that_is_created_anew_under_its_name_is_another_one(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    broker.send(300)
+    broker.settle()
+    assert side.tick().copied == 3
+    before, old_id = side.values(), broker.topic_id
+    broker.log.close()
+    shutil.rmtree(Path(broker.root) / NAME.directory)
+    broker.directory.forget(NAME)
+    broker.topic_id, broker.sent = new_topic_id(), []
+    broker.directory.create(NAME, broker.topic_id)
+    broker.log = broker.directory.open_log(NAME, SETTINGS, now_ms=NOW)
+    broker.send(700)  # beyond where the old one ended
+    broker.settle()
+    found = side.tick()
+    assert found.problem is None
+    assert found.lost == ()
+
+    def of(topic_id: str) -> list[tuple[int, bytes | None]]:
+        reader = RemoteLog(side.store, topic_ids={"t": topic_id}).reader()
+        return [(record.offset, record.value) for record in reader.records(NAME, 0)]
+
+    assert of(old_id) == before
+    assert of(broker.topic_id) == [(at, each.value) for at, each in enumerate(broker.sent)][: found.tiered_upto]
+    assert found.tiered_upto == broker.log.segments()[-1].base_offset
+
+
+def test_a_topic_that_is_created_anew_under_the_sidecars_hands_is_looked_at_in_the_next_round(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.send(300)
+    broker.settle()
+    is_due = [True]
+
+    class Recreating(DiskStorage):
+        def open_reader(self, path: str):  # type: ignore[no-untyped-def]
+            if is_due and is_due.pop():
+                checkpoints.write_topic_id(broker.disk, f"{broker.root}/t-0", new_topic_id())
+            return super().open_reader(path)
+
+    assert Side(broker, Recreating()).tick().copied == 0
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_segment_waits_until_the_broker_has_told_of_its_producers(tmp_path: Path, is_torn: bool) -> None:
+    """A broker rolls first and writes the snapshot then, in its place: meanwhile it is missing, or half of it there."""
+    broker = Broker(tmp_path)
+    broker.send(200)
+    told = broker.log.segments()[-1].base_offset
+    producer = Producer(producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=True)
+    broker.log.append([Record(b"k", b"open", NOW)], now_ms=NOW, producer=producer)
+    broker.sent.append(Record(b"k", b"open", NOW))
+    broker.log.roll(now_ms=NOW)
+    broker.settle()
+    newest = Path(broker.root) / "t-0" / f"{broker.log.next_offset:020d}.snapshot"
+    whole = newest.read_bytes()
+    newest.unlink()
+    if is_torn:
+        newest.write_bytes(whole[:-20])
+    side = Side(broker)
+    found = side.tick()
+    assert (found.problem, found.tiered_upto) == (None, told)
+    newest.write_bytes(whole)
+    found = side.tick()
+    assert (found.problem, found.tiered_upto) == (None, told)
+    broker.log.append_marker(9, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
+    broker.log.roll(now_ms=NOW)
+    broker.settle()
+    assert side.tick().tiered_upto == broker.log.next_offset
+    bucket = RemoteLog(side.store)
+    rows = bucket.head(NAME).segments
+    assert all(row.indexes["producers"].length >= 10 for row in rows)
+
+
+def test_whoever_goes_on_behind_a_compacted_topic_knows_its_producers(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    producer = Producer(producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=False)
+    broker.log.append([Record(b"k", b"once", NOW)] * 3, now_ms=NOW, producer=producer)
+    broker.sent += [Record(b"k", b"once", NOW)] * 3
+    for _ in range(2):
+        broker.send(200)
+        broker.log.roll(now_ms=NOW)
+        broker.settle()
+        assert side.tick().problem is None
+    (known,) = producers_in_bucket(RemoteLog(side.store)._source(NAME)).entries()
+    assert (known.producer_id, known.last_sequence) == (9, 2)
 
 
 def test_a_partition_without_a_topic_id_is_a_problem_of_its_own(tmp_path: Path) -> None:
