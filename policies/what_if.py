@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from itertools import pairwise, product
 
 from policies.bill import Requests, Stored, request_dollars
@@ -148,13 +149,22 @@ def month_of(stream: Stream, prices: PriceTable) -> Simulated:
     rounds = max(TICKS_PER_WINDOW, -(-segment_ms * SEGMENTS_PER_WINDOW // workload.tick_ms))
     window_ms = min(DAYS_PER_MONTH * DAY_MS, rounds * workload.tick_ms)
     min_days = sorted({each.min_days for each in prices.classes.values()})
-    found = simulate(workload, stream.rules, window_ms=window_ms, min_days=min_days)
+    found = _simulated(workload, stream.rules, window_ms, tuple(min_days))
     factor = DAYS_PER_MONTH * DAY_MS / window_ms
     short = {days: each * factor for days, each in found.short_byte_days.items()}
     counts = found.counts.times(factor)
     if stream.workload.reads is not None:
         counts = _sum(counts, _reads(found, stream))
     return replace(found, counts=counts, short_byte_days=short)
+
+
+@lru_cache(maxsize=2048)
+def _simulated(workload: Workload, rules: PartitionRules, window_ms: int, min_days: tuple[float, ...]) -> Simulated:
+    """Classes, parts of the price and reads are asked about again and again: none of them changes what is simulated.
+
+    Nobody may change what it gives.
+    """
+    return simulate(workload, rules, window_ms=window_ms, min_days=min_days)
 
 
 def _reads(month: Simulated, stream: Stream) -> Counts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from local.cleaning_history import CleaningRun
 from local.names import TopicPartition
@@ -15,6 +16,7 @@ from policies.compaction import LogToClean, log_to_clean
 from policies.snapshot import PartitionSnapshot
 from tiered.cleaning import Uncleanable
 from tiered.manager import LogManager
+from tiered.status_report import snapshots_at_hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +46,18 @@ class CleanerMetrics:
 
 
 def compaction_status(
-    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None
+    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, may_ask: bool = True
 ) -> dict[TopicPartition, LogCleaningStatus]:
-    """Every compacted log of the topics (None: of all), by name. Changes nothing."""
-    snapshots = [each for each in manager.snapshots(now_ms, topics) if each.rules.cleanup_compact]
+    """Every compacted log of the topics (None: of all), by name. Changes nothing; `may_ask` as for a status report."""
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots = [each for each in look(now_ms, topics) if each.rules.cleanup_compact]
     states = {held.name: str(held.log.cleaning.now) for held in manager.partitions(topics)}
     last = {run.name: run for run in manager.cleaning.runs}
     left_alone = manager.cleaning.uncleanable
     return {
         each.partition: LogCleaningStatus(
             log=log_to_clean(each),
-            state=states[each.partition],
+            state=states.get(each.partition, "none"),
             uncleanable=left_alone.get(each.partition),
             last_run=last.get(each.partition),
         )
@@ -62,9 +65,43 @@ def compaction_status(
     }
 
 
-def cleaner_metrics(manager: LogManager, now_ms: int) -> CleanerMetrics:
+def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:
+    """Flat fields of one log."""
+    log, run, left = each.log, each.last_run, each.uncleanable
+    is_done = run is not None and run.error is None
+    return {
+        "topic": log.partition.topic,
+        "partition": log.partition.partition,
+        "state": state_word(each),
+        "dirty_ratio": round(log.dirty_ratio, 4),
+        "clean_bytes": log.clean_bytes,
+        "cleanable_bytes": log.cleanable_bytes,
+        "uncleanable_bytes": log.uncleanable_bytes,
+        "first_dirty_offset": log.first_dirty_offset,
+        "first_uncleanable_offset": log.first_uncleanable_offset,
+        "delay_ms": log.delay_ms,
+        "last_run_ms": run.at_ms if run is not None else None,
+        "ago_ms": max(0, now_ms - run.at_ms) if run is not None else None,
+        "size_reduction": round(run.size_reduction, 4) if run is not None and is_done else None,
+        "invalid_records": run.invalid_records if run is not None and is_done else None,
+        "buffer_utilization": round(run.buffer_utilization, 4) if run is not None and is_done else None,
+        "uncleanable_reason": left.reason if left is not None else None,
+        "retry_ms": left.retry_ms if left is not None else None,
+    }
+
+
+def state_word(each: LogCleaningStatus) -> str:
+    """What a person wants to know; what a service is doing at this moment only that process knows."""
+    if each.uncleanable is not None:
+        return "uncleanable"
+    if each.state != "none":
+        return each.state
+    return "due" if each.log.is_eligible else "clean" if not each.log.cleanable_bytes else "waiting"
+
+
+def cleaner_metrics(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> CleanerMetrics:
     """The cleaner's gauges at this moment."""
-    found = compaction_status(manager, now_ms)
+    found = compaction_status(manager, now_ms, may_ask=may_ask)
     runs = manager.cleaning.runs
     last_of_threads = list({run.thread: run for run in runs if run.error is None}.values())
     ratios = [each.log.dirty_ratio for each in found.values() if each.uncleanable is None]
@@ -80,7 +117,7 @@ def cleaner_metrics(manager: LogManager, now_ms: int) -> CleanerMetrics:
     )
 
 
-def compaction_advice(manager: LogManager, now_ms: int) -> list[Advice]:
+def compaction_advice(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> list[Advice]:
     """What to change so that cleaning keeps up (`policies.cleaning_advice`)."""
     settings = manager.cleaning.settings
     facts = CleanerFacts(
@@ -89,7 +126,8 @@ def compaction_advice(manager: LogManager, now_ms: int) -> list[Advice]:
         load_factor=settings.load_factor,
         bytes_per_second=settings.bytes_per_second,
     )
-    logs = [_facts(each) for each in manager.snapshots(now_ms) if each.rules.cleanup_compact]
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    logs = [_facts(each) for each in look(now_ms, None) if each.rules.cleanup_compact]
     return advise(facts, logs, manager.cleaning.runs)
 
 

@@ -56,20 +56,28 @@ class _Piece:
     max_ms: int
 
 
-def measured_streams(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[Measured]:
-    """Every tiered topic (or those of `topics`), by name. Reads samples of local segments, changes nothing."""
+def measured_streams(
+    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, may_ask: bool = True
+) -> list[Measured]:
+    """Every tiered topic (or those of `topics`), by name. Reads samples of local segments, changes nothing.
+
+    Unless it `may_ask` no request is sent for it: of older segments in the bucket it then knows nothing.
+    """
     history = manager.request_history()
     wanted = None if topics is None else set(topics)
     for name in wanted or ():
         manager.topic(name)
     chosen = [each for each in manager.topics() if each.was_tiered and (wanted is None or each.name in wanted)]
-    return [measured(manager, each.name, now_ms, history) for each in sorted(chosen, key=lambda each: each.name)]
+    names = sorted(each.name for each in chosen)
+    return [measured(manager, name, now_ms, history, may_ask=may_ask) for name in names]
 
 
-def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHistory | None) -> Measured:
+def measured(
+    manager: LogManager, topic: str, now_ms: int, history: RequestHistory | None, *, may_ask: bool = True
+) -> Measured:
     """One topic. Its partitions are taken together and every one of them as the average."""
     held = manager.partitions([topic])
-    rows = [row for each in held for row in all_rows(each)]
+    rows = [row for each in held for row in (all_rows(each) if may_ask else _rows_at_hand(each))]
     pieces = [_Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
               for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
     samples = list(_samples(held))
@@ -78,7 +86,7 @@ def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHisto
     shares = _shares(rows, held[0])
     settings = held[0].log.settings
     looked_at: list[Body] = [segment.read(0, min(segment.size_bytes, SAMPLE_BYTES)) for segment in samples]
-    looked_at = looked_at or list(_remote_samples(held))
+    looked_at = looked_at or (list(_remote_samples(held)) if may_ask else [])
     batch_bytes, zstd = _batches(looked_at)
     arriving, said = _arriving(pieces, samples, batch_bytes, shares[0], len(held))
     workload = Workload(
@@ -90,7 +98,7 @@ def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHisto
         stored_share=shares[1],
         tick_ms=manager.config.task_interval_ms,
     )
-    workload = _with_index(workload, rows, [head for each in held if (head := each.head()) is not None])
+    workload = _with_index(workload, rows, _heads(held))
     counts = _counts(manager, topic, history)
     read, range_bytes = _reads(counts, history, rows, now_ms)
     if read:
@@ -106,7 +114,20 @@ def measured(manager: LogManager, topic: str, now_ms: int, history: RequestHisto
     )
     where = "on the disk" if samples else "in the bucket"
     basis = (*said, f"{len(rows)} segments in the bucket", f"{len(looked_at)} segments sampled {where}")
+    older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
+    if older:
+        basis = (*basis, f"{older} older ones not asked for")
     return Measured(topic=topic, stream=stream, basis=basis)
+
+
+def _heads(held: Sequence[Partition]) -> list[Head]:
+    return [head for each in held if (head := each.head()) is not None]
+
+
+def _rows_at_hand(held: Partition) -> tuple[RemoteSegment, ...]:
+    """The newest rows, which lie in the head itself."""
+    head = held.head()
+    return (*head.segments, *head.view_rows) if head is not None else ()
 
 
 def head_costs(head: Head) -> dict[str, Any]:

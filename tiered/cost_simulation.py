@@ -91,7 +91,7 @@ def simulate_streams(
         topics = ",".join(each.topic for each in measured) or None
         raise InvalidRequest("simulating costs, no tiered topic has stored anything yet", topics=topics)
     if axes:
-        _check_axes(axes, prices)
+        check_axes(axes, prices)
     asked = dict(axes) if axes else default_axes(streams, prices)
     if axes:
         found = variants(asked)
@@ -179,7 +179,8 @@ def _row(cost: VariantCost, today: VariantCost) -> dict[str, object]:
     }
 
 
-def _check_axes(axes: Axes, prices: PriceTable) -> None:
+def check_axes(axes: Axes, prices: PriceTable) -> None:
+    """Raises InvalidRequest for a value that a setting cannot have, and for too many combinations."""
     count = 1
     for name, values in axes.items():
         if name not in _KEYS:

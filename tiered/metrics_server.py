@@ -12,17 +12,18 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 from local.errors import InvalidRequest
 from tiered.exposition import CONTENT_TYPE
+from tiered.web.gate import host_name
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 10
-REQUESTS_MAX = 8
+REQUESTS_MAX = 32  # browsers open connections ahead of need, and each keeps its place until REQUEST_S is over
 
 Answer = Callable[[], tuple[HTTPStatus, str, str]]  # status, content type, body
 Pages = Callable[[str], tuple[HTTPStatus, str, str]]  # of a path with its query
@@ -30,6 +31,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 
@@ -47,11 +50,7 @@ class MetricsServer:
             known = answers
             others = (pages,) if pages is not None and is_loopback(host) else ()
 
-        try:
-            self._server = _Server((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise InvalidRequest("listening for metrics", host=host, port=port, cause=why.lower()) from None
+        self._server = listening(host, port, Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="tiered-metrics", daemon=True)
 
     @property
@@ -87,6 +86,57 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def listening(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    """A server that listens there, bounded as the module says. Raises InvalidRequest where it cannot."""
+    try:
+        return _Server((host, port), handler)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidRequest("listening for requests", host=host, port=port, cause=why.lower()) from None
+
+
+class BoundHandler(BaseHTTPRequestHandler):
+    """Answers with the headers that keep a browser from loading or sending anything elsewhere."""
+
+    timeout = REQUEST_S
+    server_version, sys_version = "tiered", ""
+
+    def do_GET(self) -> None:
+        self.reply("GET")
+
+    def do_HEAD(self) -> None:
+        self.reply("HEAD")
+
+    def do_POST(self) -> None:
+        self.reply("POST")
+
+    def reply(self, verb: str) -> None:
+        """Answer the request that was read. A HEAD is answered without a body."""
+        raise NotImplementedError
+
+    def send_page(
+        self,
+        status: HTTPStatus,
+        kind: str,
+        text: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        with_body: bool = True,
+    ) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in {**_HEADERS, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is theirs
+        """Not a word for each request."""
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
@@ -112,43 +162,20 @@ class _Server(ThreadingHTTPServer):
         """A client that went away is nobody's trouble."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = REQUEST_S
+class _Handler(BoundHandler):
     known: ClassVar[dict[str, Answer]] = {}
     others: ClassVar[tuple[Pages, ...]] = ()  # at most one
-    server_version, sys_version = "tiered", ""
 
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
+    def reply(self, verb: str) -> None:
         answer = self.known.get(self.path.partition("?")[0])
         status, kind, text = HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "\n".join([*self.known, ""])
-        if answer is not None:
+        if verb == "POST":
+            status = HTTPStatus.METHOD_NOT_ALLOWED
+        elif answer is not None:
             status, kind, text = answer()
-        elif self.others and is_loopback(_host_of(self.headers.get("Host", ""))):
+        elif self.others and is_loopback(host_name(self.headers.get("Host", ""))):
             status, kind, text = self.others[0](self.path)
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is theirs
-        """Not a word for each request."""
-
-
-def _host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
-    name = header if header.endswith("]") or ":" not in header else header.rpartition(":")[0]
-    return name.strip("[]")
+        self.send_page(status, kind, text, with_body=verb != "HEAD")
 
 
 def metrics_answer(text: Callable[[], str]) -> Answer:

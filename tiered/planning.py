@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
 from policies.decisions import Plan
+from policies.plan import plan as plan_snapshots
 from policies.plan_cost import DecisionCost, PlanCost, plan_cost
 from policies.prices import PriceTable
+from policies.remote_retention import page_to_know
+from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from tiered.manager import LogManager
 from tiered.price_file import configured_prices
+from tiered.properties import canonical, find_property, parse
+from tiered.status_report import snapshots_at_hand
+from tiered.topic_settings import resolve_rules
 
 if TYPE_CHECKING:
     import pandas as pd
 
+COPY_DISABLE = "remote.log.copy.disable"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
-    """`plan` and what it costs; `snapshots` are what it was made from. `problems` are the partitions left out."""
+    """`plan` and what it costs; `snapshots` are what it was made from. `problems` are the partitions left out.
+
+    `unread` are those whose oldest page of rows may expire in part and was not asked for.
+    """
 
     plan: Plan
     cost: PlanCost
     prices: PriceTable
     snapshots: tuple[PartitionSnapshot, ...]
     problems: Mapping[TopicPartition, str]
+    unread: tuple[TopicPartition, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """A line for each decision, with its requests and dollars. Raises ImportError without pandas."""
@@ -35,17 +48,31 @@ class PricedPlan:
         return pandas.DataFrame([line_fields(each) for each in self.cost.lines])
 
 
-def priced_plan(manager: LogManager, at_ms: int, topics: Iterable[str] | None = None) -> PricedPlan:
+def priced_plan(
+    manager: LogManager,
+    at_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    may_ask: bool = True,
+) -> PricedPlan:
     """What a round would do at `at_ms`, and what that costs. Changes nothing.
 
-    For a later moment: if nothing came and nothing was done until then. Raises NotFound for a topic that is not there.
+    For a later moment: if nothing came and nothing was done until then. `overrides` are settings of topics that hold
+    for this plan alone. Unless it `may_ask`, no request is sent for it: of pages of old rows that may expire it then
+    only says that they are there (`unread`). Raises NotFound for a topic that is not there, InvalidRequest for a
+    setting that is none of a topic's or contradicts others.
     """
     names = None if topics is None else sorted(set(topics))
     for name in names or ():
         manager.topic(name)
-    snapshots = manager.snapshots(at_ms, names)
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots = look(at_ms, names)
+    if overrides:
+        snapshots = _under(manager, snapshots, overrides)
+    known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # a tier never seen has no plan
     prices = configured_prices(manager.config)
-    plan = manager.plan(at_ms, names)
+    plan = plan_snapshots(known, at_ms)
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     return PricedPlan(
         plan=plan,
@@ -53,7 +80,31 @@ def priced_plan(manager: LogManager, at_ms: int, topics: Iterable[str] | None = 
         prices=prices,
         snapshots=tuple(snapshots),
         problems=problems,
+        unread=tuple(each.partition for each in known if page_to_know(each) is not None),
     )
+
+
+def _under(
+    manager: LogManager, snapshots: Sequence[PartitionSnapshot], overrides: Mapping[str, str]
+) -> list[PartitionSnapshot]:
+    """The same logs under other settings of their topics. A tier that is being given up stays that."""
+    where = {"option": "what if"}
+    for name, text in overrides.items():
+        find_property(name, where, per_topic=True)
+        parse(name, text, where)
+    asked = {name: canonical(name, text) for name, text in overrides.items()}
+    config = replace(manager.config, overrides={**manager.config.overrides, **asked})
+    rules: dict[str, PartitionRules] = {}
+    for topic in {each.partition.topic for each in snapshots}:
+        rules[topic] = resolve_rules(config.topic_properties(topic, manager.topic(topic).properties))
+    return [replace(each, rules=_kept(each.rules, rules[each.partition.topic], asked)) for each in snapshots]
+
+
+def _kept(before: PartitionRules, after: PartitionRules, asked: Mapping[str, str]) -> PartitionRules:
+    """`after`, with what depends on more than settings."""
+    if before.gives_up_remote or COPY_DISABLE not in asked:
+        return replace(after, gives_up_remote=before.gives_up_remote, copy_disabled=before.copy_disabled)
+    return after
 
 
 def line_fields(line: DecisionCost) -> dict[str, object]:

@@ -129,7 +129,8 @@ def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | 
     found = []
     for held in manager.partitions(topics):
         try:
-            found.append(held.snapshot(now_ms, may_ask=False))
+            may_clean = manager.cleaning.may_clean(held, now_ms)
+            found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=False))
         except LogError:
             continue  # a disk that failed this moment: its trouble is among the problems with the next round
     return found

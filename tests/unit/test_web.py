@@ -6,28 +6,24 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from http import HTTPStatus
 from http.client import HTTPConnection
 
-import msgspec
 import pytest
 from manager_world import HOUR, NOW, TIERED, SwitchableStore, World, send, settle
+from web_pages import Sound, data, page, site
 
 from local.errors import Corrupt
 from local.names import TopicPartition
 from remote import metadata_log
 from remote.memory_store import MemoryStore
 from remote.spilling import SpillRule
-from tiered.cli.schemas import SCHEMAS
-from tiered.manager import LogManager
 from tiered.metrics_server import LOOPBACK, MetricsServer
 from tiered.status_report import StatusReport, status_report
 from tiered.web.assets import DARK, LIGHT, stylesheet
 from tiered.web.html import tag
 from tiered.web.overview import found_topics, overview
 from tiered.web.partition import WIDTH, _bars
-from tiered.web.site import Site
 from tiered.worker import Worker
 
 MINUTE = 60_000
@@ -37,104 +33,6 @@ EVIL = "<script>alert('x')</script> & \"quoted\""
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def site(world: World, manager: LogManager, now_ms: int = NOW) -> Site:
-    return Site(manager, lambda: now_ms, storage=world.disk)
-
-
-def page(found: Site, path: str, status: HTTPStatus = HTTPStatus.OK) -> str:
-    """The page's HTML, after it was found sound."""
-    code, kind, body = found.answer(path)
-    assert (code, kind) == (status, "text/html; charset=utf-8"), (code, body)
-    assert Sound.problems(body) == []
-    return body
-
-
-def data(found: Site, path: str, schema: str) -> dict:
-    """The same as JSON, after it was held against its schema."""
-    code, kind, body = found.answer(path)
-    assert (code, kind) == (HTTPStatus.OK, "application/json"), (code, body)
-    msgspec.json.decode(body, type=SCHEMAS[schema])
-    return json.loads(body)
-
-
-class Sound(HTMLParser):
-    """Finds what is wrong with a page: tags that do not match, controls without a label, tables without headings,
-    links without a text, headings that leave a level out, ids twice, and anything that is loaded from elsewhere."""
-
-    VOID = ("meta", "link", "input")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[tuple[str, dict]] = []
-        self.found: list[str] = []
-        self.ids: list[str] = []
-        self.labels: list[str] = []
-        self.controls: list[str] = []
-        self.levels: list[int] = []
-        self.text: dict[int, str] = {}
-        self.seen: list[str] = []
-
-    @classmethod
-    def problems(cls, body: str) -> list[str]:
-        found = cls()
-        found.feed(body)
-        found.close()
-        return [*found.found, *found.at_end(body)]
-
-    def handle_starttag(self, name, given):
-        attributes = dict(given)
-        self.seen.append(name)
-        if len(attributes) != len(given):
-            self.found.append(f"an attribute twice: {name}")
-        self.ids += [attributes["id"]] if "id" in attributes else []
-        for key, value in given:
-            if key.startswith("on") or key == "style":
-                self.found.append(f"{key} in the page: the policy of contents forbids it")
-            if key in ("src", "href", "action") and not re.match(r"/(?!/)|#", value or ""):
-                self.found.append(f"leads elsewhere: {value}")
-        if name == "label":
-            self.labels.append(attributes.get("for", ""))
-        if name == "input" and attributes.get("type") != "hidden":
-            self.controls.append(attributes.get("id", ""))
-        if re.fullmatch("h[1-6]", name):
-            self.levels.append(int(name[1]))
-        if name == "th" and "scope" not in attributes:
-            self.found.append("a heading of a table without scope")
-        if name == "svg" and attributes.get("role") == "img" and not attributes.get("aria-label"):
-            self.found.append("a picture without a name")
-        if name not in self.VOID:
-            self.open.append((name, attributes))
-            self.text[len(self.open)] = ""
-
-    def handle_endtag(self, name):
-        if not self.open or self.open[-1][0] != name:
-            self.found.append(f"closes {name} within {self.open[-1:]}")
-            return
-        text = self.text[len(self.open)]
-        if name in ("a", "button", "label", "h1", "h2", "caption", "title", "th") and not text.strip():
-            self.found.append(f"an empty {name}")
-        self.open.pop()
-        if self.open:
-            self.text[len(self.open)] += text
-
-    def handle_data(self, text):
-        if self.open:
-            self.text[len(self.open)] += text
-
-    def at_end(self, body: str) -> list[str]:
-        found = [f"not closed: {name}" for name, _ in self.open]
-        found += [f"id twice: {each}" for each in set(self.ids) if self.ids.count(each) > 1]
-        found += [f"a control without a label: {each}" for each in self.controls if each not in self.labels]
-        found += [f"{name} once, please" for name in ("h1", "main", "title") if self.seen.count(name) != 1]
-        steps = zip(self.levels, self.levels[1:], strict=False)
-        found += [f"heading {after} after {before}" for before, after in steps if after > before + 1]
-        if "lang=" not in body or "viewport" not in body or "skip" not in body:
-            found.append("no language, viewport or way past the links")
-        if self.seen.count("table") != self.seen.count("caption"):
-            found.append("a table without a caption")
-        return found
 
 
 def test_an_empty_deployment_says_what_to_do_first(world: World) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.units import format_bytes, format_count, format_ms
-
-if TYPE_CHECKING:
-    from tiered.compaction_status import LogCleaningStatus
 
 
 @click.group("compaction")
@@ -33,7 +28,7 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
     from dataclasses import asdict
 
     from local.cleaning_history import summary
-    from tiered.compaction_status import cleaner_metrics, compaction_status
+    from tiered.compaction_status import cleaner_metrics, compaction_status, log_row
 
     now = now_ms()
     with session.manager(read_only=True) as manager:
@@ -52,7 +47,7 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
     elif count is not None:
         emit("runs", [asdict(run) for run in runs[-count:]], _RUNS, output)
     else:
-        emit("partitions", [_row(each, now) for _, each in sorted(found.items())], _PARTITIONS, output)
+        emit("partitions", [log_row(each, now) for _, each in sorted(found.items())], _PARTITIONS, output)
     for name, each in sorted(found.items()):
         if each.uncleanable is not None:
             click.echo(f"! {name}: uncleanable: {' '.join(each.uncleanable.reason.split())}", err=True)
@@ -86,38 +81,6 @@ def advise(session: Session, output: str) -> int:
     if not found:
         session.say("nothing to advise: cleaning keeps up as far as its history tells")
     return Exit.FINDINGS if found else Exit.DONE
-
-
-def _row(each: LogCleaningStatus, now: int) -> Row:
-    log, run, left = each.log, each.last_run, each.uncleanable
-    return {
-        "topic": log.partition.topic,
-        "partition": log.partition.partition,
-        "state": _state(each),
-        "dirty_ratio": round(log.dirty_ratio, 4),
-        "clean_bytes": log.clean_bytes,
-        "cleanable_bytes": log.cleanable_bytes,
-        "uncleanable_bytes": log.uncleanable_bytes,
-        "first_dirty_offset": log.first_dirty_offset,
-        "first_uncleanable_offset": log.first_uncleanable_offset,
-        "delay_ms": log.delay_ms,
-        "last_run_ms": run.at_ms if run is not None else None,
-        "ago_ms": max(0, now - run.at_ms) if run is not None else None,
-        "size_reduction": round(run.size_reduction, 4) if run is not None and run.error is None else None,
-        "invalid_records": run.invalid_records if run is not None and run.error is None else None,
-        "buffer_utilization": round(run.buffer_utilization, 4) if run is not None and run.error is None else None,
-        "uncleanable_reason": left.reason if left is not None else None,
-        "retry_ms": left.retry_ms if left is not None else None,
-    }
-
-
-def _state(each: LogCleaningStatus) -> str:
-    """What a person wants to know; what a service is doing at this moment only that process knows."""
-    if each.uncleanable is not None:
-        return "uncleanable"
-    if each.state != "none":
-        return each.state
-    return "due" if each.log.is_eligible else "clean" if not each.log.cleanable_bytes else "waiting"
 
 
 def _share(value: float) -> str:

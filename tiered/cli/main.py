@@ -62,6 +62,7 @@ COMMANDS = {
     ),
     "apply": ("tiered.cli.apply", "Do what a saved plan says, if nothing has changed since."),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
+    "web": ("tiered.cli.web", "Pages about the directory for a browser: read-only, on loopback."),
     "generate": ("tiered.cli.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
     "config": ("tiered.cli.config", "What a setting does, what it is here, and where that comes from."),
     "completion": ("tiered.cli.completion", "Print the script that lets bash, zsh or fish complete what is typed."),

@@ -12,29 +12,7 @@ from tiered.cli.session import Session, now_ms, settings_option
 from tiered.units import format_bytes, format_dollars
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from policies.decisions import Decision
-    from policies.plan_cost import DecisionCost
     from tiered.planning import PricedPlan
-
-# In the order of a plan. The sign tells what it does to bytes: + makes, - takes away, ~ changes.
-_VERBS = {
-    "RollActive": ("~", "roll"),
-    "CleanLog": ("~", "clean"),
-    "CopySegment": ("+", "upload"),
-    "ReplaceRemote": ("~", "replace"),
-    "RaiseCleaned": ("~", "note clean"),
-    "DropLocal": ("-", "local"),
-    "BuildView": ("+", "view"),
-    "AdvanceLogStart": ("~", "log start"),
-    "GiveUpRemote": ("-", "give up"),
-    "ExpireRemote": ("-", "expire"),
-    "ExpirePage": ("-", "expire page"),
-    "DeleteUnlinked": ("-", "delete"),
-    "DeletePage": ("-", "delete page"),
-    "CollectHeads": ("-", "collect"),
-}
 
 
 @click.command("plan")
@@ -55,6 +33,7 @@ def plan(
     output: str,
 ) -> None:
     """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after."""
+    from tiered.plan_rows import decision_row, total_rows
     from tiered.planning import priced_plan
 
     made_ms = now_ms()
@@ -66,9 +45,9 @@ def plan(
         _save(priced, out, made_ms, {**session.overrides, **settings})
     facts = _facts(priced, is_later=at is not None)
     if summary:
-        emit("totals", _totals(priced.cost.lines), _TOTAL_COLUMNS, output, **facts)
+        emit("totals", total_rows(priced.cost.lines), _TOTAL_COLUMNS, output, **facts)
     else:
-        emit("decisions", map(_row, priced.cost.lines), _COLUMNS, output, **facts)
+        emit("decisions", map(decision_row, priced.cost.lines), _COLUMNS, output, **facts)
     session.tell_problems(problems)
     if priced.plan.is_empty:
         session.say("nothing to do" + (" for the others" if problems else ""))
@@ -83,71 +62,6 @@ def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str])
     from tiered.saved_plan import save_plan, write_plan
 
     write_plan(save_plan(priced.plan, priced.snapshots, made_ms=made_ms, settings=settings), path)
-
-
-def _row(line: DecisionCost) -> dict[str, object]:
-    from tiered.planning import line_fields
-
-    sign, verb = _VERBS[type(line.decision).__name__]
-    return {
-        **line_fields(line),
-        "sign": sign,
-        "verb": verb,
-        "where": str(line.partition),
-        "what": _what(line.decision),
-        "requests": line.puts + line.gets + line.lists,
-        "once": line.dollars + line.early_dollars,
-    }
-
-
-def _what(decision: Decision) -> str:
-    """The half-open offsets, or whatever else the decision is about."""
-    from policies.decisions import (
-        AdvanceLogStart,
-        BuildView,
-        CleanLog,
-        CollectHeads,
-        DeletePage,
-        DeleteUnlinked,
-        GiveUpRemote,
-        RollActive,
-    )
-
-    match decision:
-        case RollActive():
-            return f"[{decision.base_offset}, ...)"
-        case CleanLog():
-            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
-        case BuildView():
-            return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
-        case AdvanceLogStart() | GiveUpRemote():
-            return f"to {decision.offset}"
-        case DeleteUnlinked() | DeletePage():
-            return decision.key
-        case CollectHeads():
-            return f"heads up to {decision.upto_sequence}"
-        case _:
-            return f"[{decision.base_offset}, {decision.next_offset})"
-
-
-def _totals(lines: Sequence[DecisionCost]) -> list[dict[str, object]]:
-    found = []
-    for kind, (sign, verb) in _VERBS.items():
-        some = [each for each in lines if type(each.decision).__name__ == kind]
-        if some:
-            found.append(
-                {
-                    "sign": sign,
-                    "verb": verb,
-                    "decision": kind,
-                    "count": len(some),
-                    "size_bytes": sum(each.decision.size_bytes for each in some),
-                    "requests": sum(each.puts + each.gets + each.lists for each in some),
-                    "once": sum(each.dollars + each.early_dollars for each in some),
-                    "dollars_per_month": sum(each.monthly_dollars for each in some),
-                }
-            )
-    return found
 
 
 def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:

@@ -1,10 +1,12 @@
-"""The stylesheet and the script of the page, served by ourselves: nothing is ever fetched from anywhere else.
+"""The stylesheet and the scripts of the pages, served by ourselves: nothing is ever fetched from anywhere else.
 
 Without the script everything works: the page then asks for itself again whole. The script asks for it beside what is
 shown, leaves alone what somebody types into, and stops while nobody looks.
 """
 
 from __future__ import annotations
+
+from importlib.resources import files
 
 # Every pair that text is shown in has a contrast of 4.5 at least (WCAG 2.2 AA); a test reckons it.
 LIGHT = {
@@ -17,6 +19,10 @@ LIGHT = {
     "line": "#8a949e",
     "local": "#0b57a4",
     "remote": "#2c7a2c",
+    "s2": "#8a4b00",
+    "s3": "#7a2f8f",
+    "s4": "#a3190b",
+    "s5": "#4a5560",
 }
 DARK = {
     "ground": "#14181c",
@@ -28,6 +34,10 @@ DARK = {
     "line": "#7b8792",
     "local": "#8ec3ff",
     "remote": "#86d186",
+    "s2": "#f0b56a",
+    "s3": "#d9a6ec",
+    "s4": "#ff9d8f",
+    "s5": "#b4bec8",
 }
 
 _RULES = """
@@ -35,7 +45,8 @@ _RULES = """
 body { margin: 0 auto; max-width: 80rem; padding: 0 1rem 2rem; background: var(--ground); color: var(--text);
   font: 1rem/1.5 system-ui, sans-serif; }
 a { color: var(--link); }
-a:focus-visible, input:focus-visible, button:focus-visible, .wide:focus-visible { outline: 3px solid var(--link);
+a:focus-visible, input:focus-visible, button:focus-visible, select:focus-visible, summary:focus-visible,
+.wide:focus-visible { outline: 3px solid var(--link);
   outline-offset: 2px; }
 .skip { position: absolute; left: -100rem; }
 .skip:focus { left: 1rem; background: var(--ground); padding: .5rem; }
@@ -65,14 +76,50 @@ pre { background: var(--panel); padding: .75rem; overflow-x: auto; }
 form { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .75rem 0; }
 input, button { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .6rem; border-radius: .3rem; }
+form.fields > div { display: flex; flex-direction: column; align-items: flex-start; min-width: 9rem; }
+form.fields { align-items: flex-end; gap: .75rem 1.25rem; background: var(--panel); padding: .75rem;
+  border-radius: .3rem; }
+form.fields input[type=range] { width: 11rem; padding: .3rem 0; border: 0; accent-color: var(--link); }
+form.fields p { margin: 0; }
+select { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
+  padding: .3rem .4rem; border-radius: .3rem; max-width: 100%; }
+[hidden] { display: none !important; }
+output { font-variant-numeric: tabular-nums; font-weight: 600; }
 svg { width: 100%; height: 6rem; display: block; }
+svg.bar { height: 1.1rem; min-width: 8rem; }
+svg.chart { height: auto; min-width: 22rem; max-width: 46rem; font: 13px system-ui, sans-serif; }
+svg text { fill: var(--text); }
+svg text.faint { fill: var(--faint); }
+svg .grid, svg .rule { stroke: var(--line); stroke-width: .6; }
+svg .rule { stroke-dasharray: 4 4; stroke-width: 1; }
+svg .line { fill: none; stroke-width: 2; }
+svg .mark { fill: none; stroke: var(--text); stroke-width: 2; }
+svg .name { font-weight: 600; }
+.drawing { overflow-x: auto; }
+details { margin: .5rem 0; }
+summary { cursor: pointer; padding: .35rem 0; color: var(--link); }
+.sign { font-weight: 600; font-family: ui-monospace, monospace; }
 svg .back { fill: var(--panel); }
 svg .local { fill: var(--local); }
 svg .remote { fill: var(--remote); }
+svg .dirty { fill: var(--bad); }
+svg .clean { fill: var(--remote); }
 .key { font-weight: 600; }
 .key.local { color: var(--local); }
 .key.remote { color: var(--remote); }
 """
+
+# Colours of lines and of kinds of dollars, in the order in which they are drawn.
+_SERIES = ("local", "remote", "s2", "s3", "s4", "s5")
+_KINDS = {
+    "storage": "local",
+    "index": "faint",
+    "waiting": "line",
+    "requests": "s2",
+    "retrieval": "s4",
+    "early_deletion": "s3",
+    "disk": "remote",
+}
 
 SCRIPT = """"use strict";
 (() => {
@@ -104,7 +151,24 @@ SCRIPT = """"use strict";
 def stylesheet() -> str:
     """Light or dark as the reader's system is."""
     dark = f"@media (prefers-color-scheme: dark) {{ {_colours(DARK)} }}"
-    return f":root {{ color-scheme: light dark; }}\n{_colours(LIGHT)}\n{dark}\n{_RULES}"
+    return f":root {{ color-scheme: light dark; }}\n{_colours(LIGHT)}\n{dark}\n{_RULES}{_classes()}"
+
+
+def lab_script() -> str:
+    """The module of the cost lab's page."""
+    return files("tiered.web").joinpath("lab.js").read_text(encoding="utf-8")
+
+
+def _classes() -> str:
+    """Rules by class for what is drawn in the order of `_SERIES`, and for kinds of dollars."""
+    found = []
+    for at, name in enumerate(_SERIES):
+        found.append(
+            f"svg .line.s{at} {{ stroke: var(--{name}); }} svg .dot.s{at}, svg .name.s{at} {{ fill: var(--{name}); }}"
+        )
+    for kind, name in _KINDS.items():
+        found.append(f"svg .k-{kind} {{ fill: var(--{name}); }} .key.k-{kind} {{ color: var(--{name}); }}")
+    return "\n".join([*found, ""])
 
 
 def _colours(theme: dict[str, str]) -> str:

@@ -40,15 +40,16 @@ _HEADINGS = (
 SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
 
 
-def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool) -> str:
+def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool, note: Child = None) -> str:
     """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first) and ``page``."""
     if not report.topics:
-        return frame("Overview", "/", report.now_ms, _work(report), _stuck(report), _begin(has_remote))
+        return frame("Overview", "/", report.now_ms, note, _work(report), _stuck(report), _begin(has_remote))
     everything = [topic_row(report, topic) for topic in report.topics]
     return frame(
         "Overview",
         "/",
         report.now_ms,
+        note,
         _work(report),
         _stuck(report),
         _sums(report, everything),
@@ -77,12 +78,12 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
     return {**status_facts(report), "topics": _sorted(rows, query.get("sort", ""))}
 
 
-def troubles_page(report: StatusReport) -> str:
+def troubles_page(report: StatusReport, note: Child = None) -> str:
     """Everything that is stuck."""
     here, now = "/troubles", report.now_ms
     if not report.stuck:
-        return frame("Troubles", here, now, _work(report), tag("p", "Nothing is stuck."))
-    return frame("Troubles", here, now, _work(report), troubles(report, report.stuck))
+        return frame("Troubles", here, now, note, _work(report), tag("p", "Nothing is stuck."))
+    return frame("Troubles", here, now, note, _work(report), troubles(report, report.stuck))
 
 
 def unknown_remote(row: Row) -> bool:

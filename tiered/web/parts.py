@@ -14,7 +14,13 @@ from tiered.web.html import Child, Html, join, tag
 
 REFRESH_S = 30
 ROWS_ON_A_PAGE = 100
-SECTIONS = {"/": "Overview", "/troubles": "Troubles"}
+SECTIONS = {
+    "/": "Overview",
+    "/plan": "Plan",
+    "/cost": "Cost lab",
+    "/compaction": "Compaction",
+    "/troubles": "Troubles",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,13 @@ class Heading:
     sort: str | None = None
 
 
-def frame(title: str, here: str, now_ms: int, *children: Child, refreshes: bool = True) -> str:
-    """A whole document. `here` is the path of its section; one that refreshes does so with and without the script."""
+def frame(
+    title: str, here: str, now_ms: int, *children: Child, refreshes: bool = True, script: str | None = None
+) -> str:
+    """A whole document. `here` is the path of its section; one that refreshes does so with and without the script.
+
+    `script` is the path of a module of its own.
+    """
     by_itself = tag("noscript", tag("meta", http_equiv="refresh", content=REFRESH_S)) if refreshes else None
     head = tag(
         "head",
@@ -36,6 +47,7 @@ def frame(title: str, here: str, now_ms: int, *children: Child, refreshes: bool 
         tag("title", f"{title} · tiered"),
         tag("link", rel="stylesheet", href="/page.css"),
         tag("script", src="/page.js", defer=True),
+        tag("script", src=script, type="module") if script is not None else None,
         by_itself,
     )
     links = [
@@ -48,6 +60,24 @@ def frame(title: str, here: str, now_ms: int, *children: Child, refreshes: bool 
         tag("main", tag("h1", title), children, id="content"),
         tag("footer", tag("p", f"As of {stamp(now_ms)}. Read-only.", id="asked", role="status")),
         data_refresh=REFRESH_S if refreshes else None,
+    )
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def bare_page(title: str, inner: Child) -> str:
+    """A document that knows nothing of the logs: what those see who may not see the pages."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{title} · tiered"),
+        tag("link", rel="stylesheet", href="/page.css"),
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the content", href="#content", class_="skip"),
+        tag("header", tag("strong", "tiered")),
+        tag("main", tag("h1", title), inner, id="content"),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
@@ -137,6 +167,20 @@ def link(path: str, query: Mapping[str, str]) -> str:
 
 def topic_path(topic: str) -> str:
     return f"/topics/{quote(topic, safe='')}"
+
+
+def late(now_ms: int, at_ms: int, since_ms: int | None) -> Html | None:
+    """A box above a page that shows what was found a while ago, for a newer look has not ended."""
+    if since_ms is None:
+        return None
+    words = f"Looking again since {lasted(now_ms - since_ms)} without an end: the disk or the store does not answer. "
+    return tag("div", words, f"What is shown is of {stamp(at_ms)}.", class_="trouble", id="late", role="alert")
+
+
+def stale_note(at_ms: int, why: str) -> Html:
+    """The same for a manager that only looks and could not look again."""
+    words = f"What is shown is of {stamp(at_ms)}; {why}."
+    return tag("div", words, class_="trouble", id="late", role="alert")
 
 
 def stamp(ms: int) -> str:

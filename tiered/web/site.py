@@ -1,37 +1,50 @@
 """Which page an address is, and what it answers: HTML, or JSON under ``?format=json``.
 
-Everything is read from what the manager holds in memory; no page sends a request to the store. What was gathered for
-one reader is as good as new for KEPT_MS for all others. Thread safe.
+Everything is read from what the manager holds in memory and from the disk; no page sends a request to the store, none
+changes anything. What pages are made from is gathered beside them (`tiered.web.gathering`): a disk that hangs, or a
+lock that is held for long, leaves the reader with what was found last and says so. What was gathered for one reader is
+as good as new for KEPT_MS for all others. Thread safe.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import Storage
 from tiered.status_report import StatusReport, status_report
-from tiered.web.assets import SCRIPT, stylesheet
-from tiered.web.html import tag
+from tiered.web.assets import SCRIPT, lab_script, stylesheet
+from tiered.web.compaction import Compaction, compaction_facts, compaction_page, look_at_compaction
+from tiered.web.gathering import DEADLINE_S, Gathering, Told
+from tiered.web.html import Html, tag
+from tiered.web.looks import Looks
 from tiered.web.overview import found_topics, overview, troubles_page
 from tiered.web.partition import partition_facts, partition_page
-from tiered.web.parts import frame
+from tiered.web.parts import frame, late, stale_note
+from tiered.web.plan import Asked, plan_facts, plan_page
 from tiered.web.topic import topic_facts, topic_page
 
 if TYPE_CHECKING:
     from policies.snapshot import PartitionSnapshot
     from tiered.manager import LogManager
+    from tiered.planning import PricedPlan
+    from tiered.topics import Topic
+    from tiered.web.lab_site import Laboratory
 
 KEPT_MS = 2000
 SCHEMA_VERSION = 1
+QUERY_MAX = 2000  # letters of a query that are read
 HTML_TYPE = "text/html; charset=utf-8"
 JSON_TYPE = "application/json"
-_ASSETS = {"/page.css": ("text/css; charset=utf-8", stylesheet), "/page.js": ("text/javascript", lambda: SCRIPT)}
+_ASSETS = {
+    "/page.css": ("text/css; charset=utf-8", stylesheet),
+    "/page.js": ("text/javascript; charset=utf-8", lambda: SCRIPT),
+    "/lab.js": ("text/javascript; charset=utf-8", lab_script),
+}
 _INTERNAL_FIELDS = frozenset({"lag"})  # of rows: only tables have it
 
 Answered = tuple[HTTPStatus, str, str]  # status, content type, body
@@ -39,12 +52,21 @@ Query = Mapping[str, str]
 
 
 class Site:
-    """The pages over one manager."""
+    """The pages over one manager, or over whatever manager `Looks` has."""
 
-    def __init__(self, manager: LogManager, now_ms: Callable[[], int], *, storage: Storage | None = None) -> None:
-        self._manager, self._now_ms, self._storage = manager, now_ms, storage
-        self._lock = threading.Lock()
-        self._report: StatusReport | None = None
+    def __init__(
+        self,
+        manager: LogManager | Looks,
+        now_ms: Callable[[], int],
+        *,
+        storage: Storage | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """`storage` is the disk that what the working manager leaves behind is read from."""
+        self._looks = manager if isinstance(manager, Looks) else Looks.of(manager)
+        self._now_ms, self._storage = now_ms, storage
+        self._gathering = Gathering(now_ms, deadline_s=deadline_s)
+        self._lab: Laboratory | None = None
 
     def answer(self, target: str) -> Answered:
         """What a GET of `target` (path and query) gives."""
@@ -52,12 +74,16 @@ class Site:
         if path in _ASSETS:
             kind, content = _ASSETS[path]
             return HTTPStatus.OK, kind, content()
-        query = dict(parse_qsl(text[:2000]))
+        query = dict(parse_qsl(text[:QUERY_MAX]))
         is_json = query.get("format") == "json"
         try:
             body = self._json(path, query) if is_json else self._page(path, query)
-        except (NotFound, InvalidRequest) as error:
+        except NotFound as error:
             return self._failed(HTTPStatus.NOT_FOUND, "Not found", error, is_json=is_json)
+        except InvalidRequest as error:
+            is_name = path.startswith("/topics")  # of a topic that cannot be
+            status = HTTPStatus.NOT_FOUND if is_name else HTTPStatus.BAD_REQUEST
+            return self._failed(status, "Not found" if is_name else "Not understood", error, is_json=is_json)
         except LogError as error:
             return self._failed(HTTPStatus.SERVICE_UNAVAILABLE, "Not to be had now", error, is_json=is_json)
         return HTTPStatus.OK, JSON_TYPE if is_json else HTML_TYPE, body
@@ -65,52 +91,119 @@ class Site:
     def _page(self, path: str, query: Query) -> str:
         match _parts(path):
             case []:
-                return overview(self._all(), query, has_remote=self._manager.config.remote_url is not None)
+                told = self._all()
+                return overview(
+                    told.value, query, has_remote=self._looks.config.remote_url is not None, note=self._late(told)
+                )
             case ["troubles"]:
-                return troubles_page(self._all())
+                told = self._all()
+                return troubles_page(told.value, note=self._late(told))
+            case ["plan"]:
+                asked = Asked.of(query)
+                plan = self._plan(asked)
+                return plan_page(plan.value, asked, query, plan.at_ms, note=self._late(plan))
+            case ["compaction"]:
+                found = self._compaction()
+                return compaction_page(found.value, query, note=self._late(found))
+            case ["cost"]:
+                return self._laboratory().page(query)
             case ["topics", topic]:
-                return topic_page(self._look(topic), self._manager.topic(topic), query)
+                report, of = self._topic(topic)
+                return topic_page(report, of, query)
             case ["topics", topic, number]:
-                report = self._look(topic)
-                return partition_page(report, self._snapshot(report, topic, number), query)
+                report, snapshot = self._partition(topic, number)
+                return partition_page(report, snapshot, query)
         raise NotFound("looking for a page", path=path)
 
     def _json(self, path: str, query: Query) -> str:
         match _parts(path):
             case [] | ["troubles"]:
-                return _encoded(found_topics(self._all(), query))
+                return _encoded(found_topics(self._all().value, query))
+            case ["plan"]:
+                asked = Asked.of(query)
+                return _encoded(plan_facts(self._plan(asked).value, asked, query))
+            case ["compaction"]:
+                return _encoded(compaction_facts(self._compaction().value, query))
+            case ["cost"]:
+                return _encoded(self._laboratory().facts(query))
             case ["topics", topic]:
-                return _encoded(topic_facts(self._look(topic), self._manager.topic(topic)))
+                return _encoded(topic_facts(*self._topic(topic)))
             case ["topics", topic, number]:
-                report = self._look(topic)
-                return _encoded(partition_facts(report, self._snapshot(report, topic, number).partition))
+                report, snapshot = self._partition(topic, number)
+                return _encoded(partition_facts(report, snapshot.partition))
         raise NotFound("looking for a page", path=path)
 
-    def _snapshot(self, report: StatusReport, topic: str, number: str) -> PartitionSnapshot:
+    # -- what pages are made from ----------------------------------------------------------------------------------
+
+    def _all(self) -> Told[StatusReport]:
+        return self._gathering.get("status", lambda: self._look(None), keep_ms=KEPT_MS)
+
+    def _plan(self, asked: Asked) -> Told[PricedPlan]:
+        def look() -> PricedPlan:
+            from tiered.planning import priced_plan
+
+            with self._looks.manager() as manager:
+                at_ms = self._now_ms() + (asked.after_ms or 0)
+                return priced_plan(manager, at_ms, asked.topics, overrides=dict(asked.settings), may_ask=False)
+
+        return self._gathering.get(f"plan?{asked.key}", look, keep_ms=KEPT_MS)
+
+    def _compaction(self) -> Told[Compaction]:
+        def look() -> Compaction:
+            with self._looks.manager() as manager:
+                return look_at_compaction(manager, self._now_ms())
+
+        return self._gathering.get("compaction", look, keep_ms=KEPT_MS)
+
+    def _topic(self, topic: str) -> tuple[StatusReport, Topic]:
+        def look() -> tuple[StatusReport, Topic]:
+            with self._looks.manager() as manager:
+                return self._look(topic), manager.topic(topic)
+
+        return self._gathering.get(f"topic/{topic}", look).value
+
+    def _partition(self, topic: str, number: str) -> tuple[StatusReport, PartitionSnapshot]:
         """Raises NotFound, and what keeps a partition from being looked at."""
-        known = {str(each.partition): each for each in self._manager.topic(topic).partitions()}
-        if number not in known:
-            raise NotFound("looking for a partition", topic=topic, partition=number)
-        return self._manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
 
-    def _all(self) -> StatusReport:
-        """The report of everything, as it is now or was a moment ago."""
-        with self._lock:
-            now = self._now_ms()
-            if self._report is None or not 0 <= now - self._report.now_ms < KEPT_MS:
-                self._report = self._look()
-            return self._report
+        def look() -> tuple[StatusReport, PartitionSnapshot]:
+            report = self._look(topic)
+            with self._looks.manager() as manager:
+                known = {str(each.partition): each for each in manager.topic(topic).partitions()}
+                if number not in known:
+                    raise NotFound("looking for a partition", topic=topic, partition=number)
+                return report, manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
 
-    def _look(self, topic: str | None = None) -> StatusReport:
+        return self._gathering.get(f"partition/{topic}/{number}", look).value
+
+    def _laboratory(self) -> Laboratory:
+        """Made when it is first asked for: it loads the simulator."""
+        if self._lab is None:
+            from tiered.web.lab_site import Laboratory
+
+            self._lab = Laboratory(self._looks, self._gathering, self._now_ms)
+        return self._lab
+
+    def _look(self, topic: str | None) -> StatusReport:
         topics = None if topic is None else [topic]
-        return status_report(self._manager, self._now_ms(), topics, storage=self._storage, may_ask=False)
+        with self._looks.manager() as manager:
+            return status_report(manager, self._now_ms(), topics, storage=self._storage, may_ask=False)
+
+    # -- words -----------------------------------------------------------------------------------------------------
+
+    def _late(self, told: Told[Any]) -> Html | None:
+        """What stands above a page that shows less than how things are now."""
+        stale = self._looks.stale()
+        if stale is not None:
+            return stale_note(*stale)
+        return late(self._now_ms(), told.at_ms, told.late_since_ms)
 
     def _failed(self, status: HTTPStatus, title: str, error: LogError, *, is_json: bool) -> Answered:
         words = " ".join(str(error).split())
         if is_json:
             return status, JSON_TYPE, _encoded({"error": type(error).__name__, "message": words})
-        body = [tag("p", words), tag("p", tag("a", "Overview", href="/"))]
-        return status, HTML_TYPE, frame(title, "", self._now_ms(), body, refreshes=False)
+        body = [tag("p", words, class_="trouble"), tag("p", tag("a", "Overview", href="/"))]
+        is_passing = status == HTTPStatus.SERVICE_UNAVAILABLE
+        return status, HTML_TYPE, frame(title, "", self._now_ms(), body, refreshes=is_passing)
 
 
 def _parts(path: str) -> list[str]:

@@ -1,0 +1,230 @@
+"""The cost lab: what it shows is what the simulator says; it works as a form, is bounded, and never asks the store."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from http import HTTPStatus
+from itertools import pairwise
+
+import pytest
+from manager_world import HOUR, NOW, TIERED, SwitchableStore, World, send, settle
+from web_pages import Sound, data, page, site
+
+from local.errors import InvalidRequest
+from policies.cost import DAY_MS
+from policies.prices import BUILT_IN
+from policies.rules import PartitionRules
+from policies.simulation import Workload
+from policies.what_if import KINDS, Stream, Variant, cost_of
+from tiered.cost_history import Measured
+from tiered.cost_lab import ALONG, STEPS, CostLab, cost_lab, read_variant
+from tiered.cost_simulation import simulate_streams
+from tiered.units import format_dollars
+from tiered.web.charts import _name_heights, nice_top
+from tiered.web.lab import lab_facts, lab_page
+
+MIB = 1 << 20
+STREAM = Stream(
+    topic="t",
+    partitions=4,
+    workload=Workload(batch_bytes=MIB, batch_ms=35_150, segment_bytes=256 * MIB),
+    rules=PartitionRules(retention_ms=14 * DAY_MS, local_retention_ms=DAY_MS),
+    zstd_share=0.4,
+)
+MEASURED = [Measured(topic="t", stream=STREAM, basis=("made up",))]
+
+
+def lab(along: str = "retention_ms", **asked: int | str | float) -> CostLab:
+    return cost_lab(MEASURED, Variant(**asked), BUILT_IN, along=along)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_lab_says_what_the_simulation_says() -> None:
+    found = lab(retention_ms=30 * DAY_MS, storage_class="STANDARD_IA")
+    asked = Variant(retention_ms=30 * DAY_MS, storage_class="STANDARD_IA")
+    assert found.today == cost_of([STREAM], Variant(), BUILT_IN)
+    assert found.chosen == cost_of([STREAM], asked, BUILT_IN)
+    assert found.levers == simulate_streams(MEASURED).levers
+    assert dict(found.curve)[30 * DAY_MS] == found.chosen
+    assert dict(found.curve_today)[14 * DAY_MS] == replace(found.today, variant=Variant(retention_ms=14 * DAY_MS))
+    assert dict(found.by_class["STANDARD_IA"])[0.0].total == pytest.approx(found.chosen.total)
+    assert [len(found.largest_levers), found.largest_levers[0][1]] == [2, found.levers[0][1]]
+    kept = next(each for each in found.break_evens if each.what == "STANDARD_IA: days that data is kept")
+    assert (kept.value, kept.verdict) == (30, "kept long enough"), "break-even lines are those of what was chosen"
+
+
+@pytest.mark.parametrize("along", ALONG)
+def test_each_curve_has_a_point_for_each_step(along: str) -> None:
+    found = lab(along)
+    assert [value for value, _ in found.curve] == [step for step in STEPS[along] if step != -1]
+    assert found.curve == found.curve_today, "nothing was chosen"
+    assert Sound.problems(lab_page(found, {"along": along}, NOW)) == []
+
+
+def test_the_line_of_a_class_crosses_standards_where_the_break_even_line_says() -> None:
+    found = lab(retention_ms=365 * DAY_MS, segment_bytes=1024 * MIB, part_bytes=64 * MIB)
+    (line,) = [each for each in found.break_evens if each.what == "STANDARD_IA: share of the data read in a month"]
+    saved = {
+        share: dict(found.by_class["STANDARD"])[share].total - cost.total
+        for share, cost in found.by_class["STANDARD_IA"]
+    }
+    before, after = max(each for each in saved if each < line.limit), min(each for each in saved if each > line.limit)
+    assert saved[before] > 0 > saved[after]
+
+
+def test_the_page_has_every_figure_of_its_charts_in_a_table_and_names_two_levers() -> None:
+    found = lab(local_retention_ms=HOUR, read_share=0.5)
+    body = lab_page(found, {"local": "1h", "reads": "50%"}, NOW)
+    assert Sound.problems(body) == []
+    for _, cost in [*found.curve, *found.curve_today, *(each for costs in found.by_class.values() for each in costs)]:
+        assert f">{format_dollars(cost.total)}</td>" in body
+    for words, value in (("now", found.today.total), ("double", found.chosen.double), ("idle", found.chosen.idle)):
+        assert re.search(f'id="dollars-{words}">{re.escape(format_dollars(value))}<', body)
+    levers = re.findall(r'<li><a href="(/cost\?[^"]*)">[^<]*</a> saves ([0-9.,]+)', body)
+    assert [dollars for _, dollars in levers] == [format_dollars(dollars) for _, dollars in found.largest_levers]
+    assert body.count('role="img"') == 2
+    assert body.count("<desc>") == 2
+    for id_ in ("lab", "results", "curve", "classes", "lines", "levers", "kinds", "lab-status"):
+        assert body.count(f'id="{id_}"') == 1
+    assert "tiered cost simulate t --local 1h --reads 50% --html costs.html" in body
+    assert "prices of" in body
+
+
+def test_a_lever_leads_to_the_lab_that_shows_its_saving() -> None:
+    found = lab()
+    body = lab_page(found, {}, NOW)
+    href = re.findall(r'<li><a href="/cost\?([^"]*)">', body)[0]
+    variant = read_variant(dict(part.split("=") for part in href.replace("&amp;", "&").split("&")))
+    again = cost_lab(MEASURED, variant, BUILT_IN)
+    assert again.today.total - again.chosen.total == pytest.approx(found.levers[0][1])
+
+
+@pytest.mark.parametrize("name", ["retention", "local", "segment", "part", "reads"])
+def test_a_slider_has_its_steps_in_order_with_todays_value_among_them(name: str) -> None:
+    for query in ({}, {name: {"reads": "30%", "segment": "20MiB", "part": "20MiB"}.get(name, "17h")}):
+        body = lab_page(cost_lab(MEASURED, read_variant(query), BUILT_IN), query, NOW)
+        select = re.search(rf'<select id="{name}"[^>]*>(.*?)</select>', body)
+        options = re.findall(r'<option value="([^"]*)"( selected)?>', select[1])
+        values = [value for value, _ in options]
+        assert values.count("") == 1
+        assert len(set(values)) == len(values)
+        assert [value for value, is_chosen in options if is_chosen] == [query.get(name, "")]
+        read = [getattr(read_variant({name: each}), FIELDS[name]) for each in values if each]
+        ranks = [float("inf") if each == -1 else each for each in read]
+        assert ranks == sorted(ranks)
+        assert ranks[0] < ranks[-1]
+
+
+FIELDS = {
+    "retention": "retention_ms",
+    "local": "local_retention_ms",
+    "segment": "segment_bytes",
+    "part": "part_bytes",
+    "reads": "read_share",
+}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"retention": "soon"},
+        {"retention": "1ms"},
+        {"retention": "-2"},
+        {"local": "-1"},
+        {"segment": "1"},
+        {"segment": "9PB"},
+        {"part": "0"},
+        {"reads": "nan"},
+        {"reads": "-1%"},
+        {"reads": "inf"},
+        {"class": "<b>"},
+        {"codec": "rot13"},
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
+        cost_lab(MEASURED, read_variant(query), BUILT_IN)
+
+
+def test_nothing_asked_is_as_it_is() -> None:
+    assert read_variant({"retention": " ", "topic": "t", "format": "json"}) == Variant()
+
+
+def test_the_lab_of_a_deployment_measures_its_topics_and_its_json_is_the_same(world: World) -> None:
+    with world.open() as manager:
+        for topic in ("a", "b", "c", "t"):
+            manager.create_topic(topic, 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+        send(manager, 500)
+        send(manager, 100, topic="b")
+        settle(manager)
+        found = site(world, manager)
+        body = page(found, "/cost")
+        assert "1 smaller topics are left out" in body
+        facts = data(found, "/cost?format=json")
+        assert facts["topics"] == ["b", "t"], "the others have stored nothing"
+        one = data(found, "/cost?format=json&topic=t&retention=60d&along=local")
+        assert one["topics"] == ["t"]
+        assert one["chosen"]["stored_bytes"] > one["today"]["stored_bytes"] > 0
+        assert one["chosen"]["dollars_per_month"] == pytest.approx(
+            sum(one["chosen"][f"{each}_dollars"] for each in KINDS)
+        )
+        assert one["along"] == "local_retention_ms"
+        assert one["measured"][0]["basis"]
+        assert 'value="60d" selected' in page(found, "/cost?topic=t&retention=60d")
+        for wrong in ("retention=soon", "along=%3Cscript%3E", "class=%22%3E%3Cscript%3E"):
+            assert "<script>" not in page(found, f"/cost?{wrong}", HTTPStatus.BAD_REQUEST)
+        page(found, "/cost?topic=none", HTTPStatus.NOT_FOUND)
+        code, kind, script = found.answer("/lab.js")
+        assert (code, kind) == (HTTPStatus.OK, "text/javascript; charset=utf-8")
+        assert "innerHTML" not in script
+
+
+def test_an_empty_lab_says_how_to_begin(world: World) -> None:
+    with world.open() as manager:
+        assert "Nothing to simulate" in page(site(world, manager), "/cost")
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        assert "Nothing to simulate" in page(site(world, manager), "/cost?retention=7d")
+        code, _, body = site(world, manager).answer("/cost?format=json")
+        assert (code, json.loads(body)["error"]) == (HTTPStatus.BAD_REQUEST, "InvalidRequest")
+
+
+def test_the_lab_sends_nothing_to_a_store_that_is_down(world: World) -> None:
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+        send(manager, 500)
+        settle(manager)
+        before = data(site(world, manager), "/cost?format=json")
+        store.is_down = True
+        counts = manager.request_counts()
+        assert data(site(world, manager), "/cost?format=json") == before
+        assert manager.request_counts() == counts
+
+
+def test_facts_hold_no_number_that_json_has_not() -> None:
+    for_ever = replace(STREAM, rules=PartitionRules(retention_ms=None, local_retention_ms=DAY_MS))
+    found = cost_lab([Measured(topic="t", stream=for_ever, basis=())], Variant(), BUILT_IN)
+    assert json.loads(json.dumps(lab_facts(found), allow_nan=False))["break_evens"]
+    body = lab_page(found, {}, NOW)
+    assert Sound.problems(body) == []
+    assert "no limit (as it is)" in body
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0, 1), (0.3, 0.5), (0.9, 1), (1, 1), (1.01, 2), (21, 25), (45.6, 50), (99, 100)]
+)
+def test_an_axis_ends_at_a_number_that_people_count_in(value: float, top: float) -> None:
+    assert nice_top(value) == pytest.approx(top)
+
+
+def test_names_at_the_ends_of_lines_never_cover_each_other() -> None:
+    for heights in ([100, 100, 100, 100, 100], [10, 270, 272, 271], [5], [], [278, 20, 30, 31]):
+        placed = sorted(_name_heights([float(each) for each in heights]))
+        assert all(after - before >= 14.99 for before, after in pairwise(placed))
+        assert all(each <= 278.01 for each in placed)

@@ -1,0 +1,302 @@
+"""Pages answer in time whatever the store or the disk does, with what they know, and say what is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+
+import pytest
+from manager_world import NOW, TIERED, SwitchableStore, World, send, settle
+from web_pages import page, site
+
+from local.errors import AccessDenied, NotFound, Unavailable
+from remote.memory_store import MemoryStore
+from tiered.manager import LogManager
+from tiered.web import looks as looks_module
+from tiered.web.gathering import KEPT_MAX, THREADS_MAX, Gathering
+from tiered.web.looks import FRESH_MS, STALE_MS, Looks
+from tiered.web.site import KEPT_MS, Site
+
+PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")
+SOON_S = 0.02  # a deadline that a test waits for
+TRIES = 1_000_000  # until what goes on in a thread is seen; each gives the thread its turn
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Hanging:
+    """Something that answers only once it is let go."""
+
+    def __init__(self, value: object = "found") -> None:
+        self.value = value
+        self.may_go, self.calls = threading.Event(), 0
+
+    def __call__(self) -> object:
+        self.calls += 1
+        assert self.may_go.wait(30)
+        return self.value
+
+
+class HangingStore(SwitchableStore):
+    """Answers; while it `hangs`, nobody has an answer until it is let go."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        super().__init__(inner, is_down=False)
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        call = super().__getattr__(verb)
+
+        def waiting(*args: object, **more: object) -> object:
+            assert self.may_go.wait(30)
+            return call(*args, **more)
+
+        return waiting
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def settled(gathering: Gathering, key: str, make: Callable[[], object]) -> object:
+    """What was found in the end."""
+    for _ in range(TRIES):
+        try:
+            told = gathering.get(key, make)
+        except Unavailable:
+            continue  # the threads of others are on their way out
+        if told.late_since_ms is None:
+            return told.value
+    raise AssertionError("never there")
+
+
+def test_a_look_that_hangs_costs_its_deadline_and_is_there_for_whoever_asks_next() -> None:
+    clock, look = Clock(), Hanging()
+    gathering = Gathering(clock, deadline_s=SOON_S)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="does not answer"):
+            gathering.get("a", look)
+    assert look.calls == 1, "those who ask meanwhile wait for the same look"
+    look.may_go.set()
+    assert settled(gathering, "a", look) == "found"
+
+
+def test_what_was_found_before_serves_while_a_newer_look_hangs() -> None:
+    clock, look = Clock(), Hanging("new")
+    gathering = Gathering(clock, deadline_s=SOON_S)
+    assert gathering.get("a", lambda: "old").value == "old"
+    clock.now += 5000
+    told = gathering.get("a", look)
+    assert (told.value, told.at_ms, told.late_since_ms) == ("old", NOW, NOW + 5000)
+    look.may_go.set()
+    assert settled(gathering, "a", look) == "new"
+
+
+def test_what_is_kept_serves_until_it_is_old_and_the_clock_may_jump() -> None:
+    clock = Clock()
+    gathering = Gathering(clock)
+    count = iter(range(100))
+
+    def asked() -> object:
+        return gathering.get("a", lambda: next(count), keep_ms=1000).value
+
+    assert [asked(), asked()] == [0, 0]
+    clock.now += 1000
+    assert asked() == 1
+    clock.now -= 5000
+    assert asked() == 2, "what was found in the future is not kept"
+
+
+def test_an_error_belongs_to_whoever_waits_and_the_next_one_looks_again() -> None:
+    gathering = Gathering(Clock())
+
+    def fails() -> object:
+        raise NotFound("looking for a topic")
+
+    with pytest.raises(NotFound):
+        gathering.get("a", fails)
+    assert gathering.get("a", lambda: 1).value == 1
+
+
+def test_looks_that_hang_for_ever_cost_a_bounded_number_of_threads_and_what_is_kept_is_bounded() -> None:
+    gathering = Gathering(Clock(), deadline_s=SOON_S)
+    hanging = [Hanging() for _ in range(THREADS_MAX + 3)]
+    before = threading.active_count()
+    try:
+        for at, each in enumerate(hanging):
+            with pytest.raises(Unavailable):
+                gathering.get(f"{at}", each)
+        assert threading.active_count() - before <= THREADS_MAX
+        assert sum(each.calls for each in hanging) == THREADS_MAX
+    finally:
+        for each in hanging:
+            each.may_go.set()
+    for at in range(3 * KEPT_MAX):
+        settled(gathering, f"more {at}", lambda: 1)
+    assert len(gathering._found) <= KEPT_MAX
+
+
+def test_while_the_store_hangs_every_page_answers_with_what_is_known(world: World) -> None:
+    store = HangingStore(world.store)
+    with world.open(store=store) as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+        send(manager, 400)
+        settle(manager)
+        before = {path: page(site(world, manager), path) for path in PATHS}
+        store.may_go.clear()
+        try:
+            for path in PATHS:
+                assert page(site(world, manager), path) == before[path]
+        finally:
+            store.may_go.set()
+
+
+def test_a_disk_that_hangs_leaves_what_was_seen_before_and_a_note(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 100)
+        clock, look = Clock(), Hanging([])
+        found = Site(manager, clock, storage=world.disk, deadline_s=SOON_S)
+        assert "late" not in page(found, "/")
+        monkeypatch.setattr(manager, "partitions", lambda topics=None: look())
+        clock.now += KEPT_MS
+        try:
+            body = page(found, "/")
+            assert 'href="/topics/t"' in body
+            assert 'id="late"' in body
+            assert "What is shown is of 2027-01-15 08:00:00 UTC" in body
+            body = page(found, "/plan", HTTPStatus.SERVICE_UNAVAILABLE)
+            assert "does not answer" in body
+        finally:
+            look.may_go.set()
+
+
+def test_a_first_look_that_hangs_is_said_and_its_end_brings_the_pages(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks_module, "FIRST_S", SOON_S)
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        look, clock = Hanging(), Clock()
+
+        def opened() -> LogManager:
+            look()
+            return world.open(read_only=True)
+
+        looks = Looks(manager.config, opened, clock)
+        found = Site(looks, clock, storage=world.disk)
+        for path in PATHS:
+            assert "has not answered yet" in page(found, path, HTTPStatus.SERVICE_UNAVAILABLE)
+        assert look.calls == 1
+        look.may_go.set()
+        monkeypatch.setattr(looks_module, "FIRST_S", 30)
+        for path in PATHS:
+            page(found, path)
+        looks.close()
+
+
+def test_a_look_is_taken_again_when_it_is_old_and_the_old_one_is_closed_when_nobody_uses_it(world: World) -> None:
+    clock = Clock()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        made: list[LogManager] = []
+        closed: list[LogManager] = []
+
+        def opened() -> LogManager:
+            new = world.open(read_only=True)
+            end = new.close
+            new.close = lambda **more: (closed.append(new), end(**more))  # type: ignore[method-assign, func-returns-value]
+            made.append(new)
+            return new
+
+        looks = Looks(manager.config, opened, clock)
+        with looks.manager() as first:
+            clock.now += FRESH_MS - 1
+            with looks.manager() as same:
+                assert same is first
+            clock.now += 1
+            for _ in range(TRIES):
+                with looks.manager() as newer:
+                    is_new = newer is not first
+                if is_new:
+                    break
+            assert is_new, "the look behind the pages was taken again"
+            assert closed == [], "somebody still uses the old one"
+        assert closed == [first]
+        looks.close()
+        assert closed == made
+
+
+def test_a_newer_look_that_fails_or_hangs_is_said_above_every_page(world: World) -> None:
+    clock = Clock()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        answers: list[Callable[[], LogManager]] = [lambda: world.open(read_only=True)]
+        looks = Looks(manager.config, lambda: answers[-1](), clock)
+        found = Site(looks, clock, storage=world.disk)
+        page(found, "/")
+
+        def refused() -> LogManager:
+            raise AccessDenied("opening the bucket, <b>refused</b>")
+
+        answers.append(refused)
+        clock.now += FRESH_MS
+        body = ""
+        for _ in range(TRIES):
+            clock.now += KEPT_MS
+            body = page(found, "/")
+            if "refused" in body:
+                break
+        assert "What is shown is of 2027-01-15 08:00:00 UTC; looking again failed" in body
+        assert "&lt;b&gt;refused" in body
+        hanging = Hanging()
+        answers.append(lambda: hanging() and world.open(read_only=True))  # type: ignore[arg-type, return-value]
+        try:
+            for _ in range(TRIES):
+                clock.now += KEPT_MS
+                page(found, "/")
+                if hanging.calls:
+                    break
+            clock.now += STALE_MS
+            assert "without an end" in page(found, "/plan")
+        finally:
+            hanging.may_go.set()
+            looks.close()
+
+
+def test_a_manager_that_opens_after_the_pages_were_closed_is_closed_too(world: World) -> None:
+    clock, look, over = Clock(), Hanging(), threading.Event()
+    with world.open() as manager:
+
+        def opened() -> LogManager:
+            look()
+            new = world.open(read_only=True)
+            end = new.close
+            new.close = lambda **more: (end(**more), over.set())  # type: ignore[method-assign, func-returns-value]
+            return new
+
+        looks = Looks(manager.config, opened, clock)
+
+        def ask() -> None:
+            with pytest.raises(Unavailable), looks.manager():
+                pass
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        while not look.calls:
+            pass
+        looks.close()
+        look.may_go.set()
+        assert over.wait(30)
+        waiting.join()

@@ -1,0 +1,210 @@
+"""Who gets to see the pages: names that lead here, forms from here, and where anybody could come, a token."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+from web_pages import Sound
+
+from local.errors import InvalidRequest
+from tiered.cli.main import invoke
+from tiered.web.gate import COOKIE, Gate, host_name
+from tiered.web.server import FORM_MAX, WebServer
+
+TOKEN = "a token of some length"
+SECRET = "what only those see who may"
+
+
+@contextmanager
+def served(gate: Gate, host: str = "127.0.0.1") -> Iterator[WebServer]:
+    server = WebServer(host, 0, lambda target: (HTTPStatus.OK, "text/plain", f"{SECRET} {target}"), gate)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def ask(server: WebServer, path: str = "/", verb: str = "GET", body: str | None = None, **headers: str):
+    """(status, headers, body) of one request; header names with underscores."""
+    connection = HTTPConnection("127.0.0.1", server.address[1], timeout=30)
+    connection.request(verb, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer: HTTPResponse = connection.getresponse()
+    found = HTTPStatus(answer.status), answer.headers, answer.read().decode()
+    connection.close()
+    return found
+
+
+def test_on_loopback_everybody_here_sees_the_pages_under_names_that_cannot_be_made_to_lie() -> None:
+    with served(Gate(hosts=["Logs.example"])) as server:
+        for host in ("localhost", "127.0.0.1:80", "[::1]:1", "127.0.0.2", "logs.example:8080", "LOCALHOST"):
+            assert ask(server, "/x?y", Host=host)[2] == f"{SECRET} /x?y"
+        for host in ("evil.example", "", "127.0.0.1.evil.example", "10.0.0.7", "localhost.evil.example", "a b"):
+            status, _, body = ask(server, Host=host)
+            assert (status, SECRET in body) == (HTTPStatus.MISDIRECTED_REQUEST, False)
+            assert Sound.problems(body) == []
+
+
+def test_no_verb_changes_anything() -> None:
+    for gate in (Gate(), Gate(token=TOKEN)):
+        with served(gate) as server:
+            for verb in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"):
+                assert ask(server, "/", verb)[0] == HTTPStatus.NOT_IMPLEMENTED
+            for path in ("/", "/plan", "/apply"):
+                status, _, body = ask(server, path, "POST", "x=1", Authorization=f"Bearer {TOKEN}")
+                assert (status, SECRET in body) == (HTTPStatus.METHOD_NOT_ALLOWED, False)
+
+
+def test_without_the_token_nothing_is_seen_but_the_question_for_it() -> None:
+    with served(Gate(token=TOKEN)) as server:
+        wrong = [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"}]
+        wrong += [{"Cookie": f"{COOKIE}={TOKEN}"}, {"Cookie": f"{COOKIE}="}, {"Cookie": "\x7f=;;="}, {"Cookie": "a=b"}]
+        wrong += [{"Authorization": "Bearer \u00e9".encode().decode("latin-1")}]
+        for headers in wrong:
+            for path in (
+                "/",
+                "/?format=json",
+                "/lab.js",
+                "/nothing",
+                "/?token=" + TOKEN.replace(" ", "+"),
+                "/page.css?x",
+            ):
+                status, _, body = ask(server, path, **headers)
+                assert (status, SECRET in body) == (HTTPStatus.UNAUTHORIZED, False)
+                assert Sound.problems(body) == []
+        assert ask(server, "/page.css")[0] == HTTPStatus.OK
+        assert SECRET in ask(server, Authorization=f"Bearer {TOKEN}")[2]
+        assert SECRET in ask(server, Authorization=f"bearer  {TOKEN}")[2]
+        status, headers, body = ask(server, "/", "HEAD")
+        assert (status, body, int(headers["Content-Length"]) > 0) == (HTTPStatus.UNAUTHORIZED, "", True)
+
+
+def test_the_form_gives_a_cookie_that_is_not_the_token_and_dies_with_the_server() -> None:
+    form = "token=" + TOKEN.replace(" ", "+")
+    with served(Gate(token=TOKEN)) as server:
+        host = f"127.0.0.1:{server.address[1]}"
+        status, headers, _ = ask(server, "/login", "POST", form, Origin=f"http://{host}")
+        assert (status, headers["Location"]) == (HTTPStatus.SEE_OTHER, "/")
+        cookie = headers["Set-Cookie"]
+        assert "HttpOnly; SameSite=Strict" in cookie
+        assert TOKEN not in cookie
+        pair = cookie.partition(";")[0]
+        assert SECRET in ask(server, Cookie=f"other=1; {pair}")[2]
+        for body in ("token=wrong", "", "token=" + "x" * FORM_MAX, "\x00", "token=" + form):
+            status, headers, _ = ask(server, "/login", "POST", body)
+            assert status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.BAD_REQUEST)
+            assert "Set-Cookie" not in headers
+        for origin in ("http://evil.example", "null", f"http://evil.example/{host}", f"https://{host}.evil.example"):
+            status, headers, _ = ask(server, "/login", "POST", form, Origin=origin)
+            assert (status, headers["Set-Cookie"]) == (HTTPStatus.FORBIDDEN, None)
+    with served(Gate(token=TOKEN)) as server:
+        assert ask(server, Cookie=pair)[0] == HTTPStatus.UNAUTHORIZED
+
+
+def test_every_answer_keeps_a_browser_from_loading_sending_framing_or_keeping_anything() -> None:
+    with served(Gate(token=TOKEN)) as server:
+        for path, headers in (("/", {}), ("/", {"Authorization": f"Bearer {TOKEN}"}), ("/", {"Host": "evil.example"})):
+            found = ask(server, path, **headers)[1]
+            policy = found["Content-Security-Policy"]
+            assert policy.startswith("default-src 'self'")
+            assert "frame-ancestors 'none'" in policy
+            assert "unsafe" not in policy
+            assert found["Cross-Origin-Resource-Policy"] == "same-origin"
+            assert found["Cache-Control"] == "no-store"
+            assert found["X-Content-Type-Options"] == "nosniff"
+            assert found["Referrer-Policy"] == "no-referrer"
+            assert "Access-Control-Allow-Origin" not in found
+
+
+@pytest.mark.parametrize("token", ["", "short", "x" * 15, "with a \n in its middle", "\u00e9" * 20])
+def test_a_token_that_could_be_guessed_or_not_be_sent_is_refused(token: str) -> None:
+    with pytest.raises(InvalidRequest):
+        Gate(token=token)
+
+
+def test_with_a_token_plain_addresses_lead_here_for_they_are_nobodys_names() -> None:
+    gate = Gate(token=TOKEN, hosts=["logs.example"])
+    assert all(map(gate.is_host, ("10.0.0.7:80", "[2001:db8::1]:80", "logs.example", "localhost")))
+    assert not any(map(gate.is_host, ("evil.example", "", "10.0.0.7.evil.example", "10.0.0")))
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [("a:80", "a"), ("a", "a"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("", ""), (":80", ""), ("a:b:c", "a:b")],
+)
+def test_the_name_in_a_host_header(header: str, name: str) -> None:
+    assert host_name(header) == name
+
+
+def run_web(directory: Path, *words: str) -> tuple[int, str]:
+    """`tiered web` until it listens, then the end that a person gives it; the exit code and what a page said."""
+    seen: list[str] = []
+    from tiered.cli import web as command
+    from tiered.web import server as module
+
+    class Told(module.WebServer):
+        def start(self) -> None:
+            super().start()
+            seen.append(ask(self, "/plan")[2])
+            threading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    before = module.WebServer
+    module.WebServer = Told  # type: ignore[misc]
+    try:
+        assert command is not None
+        code = invoke(["-C", str(directory), "web", *words])
+    finally:
+        module.WebServer = before  # type: ignore[misc]
+    return code, seen[0] if seen else ""
+
+
+def test_the_command_serves_a_directory_and_ends_with_ctrl_c(tmp_path: Path, capfd) -> None:
+    assert invoke(["-C", str(tmp_path), "init"]) == 0
+    assert invoke(["-C", str(tmp_path), "topic", "create", "orders"]) == 0
+    capfd.readouterr()
+    code, body = run_web(tmp_path, "--listen", ":0")
+    assert code == 0
+    assert "Nothing to do" in body
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert "pages at http://127.0.0.1:" in told.err
+    assert "token" not in told.err
+
+
+def test_elsewhere_the_command_makes_a_token_unless_it_is_given_one(tmp_path: Path, capfd) -> None:
+    assert invoke(["-C", str(tmp_path), "init"]) == 0
+    capfd.readouterr()
+    code, body = run_web(tmp_path, "--listen", "0.0.0.0:0")
+    told = capfd.readouterr().err
+    assert code == 0
+    assert "Token" in body
+    assert "Nothing to do" not in body
+    assert len(told.partition("token: ")[2].splitlines()[0]) >= 32
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    for listen in (":0", "0.0.0.0:0"):
+        code, body = run_web(tmp_path, "--listen", listen, "--token-file", str(tmp_path / "token"))
+        assert (code, "Show the pages" in body) == (0, True)
+        assert "token: " not in capfd.readouterr().err
+
+
+def test_what_keeps_the_command_from_serving_is_said(tmp_path: Path, capfd) -> None:
+    assert run_web(tmp_path)[0] == 1, "there is no tiered.toml"
+    assert invoke(["-C", str(tmp_path), "init"]) == 0
+    (tmp_path / "token").write_text("short")
+    for words in (
+        ["--listen", "often"],
+        ["--token-file", str(tmp_path / "none")],
+        ["--token-file", str(tmp_path / "token")],
+        ["--token-file", str(tmp_path)],
+    ):
+        capfd.readouterr()
+        assert run_web(tmp_path, *words)[0] in (1, 2)
+        assert len(capfd.readouterr().err.splitlines()) == 1

@@ -1,0 +1,88 @@
+"""``tiered web``: pages about a directory for a browser, without being the manager at work."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from local.errors import InvalidRequest, NotFound
+from tiered.cli.errors import Exit
+from tiered.cli.session import Session, now_ms
+
+if TYPE_CHECKING:
+    from tiered.manager import LogManager
+    from tiered.web.gate import Gate
+
+
+@click.command("web")
+@click.option(
+    "--listen", default=":8080", metavar="[HOST]:PORT", show_default=True, help="Where; without a host on loopback."
+)
+@click.option(
+    "--token-file", metavar="FILE", type=click.Path(), help="Ask for the token in this file, on loopback too."
+)
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads here; may be repeated.")
+@click.pass_obj
+def web(session: Session, listen: str, token_file: str | None, hosts: tuple[str, ...]) -> int:
+    """Pages for a browser: topics, segments, the plan, what it costs and would cost, compaction, what is stuck.
+
+    Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on
+    loopback it wants a token; without --token-file it makes one and prints it.
+    """
+    from tiered.cli.signals import stop_signals
+    from tiered.metrics_server import is_loopback, parse_address
+    from tiered.web.looks import Looks
+    from tiered.web.server import WebServer
+    from tiered.web.site import Site
+
+    host, port = parse_address(listen)
+    config = session.config()
+    gate, made = _gate(token_file, hosts, is_open=not is_loopback(host))
+    session.set_up_logging(tells_problems=True)
+
+    def look() -> LogManager:
+        from tiered.manager import LogManager
+
+        return LogManager.open(session.config(), now_ms=now_ms(), read_only=True)
+
+    looks = Looks(config, look, now_ms)
+    with stop_signals() as stop:
+        server = WebServer(host, port, Site(looks, now_ms).answer, gate)
+        server.start()
+        try:
+            at, port = server.address
+            session.say(f"pages at http://{f'[{at}]' if ':' in at else at}:{port}/ until Ctrl-C")
+            if made is not None:
+                click.echo(f"token: {made}", err=True)
+            if gate.wants_token and not is_loopback(host):
+                session.say("nothing is encrypted on the way: put a proxy with TLS or a tunnel in front")
+            stop.wait(None)
+        finally:
+            server.close()
+            looks.close()
+    return Exit.DONE
+
+
+def _gate(path: str | None, hosts: tuple[str, ...], *, is_open: bool) -> tuple[Gate, str | None]:
+    """And the token where one was made. Raises NotFound and InvalidRequest for a file without one."""
+    import secrets
+
+    from tiered.web.gate import Gate
+
+    names = [*hosts, *([socket.gethostname(), socket.getfqdn()] if is_open else [])]
+    if path is not None:
+        return Gate(token=_token_in(path), hosts=names), None
+    made = secrets.token_urlsafe(24) if is_open else None
+    return Gate(token=made, hosts=names), made
+
+
+def _token_in(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(4096).strip()
+    except FileNotFoundError:
+        raise NotFound("reading the token", file=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest("reading the token", file=path, cause=str(error).lower()) from None

@@ -1,0 +1,87 @@
+"""What the cost lab is asked and where its answers come from: topics measured once a minute, simulated when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from local.errors import InvalidRequest
+from policies.prices import PriceTable
+from tiered.cost_history import Measured, measured_streams
+from tiered.cost_lab import ALONG, CostLab, cost_lab, read_variant
+from tiered.manager import LogManager
+from tiered.price_file import configured_prices
+from tiered.web.gathering import Gathering, Told
+from tiered.web.lab import TOPICS_MAX, lab_facts, lab_page, nothing_page
+from tiered.web.lab_words import FIELD_OF
+from tiered.web.looks import Looks
+from tiered.web.parts import late
+
+MEASURED_MS = 60_000  # how long what was measured is good enough to simulate with
+ANSWER_MS = 60_000
+
+
+class Laboratory:
+    """The cost lab over a manager. Thread safe."""
+
+    def __init__(self, looks: Looks, gathering: Gathering, now_ms: Callable[[], int]) -> None:
+        self._looks, self._gathering, self._now_ms = looks, gathering, now_ms
+
+    def page(self, query: Mapping[str, str]) -> str:
+        """Raises InvalidRequest for settings that cannot be, NotFound for a topic that is not there."""
+        measured, left_out, _ = self._measured(query).value
+        if not any(each.stream is not None for each in measured):
+            return nothing_page(self._now_ms(), "no tiered topic has stored anything yet")
+        told = self._lab(query)
+        note = late(self._now_ms(), told.at_ms, told.late_since_ms)
+        return lab_page(told.value, query, told.at_ms, left_out, note)
+
+    def facts(self, query: Mapping[str, str]) -> dict[str, object]:
+        """The same for programs. Raises InvalidRequest where there is nothing to simulate, too."""
+        return lab_facts(self._lab(query).value)
+
+    def _lab(self, query: Mapping[str, str]) -> Told[CostLab]:
+        asked, along = read_variant(query), _along(query)
+        measured, _, prices = self._measured(query).value
+
+        def look() -> CostLab:
+            return cost_lab(measured, asked, prices, along=along)
+
+        return self._gathering.get(f"lab?{_topic(query)}&{along}&{asked}", look, keep_ms=ANSWER_MS)
+
+    def _measured(self, query: Mapping[str, str]) -> Told[tuple[Sequence[Measured], int, PriceTable]]:
+        topic = _topic(query)
+
+        def look() -> tuple[Sequence[Measured], int, PriceTable]:
+            now = self._now_ms()
+            with self._looks.manager() as manager:
+                tiered = [each.name for each in manager.topics() if each.was_tiered]
+                chosen = [topic] if topic else largest_topics(manager, tiered)
+                found = measured_streams(manager, now, chosen, may_ask=False)
+                return found, 0 if topic else len(tiered) - len(chosen), configured_prices(manager.config)
+
+        return self._gathering.get(f"measured?{topic}", look, keep_ms=MEASURED_MS)
+
+
+def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:
+    """TOPICS_MAX of them by bytes in the bucket and on the disk, by what the manager holds in memory."""
+    sizes = dict.fromkeys(names, 0)
+    for held in manager.partitions(names):
+        head = held.head()
+        stored = (
+            sum(row.stored_bytes for row in head.segments) + sum(s.stored_bytes for s in head.spills) if head else 0
+        )
+        sizes[held.name.topic] += stored + held.log.size_bytes
+    return sorted(sorted(names), key=lambda name: -sizes[name])[:TOPICS_MAX]
+
+
+def _topic(query: Mapping[str, str]) -> str:
+    return query.get("topic", "").strip()
+
+
+def _along(query: Mapping[str, str]) -> str:
+    text = query.get("along", "")
+    if not text:
+        return ALONG[0]
+    if text not in FIELD_OF:
+        raise InvalidRequest("reading what to draw along", along=repr(text), known=",".join(FIELD_OF))
+    return FIELD_OF[text]

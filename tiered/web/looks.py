@@ -1,0 +1,141 @@
+"""The manager that pages look at: the one at work in this process, or one that only looks, opened again and again.
+
+One that only looks sees the directory and the bucket as they were when it was opened. It is opened anew in a thread
+when somebody asks and the last one is older than FRESH_MS; until the new one is there the old one serves. A manager is
+closed when nobody looks at it any more. While the first one is being opened (a store that hangs may take minutes),
+everybody is told so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from local.errors import Unavailable
+
+if TYPE_CHECKING:
+    from tiered.config import Config
+    from tiered.manager import LogManager
+
+_log = logging.getLogger(__name__)
+
+FRESH_MS = 15_000
+STALE_MS = 10_000  # so long may a newer look take before people are told
+FIRST_S = 2.0  # how long the first to ask waits for the first manager
+
+
+class Looks:
+    """See the module text. Thread safe."""
+
+    def __init__(self, config: Config, open_manager: Callable[[], LogManager], now_ms: Callable[[], int]) -> None:
+        self.config = config
+        self._open, self._now_ms = open_manager, now_ms
+        self._lock = threading.Lock()
+        self._is_there = threading.Event()
+        self._held: _Held | None = None
+        self._opening_since_ms: int | None = None
+        self._error: Exception | None = None
+        self._is_closed = False
+
+    @classmethod
+    def of(cls, manager: LogManager) -> Looks:
+        """Always that manager, which stays its owner's."""
+        looks = cls(manager.config, lambda: manager, lambda: 0)
+        looks._held = _Held(manager, 0, is_ours=False)
+        return looks
+
+    @contextmanager
+    def manager(self) -> Iterator[LogManager]:
+        """The manager to look at, there until the block ends.
+
+        Raises Unavailable while there is none yet, and what kept the first one from being opened.
+        """
+        held = self._take()
+        try:
+            yield held.manager
+        finally:
+            self._give_back(held)
+
+    def stale(self) -> tuple[int, str] | None:
+        """(of when, why) what is looked at is older than it should be; None while it is not."""
+        now = self._now_ms()
+        with self._lock:
+            held, since, error = self._held, self._opening_since_ms, self._error
+        if held is None or not held.is_ours:
+            return None
+        if error is not None:
+            return held.at_ms, f"looking again failed: {' '.join(str(error).split())}"
+        if since is not None and now - since >= STALE_MS:
+            return held.at_ms, f"looking again since {(now - since) // 1000} s without an end"
+        return None
+
+    def close(self) -> None:
+        """Let go of the manager, as soon as nobody looks at it."""
+        with self._lock:
+            self._is_closed = True
+            held, self._held = self._held, None
+        if held is not None:
+            self._give_back(held)
+
+    def _take(self) -> _Held:
+        now = self._now_ms()
+        with self._lock:
+            if self._is_due(now):
+                self._opening_since_ms, self._error = now, None
+                self._is_there.clear()
+                threading.Thread(target=self._reopen, args=(now,), name="tiered-look", daemon=True).start()
+            is_first = self._held is None
+        if is_first:
+            self._is_there.wait(FIRST_S)
+        with self._lock:
+            if self._held is not None:
+                self._held.users += 1
+                return self._held
+            if self._error is not None:
+                raise self._error
+            since = self._opening_since_ms
+        waited = self._now_ms() - since if since is not None else 0
+        raise Unavailable("opening the logs, the disk or the store has not answered yet", waited_ms=waited)
+
+    def _is_due(self, now_ms: int) -> bool:
+        if self._is_closed or self._opening_since_ms is not None:
+            return False
+        return self._held is None or (self._held.is_ours and not 0 <= now_ms - self._held.at_ms < FRESH_MS)
+
+    def _reopen(self, now_ms: int) -> None:
+        new: _Held | None = None
+        error: Exception | None = None
+        try:
+            new = _Held(self._open(), now_ms)
+        except Exception as found:  # noqa: BLE001 - it belongs to whoever asks next
+            _log.warning("looking again failed: error=%s", found)
+            error = found
+        with self._lock:
+            before = self._held if new is not None else None
+            unwanted = new if self._is_closed else None
+            if new is not None and not self._is_closed:
+                self._held = new
+            self._error, self._opening_since_ms = error, None
+        self._is_there.set()
+        for each in (before, unwanted):
+            if each is not None:
+                self._give_back(each)
+
+    def _give_back(self, held: _Held) -> None:
+        """The last one to look closes it; who made it was the first."""
+        with self._lock:
+            held.users -= 1
+            is_over = held.users == 0 and held.is_ours
+        if is_over:
+            held.manager.close()
+
+
+class _Held:
+    """`users` counts those who look, and us while it is the newest."""
+
+    def __init__(self, manager: LogManager, at_ms: int, *, is_ours: bool = True) -> None:
+        self.manager, self.at_ms, self.is_ours = manager, at_ms, is_ours
+        self.users = 1
