@@ -318,7 +318,7 @@ def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
         troubles.append("orders/2: uploading: cause=slowdown")
         assert ask("GET", "/health") == (503, "text/plain; charset=utf-8", "orders/2: uploading: cause=slowdown\n")
         assert ask("GET", "/../etc/passwd")[0] == HTTPStatus.NOT_FOUND
-        assert ask("POST", "/metrics")[0] == HTTPStatus.NOT_IMPLEMENTED
+        assert ask("POST", "/metrics")[0] == HTTPStatus.METHOD_NOT_ALLOWED
     finally:
         server.close()
 
