@@ -3,6 +3,7 @@
 Jobs beside a manager only unlink (`tiered.bucket_retention`, compaction, merging): the bytes go with the next round of
 the writer. Where that was an ingest there is no next round. An ingest takes the epoch, and is over once its note is in
 the head; so whoever takes the epoch after it stops nobody, and may delete as any writer does (`remote.due_deletion`).
+Old heads are collected along with them, when so many are there that a manager would (`policies.head_collection`).
 
 | state of a partition | told by its newest head | here |
 |---|---|---|
@@ -13,11 +14,12 @@ the head; so whoever takes the epoch after it stops nobody, and may delete as an
 
 | a crash, or an error, after | leaves | what becomes of it |
 |---|---|---|
-| the look, with the pins | nothing; where pins hold all that is due no epoch is taken | |
+| the look, with the pins | nothing; where pins hold all that is due, and no heads are, no epoch is taken | |
 | the epoch was taken | a partition without a writer, signed by this work | the next run, or any writer, goes on |
 | the pins, the proof of the epoch | the same | the same |
 | some deletes | a list that names what is gone | deleting again is no error |
-| the head without them | all of it | |
+| the head without them | all of it but old heads | the next run collects them |
+| the boundary, some of the heads | as in `remote.head_collection` | the next collection goes on |
 
 | who comes at the same time | |
 |---|---|
@@ -40,12 +42,14 @@ from dataclasses import dataclass, replace
 
 from local.errors import Conflict
 from policies.decisions import DeletePage, DeleteUnlinked
+from policies.head_collection import collectable_upto
 from policies.remote_retention import deletions
 from policies.rules import PartitionRules
 from policies.words import format_ms
 from remote.catalog import RemotePartitionName
 from remote.due_deletion import delete_due_objects, delete_due_pages, free_of_pins
 from remote.head import Head
+from remote.head_collection import collect_heads
 from remote.heir import HeirLog
 from remote.job_changes import find_job
 from remote.keys import new_ulid
@@ -61,24 +65,31 @@ _GRACE = "remote.log.delete.grace.ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan:
-    """What is due of one partition. `size_bytes` are those of `objects`, with pages all that they hold; `left_alone` is
-    why it stays. Without objects nothing is due, or it is for a writer at work to do."""
+    """What is due of one partition. `size_bytes` are those of `objects`, with pages all that they hold; `heads` are old
+    ones, pinned ones included; `left_alone` is why it stays. Where it is not `is_due` there is nothing, or it is for a
+    writer at work to do."""
 
     name: RemotePartitionName
     epoch: int
     rules: PartitionRules
     objects: int = 0
     size_bytes: int = 0
+    heads: int = 0
     left_alone: str | None = None
     takes_over: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        return self.left_alone is None and (self.objects > 0 or self.heads > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """What went for good."""
+    """What went for good. `size_bytes` are those of the objects."""
 
     objects: int = 0
     size_bytes: int = 0
+    heads: int = 0
 
 
 def plan_deletion(
@@ -92,7 +103,8 @@ def plan_deletion(
     if head.deleted_ms is not None or head.given_up or not (is_ingests or takes_over):
         return bare
     due = {each.key: each for each in _due(head, bare, now_ms)}
-    if not due:
+    upto = collectable_upto(head.sequence, log.void_upto)
+    if not due and not upto:
         return bare
     free = free_of_pins(log, PinWatch(store, name.prefix), list(due), now_ms)
     pages = {page.spill.key: page.spill.segment_count for page in head.unlinked_pages}
@@ -100,8 +112,9 @@ def plan_deletion(
         bare,
         objects=sum(2 * pages[key] + 1 if key in pages else 1 for key in free),
         size_bytes=sum(due[key].size_bytes for key in free),
+        heads=max(0, upto - log.void_upto),
     )
-    if not free:
+    if not plan.is_due:
         return replace(bare, left_alone=f"{len(due)} objects are due, and a reader's pin holds them")
     if not is_ingests and _GRACE not in known:
         return replace(bare, left_alone=f"its {_GRACE} is not known here")
@@ -109,17 +122,26 @@ def plan_deletion(
 
 
 def delete_unlinked(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
-    """Take the epoch, and delete what is due then. May be repeated.
+    """Take the epoch, delete what is due then, and collect old heads. May be repeated.
 
     Raises Conflict where somebody came since the plan, Fenced where somebody comes meanwhile, Unavailable, and Corrupt
     for a pin or a fork's head that cannot be read.
     """
-    if plan.left_alone or not plan.objects:
+    if not plan.is_due:
         return Freed()
     prefix, log = plan.name.prefix, HeirLog(store, plan.name.prefix)
     found = log.refresh(exact=True)
     mark = AFTER_INGEST if found.writer_id.startswith(INGEST) else DELETION
     head = log.inherit(mark + new_ulid(now_ms), now_ms, judge=_judge(plan, now_ms))
+    freed = _delete_due(store, log, head, plan, now_ms)
+    upto = collectable_upto((log.cached or head).sequence, log.void_upto)
+    if not upto:
+        return freed
+    return replace(freed, heads=collect_heads(store, prefix, log, upto, now_ms=now_ms).heads)
+
+
+def _delete_due(store: ObjectStore, log: MetadataLog, head: Head, plan: DeletionPlan, now_ms: int) -> Freed:
+    prefix = plan.name.prefix
     pins, freed = PinWatch(store, prefix), Freed()
     while True:
         due = _due(head, plan, now_ms)

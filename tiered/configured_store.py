@@ -31,11 +31,14 @@ def configured_store(config: Config) -> ObjectStore | None:
 
 
 def addressed_store(url: str, options: Mapping[str, object], overrides: Mapping[str, str]) -> ObjectStore:
-    """The store at `url` without a configuration: what is written there is encrypted as `overrides` of settings say."""
+    """The store at `url` without a configuration: `overrides` of settings say how the server encrypts what is written,
+    and whether it is immutable."""
+    values = {**DEFAULTS, **overrides}
     objects = BUCKETS_OWN
     if url.startswith("s3:"):
-        objects = replace(object_settings({**DEFAULTS, **overrides}), storage_class=None)
-    return open_store(url, options, objects=objects)
+        objects = replace(object_settings(values), storage_class=None)
+    store = open_store(url, options, objects=objects)
+    return ImmutableStore(store) if parse(IMMUTABLE, values[IMMUTABLE]) else store
 
 
 def store_options(config: Config) -> dict[str, object]:

@@ -16,6 +16,10 @@ there are no gaps; then all records of a partition have to come from one task.
 **Once.** A head remembers the jobs that are in it (`remote.job_changes`). A partition that has the job's note is passed
 over, whoever runs the job again. A stream's `turn` is its batch: a turn that is not above the noted one is in already.
 
+**Old heads.** A stream commits one with every batch, for years, and no manager is there to collect them. So whoever
+commits does, once so many are there that a manager would (`policies.head_collection`); what goes wrong there is no
+trouble of the ingest's.
+
 | a crash, or an error, after | leaves | what becomes of it |
 |---|---|---|
 | some epochs begun | partitions without a writer at work | the job, run again, joins the epochs that it began |
@@ -34,12 +38,15 @@ from itertools import pairwise
 from local.checkpoints import parse_entries
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.names import new_topic_id
+from policies.head_collection import collectable_upto
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.guest import GuestLog
 from remote.head import Head, JobNote
 from remote.head_changes import unlink_uploads
+from remote.head_collection import collect_heads
+from remote.heir import ResumedLog
 from remote.job_changes import append_rows, is_done
 from remote.keys import new_ulid
 from remote.metadata_index import MetadataIndex
@@ -298,7 +305,21 @@ def _committed(
         was_done = bool(rows) and not log.index(head).holds(rows[0])
     if was_done and rows:
         log.commit(unlink_uploads(rows), now_ms)
+    _collect_heads(store, plan, target, collectable_upto(head.sequence, log.void_upto), now_ms)
     return _outcome(target, head, [] if was_done else rows, was_done=was_done)
+
+
+def _collect_heads(store: ObjectStore, plan: IngestPlan, target: IngestTarget, upto: int, now_ms: int) -> None:
+    if not upto:
+        return
+    name, log = target.name, ResumedLog(store, target.name.prefix)
+    try:
+        log.resume(epoch=target.epoch, writer_id=INGEST + plan.job_id)
+        collected = collect_heads(store, name.prefix, log, upto, now_ms=now_ms)
+    except LogError as error:
+        _log.warning("old heads not collected: partition=%s cause=%s", name.topic_partition, error)
+        return
+    _log.info("old heads collected: partition=%s heads=%d", name.topic_partition, collected.heads)
 
 
 def _outcome(target: IngestTarget, head: Head, rows: Sequence[RemoteSegment], *, was_done: bool) -> IngestOutcome:

@@ -154,7 +154,7 @@ def free_unlinked(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, n
     except (Conflict, Fenced) as error:
         return _of(Stage.DELETION, name, State.LEFT_ALONE, why=str(error))
     figures = {"bytes_before": freed.size_bytes, "size_bytes": freed.size_bytes}
-    return _of(Stage.DELETION, name, State.DONE, why=f"{freed.objects} objects", **figures)
+    return _of(Stage.DELETION, name, State.DONE, why=_gone(freed.objects, freed.heads), **figures)
 
 
 def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> DeletionPlan:
@@ -164,10 +164,15 @@ def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_m
 def _deletion_unit(plan: DeletionPlan, state: State) -> Unit:
     if plan.left_alone:
         return _of(Stage.DELETION, plan.name, State.LEFT_ALONE, why=plan.left_alone, bytes_before=plan.size_bytes)
-    if not plan.objects:
+    if not plan.is_due:
         return _of(Stage.DELETION, plan.name, State.NOTHING)
     figures = {"bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
-    return _of(Stage.DELETION, plan.name, state, why=f"{plan.objects} objects", **figures)
+    return _of(Stage.DELETION, plan.name, state, why=_gone(plan.objects, plan.heads), **figures)
+
+
+def _gone(objects: int, heads: int) -> str:
+    counted = ((objects, "objects"), (heads, "old heads"))
+    return ", ".join(f"{count} {what}" for count, what in counted if count) or "nothing"
 
 
 def _look_at_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:

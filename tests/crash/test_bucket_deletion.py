@@ -13,11 +13,15 @@ from fault_kinds import Clock, FaultStore, Kind
 from fault_store import FaultStore as Watched
 
 from local.batch import encode_batch
-from local.errors import Conflict, Fenced, LogError
+from local.errors import Conflict, Fenced, LogError, NotFound
 from local.record_columns import of_arrow
+from policies import head_collection
 from policies.decisions import ExpirePage
+from remote.guest import GuestLog
 from remote.head import Head, JobNote
+from remote.head_changes import set_properties
 from remote.job_changes import append_rows
+from remote.keys import BOUNDARIES, HEADS, PINS, head_key, parse_head_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
@@ -100,7 +104,7 @@ def head(store: ObjectStore) -> Head:
 def objects(store: ObjectStore) -> set[str]:
     """Data, indexes and pages that are there."""
     keys = {info.key.removeprefix(NAME.prefix) for info in store.list(NAME.prefix)}
-    return {key for key in keys if not key.startswith(("meta/head/", "meta/pin/", "meta/boundary/"))}
+    return {key for key in keys if not key.startswith((HEADS, PINS, BOUNDARIES))}
 
 
 def offsets(store: ObjectStore, topic: str = "t") -> set[int]:
@@ -114,8 +118,8 @@ def offsets(store: ObjectStore, topic: str = "t") -> set[int]:
 LIVE = {number * 10 + each for number in range(EXPIRED, SEGMENTS) for each in range(4)}
 
 
-def calls() -> int:
-    rehearsal = Watched(waiting())
+def calls(made: MemoryStore) -> int:
+    rehearsal = Watched(copied(made))
     free(rehearsal)
     return len(rehearsal.calls)
 
@@ -207,8 +211,12 @@ def test_what_a_fork_names_is_struck_off_and_not_deleted() -> None:
 
 
 def test_a_deletion_that_is_cut_at_any_call_is_finished_by_the_next_and_loses_nothing() -> None:
-    made, cases = waiting(), 0
-    faults = FaultStore(copied(made), Clock(NOW))
+    assert _cut_anywhere(waiting()) > 100
+
+
+def _cut_anywhere(made: MemoryStore) -> int:
+    live = offsets(made)
+    faults, cases = FaultStore(copied(made), Clock(NOW)), 0
     free(faults)
     for at, verb in enumerate(list(faults.calls)):
         for kind in (kind for kind in Kind if verb in kind.verbs and kind is not Kind.HANG):
@@ -218,7 +226,7 @@ def test_a_deletion_that_is_cut_at_any_call_is_finished_by_the_next_and_loses_no
             with suppress(LogError):
                 free(faults)
             faults.heal()
-            assert offsets(store) == LIVE, (at, kind)
+            assert offsets(store) == live, (at, kind)
             free(store)
             now = head(store)
             assert not now.unlinked, (at, kind)
@@ -227,24 +235,29 @@ def test_a_deletion_that_is_cut_at_any_call_is_finished_by_the_next_and_loses_no
             left = objects(store) - named_by(now, log.page_rows)
             assert left <= {each.key for each in find_orphans(store, NAME.prefix, log, now_ms=NOW)}, (at, kind)
             assert not left or kind in (Kind.SILENT_DELETE, Kind.CHANGED_OBJECT), (at, kind)
-            assert offsets(store) == LIVE, (at, kind)
+            assert offsets(store) == live, (at, kind)
             if cases % 10 == 0:
                 assert_sound(store)
             cases += 1
-    assert cases > 100
+    return cases
 
 
 def begun(store: ObjectStore) -> tuple[IngestPlan, list[Ingested]]:
     """Another ingest: it has taken the epoch and uploaded, and not committed."""
+    plan = plan_ingest(store, "t", now_ms=NOW, job_id="next", span=None)
+    return plan, [written(store, plan, 0, count=5)]
+
+
+def written(store: ObjectStore, plan: IngestPlan, turn: int, *, count: int = 1) -> Ingested:
+    """What a task has uploaded."""
     import pyarrow as pa
 
-    plan = plan_ingest(store, "t", now_ms=NOW, job_id="next", span=None)
     disk = ModelDisk()
     disk.make_directory("./task")
     work = IngestTask(store, plan, 0, storage=disk, directory="./task")
-    for columns in of_arrow(pa.table({"value": [b"new"] * 5}), now_ms=NOW):
+    for columns in of_arrow(pa.table({"value": [b"new %d" % turn] * count}), now_ms=NOW):
         work.add(0, columns)
-    return plan, [work.end()]
+    return work.end()
 
 
 def _ingest_begins(store: ObjectStore) -> Callable[[], set[int]]:
@@ -331,8 +344,11 @@ EVENTS = {
 @pytest.mark.parametrize("event", list(EVENTS))
 def test_whoever_comes_between_two_calls_goes_on_unharmed(event: str) -> None:
     """Whoever begins to write is never fenced: its commit after the deletion succeeds. One of the two gives way."""
-    made = waiting()
-    for at in range(calls() + 1):
+    _let_everyone_in(waiting(), event)
+
+
+def _let_everyone_in(made: MemoryStore, event: str) -> None:
+    for at in range(calls(made) + 1):
         store, ends = copied(made), []
 
         def meanwhile(number: int, at: int = at, store: MemoryStore = store, ends: list = ends) -> None:  # type: ignore[type-arg]
@@ -360,3 +376,152 @@ def test_a_deletion_that_asks_no_pins_takes_what_a_reader_holds(monkeypatch: pyt
     monkeypatch.setattr("remote.pin_watch.list_pins", lambda store, prefix: [])
     with pytest.raises(AssertionError):
         test_what_a_readers_pin_holds_stays_and_no_epoch_is_taken_for_it()
+
+
+# --- old heads -------------------------------------------------------------------------------------------------------
+
+KEPT, AT_ONCE = 3, 4
+
+
+@pytest.fixture
+def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_collection, "HEADS_KEPT", KEPT)
+    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", AT_ONCE)
+
+
+def grown(store: MemoryStore, heads: int, at_ms: int = RETAINED) -> MemoryStore:
+    """The same with so many heads more, by guests."""
+    log = GuestLog(store, NAME.prefix)
+    log.join()
+    for number in range(heads):
+        log.commit(set_properties({"retention.ms": str(5 * DAY), "segment.ms": str(DAY + number)}), at_ms)
+    return store
+
+
+def heads(store: ObjectStore) -> list[int]:
+    names = [info.key.removeprefix(NAME.prefix) for info in store.list(NAME.prefix + HEADS)]
+    return [found for name in names if (found := parse_head_key(name)) is not None]
+
+
+@pytest.mark.usefixtures("few_heads")
+def test_old_heads_of_what_is_nobodys_are_collected_and_no_epoch_is_taken_while_they_are_few() -> None:
+    store = ingested(rule=None)
+    before = head(store)
+    assert heads(store) == list(range(1, before.sequence + 1))
+    assert free(store) == Freed()
+    store = grown(store, KEPT + AT_ONCE - before.sequence - 1)
+    few = head(store)
+    assert free(store) == Freed()
+    assert head(store) == few
+    grown(store, 1)
+    plan = plan_deletion(store, NAME, SETTINGS, now_ms=NOW)
+    assert (plan.objects, plan.heads, plan.is_due) == (0, AT_ONCE, True)
+    assert free(store).heads == AT_ONCE + 1, "one more, for the epoch's head is one more"
+    now = head(store)
+    assert (now.epoch, heads(store)) == (few.epoch + 1, list(range(now.sequence - KEPT + 1, now.sequence + 1)))
+    assert offsets(store) == {number * 10 + each for number in range(SEGMENTS) for each in range(4)}
+    assert free(store) == Freed()
+    assert head(store) == now
+    assert_sound(store)
+
+
+@pytest.mark.usefixtures("few_heads")
+def test_heads_of_somebodys_are_left_to_him() -> None:
+    for writer, note, at_ms in ((NODE, True, NOW), ("ingest-job", False, NOW), ("ingest-job", True, RETAINED + 1)):
+        store = ingested(writer=writer, rule=None, note=False)
+        log = GuestLog(store, NAME.prefix)
+        log.join()
+        log.commit(append_rows([], start_offset=0, note=JobNote(job_id="job" if note else "other")), INGESTED)
+        grown(store, 2 * (KEPT + AT_ONCE))
+        before = heads(store)
+        assert free(store, at_ms) == Freed()
+        assert heads(store) == before
+
+
+@pytest.mark.usefixtures("few_heads")
+def test_a_pinned_head_outlives_the_collection_with_all_that_it_names() -> None:
+    store = ingested()
+    log = MetadataLog(store, NAME.prefix)
+    _, pinned = pin_newest(store, NAME.prefix, log, now_ms=INGESTED, expires_ms=NOW + DAY, holder="reader")
+    retained(store)
+    grown(store, 2 * (KEPT + AT_ONCE))
+    freed = free(store)
+    assert (freed.objects, freed.heads > AT_ONCE) == (0, True)
+    assert store.get(NAME.prefix + head_key(pinned.sequence))
+    named = named_by(pinned, MetadataLog(store, NAME.prefix).page_rows)
+    assert named <= objects(store)
+    now = head(store)
+    assert heads(store) == [pinned.sequence, *range(now.sequence - KEPT + 1, now.sequence + 1)]
+    assert_sound(store)
+    grown(store, AT_ONCE + 1)
+    assert free(store, NOW + 2 * DAY).objects, "the pin has ended"
+    assert pinned.sequence not in heads(store)
+    assert_sound(store)
+
+
+@pytest.mark.usefixtures("few_heads")
+def test_a_collection_that_is_cut_at_any_call_is_finished_by_the_next() -> None:
+    made = grown(ingested(rule=None), 2 * (KEPT + AT_ONCE))
+    assert _cut_anywhere(made) > 50
+    for at, kind in ((at, kind) for at in range(calls(made)) for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER)):
+        store = copied(made)
+        faults = FaultStore(store, Clock(NOW))
+        faults.follow(lambda number, verb, at=at, kind=kind: kind if number == at else None)  # type: ignore[misc]
+        with suppress(LogError):
+            free(faults)
+        faults.heal()
+        grown(store, KEPT + AT_ONCE + 2)
+        free(store, NOW + DAY)
+        assert len(heads(store)) == KEPT, at
+
+
+@pytest.mark.usefixtures("few_heads")
+@pytest.mark.parametrize("event", ["an ingest begins", "a manager starts", "a reader pins", "another deletion"])
+def test_whoever_comes_between_two_calls_of_a_collection_goes_on_unharmed(event: str) -> None:
+    _let_everyone_in(grown(waiting(), 2 * (KEPT + AT_ONCE)), event)
+
+
+def test_a_collection_that_asks_no_pins_takes_the_head_that_a_reader_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken by hand."""
+    monkeypatch.setattr(head_collection, "HEADS_KEPT", KEPT)
+    monkeypatch.setattr(head_collection, "HEADS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr("remote.head_collection.list_pins", lambda store, prefix: [])
+    with pytest.raises((AssertionError, NotFound)):
+        test_a_pinned_head_outlives_the_collection_with_all_that_it_names()
+
+
+@pytest.mark.usefixtures("few_heads")
+def test_a_stream_collects_the_heads_that_it_commits_itself() -> None:
+    """No manager is there, and it may never be silent for long enough to be nobody's."""
+    store = MemoryStore("memory://b", now_ms=lambda: NOW)
+    options = {"now_ms": NOW, "job_id": "stream", "span": None, "is_stream": True}
+    plan_ingest(store, "t", create_partitions=1, settings=SETTINGS, topic_id=TOPIC_ID, **options)  # type: ignore[arg-type]
+    for turn in range(5 * (KEPT + AT_ONCE)):
+        plan = plan_ingest(store, "t", **options)  # type: ignore[arg-type]
+        commit_ingest(store, plan, [written(store, plan, turn)], now_ms=NOW, turn=turn)
+        assert len(heads(store)) <= KEPT + AT_ONCE, turn
+    assert head(store).epoch == 1
+    assert len(offsets(store)) == 5 * (KEPT + AT_ONCE)
+    assert_sound(store)
+
+
+@pytest.mark.usefixtures("few_heads")
+def test_a_stream_that_was_replaced_between_its_commit_and_its_collection_collects_nothing() -> None:
+    store = MemoryStore("memory://b", now_ms=lambda: NOW)
+    options = {"now_ms": NOW, "job_id": "stream", "span": None, "is_stream": True}
+    plan = plan_ingest(store, "t", create_partitions=1, settings=SETTINGS, topic_id=TOPIC_ID, **options)  # type: ignore[arg-type]
+    grown(store, 2 * (KEPT + AT_ONCE))
+    others: list[int] = []
+
+    def meanwhile(number: int) -> None:
+        newest = heads(store)[-1]
+        if not others and newest > 2 * (KEPT + AT_ONCE) + 1:  # the ingest's commit is there
+            others.append(newest)
+            MetadataLog(store, NAME.prefix).become_writer(NODE, NOW, topic="t", topic_id=TOPIC_ID, partition=0)
+
+    part = written(store, plan, 0)
+    commit_ingest(Watched(store, before_call=meanwhile), plan, [part], now_ms=NOW, turn=0)
+    assert others
+    assert heads(store)[0] == 1
+    assert head(store).writer_id == NODE
+    assert_sound(store)

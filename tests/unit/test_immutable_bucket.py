@@ -3,6 +3,7 @@ refuses; and a tier that pauses and goes on without a gap."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from remote.metadata_log import MetadataLog
 from remote.probe import probe_store
 from remote.throttled_store import ThrottledStore
 from tiered.bucket_check import check_bucket, damage
+from tiered.cli.bucket import open_bucket
 from tiered.cli.main import invoke
+from tiered.cli.session import Session
+from tiered.cli.spark_jobs import task_bucket
 from tiered.config import Config
 from tiered.configured_store import configured_store
 from tiered.forking import plan_fork, run_fork
@@ -118,6 +122,22 @@ def test_the_setting_makes_the_configured_store_immutable(tmp_path: Path, capfd)
     assert invoke([*words]) == 0
     assert invoke([*words, "--delete", "--yes"]) == 2
     assert "its lifecycle deletes" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("settings", [{"remote.immutable": "true"}, {}])
+def test_what_a_job_opens_for_its_tasks_is_immutable_as_well(tmp_path: Path, settings: dict[str, str]) -> None:
+    """Also where no configuration names the bucket, but -X says so."""
+    url = f"file://{tmp_path}"
+    session = Session(directory=str(tmp_path), overrides=settings)
+    with open_bucket(session, url, {}) as bucket:
+        bucket.store.put("a", b"1")
+        pickled = pickle.dumps(task_bucket(session, bucket, is_configured=False))
+        bucket.store.delete(["a"])
+        assert bool(list(bucket.store.list(""))) == bool(settings)
+    with pickle.loads(pickled).opened() as store:
+        store.put("b", b"1")
+        store.delete(["a", "b"])
+        assert bool(list(store.list(""))) == bool(settings)
 
 
 def test_a_tier_that_pauses_goes_on_without_a_gap() -> None:

@@ -97,8 +97,9 @@ def task_bucket(
     """What travels to the tasks for this bucket; `settings` outweigh what the configuration says of objects."""
     from tiered.properties import DEFAULTS
     from tiered.spark.bucket import Bucket as TaskBucket
+    from tiered.tier_properties import IMMUTABLE
 
-    key_ring, values = None, {}
+    key_ring, values = None, {name: value for name, value in session.overrides.items() if name == IMMUTABLE}
     if is_configured:
         config = session.config()
         key_ring, values = config.key_ring, config.topic_properties("")

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 from remote.encryption import KeyRing
 from remote.fsspec_store import open_store
+from remote.immutable_store import ImmutableStore
 from remote.object_settings import BUCKETS_OWN
 from remote.store import ObjectStore
 from tiered.configured_store import object_settings
 from tiered.key_rings import load_key_ring
-from tiered.properties import DEFAULTS
+from tiered.properties import DEFAULTS, parse
+from tiered.tier_properties import IMMUTABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +24,8 @@ class Bucket:
     """Each process that works on the bucket opens it for itself: a client made before a fork hangs or fails after it.
 
     `settings` are those of the topics that the job writes, as far as they are the store's (``remote.storage.class``,
-    ``remote.sse``). `key_ring` is a file on every worker; where it is None the environment may name one.
-    `work_directory` is where tasks put files, None for the system's place for them.
+    ``remote.sse``, ``remote.immutable``). `key_ring` is a file on every worker; where it is None the environment may
+    name one. `work_directory` is where tasks put files, None for the system's place for them.
     """
 
     url: str
@@ -34,8 +36,10 @@ class Bucket:
 
     def open_store(self) -> ObjectStore:
         """The caller closes it. Raises InvalidRequest as `remote.fsspec_store.open_store`."""
-        objects = object_settings({**DEFAULTS, **self.settings}) if self.url.startswith("s3:") else BUCKETS_OWN
-        return open_store(self.url, self.options, objects=objects)
+        values = {**DEFAULTS, **self.settings}
+        objects = object_settings(values) if self.url.startswith("s3:") else BUCKETS_OWN
+        store = open_store(self.url, self.options, objects=objects)
+        return ImmutableStore(store) if parse(IMMUTABLE, values[IMMUTABLE]) else store
 
     @contextmanager
     def opened(self) -> Iterator[ObjectStore]:
