@@ -89,7 +89,8 @@ class SpillRow:
 class JobNote:
     """What a job that works beside the managers has committed here, so that whoever runs it again finds it done.
 
-    `turn` is the last one of a job that commits again and again (the batch id of a stream), 0 for all others.
+    `turn` is the last one of a job that commits again and again (the batch id of a stream; below 0 for a job in rounds
+    that is not over, see `tiered.bucket_compaction`), 0 for all others.
     """
 
     job_id: str

@@ -23,6 +23,12 @@ marker: the group cannot see whether its data is still there.
 | the commit, its answer lost | the new head | the same job finds its note there |
 | the commit | objects of gone rows, listed | the writer deletes them after the grace time |
 
+**Rounds.** One plan takes `ROWS_MAX` rows: their objects wait for their deletion in each head of the next day. A job
+over more goes on in rounds, as long as heads have room (`wants_another`): each takes the rows above the last one's, and
+once so many have been merged that what is left fits one plan, that one compares all of it. The job's note says how far
+it is, below zero until it is over; the job that is run again goes on there. Rows that never become few enough are
+compared within each round only, and clean through its end only, so tombstones above that may hide something below stay.
+
 Memory: a plan has the rows of the range; passes have what one group takes.
 """
 
@@ -43,8 +49,10 @@ from remote.guest import GuestLog
 from remote.head import JobNote
 from remote.head_changes import unlink_uploads
 from remote.job_changes import Replacement, find_job, replace_tiled, tombstone_bound
+from remote.job_changes import is_done as is_noted
 from remote.keys import new_ulid
 from remote.metadata_index import MetadataIndex
+from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
@@ -54,7 +62,9 @@ from tiered.properties import DEFAULTS
 from tiered.topic_settings import resolve_rules
 
 GROUP_BYTES = 256 << 20  # of input; a task's work, and what can become one segment
-ROWS_MAX = 16_384  # of one job and partition: so many objects wait for their deletion in each head of the next day
+ROWS_MAX = 16_384  # of one plan
+_ROUNDS_LISTED = 4  # rounds that replaced all of their rows: two objects each, some megabytes of every head
+_ROUNDS = -(1 << 62)  # a note's turn is this and the offset that rounds have come to; 0 when the job is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +99,7 @@ class CompactionPlan:
 
     Records in ``[start_offset, upto_offset)`` are compared with each other. `settings` are the topic's, those that are
     missing have their defaults; `producers` those that the bucket's end knows; `secret` keys the digests. A plan that
-    `is_done` has no groups: the head has this job's note.
+    `is_done` has no groups: the head has this job's note. One that `is_cut` is a round of more rows than it takes.
     """
 
     job_id: str
@@ -105,10 +115,16 @@ class CompactionPlan:
     producers: tuple[ProducerEntry, ...] = ()
     secret: bytes = field(repr=False)
     is_done: bool = False
+    is_cut: bool = False
 
     @property
     def size_bytes(self) -> int:
         return sum(group.size_bytes for group in self.groups)
+
+    @property
+    def note(self) -> JobNote:
+        """What the head says of the job once this plan is committed."""
+        return JobNote(job_id=self.job_id, turn=_ROUNDS + self.upto_offset if self.is_cut else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +143,16 @@ class GroupResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOutcome:
     """What a job came to. `was_done`: an earlier run had committed it, and this one changed nothing. `given_up` groups
-    of rows were replaced or expired by others meanwhile; records and bytes are of all groups, those included. Rows are
-    clean through `upto_offset`, the bucket's end unless the job was bounded."""
+    of rows were replaced or expired by others meanwhile; records and bytes are of all groups, those included, in all
+    rounds. Rows are clean through `upto_offset`, the bucket's end unless the job was bounded or `is_cut`: then the rows
+    were too many to be compared with each other, or too much waits for its deletion; another job, later, goes on."""
 
     name: RemotePartitionName
     job_id: str
     head_sequence: int
     upto_offset: int
     was_done: bool = False
+    is_cut: bool = False
     rows_before: int = 0
     rows_after: int = 0
     given_up: int = 0
@@ -142,6 +160,13 @@ class CompactionOutcome:
     records_after: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+
+    def then(self, other: CompactionOutcome) -> CompactionOutcome:
+        """This round's and the next one's."""
+        names = ("rows_before", "rows_after", "given_up", "records_before", "records_after")
+        both = {name: getattr(self, name) + getattr(other, name) for name in (*names, "bytes_before", "bytes_after")}
+        upto = max(self.upto_offset, other.upto_offset)
+        return replace(other, was_done=self.was_done and other.was_done, upto_offset=upto, **both)
 
 
 def plan_compaction(
@@ -157,8 +182,8 @@ def plan_compaction(
     settings: Mapping[str, str] | None = None,
     keys: KeyRing = NO_KEYS,
 ) -> CompactionPlan:
-    """What to do about the rows wholly inside ``[start_offset, upto_offset)`` (None: as far as may be cleaned), the
-    first `rows_max` of them: the plan's `upto_offset` says how far that is, and where a next job may start.
+    """What to do about the rows wholly inside ``[start_offset, upto_offset)`` (None: as far as may be cleaned), or
+    about `rows_max` of them, above those that earlier rounds of this job have done: see the module text.
 
     A job that is given the `job_id` of one that was committed has nothing to do. `settings` outweigh the topic's own,
     as the head has them. Raises NotFound without a head, Conflict for a deleted topic, InvalidRequest for a topic that
@@ -174,11 +199,16 @@ def plan_compaction(
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, read_ahead_chunks=0, keys=keys)
     source = PartitionSource(name.topic_partition, None, remote, log)
-    is_done = find_job(head, job_id) is not None
+    known = find_job(head, job_id)
+    is_done = known is not None and known.turn >= 0
     end = stable_end(source) if upto_offset is None else min(upto_offset, stable_end(source))
     young_ms = now_ms - rules.min_compaction_lag_ms if rules.min_compaction_lag_ms > 0 else None
     there = [] if is_done else log.ask(head, lambda index: list(index.rows(start_offset, end)))
-    rows = _rows(there, start_offset, end, young_ms)[:rows_max]
+    rows = _rows(there, start_offset, end, young_ms)
+    is_cut = len(rows) > rows_max
+    if is_cut:
+        reached = known.turn - _ROUNDS if known is not None else 0
+        rows = [row for row in rows if row.base_offset >= reached][:rows_max]
     upto = rows[-1].next_offset if rows else start_offset
     aborted = aborted_transactions(source, rows[0].base_offset, upto) if rows else []
     before = log.ask(head, lambda index: _row_before(index, rows[0])) if rows else None
@@ -196,7 +226,16 @@ def plan_compaction(
         producers=tuple(producers_in_bucket(source).entries()) if rows else (),
         secret=secrets.token_bytes(SECRET_BYTES),
         is_done=is_done,
+        is_cut=is_cut,
     )
+
+
+def wants_another(store: ObjectStore, plan: CompactionPlan, *, rows_max: int = ROWS_MAX) -> bool:
+    """Whether a job goes on with another round after `plan` was committed: more rows are there, and the head has room
+    for their objects. Raises NotFound."""
+    if not plan.is_cut or not plan.groups:
+        return False
+    return len(MetadataLog(store, plan.name.prefix).refresh(exact=True).unlinked) < 2 * _ROUNDS_LISTED * rows_max
 
 
 def commit_compaction(
@@ -210,7 +249,7 @@ def commit_compaction(
     visible then.
     """
     results = sorted(results, key=lambda each: each.number)
-    note = JobNote(job_id=plan.job_id)
+    note = plan.note
     log = GuestLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
     replaced = [each for one in results for each in one.replaced]
@@ -222,7 +261,7 @@ def commit_compaction(
     made = [row for each in replaced for row in each.rows]
     known = log.cached
     assert known is not None, "joined"
-    was_done = plan.is_done or find_job(known, plan.job_id) is not None
+    was_done = plan.is_done or is_noted(known, note)
     try:
         head = log.commit(change, now_ms, touches=touches) if replaced or vouched else known
     except (Conflict, InvalidRequest):
@@ -237,6 +276,7 @@ def commit_compaction(
         head_sequence=head.sequence,
         upto_offset=plan.upto_offset,
         was_done=was_done,
+        is_cut=plan.is_cut,
         rows_before=sum(len(group.rows) for group in plan.groups),
         rows_after=len(made) + len(vouched),
         given_up=len(lost),

@@ -38,17 +38,21 @@ from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.job_changes import Replacement
+from remote.keys import new_ulid
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.bucket_compaction import (
+    GROUP_BYTES,
+    ROWS_MAX,
     CompactionOutcome,
     CompactionPlan,
     GroupResult,
     RowGroup,
     commit_compaction,
     plan_compaction,
+    wants_another,
 )
 from tiered.copying import SegmentWatch
 from tiered.key_exchange import KeyRun, newest_offsets
@@ -308,28 +312,37 @@ def compact_partition(
     start_offset: int = 0,
     upto_offset: int | None = None,
     job_id: str | None = None,
+    group_bytes: int = GROUP_BYTES,
+    rows_max: int = ROWS_MAX,
     settings: Mapping[str, str] | None = None,
-    **more: int,
 ) -> CompactionOutcome:
-    """All of it in this process: for a partition whose keys' digests (24 bytes each) fit its memory.
+    """All of it in this process, as many rounds as it takes: for a partition whose keys' digests (24 bytes each) fit
+    its memory.
 
-    `directory` is empty and the caller's own. `more` is `plan_compaction`'s. Raises as the steps do.
+    `directory` is empty and the caller's own. Raises as the steps do.
     """
-    plan = plan_compaction(
-        store,
-        name,
-        now_ms=now_ms,
-        start_offset=start_offset,
-        upto_offset=upto_offset,
-        job_id=job_id,
-        settings=settings,
-        keys=keys,
-        **more,
-    )
-    works = [GroupWork(store, plan, each, storage=storage, directory=directory, keys=keys) for each in plan.groups]
-    newest = newest_by_group(plan, (run for work in works for run in work.newest_keys(buffer or Buffer())))
-    results = [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
-    return commit_compaction(store, plan, results, now_ms=now_ms)
+    job_id = job_id or f"compact-{new_ulid(now_ms)}"
+    done: CompactionOutcome | None = None
+    while True:
+        plan = plan_compaction(
+            store,
+            name,
+            now_ms=now_ms,
+            start_offset=start_offset,
+            upto_offset=upto_offset,
+            job_id=job_id,
+            group_bytes=group_bytes,
+            rows_max=rows_max,
+            settings=settings,
+            keys=keys,
+        )
+        works = [GroupWork(store, plan, each, storage=storage, directory=directory, keys=keys) for each in plan.groups]
+        newest = newest_by_group(plan, (run for work in works for run in work.newest_keys(buffer or Buffer())))
+        results = [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
+        outcome = commit_compaction(store, plan, results, now_ms=now_ms)
+        done = done.then(outcome) if done is not None else outcome
+        if not wants_another(store, plan, rows_max=rows_max):
+            return done
 
 
 def _result(group: RowGroup, made: Sequence[tuple[tuple[RemoteSegment, ...], RemoteSegment | None]]) -> GroupResult:

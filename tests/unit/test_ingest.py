@@ -22,7 +22,6 @@ from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
 from tiered.bucket_check import check_bucket, damage
-from tiered.bucket_compaction import plan_compaction
 from tiered.bucket_passes import compact_partition
 from tiered.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
 from tiered.ingest_task import IngestTask
@@ -306,18 +305,6 @@ def test_objects_are_kept_as_the_topic_says_and_a_compaction_keeps_them_so(at_re
     found = [record.value for record in log.reader().records(NAME, 0)]
     assert found == [r[1] for r in rows(0, 400)[-5:]]
     assert damage(check_bucket(store, keys=keys)) == []
-
-
-def test_a_job_on_more_rows_than_it_may_replace_stops_there_and_says_so() -> None:
-    store = MemoryStore()
-    made = plan(store, settings={**SETTINGS, "cleanup.policy": "compact"})
-    commit_ingest(store, made, [write(store, made, 0, {0: 1000})], now_ms=NOW)
-    rows_there, name = head(store).segments, list_partitions(store)[0]
-    first = plan_compaction(store, name, now_ms=NOW, rows_max=2)
-    assert [row.ulid for group in first.groups for row in group.rows] == [row.ulid for row in rows_there[:2]]
-    assert first.upto_offset == rows_there[1].next_offset
-    rest = plan_compaction(store, name, now_ms=NOW, start_offset=first.upto_offset)
-    assert sum(len(group.rows) for group in rest.groups) == len(rows_there) - 2
 
 
 def test_a_compacted_topic_takes_records_with_keys_and_its_tombstones_wait_for_a_compaction() -> None:

@@ -2,7 +2,7 @@
 
 Only digests of keys and offsets are shuffled, 19 bytes a record that may stay (`tiered.key_exchange`); keys and values
 never leave the Python worker that read them. One action does both passes (`tiered.spark.compaction_job`), and each
-partition is then committed by one head, in the driver.
+partition is then committed by one head, in the driver; partitions of very many rows go on in further rounds.
 
 Tasks may fail, be retried and run twice: what an attempt uploads has names of its own, and only the winners' are
 committed. Executors need disk for one group each (``work_directory``) and no memory for data; the driver holds rows of
@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from local.newest_records import Buffer
+from remote.keys import new_ulid
 from tiered.bucket_compaction import (
     GROUP_BYTES,
+    ROWS_MAX,
     CompactionOutcome,
     CompactionPlan,
     GroupResult,
     commit_compaction,
     plan_compaction,
+    wants_another,
 )
 from tiered.spark.bucket import Bucket
 from tiered.spark.compaction_job import rewritten
@@ -55,16 +58,19 @@ def compact(
     upto_offset: int | None = None,
     job_id: str | None = None,
     group_bytes: int = GROUP_BYTES,
+    rows_max: int = ROWS_MAX,
     buffer_bytes: int = BUFFER_BYTES,
     work_directory: str | None = None,
     now_ms: int | None = None,
     bucket: Bucket | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[CompactionOutcome]:
     """Compact topics in the bucket, all of their partitions or those named; what came of each.
 
     `settings` outweigh the topics' own, as their heads have them. `start_offset` and `upto_offset` bound the rows that
     are looked at, in every partition. A `job_id` makes the job one that may be run again: partitions that it has
-    committed are passed over. Managers at work go on. `bucket` stands in for url, options, ring and directory.
+    committed are passed over. Managers at work go on. `bucket` stands in for url, options, ring and directory. Between
+    rounds (of `rows_max` rows a partition) it ends when it `should_stop`; run again under its `job_id` it goes on.
 
     Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for one that is not compacted, and
     after all other partitions are committed what the first one raised that could not be: Fenced when another writer
@@ -78,59 +84,71 @@ def compact(
         work_directory=work_directory,
     )
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+    job_id = job_id or f"compact-{new_ulid(now_ms)}"
+    outcomes: dict[RemotePartitionName, CompactionOutcome] = {}
+    errors: list[LogError] = []
     with bucket.opened() as store:
-        names = _chosen(store, topics, partitions, topic_id)
-        plans = [
-            plan_compaction(
-                store,
-                name,
-                now_ms=now_ms,
-                start_offset=start_offset,
-                upto_offset=upto_offset,
-                job_id=job_id,
-                group_bytes=group_bytes,
-                settings=settings,
-                keys=bucket.keys(),
-            )
-            for name in names
-        ]
-        results = rewritten(spark, bucket, plans, Buffer(size_bytes=buffer_bytes))
-        return _committed(store, plans, results, now_ms)
+        names = left = _chosen(store, topics, partitions, topic_id)
+        while left and not (outcomes and should_stop()):
+            plans = [
+                plan_compaction(
+                    store,
+                    name,
+                    now_ms=now_ms,
+                    start_offset=start_offset,
+                    upto_offset=upto_offset,
+                    job_id=job_id,
+                    group_bytes=group_bytes,
+                    rows_max=rows_max,
+                    settings=settings,
+                    keys=bucket.keys(),
+                )
+                for name in left
+            ]
+            results = rewritten(spark, bucket, plans, Buffer(size_bytes=buffer_bytes))
+            done = _committed(store, plans, results, now_ms, errors)
+            for name, outcome in done.items():
+                outcomes[name] = outcomes[name].then(outcome) if name in outcomes else outcome
+            left = [each.name for each in plans if each.name in done and wants_another(store, each, rows_max=rows_max)]
+    if errors:
+        raise errors[0]
+    return [outcomes[name] for name in names if name in outcomes]
 
 
 def _chosen(
     store: ObjectStore, topics: Sequence[str], partitions: Sequence[TopicPartition] | None, topic_id: str | None
 ) -> list[RemotePartitionName]:
     """The partitions that have a head. Raises NotFound."""
-    from remote.catalog import list_partitions
+    from remote.catalog import list_partitions, list_topics
     from remote.metadata_log import MetadataLog
 
-    there = [
-        name
-        for name in list_partitions(store)
-        if (head := MetadataLog(store, name.prefix).load()) is not None and head.deleted_ms is None
-    ]
     found = [
         name
-        for name in there
-        if name.topic in topics
-        and topic_id in (None, name.topic_id)
+        for name in list_partitions(store, topics)
+        if topic_id in (None, name.topic_id)
         and (partitions is None or name.topic_partition in partitions)
+        and (head := MetadataLog(store, name.prefix).load()) is not None
+        and head.deleted_ms is None
     ]
     wanted = set(partitions or ())
     missing = [topic for topic in topics if topic not in {name.topic for name in found}]
     missing += [str(each) for each in sorted(wanted - {name.topic_partition for name in found})]
     if missing:
-        facts = {"missing": missing[0], "there_are": ",".join(sorted({name.topic for name in there})[:10]) or "none"}
+        known = sorted({topic for topic, _ in list_topics(store)})
+        facts = {"missing": missing[0], "there_are": ",".join(known[:10]) or "none"}
         raise NotFound("compacting with spark, no such topic or partition in the bucket", **facts)
     return found
 
 
 def _committed(
-    store: ObjectStore, plans: Sequence[CompactionPlan], results: Mapping[int, list[GroupResult]], now_ms: int
-) -> list[CompactionOutcome]:
-    """All that can be. Raises the first error of those that cannot, after the others."""
-    outcomes, errors = [], []
+    store: ObjectStore,
+    plans: Sequence[CompactionPlan],
+    results: Mapping[int, list[GroupResult]],
+    now_ms: int,
+    errors: list[LogError],
+) -> dict[RemotePartitionName, CompactionOutcome]:
+    """All that can be; what went wrong with the others is added to `errors`."""
+    outcomes = {}
     for number, plan in enumerate(plans):
         try:
             outcome = commit_compaction(store, plan, results.get(number, []), now_ms=now_ms)
@@ -139,7 +157,5 @@ def _committed(
             errors.append(error)
             continue
         _log.info("compaction committed: partition=%s outcome=%s", plan.name.topic_partition, outcome)
-        outcomes.append(outcome)
-    if errors:
-        raise errors[0]
+        outcomes[plan.name] = outcome
     return outcomes

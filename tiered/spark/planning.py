@@ -1,10 +1,10 @@
 """From options to splits: which partitions the bucket has, which offsets are meant, which segments hold them.
 
 Each partition's newest head is read once and pinned; what follows is computed from it, so one ``load()`` is one state
-of the log. The costs in requests: a listing for the topics, one for each topic, a few for each partition's head and two
-for its pin; a page of older rows where the range reaches into it, an index for each segment that is cut, and an index
-and a range for each timestamp. Partitions (and then cut segments) are asked side by side; what comes out, and which
-error, is as if they were asked one after another.
+of the log. The costs in requests: two listings for each topic that is named, one for all of the bucket's and one for
+each of them with a pattern; a few for each partition's head and two for its pin; a page of older rows where the range
+reaches into it, an index for each segment that is cut, and an index and a range for each timestamp. Partitions (and
+then cut segments) are asked side by side; what comes out, and which error, is as if they were asked one after another.
 
 A plan that fails lets go of its pins, and so does a partition of which nothing is to be read.
 """
@@ -78,7 +78,7 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
     Raises NotFound and InvalidRequest as `plan_read` does; nothing stays pinned then.
     """
     layout = format_of(store, options)
-    names = named_partitions(listed_partitions(store, layout), options)
+    names = named_partitions(listed_partitions(store, layout, options), options)
     cache, keys = ChunkCache(_CACHE_BYTES), load_key_ring(options.key_ring, os.environ)
     opened: list[OpenPartition] = []
 
@@ -106,9 +106,20 @@ def format_of(store: ObjectStore, options: ReadOptions) -> ForeignFormat | None:
     return None if options.layout.is_ours else foreign_format(store, options.layout)
 
 
-def listed_partitions(store: ObjectStore, layout: ForeignFormat | None) -> list[RemotePartitionName]:
-    """All partitions of the bucket, by their names."""
-    return list_partitions(store) if layout is None else list(layout.partitions(store))
+def listed_partitions(
+    store: ObjectStore, layout: ForeignFormat | None, options: ReadOptions
+) -> list[RemotePartitionName]:
+    """The partitions of the topics that `options` name, or all of the bucket where they give a pattern; by their names.
+
+    Where a topic is not there, all that are, for the error that names some.
+    """
+    if layout is not None:
+        return list(layout.partitions(store))
+    if options.pattern is not None:
+        return list_partitions(store)
+    wanted = {*(options.topics or ()), *(each.topic for each in options.partitions or ())}
+    found = list_partitions(store, wanted)
+    return found if wanted <= {name.topic for name in found} else list_partitions(store)
 
 
 def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> list[RemotePartitionName]:

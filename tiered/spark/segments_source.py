@@ -91,7 +91,7 @@ class SegmentsReader(DataSourceReader):
         store = open_store(self._options.read.url, self._options.read.store_options)
         try:
             layout = format_of(store, self._options.read)
-            found = named_partitions(listed_partitions(store, layout), self._options.read)
+            found = named_partitions(listed_partitions(store, layout, self._options.read), self._options.read)
         finally:
             store.close()
         runs = [found[at : at + PARTITIONS_PER_TASK] for at in range(0, len(found), PARTITIONS_PER_TASK)]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from local.errors import NotFound, OffsetOutOfRange
 from local.names import TopicPartition
-from remote.catalog import RemotePartitionName, list_partitions
+from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.metadata_index import MetadataIndex
 from remote.metadata_log import MetadataLog
@@ -28,7 +28,14 @@ from tiered.key_rings import load_key_ring
 from tiered.spark.options import StreamOptions
 from tiered.spark.partitions import OpenPartition
 from tiered.spark.pinning import wall_ms
-from tiered.spark.planning import check_complete, chosen_partitions, named_partitions, side_by_side, splits_of
+from tiered.spark.planning import (
+    check_complete,
+    chosen_partitions,
+    listed_partitions,
+    named_partitions,
+    side_by_side,
+    splits_of,
+)
 from tiered.spark.splits import Split
 from tiered.spark.stream_position import Offsets, StreamPosition, batch_start, prorated, share
 
@@ -118,7 +125,7 @@ class StreamPlanner:
         now_ms = self._clock()
         is_due = now_ms - self._listed_ms >= LIST_MS
         if is_due:
-            self._names = named_partitions(list_partitions(self._store), self._options)
+            self._names = named_partitions(listed_partitions(self._store, None, self._options), self._options)
             self._listed_ms = now_ms
         if is_due or now_ms - self._polled_ms >= POLL_MS:
             opened = side_by_side(self._open, self._names)

@@ -1,0 +1,145 @@
+"""A compaction of the bucket over more rows than one plan takes: rounds, each with a head of its own."""
+
+from __future__ import annotations
+
+import pytest
+from bucket_samples import NOW_MS, SampleBucket
+from bucket_truth import assert_sound
+from disk_model import ModelDisk
+
+from local.batch import encode_batch
+from local.newest_records import Buffer
+from remote.catalog import RemotePartitionName, list_partitions
+from remote.head import Head
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.bucket_compaction import CompactionOutcome, CompactionPlan, commit_compaction, plan_compaction
+from tiered.bucket_passes import GroupWork, compact_partition, newest_by_group
+from tiered.remote_view import RemoteLog
+
+SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "65536"}
+ROWS, KEYS = 12, 5
+
+
+class Topic:
+    """Twelve segments of twenty records each, of five keys."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        bucket = SampleBucket(self.store)
+        for number in range(ROWS):
+            base = number * 20
+            records = [(b"k%d" % (at % KEYS), b"v%d" % at, NOW_MS + at, ()) for at in range(base, base + 20)]
+            bucket.add("t", 0, [encode_batch(records, base_offset=base)])
+
+    @property
+    def name(self) -> RemotePartitionName:
+        return list_partitions(self.store)[0]
+
+    def head(self) -> Head:
+        return MetadataLog(self.store, self.name.prefix).refresh(exact=True)
+
+    def plan(self, **more: object) -> CompactionPlan:
+        return plan_compaction(self.store, self.name, now_ms=NOW_MS, settings=SETTINGS, **more)  # type: ignore[arg-type]
+
+    def compact(self, **more: object) -> CompactionOutcome:
+        disk = ModelDisk()
+        disk.make_directory("./job")
+        given = {"now_ms": NOW_MS, "settings": SETTINGS, "storage": disk, "directory": "./job", **more}
+        return compact_partition(self.store, self.name, **given)  # type: ignore[arg-type]
+
+    def round(self, **more: object) -> CompactionPlan:
+        """One round, committed twice: its answer was lost."""
+        made, disk = self.plan(**more), ModelDisk()
+        disk.make_directory("./job")
+        works = [GroupWork(self.store, made, each, storage=disk, directory="./job") for each in made.groups]
+        newest = newest_by_group(made, (run for work in works for run in work.newest_keys(Buffer())))
+        results = [work.rewrite(newest[group.number]) for work, group in zip(works, made.groups, strict=True)]
+        assert not commit_compaction(self.store, made, results, now_ms=NOW_MS).was_done
+        assert commit_compaction(self.store, made, results, now_ms=NOW_MS).was_done
+        return made
+
+    def records(self) -> list[tuple[int, bytes | None]]:
+        with RemoteLog(self.store) as log:
+            return [(r.offset, r.value) for r in log.reader().records(self.name.topic_partition, 0)]
+
+
+NEWEST = [(at, b"v%d" % at) for at in range(ROWS * 20 - KEYS, ROWS * 20)]
+
+
+def test_a_plan_takes_so_many_rows_and_says_that_it_is_cut() -> None:
+    topic = Topic()
+    rows = topic.head().segments
+    first = topic.plan(rows_max=2)
+    assert first.is_cut
+    assert [row.ulid for group in first.groups for row in group.rows] == [row.ulid for row in rows[:2]]
+    assert first.upto_offset == rows[1].next_offset
+    rest = topic.plan(start_offset=first.upto_offset)
+    assert not rest.is_cut
+    assert sum(len(group.rows) for group in rest.groups) == ROWS - 2
+
+
+@pytest.mark.parametrize("rows_max", [4, 5, 11])
+def test_a_job_over_more_rows_than_a_plan_takes_goes_on_until_all_are_compared(rows_max: int) -> None:
+    topic = Topic()
+    done = topic.compact(job_id="j", rows_max=rows_max)
+    assert (done.is_cut, done.was_done) == (False, False)
+    assert topic.records() == NEWEST
+    head = topic.head()
+    assert {row.cleaned_through for row in head.segments} == {ROWS * 20}
+    assert topic.compact(job_id="j", rows_max=ROWS).was_done
+    assert_sound(topic.store)
+
+
+def test_jobs_over_rows_that_one_cannot_compare_end_with_all_of_them_compared() -> None:
+    topic, jobs = Topic(), 1
+    while topic.compact(rows_max=2).is_cut:
+        jobs += 1
+    assert 1 < jobs < 16
+    assert topic.records() == NEWEST
+    assert_sound(topic.store)
+
+
+def test_a_job_in_rounds_has_one_note_and_is_over_once() -> None:
+    topic = Topic()
+    done = topic.compact(job_id="j", rows_max=5)
+    assert (done.is_cut, done.was_done, done.upto_offset) == (False, False, ROWS * 20)
+    assert done.rows_before > ROWS, "the merged rows of the first rounds were looked at again"
+    assert [(note.job_id, note.turn) for note in topic.head().jobs] == [("j", 0)]
+    before = topic.head()
+    assert topic.compact(job_id="j", rows_max=5).was_done
+    assert topic.head() == before
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_a_job_that_was_killed_between_two_rounds_goes_on_where_it_was(rounds: int) -> None:
+    topic, reached = Topic(), 0
+    for _ in range(rounds):
+        made = topic.round(job_id="j", rows_max=4, group_bytes=1)
+        assert (made.start_offset, made.is_cut) == (reached, True)
+        reached = made.upto_offset
+    assert topic.records()[-KEYS:] == NEWEST
+    done = topic.compact(job_id="j", rows_max=ROWS)
+    assert topic.records() == NEWEST
+    assert not done.was_done
+    assert_sound(topic.store)
+
+
+def test_rows_that_stay_too_many_are_compared_within_each_round_and_clean_through_its_end() -> None:
+    topic = Topic()
+    done = topic.compact(rows_max=4, group_bytes=1)
+    assert (done.is_cut, done.upto_offset) == (True, ROWS * 20)
+    assert [row.cleaned_through for row in topic.head().segments] == [80] * 4 + [160] * 4 + [240] * 4
+    assert len(topic.records()) == 3 * KEYS
+    assert_sound(topic.store)
+
+
+def test_rounds_end_where_too_much_waits_for_its_deletion() -> None:
+    """Else a head would list without a bound. The next job, after the grace time, goes on."""
+    topic = Topic()
+    done = topic.compact(rows_max=1, group_bytes=1)
+    head = topic.head()
+    assert (done.is_cut, len(head.unlinked)) == (True, 4 * 2)
+    assert done.upto_offset == 4 * 20
+    assert not topic.compact().is_cut
+    assert topic.records() == NEWEST
