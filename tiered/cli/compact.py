@@ -1,4 +1,4 @@
-"""``tiered compact``: clean a topic now, or foretell what that would gain."""
+"""``tiered compact``: clean a topic now, on the disk or in the bucket, or foretell what that would gain."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tiered.cli.bucket import bucket_options
 from tiered.cli.errors import worst
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
+from tiered.cli.spark_jobs import OnSpark, spark_options
 from tiered.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -24,15 +26,50 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="Only estimate the gain: reads the dirty keys and a sample, writes nothing."
 )
+@click.option("--bucket", "in_bucket", is_flag=True, help="What is in the bucket, instead of what is on the disk.")
+@click.option("--resume", "job_id", metavar="JOB", help="In the bucket: go on with this job, or name one.")
+@bucket_options
 @output_option()
 @click.pass_obj
-def compact(session: Session, topic: str, roll: bool, dry_run: bool, output: str) -> int:
+@spark_options
+def compact(
+    session: Session,
+    topic: str,
+    roll: bool,
+    dry_run: bool,
+    in_bucket: bool,
+    job_id: str | None,
+    url: str | None,
+    options: dict[str, object],
+    topic_id: str | None,
+    output: str,
+    on_spark: OnSpark,
+) -> int:
     """Clean every dirty closed segment of a topic now, whatever min.cleanable.dirty.ratio says.
 
-    Lags and open transactions hold as always. The next `tiered run` copies what is clean.
+    Lags and open transactions hold as always. The next `tiered run` copies what is clean. With --bucket, --remote or
+    --spark the segments in the bucket are cleaned, of TOPIC or TOPIC/PARTITION, beside a manager at work.
     """
     if dry_run and roll:
         raise click.UsageError("--dry-run seals nothing: leave out --roll")
+    if in_bucket or url is not None or on_spark.is_wanted:
+        if roll:
+            raise click.UsageError("--roll is for the disk; in the bucket all segments are closed")
+        from tiered.cli.compact_bucket import compact_bucket
+
+        return compact_bucket(
+            session,
+            topic,
+            dry_run=dry_run,
+            job_id=job_id,
+            url=url,
+            options=options,
+            topic_id=topic_id,
+            output=output,
+            on_spark=on_spark,
+        )
+    if job_id is not None or topic_id is not None:
+        raise click.UsageError("--resume and --topic-id are for the bucket: say --bucket, --remote or --spark")
     return _foretell(session, topic, output) if dry_run else _clean(session, topic, roll, output)
 
 

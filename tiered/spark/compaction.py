@@ -64,6 +64,7 @@ def compact(
     now_ms: int | None = None,
     bucket: Bucket | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    errors: dict[TopicPartition, LogError] | None = None,
 ) -> list[CompactionOutcome]:
     """Compact topics in the bucket, all of their partitions or those named; what came of each.
 
@@ -74,7 +75,8 @@ def compact(
 
     Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for one that is not compacted, and
     after all other partitions are committed what the first one raised that could not be: Fenced when another writer
-    took it over meanwhile, Conflict when it changed too much. Then the job may simply be run again.
+    took it over meanwhile, Conflict when it changed too much. Then the job may simply be run again. With `errors` that
+    is added there instead of raised.
     """
     bucket = bucket or Bucket(
         url=url,
@@ -86,7 +88,7 @@ def compact(
     now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     outcomes: dict[RemotePartitionName, CompactionOutcome] = {}
-    errors: list[LogError] = []
+    failed: dict[TopicPartition, LogError] = {}
     with bucket.opened() as store:
         names = left = _chosen(store, topics, partitions, topic_id)
         while left and not (outcomes and should_stop()):
@@ -106,12 +108,14 @@ def compact(
                 for name in left
             ]
             results = rewritten(spark, bucket, plans, Buffer(size_bytes=buffer_bytes))
-            done = _committed(store, plans, results, now_ms, errors)
+            done = _committed(store, plans, results, now_ms, failed)
             for name, outcome in done.items():
                 outcomes[name] = outcomes[name].then(outcome) if name in outcomes else outcome
             left = [each.name for each in plans if each.name in done and wants_another(store, each, rows_max=rows_max)]
-    if errors:
-        raise errors[0]
+    if errors is not None:
+        errors.update(failed)
+    elif failed:
+        raise next(iter(failed.values()))
     return [outcomes[name] for name in names if name in outcomes]
 
 
@@ -145,16 +149,16 @@ def _committed(
     plans: Sequence[CompactionPlan],
     results: Mapping[int, list[GroupResult]],
     now_ms: int,
-    errors: list[LogError],
+    failed: dict[TopicPartition, LogError],
 ) -> dict[RemotePartitionName, CompactionOutcome]:
-    """All that can be; what went wrong with the others is added to `errors`."""
+    """All that can be; what went wrong with the others is added to `failed`."""
     outcomes = {}
     for number, plan in enumerate(plans):
         try:
             outcome = commit_compaction(store, plan, results.get(number, []), now_ms=now_ms)
         except LogError as error:
             _log.error("compaction not committed: partition=%s error=%s", plan.name.topic_partition, error)
-            errors.append(error)
+            failed[plan.name.topic_partition] = error
             continue
         _log.info("compaction committed: partition=%s outcome=%s", plan.name.topic_partition, outcome)
         outcomes[plan.name] = outcome
