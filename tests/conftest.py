@@ -19,12 +19,20 @@ NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items):
     """Tests that start something costly go to one worker for each kind: one session, one broker serves them all."""
     for item in items:
         for name in ("spark", "kafka", "localstack", "versitygw", "hdfs"):
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.xdist_group(name))
+
+
+def pytest_collection_finish(session):
+    """Where groups are asked for and nothing came of it, every worker would start every server: minutes, unseen."""
+    if session.config.getoption("loadgroup", False):
+        alone = [item.nodeid for item in session.items if item.get_closest_marker("xdist_group")]
+        assert all("@" in each for each in alone), "pytest-xdist does not name the groups of tests"
 
 
 @pytest.fixture(autouse=True)

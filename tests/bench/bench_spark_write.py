@@ -40,7 +40,7 @@ from tiered.spark.session import QUIET_JAVA, spark_session
 RECORDS, KEYS = 10_000_000, 1_000_000
 SEGMENTS, CHUNK, VALUE_BYTES = 16, 100_000, 100
 TRIES = 3
-NOW_MS = 1_700_000_000_000 + 3_600_000
+NOW_MS = 1_700_000_000_000 + 86_400_000  # after every record: a timestamp of the future is refused
 SETTINGS = {"cleanup.policy": "compact"}
 
 

@@ -242,8 +242,9 @@ class Truth:
         elif keys.parse_pin_key(key) is not None:
             assert key not in self.pins or self.pins[key].expires_ms <= self._now(), "another's pin was removed"
         elif key in self.unlinked_ms:
-            deleted_ms = self.heads[-1].deleted_ms  # nobody begins to read then: one grace time is for all of it
-            waited = self._now() - (self.unlinked_ms[key] if deleted_ms is None else deleted_ms)
+            # Nobody begins to read what is deleted: one grace time is for all of it. Who doesn't know, goes by the row.
+            gone_ms = [self.unlinked_ms[key], *(each for each in [self.heads[-1].deleted_ms] if each is not None)]
+            waited = self._now() - min(gone_ms)
             assert waited >= GRACE_MS, f"deleted {waited} ms after it left the index: {key}"
         elif self.makers.get(key, who) is not who:  # what never arrived may be cleaned up as well
             epoch = keys.parse_epoch(key)
