@@ -226,7 +226,7 @@ class Log(ShrinkableLog):
         Kafka counts from the last flush instead: the same bound on what a power cut takes, with more fsyncs.
         """
         since, limit = self._unflushed_since_ms, self.settings.flush_ms
-        if limit is None or since is None or now_ms - since < limit:
+        if limit is None or since is None or 0 <= now_ms - since < limit:  # a clock that was set back delays nothing
             return False
         self.flush()
         return True

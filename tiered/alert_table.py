@@ -241,6 +241,40 @@ ALERTS: tuple[Alert, ...] = (
         ),
     ),
     Alert(
+        name="TieredClockJumped",
+        expr="abs(tiered_clock_jump_seconds) > 0",
+        lasts="0m",
+        severity=Severity.PAGE,
+        summary="The machine's clock has jumped by {{ $value | humanizeDuration }}",
+        means="Rounds go by the time before the jump, so nothing expires by a wrong clock, for as long as "
+        "`clock.jump.hold.ms` says; then the new time is believed. Records that come in meanwhile may bear wrong "
+        "times, and S3 refuses requests of a machine whose clock is far off.",
+        look=("tiered doctor", "timedatectl"),
+        mend=(
+            "Is the new time wrong? Set the clock, and look at the time server. Rounds go by it again at once.",
+            "Is the new time right (the machine came up with a wrong one, or was paused by its host)? Restart the "
+            "manager, and it is believed.",
+            "Did records come in with times far ahead? They stay until then: their segments expire by their newest "
+            "record.",
+        ),
+    ),
+    Alert(
+        name="TieredCopiersBusy",
+        expr="tiered_copier_oldest_wait_seconds > 900",
+        lasts="15m",
+        severity=Severity.TICKET,
+        summary="A partition has waited {{ $value | humanizeDuration }} for its turn at the store",
+        means="All threads that wait for the store are busy. Uploads come late, and expiry and deletion with them. "
+        "Nothing is lost; the disk fills.",
+        look=("tiered status --section lag", "tiered plan --summary"),
+        mend=(
+            "Does the store answer slowly or not at all? `tiered_copier_oldest_turn_seconds` and "
+            "`tiered_objstore_duration_seconds` tell; see [store fails](store-fails.md).",
+            "Many partitions, and the store is quick? Raise `remote.log.manager.copier.thread.pool.size` and restart.",
+            "Is it the rate? Raise `remote.log.manager.copy.max.bytes.per.second`.",
+        ),
+    ),
+    Alert(
         name="TieredRoundsFail",
         expr="increase(tiered_round_failures_total[30m]) > 3",
         lasts="5m",

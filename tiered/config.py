@@ -153,6 +153,10 @@ class Config:
         """A size among the manager's settings."""
         return self._manager_bytes(name)
 
+    def ms_of(self, name: str) -> int:
+        """A duration among the manager's settings."""
+        return self._manager_ms(name)
+
     @property
     def copier_threads(self) -> int:
         """How many partitions wait for the store at the same time."""

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -39,16 +41,36 @@ class State(Enum):
     AGAIN = "again"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy they are: keys that wait for a turn, and that have one; for how long the first of each has, in s."""
+
+    threads: int
+    queued: int
+    running: int
+    oldest_wait_s: float
+    oldest_turn_s: float
+
+
 class Copiers(Generic[K]):
     """See the module text. Thread safe. `work` handles its own errors; one that escapes is logged, and ends a slice."""
 
-    def __init__(self, threads: int, work: Callable[[K], bool], *, name: str = "remote-log-copier") -> None:
+    def __init__(
+        self,
+        threads: int,
+        work: Callable[[K], bool],
+        *,
+        name: str = "remote-log-copier",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.threads = threads
         self._work = work
         self._name = name
+        self._clock = clock
         self._changed = threading.Condition()
         self._states: dict[K, State] = {}
-        self._queue: deque[K] = deque()
+        self._turns: dict[K, float] = {}  # since when each running key has its turn
+        self._queue: deque[tuple[K, float]] = deque()  # and since when each waits
         self._running = 0
         self._is_stopping = False
 
@@ -61,6 +83,19 @@ class Copiers(Generic[K]):
         """Of every key that is not idle."""
         with self._changed:
             return dict(self._states)
+
+    @property
+    def load(self) -> Load:
+        """How busy they are at this moment."""
+        with self._changed:
+            now_s = self._clock()
+            return Load(
+                threads=self.threads,
+                queued=len(self._queue),
+                running=len(self._turns),
+                oldest_wait_s=now_s - self._queue[0][1] if self._queue else 0.0,
+                oldest_turn_s=now_s - min(self._turns.values(), default=now_s),
+            )
 
     def submit(self, key: K) -> bool:
         """Give `key` a turn; False when it has one coming already, or nothing is begun any more."""
@@ -86,7 +121,7 @@ class Copiers(Generic[K]):
         """Begin nothing any more, and wait for what is running, so long at most; whether all of it has ended."""
         with self._changed:
             self._is_stopping = True
-            for key in self._queue:
+            for key, _ in self._queue:
                 del self._states[key]
             self._queue.clear()
             self._changed.notify_all()
@@ -109,7 +144,7 @@ class Copiers(Generic[K]):
 
     def _enqueue(self, key: K) -> None:
         self._states[key] = State.QUEUED
-        self._queue.append(key)
+        self._queue.append((key, self._clock()))
 
     def _take_turns(self) -> None:
         is_out_of_work = False
@@ -136,14 +171,14 @@ class Copiers(Generic[K]):
             if not self._queue:
                 self._running -= 1
                 return None
-            key = self._queue.popleft()
-            self._states[key] = State.RUNNING
+            key, _ = self._queue.popleft()
+            self._states[key], self._turns[key] = State.RUNNING, self._clock()
             return (key,)
 
     def _end_turn(self, key: K, has_more: bool) -> None:
         with self._changed:
             is_due = has_more or self._states[key] is State.AGAIN
-            del self._states[key]
+            del self._states[key], self._turns[key]
             if is_due and not self._is_stopping:
                 self._enqueue(key)
             self._changed.notify_all()

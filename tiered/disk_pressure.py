@@ -25,17 +25,17 @@ class DiskRelief:
 
     def __init__(self, manager: LogManager) -> None:
         self._manager = manager
-        self._leaving: list[tuple[int, str, int]] = []  # when it is gone, the directory, bytes
+        self._leaving: list[tuple[int, int, str, int]] = []  # since when, how long it takes, the directory, bytes
 
     def relieve(self, now_ms: int) -> int:
         """Drop what has to go; the bytes. Raises nothing of single partitions: that is in the manager's problems."""
         least = self._manager.config.bytes_of(RELIEF_FREE_MIN)
-        self._leaving = [each for each in self._leaving if each[0] > now_ms]
+        self._leaving = [each for each in self._leaving if 0 <= now_ms - each[0] < each[1]]
         dropped = 0
         for facts in self._manager.directory_facts() if least else ():
             if facts.is_offline or facts.free_bytes is None or facts.free_bytes >= least:
                 continue
-            wanted = least - facts.free_bytes - sum(size for _, root, size in self._leaving if root == facts.path)
+            wanted = least - facts.free_bytes - sum(each[3] for each in self._leaving if each[2] == facts.path)
             if wanted > 0:
                 dropped += self._relieve(facts.path, wanted, now_ms)
         return dropped
@@ -51,7 +51,7 @@ class DiskRelief:
         dropped = 0
         for name, result in applied.items():
             size = sum(each.size_bytes for each in result.done if isinstance(each, DropLocal))
-            self._leaving.append((now_ms + delays[name], root, size))
+            self._leaving.append((now_ms, delays[name], root, size))
             dropped += size
         _log.warning(
             "disk fills, copied segments leave early: directory=%s wanted=%d dropped=%d", root, wanted, dropped

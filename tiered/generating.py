@@ -145,6 +145,20 @@ PANELS: tuple[Panel, ...] = (
         width=8,
     ),
     Panel(
+        row="Store",
+        title="Turns at the store",
+        exprs=(("sum by (state) (tiered_copier_tasks)", "{{state}}"), ("tiered_copier_threads", "threads")),
+        unit="short",
+        width=12,
+    ),
+    Panel(
+        row="Store",
+        title="Longest wait and longest turn",
+        exprs=(("tiered_copier_oldest_wait_seconds", "wait"), ("tiered_copier_oldest_turn_seconds", "turn")),
+        unit="s",
+        width=12,
+    ),
+    Panel(
         row="Machine",
         title="fsync, 99 in 100",
         exprs=((f"histogram_quantile(0.99, sum by (le) (rate(tiered_fsync_duration_seconds_bucket{_RATE})))", ""),),
@@ -311,8 +325,8 @@ def systemd_unit(*, executable: str, directory: str, user: str = "tiered", metri
         "KillMode=mixed\n"
         "Restart=on-failure\n"
         "RestartSec=30\n"
-        "# A wrong setting, damage, a newer writer: restarting does not help.\n"
-        "RestartPreventExitStatus=1 2 4 5\n"
+        "# A wrong setting, damage, a newer writer: restarting does not help. Credentials and buckets come back.\n"
+        "RestartPreventExitStatus=2 4 5\n"
         "LimitNOFILE=65536\n"
         "UMask=0077\n"
         "NoNewPrivileges=true\n"

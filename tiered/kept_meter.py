@@ -79,7 +79,7 @@ class KeptMeter(MeteredStore):
         A disk that refuses is told in the log; the counts stay for the next try.
         """
         self._now_ms = self._now_ms if now_ms is None else now_ms
-        is_early = now_ms is not None and now_ms - self._kept_ms < KEEP_INTERVAL_MS
+        is_early = now_ms is not None and 0 <= now_ms - self._kept_ms < KEEP_INTERVAL_MS
         counts = self.counts_by_topic()
         if self._read_only or is_early or (self._is_written and counts == self._kept):
             return

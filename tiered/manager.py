@@ -59,6 +59,7 @@ from tiered.view_reader import Readable
 
 if TYPE_CHECKING:
     from tiered.apply import Applied
+    from tiered.copiers import Load
     from tiered.deleting import DeletedRecords
     from tiered.rounds import ApplyProgress, Rounds, ShouldStop
 
@@ -361,6 +362,10 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         """Until no thread is at work for rounds that did not wait; False when the time is over before."""
         return self._own_rounds is None or self._own_rounds.tasks.copiers.wait_idle(timeout_s)
 
+    def copier_load(self) -> Load | None:
+        """How busy the threads are that wait for the store; None for a manager that only looks."""
+        return self._own_rounds.tasks.copiers.load if self._own_rounds is not None else None
+
     def close(self, *, drain_s: float = DRAIN_S) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.
 
@@ -546,9 +551,9 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
             self._partitions[name].stopped = error
             self._partitions[name].is_owned = False
         with self._problems_lock:
-            if str(self.problems.get(name)) != str(error):
+            known, self.problems = self.problems.get(name), {**self.problems, name: error}
+            if (type(known), getattr(known, "attempt", "")) != (type(error), error.attempt):  # facts change every round
                 _log.error("partition in trouble: partition=%s error=%s", name, error)
-                self.problems = {**self.problems, name: error}
 
     def _forget(self, name: TopicPartition) -> None:
         with self._problems_lock:

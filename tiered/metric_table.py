@@ -326,6 +326,33 @@ METRICS: tuple[Metric, ...] = (
     Metric(name="tiered_round_duration_seconds", kind=Kind.HISTOGRAM, doc="How long a round takes."),
     Metric(name="tiered_last_round_timestamp_seconds", kind=Kind.GAUGE, doc="When the last round ended."),
     Metric(
+        name="tiered_clock_jump_seconds",
+        kind=Kind.GAUGE,
+        doc="How far the machine's clock has jumped ahead (below 0: back) of the time that rounds go by; 0 while it is "
+        "believed.",
+    ),
+    Metric(
+        name="tiered_copier_tasks",
+        kind=Kind.GAUGE,
+        doc="Partitions whose turn at the store has come (`running`) or is waited for (`queued`).",
+        labels=("state",),
+    ),
+    Metric(
+        name="tiered_copier_threads",
+        kind=Kind.GAUGE,
+        doc="How many turns there may be at once (`remote.log.manager.copier.thread.pool.size`).",
+    ),
+    Metric(
+        name="tiered_copier_oldest_wait_seconds",
+        kind=Kind.GAUGE,
+        doc="How long the partition that has waited longest for its turn has waited; 0 while none does.",
+    ),
+    Metric(
+        name="tiered_copier_oldest_turn_seconds",
+        kind=Kind.GAUGE,
+        doc="How long the longest turn that is under way has lasted; 0 while there is none.",
+    ),
+    Metric(
         name="tiered_log_dir_free_bytes",
         kind=Kind.GAUGE,
         doc="Room left on the file system of a log directory.",

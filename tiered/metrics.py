@@ -191,6 +191,18 @@ class Metrics:
             yield Sample("tiered_rounds_total", self._worker.rounds)
             yield Sample("tiered_round_failures_total", self._worker.failures)
             yield Sample("tiered_last_round_timestamp_seconds", self._worker.report.round_ms / 1000)
+            keeper = self._worker.keeper
+            yield Sample("tiered_clock_jump_seconds", keeper.off_ms / 1000 if keeper is not None else 0)
+        yield from self._copiers()
+
+    def _copiers(self) -> Iterator[Sample]:
+        load = self._manager.copier_load()
+        if load is not None:
+            yield Sample("tiered_copier_tasks", load.queued, (("state", "queued"),))
+            yield Sample("tiered_copier_tasks", load.running, (("state", "running"),))
+            yield Sample("tiered_copier_threads", load.threads)
+            yield Sample("tiered_copier_oldest_wait_seconds", load.oldest_wait_s)
+            yield Sample("tiered_copier_oldest_turn_seconds", load.oldest_turn_s)
 
     def _cleaner(self, now_ms: int) -> Iterator[Sample]:
         figures = cleaner_metrics(self._manager, now_ms)

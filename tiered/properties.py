@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from local.errors import InvalidRequest
 from tiered.broker_names import BROKER_NAMES
+from tiered.clock_properties import CLOCK_TABLE
 from tiered.cost_properties import COST_TABLE
 from tiered.disk_properties import DISK_TABLE
 from tiered.property_table import TABLE, Kind, Property, Source, Value
@@ -30,7 +31,9 @@ __all__ = [
     "parse",
 ]
 
-PROPERTIES: dict[str, Property] = {row.name: row for row in (*TABLE, *TIER_TABLE, *COST_TABLE, *DISK_TABLE)}
+PROPERTIES: dict[str, Property] = {
+    row.name: row for row in (*TABLE, *TIER_TABLE, *COST_TABLE, *DISK_TABLE, *CLOCK_TABLE)
+}
 ENVIRONMENT: dict[str, Property] = {row.environment_variable: row for row in PROPERTIES.values()}
 DEFAULTS: dict[str, str] = {row.name: row.default for row in PROPERTIES.values()}
 _NOWHERE: Mapping[str, object] = {}

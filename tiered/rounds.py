@@ -61,7 +61,7 @@ class Rounds:
             work = self._work_off if waits else self._hand_out
             more = work(now_ms, should_stop)
             self._hands.opener.keep_counts(now_ms)
-            if now_ms - self._checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
+            if not 0 <= now_ms - self._checkpointed_ms < CHECKPOINT_INTERVAL_MS:  # clocks are set back, too
                 self._hands.directories.write_checkpoints()
                 self._checkpointed_ms = now_ms
         return more
@@ -208,6 +208,8 @@ class Rounds:
             is_waiting = hands.opener.is_waiting(held)
             if snapshot.is_tiered and (is_waiting or (held.is_owned and needs_task(snapshot, planned))):
                 due.append(name)
+            elif not planned:  # a log to be cleaned may only copy afterwards
+                self.tasks.has_nothing_due(name)
             mine = on_disk(planned) if snapshot.is_tiered else planned
             if mine and (held.is_owned or not snapshot.is_tiered):
                 decisions[name] = list(mine)
@@ -245,7 +247,7 @@ class Rounds:
                 clean=partial(hands.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
                 should_stop=should_stop,
             )
-            if applied is not None:
+            if applied is not None and not self.tasks.is_in_trouble(name):
                 hands.forget(name)
         except LogError as error:
             hands.note(name, error)

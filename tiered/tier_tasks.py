@@ -84,13 +84,23 @@ class TierTasks:
         self._hands = hands
         self._clock = clock
         self._now_ms = 0
-        self.copiers: Copiers[_Key] = Copiers(threads, self._work)
+        self._troubled: set[TopicPartition] = set()
+        self.copiers: Copiers[_Key] = Copiers(threads, self._work, clock=clock)
 
     def submit(self, name: TopicPartition) -> None:
         self.copiers.submit(name)
 
     def submit_deletions(self) -> None:
         self.copiers.submit(None)
+
+    def is_in_trouble(self, name: TopicPartition) -> bool:
+        """Whether the last task of a partition failed: what goes well on its disk says nothing of that."""
+        return name in self._troubled
+
+    def has_nothing_due(self, name: TopicPartition) -> None:
+        """What was in the way of a task is no trouble once no task is wanted."""
+        if name in self._troubled:
+            self._forget(name)
 
     def tell_time(self, now_ms: int) -> None:
         """The time of the newest round: slices that begin from now on go by it."""
@@ -107,6 +117,7 @@ class TierTasks:
         try:
             held = self._hands.find(key)
         except LogError:
+            self._troubled.discard(key)
             return False  # deleted, or its disk is gone, since it was asked for
         if not held.tier_lock.acquire(blocking=False):
             return False  # somebody applies a plan; the next round asks again
@@ -124,11 +135,17 @@ class TierTasks:
 
     def _note(self, held: Partition, error: LogError) -> None:
         if not held.is_deleted and self._hands.directories.is_online(held.name):
+            self._troubled.add(held.name)
             self._hands.note(held.name, error)
+
+    def _forget(self, name: TopicPartition) -> None:
+        self._troubled.discard(name)
+        self._hands.forget(name)
 
     def _work_on(self, held: Partition) -> bool:
         hands, now_ms = self._hands, self._now_ms
         if hands.opener.is_waiting(held) and hands.take_up([held], now_ms):
+            self._troubled.add(held.name)
             return False
         if not held.is_owned:
             return False
@@ -151,7 +168,7 @@ class TierTasks:
         if applied is None:
             return False
         held.check_not_fenced()
-        hands.forget(held.name)  # also where nothing was left to do: what was in the way went by itself
+        self._forget(held.name)  # also where nothing was left to do: what was in the way went by itself
         return slices[-1].has_more and bool(applied.done)
 
     def _must_stop(self, held: Partition) -> bool:

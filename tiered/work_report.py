@@ -104,7 +104,7 @@ class WorkJournal:
         if self._kept is None or self._kept.is_ended != self._report.is_ended:
             return True
         is_other = [_facts(each) for each in self._kept.troubles] != [_facts(each) for each in self._report.troubles]
-        return is_other or self._report.round_ms - self._kept.round_ms >= KEEP_INTERVAL_MS
+        return is_other or not 0 <= self._report.round_ms - self._kept.round_ms < KEEP_INTERVAL_MS
 
 
 def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:

@@ -2,7 +2,7 @@
 
 A round that the disk or the store breaks off as a whole (no room for a checkpoint, no answer) ends no loop: it is noted
 and the next one tries again. Whatever else a round raises (another configuration, another owner of the directory) goes
-to the caller. Time comes in from outside.
+to the caller. Time comes in from outside; a keeper says whether it is to be believed (`tiered.timekeeping`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from local.errors import DiskFailed, LogError, Unavailable
 from tiered.disk_pressure import DiskRelief
 from tiered.manager import LogManager
 from tiered.observations import Observations
+from tiered.timekeeping import Timekeeper
 from tiered.tracing import tracer
 from tiered.work_report import WorkJournal, WorkReport
 
@@ -32,10 +33,13 @@ class Worker:
         interval_ms: int,
         waits: bool = True,
         observations: Observations | None = None,
+        keeper: Timekeeper | None = None,
     ) -> None:
         """`interval_ms` is how long the caller rests between rounds, for those who look at the report. Rounds that do
-        not wait leave what waits for the store to threads of its own (`LogManager.tick`)."""
+        not wait leave what waits for the store to threads of its own (`LogManager.tick`). With a `keeper` the times of
+        rounds are those of a clock that may jump; without one they are gone by as they are."""
         self.manager = manager
+        self.keeper = keeper
         self.waits = waits
         self.trouble: LogError | None = None
         self.rounds = self.failures = 0
@@ -48,8 +52,8 @@ class Worker:
 
     def troubles(self) -> list[str]:
         """A line for the node and each partition in trouble; nothing while all is well."""
-        node = [f"node: {self.trouble}"] if self.trouble is not None else []
-        return node + [
+        of_node = (self.trouble, self.keeper.trouble if self.keeper is not None else None)
+        return [f"node: {each}" for each in of_node if each is not None] + [
             f"{name}: {' '.join(str(error).split())}" for name, error in sorted(self.manager.problems.items())
         ]
 
@@ -61,6 +65,7 @@ class Worker:
     def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """One round; True when more waits. `trouble` is what broke it off, None for a whole one."""
         before, self.trouble, is_busy = self.trouble, None, False
+        now_ms = self._believed(now_ms)
         try:
             self._relief.relieve(now_ms)
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
@@ -76,10 +81,21 @@ class Worker:
 
     def end(self, now_ms: int) -> None:
         """Say that nobody is at work any more."""
-        self._note(now_ms, is_ended=True)
+        self._note(self._believed(now_ms), is_ended=True)
+
+    def _believed(self, wall_ms: int) -> int:
+        if self.keeper is None:
+            return wall_ms
+        before, now_ms = self.keeper.trouble, self.keeper.now_ms(wall_ms)
+        if self.keeper.trouble is not None and self.keeper.trouble is not before:
+            _log.error("the clock has jumped: error=%s", self.keeper.trouble)
+        elif self.keeper.trouble is None and before is not None:
+            _log.warning("the clock is believed again: now_ms=%d", now_ms)
+        return now_ms
 
     def _note(self, now_ms: int, *, is_ended: bool = False) -> None:
+        of_node = self.trouble or (self.keeper.trouble if self.keeper is not None else None)
         try:
-            self._journal.note_round(self.manager.problems, now_ms, of_node=self.trouble, is_ended=is_ended)
+            self._journal.note_round(self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended)
         except LogError as error:
             _log.warning("the report of work could not be kept: cause=%s", error)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tiered.copiers import Copiers, State
+from tiered.copiers import Copiers, Load, State
 
 LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
 
@@ -151,3 +151,23 @@ def test_an_error_that_escapes_ends_one_turn_and_nothing_else(caplog) -> None:
     assert copiers.wait_idle(LIMIT_S)
     assert sorted(done) == ["better", "good"]
     assert "a task broke off" in caplog.text
+
+
+def test_the_load_tells_how_many_wait_and_since_when_the_first_of_them_does() -> None:
+    gate, now_s = Gate(), [100.0]
+    copiers = Copiers(1, gate.work, clock=lambda: now_s[0])
+    assert copiers.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)
+    copiers.submit("a")
+    gate.wait_begun(1)
+    now_s[0] = 103.0
+    for key in ("b", "c", "b", "a"):
+        copiers.submit(key)
+    now_s[0] = 110.0
+    assert copiers.load == Load(threads=1, queued=2, running=1, oldest_wait_s=7.0, oldest_turn_s=10.0)
+    gate.let("a")
+    gate.wait_begun(2)
+    now_s[0] = 111.0
+    assert copiers.load == Load(threads=1, queued=2, running=1, oldest_wait_s=8.0, oldest_turn_s=1.0), "a goes last"
+    gate.open()
+    assert copiers.wait_idle(LIMIT_S)
+    assert copiers.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)

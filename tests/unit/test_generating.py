@@ -124,7 +124,7 @@ def test_the_unit_tells_when_it_is_ready_and_does_not_restart_what_a_restart_doe
     unit = systemd_unit(executable="/opt/t/bin/tiered", directory="/srv/a b", user="log")
     assert "Type=notify\n" in unit
     assert "ExecStart=/opt/t/bin/tiered -C '/srv/a b' run --metrics :9464\n" in unit
-    assert "RestartPreventExitStatus=1 2 4 5\n" in unit
+    assert "RestartPreventExitStatus=2 4 5\n" in unit
     assert "User=log\n" in unit
 
 

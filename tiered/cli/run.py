@@ -21,6 +21,7 @@ from tiered.cli.copy_progress import copy_progress
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
+from tiered.clock_properties import JUMP_HOLD
 from tiered.units import format_ms, parse_ms
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def run(session: Session, once: bool, interval: str | None, metrics: str | None,
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
     from tiered.observations import Observations
     from tiered.service_manager import Heartbeat, ServiceManager
+    from tiered.timekeeping import Timekeeper
     from tiered.worker import Worker
 
     seen = Observations()
@@ -51,7 +53,8 @@ def run(session: Session, once: bool, interval: str | None, metrics: str | None,
         manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
         stack.enter_context(copy_progress(session, manager))
         rest_ms = _interval_ms(interval, manager)
-        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms, waits=once, observations=seen)
+        keeper = Timekeeper(manager.config.ms_of(JUMP_HOLD))
+        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms, waits=once, observations=seen, keeper=keeper)
         if metrics is not None:
             stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
         if not once:

@@ -1,0 +1,547 @@
+"""Days on which something is wrong for an hour: the manager at work goes on with the rest, says what is wrong, recovers
+alone, and loses nothing.
+
+A day is a daemon's, on a virtual clock: rounds that do not wait, records coming in all day. From nine
+to ten something is the matter. `Day.settle` and `check` are what must hold afterwards: no trouble is left, and every
+acknowledged record is read back, from both tiers and from the bucket alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bucket_truth import assert_sound
+from disk_model import ModelDisk
+from manager_world import DAY, HOUR, NOW, World
+
+from local.errors import AccessDenied, Corrupt, DiskFailed, LogError, NotFound, Unavailable
+from local.log import Durability
+from local.names import TopicPartition
+from local.record import Record
+from local.storage import Space
+from remote.keys import head_key
+from tiered.disk_pressure import DiskRelief
+from tiered.manager import LogManager
+from tiered.metrics import Metrics
+from tiered.metrics_server import health_answer
+from tiered.observations import Observations, open_observed
+from tiered.remote_view import RemoteLog
+from tiered.status_report import StatusReport, status_report
+from tiered.tier_tasks import TierTasks
+from tiered.timekeeping import Timekeeper
+from tiered.work_report import Trouble
+from tiered.worker import Worker
+
+MINUTE = 60_000
+STEP = 15 * MINUTE
+EACH = 24  # records of one step and partition
+NINE, TEN, ELEVEN, EVENING = 4, 5, 6, 7  # the day begins at five: what is dropped locally is older than two hours
+TOTAL = 1 << 30
+TIERED = {"remote.storage.enable": "true", "local.retention.ms": "2h", "retention.ms": "7d"}
+TOPICS = {
+    "orders": TIERED,
+    "latest": {
+        **TIERED,
+        "cleanup.policy": "compact",
+        "segment.bytes": "1100",
+        "local.retention.ms": "-1",
+        "retention.ms": "-1",
+    },
+    "here": {"retention.ms": "7d"},
+}
+ORDERS, OTHERS = TopicPartition("orders", 0), TopicPartition("orders", 1)
+LATEST, HERE = TopicPartition("latest", 0), TopicPartition("here", 0)
+ALL = (HERE, LATEST, ORDERS, OTHERS)
+WRITES = ("append", "create", "truncate", "mkdir")
+
+
+class Disk(ModelDisk):
+    """A disk that can be full: what needs room is refused, what frees some is not."""
+
+    is_full = False
+
+    def space(self, path: str) -> Space:
+        return Space(0 if self.is_full else TOTAL // 2, TOTAL)
+
+    def _effect(self, what: str, act: Callable[[], None]) -> None:
+        if self.is_full and what.startswith(WRITES):
+            raise DiskFailed("writing to a file", what=what, cause="enospc")
+        super()._effect(what, act)
+
+
+class Bucket:
+    """A store that refuses every verb in one way, as a client tells it: with the names, which are others each time.
+
+    Refusals wait for `answers`.
+    """
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+        self.refusal: Callable[[str, object], LogError] | None = None
+        self.answers = threading.Event()
+        self.answers.set()
+
+    @property
+    def url(self) -> str:
+        return "memory://bucket"
+
+    def close(self) -> None: ...
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        act = getattr(self.inner, verb)
+
+        def call(*args: Any, **more: Any) -> object:
+            if self.refusal is not None:
+                assert self.answers.wait(60), "whoever asks in a round waits for its end"
+                raise self.refusal(verb, args[0] if args and isinstance(args[0], str) else None)
+            return act(*args, **more)
+
+        return call
+
+
+class Day:
+    """A manager at work, those who look at it, and what was promised to those who write."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.disk = self.world.disk = Disk()
+        self.bucket = Bucket(self.world.store)
+        self.world.config = replace(
+            self.world.config, overrides={**self.world.config.overrides, "segment.bytes": "1100"}
+        )
+        self.acked: dict[TopicPartition, list[Record]] = {name: [] for name in ALL}
+        self.passed_ms = self.skew_ms = 0
+        self.start()
+        for topic, properties in TOPICS.items():
+            self.manager.create_topic(topic, 2 if topic == "orders" else 1, properties, now_ms=NOW)
+
+    @property
+    def clock_ms(self) -> int:
+        """What the machine's clock says."""
+        return NOW + self.passed_ms + self.skew_ms
+
+    def start(self) -> None:
+        self.seen = Observations()
+        self.manager = open_observed(
+            self.world.config, self.seen, now_ms=self.clock_ms, storage=self.disk, store=self.bucket
+        )
+        self.worker = Worker(
+            self.manager,
+            now_ms=self.clock_ms,
+            interval_ms=30_000,
+            waits=False,
+            observations=self.seen,
+            keeper=Timekeeper(DAY, counted=lambda: self.passed_ms),
+        )
+        self.metrics = Metrics(self.manager, self.seen, self.worker, by_partition=True)
+
+    def until(self, hour: int) -> list[tuple[Trouble, ...]]:
+        """Records come in and rounds are done, until that hour of the day; what the report said after each of them."""
+        told: list[tuple[Trouble, ...]] = []
+        while self.passed_ms < hour * HOUR:
+            self.passed_ms += STEP
+            for name in ALL:
+                self.append(name)
+            told += self.round()
+        return told
+
+    def append(self, name: TopicPartition, count: int = EACH) -> bool:
+        """Whether they were acknowledged."""
+        told = self.acked[name]
+        records = [
+            Record(b"k%d" % (at % 5), b"%s %d" % (str(name).encode(), at), self.clock_ms)
+            for at in range(len(told), len(told) + count)
+        ]
+        try:
+            self.manager.append(
+                name.topic, records, name.partition, now_ms=self.clock_ms, durability=Durability.FLUSHED
+            )
+        except LogError:
+            end = self.manager.partition(name).log.next_offset  # unacknowledged records may be there all the same
+            told += records[: end - len(told)]
+            return False
+        told += records
+        return True
+
+    def round(self) -> list[tuple[Trouble, ...]]:
+        """Rounds until nothing is left to do, and one more, as there are many in a step: it reports what tasks met."""
+        told = []
+        is_busy = True
+        while is_busy:
+            assert len(told) < 20, "the rounds come to an end"
+            is_busy = self.work()
+            told.append(self.worker.report.troubles)
+        self.work()
+        return [*told, self.worker.report.troubles]
+
+    def work(self) -> bool:
+        """A round. What the store says comes after it, as a refusal does after many tries."""
+        self.bucket.answers.clear()
+        try:
+            is_busy = self.worker.round(self.clock_ms)
+        finally:
+            self.bucket.answers.set()
+        assert self.manager.wait_for_tasks(60)
+        return is_busy
+
+    # -- those who look
+
+    def health(self) -> tuple[int, str]:
+        status, _, text = health_answer(self.worker.troubles)()
+        return int(status), text
+
+    def status(self) -> StatusReport:
+        with self.world.open(read_only=True, now_ms=self.clock_ms, disk=self.disk, store=self.bucket) as manager:
+            return status_report(manager, self.clock_ms, storage=self.disk)
+
+    def metric(self, name: str, **labels: str) -> float:
+        wanted = tuple(sorted(labels.items()))
+        found = [each for each in self.metrics.samples(self.clock_ms) if each.name == name]
+        return sum(each.value for each in found if set(wanted) <= set(each.labels))
+
+    def tiered_upto(self, name: TopicPartition) -> int:
+        head = self.manager.partition(name).head()
+        assert head is not None
+        return head.taken_upto
+
+    # -- what must hold
+
+    def check_well(self) -> None:
+        assert self.worker.troubles() == []
+        assert self.health()[0] == 200
+        report = self.status()
+        assert report.is_healthy, report.stuck
+
+    def check_nothing_lost(self) -> None:
+        self.check_read(self.manager.reader())
+        assert_sound(self.world.store)
+        bucket = RemoteLog(self.world.store)
+        for name in (ORDERS, OTHERS):
+            told, upto = self.acked[name], self.tiered_upto(name)
+            assert upto > 0.9 * len(told), "it went on with its uploads"
+            assert [each.value for each in bucket.reader().records(name, 0)] == [each.value for each in told[:upto]]
+
+    def check_read(self, reader: Any) -> None:
+        for name, told in self.acked.items():
+            found = {record.offset: record.value for record in reader.records(name, 0)}
+            if name == LATEST:
+                newest = {record.key: record.value for record in told}
+                assert set(newest.values()) <= set(found.values()), name
+            else:
+                assert found == {at: record.value for at, record in enumerate(told)}, name
+
+
+@pytest.fixture
+def day() -> Iterator[Day]:
+    found = Day()
+    found.until(NINE)
+    found.check_well()
+    yield found
+    found.disk.is_full = False
+    found.manager.close()
+
+
+def refusing(error: type[LogError], text: str, cause: str) -> Callable[[str, object], LogError]:
+    return lambda verb, key: error(f"{verb}, {text}", store="memory://bucket", key=key, cause=cause)
+
+
+REFUSALS = {
+    "out of reach": refusing(Unavailable, "the store cannot be reached", "timeout"),
+    "deleted": refusing(NotFound, "the bucket does not exist", "NoSuchBucket"),
+    "credentials expired": refusing(AccessDenied, "no permission or wrong credentials", "ExpiredToken"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_the_bucket_is_gone_for_an_hour(day: Day, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    day.bucket.refusal = REFUSALS[how]
+    before = {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)}
+    kept = {name: len(day.acked[name]) for name in ALL}
+    reports = day.until(TEN)
+    # it goes on with the rest
+    assert {name: len(day.acked[name]) - kept[name] for name in ALL} == dict.fromkeys(ALL, EACH * HOUR // STEP)
+    assert day.metric("tiered_round_failures_total") == 0
+    # it says what is wrong
+    code, text = day.health()
+    kind = type(REFUSALS[how]("", None)).__name__
+    assert code == 503
+    for name in (LATEST, ORDERS, OTHERS):
+        assert f"{name}: " in text
+        assert REFUSALS[how]("", None).facts["cause"] in text
+    assert f"{HERE}: " not in text
+    assert day.metric("tiered_partition_problems", **{"class": kind}) == 3
+    assert day.metric("tiered_remote_copy_lag_bytes", topic="orders") > 0
+    told = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert len(told) == 3, [each.getMessage() for each in told]
+    since: dict[TopicPartition | None, int] = {}
+    for troubles in reports:
+        now = {each.name: each.since_ms for each in troubles}
+        assert {each.kind for each in troubles} <= {kind}
+        assert {name: now.get(name) for name in since} == since, "it never went away meanwhile"
+        since |= now
+    assert set(since) == {LATEST, ORDERS, OTHERS}
+    # it loses nothing meanwhile, and recovers alone
+    assert {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)} == before
+    day.bucket.refusal = None
+    day.until(ELEVEN)
+    day.check_well()
+    day.until(EVENING)
+    day.check_well()
+    day.check_nothing_lost()
+
+
+@pytest.mark.parametrize("how", ["deleted", "credentials expired"])
+def test_a_start_while_the_bucket_refuses_is_refused_and_the_next_one_goes_on(day: Day, how: str) -> None:
+    """Whoever restarts it (systemd, every 30 s) tries again until it is there."""
+    day.bucket.refusal = REFUSALS[how]
+    day.until(TEN)
+    day.manager.close()
+    for _ in range(2):
+        with pytest.raises((NotFound, AccessDenied)):
+            day.start()
+    day.bucket.refusal = None
+    day.start()
+    day.until(EVENING)
+    day.check_well()
+    day.check_nothing_lost()
+
+
+def test_a_disk_is_full_for_an_hour(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    kept = {name: len(told) for name, told in day.acked.items()}
+    day.disk.is_full = True
+    reports = day.until(TEN)
+    # nothing is acknowledged that is not there, and what can be done is: what the bucket holds leaves the disk
+    assert {name: len(told) for name, told in day.acked.items()} == kept
+    assert [each.is_active for each in day.manager.partition(ORDERS).log.segments()] == [True]
+    # it says what is wrong
+    code, text = day.health()
+    assert (code, "enospc" in text) == (503, True), text
+    assert all(reports[1:]) or day.status().stuck
+    assert day.metric("tiered_log_dir_free_bytes") == 0
+    told = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert 1 <= len(told) <= 2 + len(ALL), [each.getMessage() for each in told]
+    # it recovers alone
+    day.disk.is_full = False
+    day.until(ELEVEN)
+    assert len(day.acked[ORDERS]) == kept[ORDERS] + EACH * HOUR // STEP
+    day.check_well()
+    day.until(EVENING)
+    day.check_well()
+    day.check_nothing_lost()
+
+
+@pytest.mark.parametrize("days", [30, -3], ids=["a month ahead", "three days back"])
+def test_the_clock_jumps_for_an_hour(day: Day, days: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    day.skew_ms = days * DAY
+    day.until(TEN)
+    # it goes on: records come in and go up, by the time before
+    assert len(day.acked[ORDERS]) == EACH * TEN * HOUR // STEP
+    for name in (ORDERS, OTHERS):
+        assert day.tiered_upto(name) > EACH * NINE * HOUR // STEP
+    # it says what is wrong
+    code, text = day.health()
+    assert (code, text.count("\n")) == (503, 1)
+    assert ("ahead=30d" if days > 0 else "back=3d") in text
+    assert day.metric("tiered_clock_jump_seconds") == days * 86_400
+    (trouble,) = day.worker.report.troubles
+    assert (trouble.topic, trouble.since_ms <= NOW + NINE * HOUR + STEP) == (None, True)
+    assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
+    # it recovers alone, and nothing has expired
+    day.skew_ms = 0
+    day.until(EVENING)
+    day.check_well()
+    assert day.metric("tiered_clock_jump_seconds") == 0
+    day.check_nothing_lost()
+
+
+@pytest.mark.parametrize("days", [30, -3], ids=["a month ahead", "three days back"])
+def test_a_clock_that_nobody_puts_right_is_believed_after_a_day(day: Day, days: int) -> None:
+    """It was the time before the jump that was wrong: a machine that came up with a dead battery."""
+    day.skew_ms = days * DAY
+    day.passed_ms += DAY - STEP
+    day.round()
+    assert "jumped" in day.health()[1]
+    before = len(day.acked[ORDERS])
+    day.passed_ms += DAY + STEP
+    day.round()
+    assert day.worker.troubles() == []
+    day.append(ORDERS, 40)
+    day.append(HERE, 40)
+    day.round()
+    expected = before if days > 0 else 0
+    assert day.manager.reader().offsets(ORDERS) == (expected, before + 40)
+    day.passed_ms += HOUR
+    day.round()
+    day.check_well()
+    checkpoint = day.disk.read("./data/recovery-point-offset-checkpoint").decode()
+    assert f"orders 0 {before + 40}" in checkpoint or days > 0, "checkpoints are written by a clock that went back, too"
+
+
+def test_one_partition_is_damaged_on_the_disk(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    day.append(ORDERS, 200)
+    waiting = [
+        each for each in day.manager.partition(ORDERS).log.segments() if each.base_offset >= day.tiered_upto(ORDERS)
+    ]
+    assert len(waiting) > 2
+    path = f"./data/orders-0/{waiting[1].base_offset:020}.log"
+    day.disk.names[path].data[150] ^= 1
+    before = {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)}
+    day.until(TEN)
+    # it goes on with the rest, and with the records that come in
+    assert day.tiered_upto(ORDERS) <= waiting[1].base_offset
+    assert day.tiered_upto(OTHERS) > before[OTHERS]
+    assert len(day.acked[ORDERS]) == len(day.acked[OTHERS]) + 200
+    # it says what is wrong, and where
+    code, text = day.health()
+    assert (code, text.count("\n"), text.startswith("orders/0: ")) == (503, 1, True), text
+    assert day.metric("tiered_partition_problems", **{"class": "Corrupt"}) == 1
+    (stuck,) = day.status().stuck
+    assert (stuck.where, stuck.kind) == ("orders/0", "Corrupt")
+    assert "tiered verify" in stuck.next_step
+    assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
+    with pytest.raises(Corrupt):
+        list(day.manager.reader().records(ORDERS, waiting[1].base_offset))
+    # once the good bytes are back it goes on by itself
+    day.disk.names[path].data[150] ^= 1
+    day.until(EVENING)
+    day.check_well()
+    day.check_nothing_lost()
+
+
+def test_one_partition_is_damaged_in_the_bucket(day: Day, caplog: pytest.LogCaptureFixture) -> None:
+    """Its newest head, which a start reads."""
+    caplog.set_level(logging.INFO)
+    held = day.manager.partition(ORDERS)
+    head = held.head()
+    assert head is not None
+    key = held.prefix + head_key(head.sequence)
+    good = day.world.store.get(key)
+    day.manager.close()
+    day.world.store.put(key, good[:-2] + b"?" + good[-1:])
+    day.start()
+    before = day.tiered_upto(OTHERS)
+    kept = len(day.acked[ORDERS])
+    day.until(TEN)
+    assert day.tiered_upto(OTHERS) > before
+    assert len(day.acked[ORDERS]) == kept, "what the bucket says of its offsets cannot be read"
+    code, text = day.health()
+    assert (code, text.count("\n"), text.startswith("orders/0: ")) == (503, 1, True), text
+    assert head_key(head.sequence) in text
+    assert day.metric("tiered_partition_problems", **{"class": "Corrupt"}) == 1
+    assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
+    assert [each.where for each in day.status().stuck] == ["orders/0"]
+    day.world.store.put(key, good)
+    day.until(EVENING)
+    day.check_well()
+    day.check_nothing_lost()
+
+
+# -- the days notice what they are there for
+
+
+def _go_by_the_clock(patch: pytest.MonkeyPatch, day: Day) -> None:
+    patch.setattr(day.worker, "keeper", None)
+
+
+def _believe_in_the_clock_at_once(patch: pytest.MonkeyPatch, day: Day) -> None:
+    assert day.worker.keeper is not None
+    day.worker.keeper.hold_ms = 0
+
+
+def _a_roll_ends_an_uploads_trouble(patch: pytest.MonkeyPatch, day: Day) -> None:
+    patch.setattr(TierTasks, "is_in_trouble", lambda self, name: False)
+
+
+def _each_try_is_a_line_in_the_log(patch: pytest.MonkeyPatch, day: Day) -> None:
+    note = LogManager._note
+
+    def noted(self: LogManager, name: TopicPartition, error: LogError) -> None:
+        self.problems = {}
+        note(self, name, error)
+
+    patch.setattr(LogManager, "_note", noted)
+    day.manager.close()
+    day.start()
+
+
+def _a_task_gives_up_for_good(patch: pytest.MonkeyPatch, day: Day) -> None:
+    work = day.manager._rounds.tasks.copiers._work
+    failed: set[object] = set()
+
+    def once(key: object) -> bool:
+        if key in failed:
+            return False
+        more = work(key)
+        if key in day.manager.problems:
+            failed.add(key)
+        return more
+
+    patch.setattr(day.manager._rounds.tasks.copiers, "_work", once)
+
+
+def _the_first_damage_stops_all(patch: pytest.MonkeyPatch, day: Day) -> None:
+    work = day.manager._rounds.tasks.copiers._work
+    patch.setattr(
+        day.manager._rounds.tasks.copiers,
+        "_work",
+        lambda key: False if any(isinstance(each, Corrupt) for each in day.manager.problems.values()) else work(key),
+    )
+
+
+def _nobody_relieves_the_disk(patch: pytest.MonkeyPatch, day: Day) -> None:
+    patch.setattr(DiskRelief, "relieve", lambda self, now_ms: 0)
+
+
+def _a_full_disk_ends_the_loop(patch: pytest.MonkeyPatch, day: Day) -> None:
+    """As a round that raises would: nobody works any more."""
+    worked = day.worker.round
+
+    def round_(now_ms: int) -> bool:
+        return False if day.worker.trouble is not None else worked(now_ms)
+
+    patch.setattr(day.worker, "round", round_)
+
+
+GONE, FULL, JUMP, DAMAGE = (
+    test_the_bucket_is_gone_for_an_hour,
+    test_a_disk_is_full_for_an_hour,
+    test_the_clock_jumps_for_an_hour,
+    test_one_partition_is_damaged_on_the_disk,
+)
+PLANTS: tuple[tuple[Callable[[pytest.MonkeyPatch, Day], None], Callable[..., None], dict[str, Any]], ...] = (
+    (_a_roll_ends_an_uploads_trouble, GONE, {"how": "out of reach"}),
+    (_each_try_is_a_line_in_the_log, GONE, {"how": "out of reach"}),
+    (_a_task_gives_up_for_good, GONE, {"how": "deleted"}),
+    (_a_task_gives_up_for_good, GONE, {"how": "credentials expired"}),
+    (_nobody_relieves_the_disk, FULL, {}),
+    (_a_full_disk_ends_the_loop, FULL, {}),
+    (_go_by_the_clock, JUMP, {"days": 30}),
+    (_go_by_the_clock, JUMP, {"days": -3}),
+    (_believe_in_the_clock_at_once, JUMP, {"days": 30}),
+    (_the_first_damage_stops_all, DAMAGE, {}),
+    (_a_task_gives_up_for_good, DAMAGE, {}),
+)
+
+
+@pytest.mark.damages_bucket
+@pytest.mark.parametrize(("plant", "scene", "words"), PLANTS, ids=lambda each: getattr(each, "__name__", ""))
+def test_what_is_broken_by_hand_is_noticed(
+    day: Day,
+    plant: Callable[[pytest.MonkeyPatch, Day], None],
+    scene: Callable[..., None],
+    words: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch, day)
+    with pytest.raises((AssertionError, LogError, ValueError)):
+        scene(day, **words, caplog=caplog)
