@@ -10,7 +10,8 @@ stays readable, by its inode, whatever becomes of its name. A partition is looke
    truncated, below the newest producer snapshot, for a broker rolls first and writes the snapshot of the segment's end
    then, and below the first transaction that this snapshot calls open.
 3. `remote.transfer` and the commit protocol do the rest: every batch is checked on its way, heads are created only if
-   absent. One sidecar writes a partition; the topic's id is Kafka's.
+   absent. One sidecar writes a partition, and one that was fenced does not take it back by itself; the topic's id is
+   Kafka's.
 
 Of a **compacted** topic what is due is copied to a work directory, cleaned there (tombstones stay), and goes up clean:
 each row is as if the broker's cleaner had never looked at anything older. A work directory may be lost at any time.
@@ -58,6 +59,7 @@ from remote.transfer import SegmentToCopy, copy_segment
 from tiered.copying import SegmentWatch, segment_to_copy
 from tiered.partition import coverage
 from tiered.topic_settings import log_settings
+from tiered.writer_ids import ADOPT, COPY, DELETION
 
 EPOCHS_APART = 1 << 20
 HIGH_WATERMARKS = "replication-offset-checkpoint"
@@ -94,6 +96,18 @@ class _Closed:
     others: dict[str, bytes]
 
 
+class _SidecarLog(MetadataLog):
+    """Takes a partition from another sidecar, or from a job that is over. Who goes on behind one has records of its own
+    at the broker's next offsets: what a manager, or a restore for one, has taken over stays theirs."""
+
+    def _successor(self, base: Head | None, draft: Head, *, epoch: int, writer_id: str, now_ms: int) -> Head:
+        is_free = base is None or base.writer_id.startswith((ADOPT, COPY, DELETION))
+        if self._state is LogState.READER and base is not None and not is_free:
+            wrong = "adopting a partition, somebody else writes it in the bucket by now"
+            raise Conflict(wrong, topic=base.topic, partition=base.partition, writer=base.writer_id)
+        return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
+
+
 def check_log_directory(storage: Storage, root: str) -> None:
     """Raises InvalidRequest where nothing is a broker's: no partition, and no ``meta.properties`` of a new one.
 
@@ -124,7 +138,7 @@ class Adopter:
         self._store, self._storage, self._root, self._work = store, storage, root, work
         self._properties, self._topics, self._at_rest = properties, frozenset(topics), at_rest
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
-        self._writer = f"adopt-{socket.gethostname()}-{os.getpid()}"
+        self._writer = f"{ADOPT}{socket.gethostname()} {os.getpid()}"
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
         """A round over every partition that is wanted. Errors of one are its `problem`, the others go on."""
@@ -181,9 +195,10 @@ class Adopter:
 
     def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
         known = self._logs.get((partition, topic_id))
-        if known is not None and known.state is LogState.WRITER:
+        if known is not None:
+            known.check_not_fenced()  # whoever took over keeps it, until a person starts this sidecar anew
             return known
-        log = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
+        log = _SidecarLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
         log.become_writer(
             self._writer,
             now_ms,

@@ -46,6 +46,7 @@ from remote.store import ObjectStore
 from remote.transfer import copy_segment
 from tiered.joined_segments import check_same_bytes, joined
 from tiered.rewriting import Keeping, RewriteCost, cost_of
+from tiered.writer_ids import COPY
 
 ROWS_A_HEAD = 64
 EPOCHS_APART = 1 << 20  # so often may the source change its writer until its leader epochs reach the copy's
@@ -286,7 +287,7 @@ def _source_epoch(source: ObjectStore, name: RemotePartitionName) -> int:
 
 
 def _writer(source: ObjectStore) -> str:
-    return f"copy of {source.url}"
+    return f"{COPY}{source.url}"
 
 
 def _cost(due: Iterable[CopyRow], *, at_once: bool, prices: PriceTable) -> RewriteCost:

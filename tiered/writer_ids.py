@@ -19,6 +19,8 @@ from local.storage import Storage
 
 INGEST = "ingest-"  # before the job's id
 AFTER_INGEST = f"{INGEST}deletion-"  # what freed the bytes of a partition that was an ingest's: nobody's afterwards
+ADOPT = "adopt beside "  # before the machine and the process; no machine's name has a blank
+COPY = "copy of "  # before the source's url
 DELETION = "deletion-"  # what freed those of anybody else's
 
 

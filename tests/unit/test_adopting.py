@@ -7,22 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disk_model import ModelDisk
 
 from local import checkpoints, kernels
 from local.cleaner import clean
-from local.errors import Conflict, NotFound
+from local.errors import Conflict, Fenced, NotFound
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition, new_topic_id
 from local.producer_state import Producer
 from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
+from remote.catalog import list_partitions
 from remote.memory_store import MemoryStore
 from tiered.adopting import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
 from tiered.bucket_check import check_bucket, damage
 from tiered.cli.main import invoke
 from tiered.committed import producers_in_bucket
 from tiered.remote_view import RemoteLog
+from tiered.restore_running import run_restore
+from tiered.restoring import RestoreWish, plan_restore
 
 NOW = 1_800_000_000_000
 NAME = TopicPartition("t", 0)
@@ -233,6 +237,36 @@ def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(t
     assert set(newest.values()) <= {offset for offset, _ in values}
     rows = RemoteLog(side.store).head(NAME).segments
     assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
+
+
+def test_who_was_fenced_never_takes_the_partition_back_by_itself(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    one = Side(broker)
+    other = Side(broker)
+    other.store = one.store
+    other.adopter = Adopter(one.store, broker.disk, broker.root, str(tmp_path / "w2"), properties=lambda topic: {})
+    for side in (one, other):
+        broker.send(100)
+        broker.settle()
+        assert side.tick().problem is None
+    head = RemoteLog(one.store).head(NAME)
+    for _ in range(2):
+        broker.send(100)
+        broker.settle()
+        assert isinstance(one.tick().problem, Fenced)
+    assert RemoteLog(one.store).head(NAME) == head
+    assert other.tick().problem is None
+    plan = plan_restore(one.store, list_partitions(one.store), RestoreWish(takes_over=True), now_ms=NOW)
+    run_restore(one.store, plan, ModelDisk(), "./restored", now_ms=lambda: NOW)
+    head = RemoteLog(one.store).head(NAME)
+    broker.send(100)
+    broker.settle()
+    assert isinstance(other.tick().problem, Fenced)
+    anew = Adopter(one.store, broker.disk, broker.root, str(tmp_path / "w3"), properties=lambda topic: {})
+    (found,) = anew.tick(NOW)
+    assert isinstance(found.problem, Conflict)
+    assert "somebody else" in str(found.problem)
+    assert RemoteLog(one.store).head(NAME) == head
 
 
 def test_a_topic_that_is_created_anew_under_its_name_is_another_one(tmp_path: Path) -> None:
