@@ -32,7 +32,7 @@ from remote.encryption import KeyRing
 from remote.head import Head, SpillRow
 from remote.head_chain import HeadChain
 from remote.index_bundle import IndexBundle, decode_bundle, encode_bundle
-from remote.keys import DATA, data_key, full_key, indexes_key, parse_data_key, stem_of
+from remote.keys import DATA, data_key, full_key, indexes_key, own_part, parse_data_key, stem_of
 from remote.metadata_index import Pages
 from remote.outgoing import SegmentFacts
 from remote.range_reader import RANGE_BYTES, RemotePartition
@@ -94,16 +94,17 @@ def from_bucket(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRi
 def with_own_names(row: RemoteSegment) -> RemoteSegment:
     """The row with the names of its own objects, by the one that says its offsets. Raises Corrupt where none does."""
     for key in (row.indexes_key, row.data_key):
-        says = parse_data_key(key)
+        says = parse_data_key(own_part(key))
         if says is None:
             continue
+        home = key.removesuffix(own_part(key))  # of a fork's row: the partition whose object it is
         is_same = (says.base_offset, says.last_offset + 1) == (row.base_offset, row.next_offset)
         if is_same or row.is_named(says.base_offset, says.last_offset, says.ulid):
             names = says.base_offset, says.last_offset, says.epoch, says.ulid
             is_zstd, is_encrypted = row.codec != CODECS[RAW], row.key_id is not None
             data = data_key(*names, is_zstd=is_zstd, is_encrypted=is_encrypted)
-            data = key if key == row.data_key else data
-            return replace(row, ulid=says.ulid, data_key=data, indexes_key=indexes_key(*names))
+            data = key if key == row.data_key else home + data
+            return replace(row, ulid=says.ulid, data_key=data, indexes_key=home + indexes_key(*names))
     raise Corrupt("repairing a segment, its row says other offsets than its objects' names", ulid=row.ulid)
 
 

@@ -19,10 +19,11 @@ checksums do not prove to be the lost bytes is never put under an old name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from local.errors import AccessDenied, Conflict, Corrupt, InvalidRequest, NotFound
+from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, NotFound
 from local.log import Log
 from local.segment_info import SegmentInfo
 from remote.bucket_check import name_contradictions
@@ -343,14 +344,16 @@ def _info(log: Log, row: RemoteSegment) -> SegmentInfo:
 
 
 def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
-    """The same bytes under the same name where they can be made again; else the rows in a new page, by a commit."""
+    """The same bytes under the same name where they can be made again and put there; else the rows in a new page, by a
+    commit."""
     prefix, spill = repair.name.prefix, repair.spill
     says = parse_spill_key(spill.key)
     assert says is not None, "a head names pages by their keys"
     again, body = encode_page(repair.rows, says.epoch, says.ulid)
     if again == spill:
-        store.put(prefix + spill.key, body)
-        return
+        with suppress(AlreadyExists):  # an immutable bucket, in which the damaged one stays
+            store.put(prefix + spill.key, body)
+            return
     log = GuestLog(store, prefix)
     head = log.join()
     if spill not in head.spills:

@@ -19,7 +19,7 @@ accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,7 +28,7 @@ from local.names import TopicPartition
 from policies.cost import request_cost, retrieval_cost
 from policies.prices import BUILT_IN, PriceTable
 from policies.rules import Limits
-from remote.catalog import RemotePartitionName
+from remote.catalog import RemotePartitionName, partitions_of
 from remote.encryption import NO_KEYS, KeyRing
 from remote.head import Head
 from remote.metadata_log import MetadataLog
@@ -143,13 +143,17 @@ def plan_restore(
 ) -> list[TopicRestore]:
     """What restoring these partitions takes; writes nothing. By topic.
 
-    Raises InvalidRequest for a wish that cannot be, NotFound for a deleted topic or one without a head.
+    Raises InvalidRequest for a wish that cannot be, and to take over a part of a topic; NotFound for a deleted topic or
+    one without a head.
     """
     wish.check()
     topics: dict[tuple[str, str], list[PartitionRestore]] = {}
     for name in names:
         planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
         topics.setdefault((name.topic, name.topic_id), []).append(planned)
+    if wish.takes_over:
+        for (topic, topic_id), found in topics.items():
+            _check_whole(store, topic, topic_id, {each.name for each in found})
     if len({topic for topic, _ in topics}) < len(topics):
         twice = sorted(f"{topic}-{topic_id}" for topic, topic_id in topics)
         raise InvalidRequest("restoring, two topics of one name: choose one by its id", topics=",".join(twice))
@@ -163,6 +167,16 @@ def plan_restore(
         )
         for (topic, topic_id), found in topics.items()
     ]
+
+
+def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collection[RemotePartitionName]) -> None:
+    """Raises InvalidRequest where the bucket has more of a topic: a manager owns all of its partitions, so it would
+    take those as well, from whoever has records of them on its disk alone."""
+    rest = [name for name in partitions_of(store, topic, topic_id) if name not in taken]
+    missing = [name.partition for name in rest if MetadataLog(store, name.prefix).load() is not None]
+    if missing:
+        wrong = "taking over a part of a topic, whoever owns it owns all of it: name the topic alone"
+        raise InvalidRequest(wrong, topic=topic, left_out=",".join(map(str, missing)))
 
 
 def plan_partition(

@@ -11,10 +11,14 @@ from care_world import KEYS, MODES, NOW, all_kinds, named
 
 from local.errors import LogError
 from local.names import TopicPartition
+from remote.catalog import list_partitions
+from remote.immutable_store import ImmutableStore
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
+from tiered.forking import plan_fork, run_fork
 from tiered.remote_view import RemoteLog
 from tiered.repairing import RepairPlan, plan_repair, run_repair
+from tiered.scrub import plan_scrub, report_of, run_scrub
 from tiered.scrub_report import Found
 
 CASES = int(os.environ.get("TIERED_ROT_CASES", "240"))
@@ -210,3 +214,57 @@ def test_a_page_of_rewritten_rows_does_not_come_back_with_the_rows_before() -> N
     assert [row.data_key for row in log.index(log.refresh()).rows()] == before
     assert _records(store, "t") == truth
     assert rot.scrubbed(store, "t").of("corrupt") == []
+
+
+def test_a_damaged_page_of_an_immutable_bucket_is_followed_by_another() -> None:
+    """Nothing may be put over it."""
+    from care_world import AS_IT_IS, SMALL_PAGES, CareWorld, fill
+
+    world = CareWorld.empty()
+    fill(world, "t", AS_IT_IS, 12, SMALL_PAGES)
+    store = world.store
+    assert isinstance(store, MemoryStore)
+    truth, prefix = _records(store, "t"), named("t").prefix
+    page = MetadataLog(store, prefix).refresh().spills[1].key
+    body = bytearray(store.get(prefix + page))
+    body[len(body) // 2] ^= 1
+    store.put(prefix + page, bytes(body))
+    locked = ImmutableStore(store)
+    plan = plan_repair(locked, rot.scrubbed(store, "t"))
+    done = run_repair(locked, plan, now_ms=lambda: NOW + 1)
+    assert (len(done.done), done.failed) == (1, ())
+    assert store.get(prefix + page) == bytes(body)
+    assert _records(store, "t") == truth
+    assert plan_repair(locked, rot.scrubbed(store, "t")).pages == ()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fork_is_repaired_as_its_source_is(mode: str) -> None:
+    """Both name the damaged object; what the one upload makes good is no good to the other."""
+    from care_world import CareWorld, fill
+
+    world = CareWorld.empty()
+    fill(world, mode, MODES[mode])
+    store = world.store
+    assert isinstance(store, MemoryStore)
+    run_fork(store, plan_fork(store, [named(mode)], "f", known=[]), now_ms=lambda: NOW)
+    names = [named(mode), next(name for name in list_partitions(store) if name.topic == "f")]
+    truth = _records(store, mode)
+    row = MetadataLog(store, named(mode).prefix).refresh().segments[1]
+    key = named(mode).prefix + (row.indexes_key if mode == "raw" else row.data_key)
+    body = bytearray(store.get(key))
+    body[len(body) // 2] ^= 1
+    store.put(key, bytes(body))
+    for _ in range(2):
+        scrub = plan_scrub(store, names, deep=True)
+        results = run_scrub(store, scrub, keys=KEYS)
+        assert results is not None
+        report = report_of(store, scrub, results, started_ms=NOW, now_ms=NOW)
+        plan = plan_repair(store, report, keys=KEYS)
+        run_repair(store, plan, now_ms=lambda: NOW + 1, keys=KEYS)
+    if mode == "raw":
+        assert _records(store, mode) == _records(store, "f") == truth
+        assert plan.segments == plan.hopeless == ()
+    else:
+        assert {each.name.topic for each in plan.hopeless} == {mode, "f"}
+        assert not any("its row says" in each.why for each in plan.hopeless)

@@ -172,6 +172,24 @@ def test_wishes_that_contradict_each_other_are_refused(wish: dict[str, object]) 
         _plan(MemoryStore("memory://b"), **wish)
 
 
+def test_a_part_of_a_topic_is_not_taken_over_for_a_manager_would_take_the_rest_as_well() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 3, TIERED, now_ms=NOW)
+        for partition in range(3):
+            manager.append("t", [Record(b"k", b"v", NOW)] * 50, partition, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    names = list_partitions(world.store)
+    before = dict(world.store._objects)
+    for some in (names[1:2], names[:2]):
+        with pytest.raises(InvalidRequest, match="a part of a topic"):
+            plan_restore(world.store, some, RestoreWish(takes_over=True), now_ms=NOW)
+        assert plan_restore(world.store, some, RestoreWish(), now_ms=NOW)
+    assert len(plan_restore(world.store, names, RestoreWish(takes_over=True), now_ms=NOW)[0].partitions) == 3
+    assert world.store._objects == before
+
+
 @pytest.mark.parametrize("kept", Kept)
 @pytest.mark.parametrize("kind", ["plain", "compacted", "transactions"])
 def test_whoever_takes_over_reads_and_goes_on_and_the_former_owner_is_fenced(kept: Kept, kind: str) -> None:
