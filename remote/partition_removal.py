@@ -12,7 +12,7 @@
 
 The last head stays: it tells "deleted" from "lost", to readers and to a machine that comes back. Nothing but heads and
 what a head names is deleted. The grace time is for readers with an older head; as nobody begins to read a deleted
-partition, it is waited for once, not for every page.
+partition, nor pins it (`remote.pins`), it is waited for once, not for every page.
 
 Two machines that delete the same topic must not fence each other for ever. Who is fenced by another removal gives way:
 it only looks, until the grace time is over and nothing was committed for `PATIENCE_MS`; then the other one is gone, and
@@ -75,10 +75,10 @@ class PartitionRemoval:
     def _step(self, now_ms: int, grace_ms: int) -> Removal:
         if self._log.state is LogState.READER:
             head = self._log.load()
-            if head is None or (_is_empty(head) and not self._old_heads(head)):
-                return Removal.DONE
-            if self._gives_way and _is_at_work(head, now_ms, grace_ms):
+            if head is not None and self._gives_way and _is_at_work(head, now_ms, grace_ms):
                 return Removal.WAITING
+            if head is None or (_is_empty(head) and not self._has_old_heads(head)):
+                return Removal.DONE
             self._log.become_writer(
                 self._writer_id,
                 now_ms,
@@ -91,9 +91,7 @@ class PartitionRemoval:
         head = self._log.commit(delete_partition(now_ms=now_ms), now_ms)
         assert head.deleted_ms is not None
         if _is_empty(head):
-            if self._old_heads(head):
-                collect_heads(self._store, self._prefix, self._log, head.sequence - 1, now_ms=now_ms)
-            return Removal.WAITING if self._old_heads(head) else Removal.DONE
+            return self._collect(head, now_ms)
         if now_ms - head.deleted_ms < grace_ms:
             return Removal.WAITING
         if head.unlinked or head.unlinked_pages:
@@ -101,8 +99,20 @@ class PartitionRemoval:
         self._unlink(head, head.deleted_ms, now_ms)
         return Removal.UNDER_WAY
 
-    def _old_heads(self, head: Head) -> bool:
-        """Whether a head below `head`, the last one, is still there: not collected yet, or pinned."""
+    def _collect(self, head: Head, now_ms: int) -> Removal:
+        """Step 7. While a known pin keeps an old head it alone is asked: a pin of hours makes nobody list."""
+        if self._pins.keeps_before(head.sequence, now_ms):
+            return Removal.WAITING
+        if not self._has_old_heads(head):
+            return Removal.DONE
+        collect_heads(self._store, self._prefix, self._log, head.sequence - 1, now_ms=now_ms)
+        if not self._has_old_heads(head):
+            return Removal.DONE
+        self._pins.look(sequence=head.sequence, now_ms=now_ms)
+        return Removal.WAITING
+
+    def _has_old_heads(self, head: Head) -> bool:
+        """Whether a head below `head`, the last one, is still there: not collected yet, or pinned. One listing."""
         first = next(iter(self._store.list(self._prefix + HEADS)), None)
         return first is not None and first.key != self._prefix + head_key(head.sequence)
 

@@ -30,7 +30,9 @@ while the index still named the object. Where a listing told of none, it is not 
 
 With a grace time of a day that is one listing a day of a log whose segments expire all the time. A listing is not
 relied on for what left the index less than LISTING_LAG_MS before it: a store whose listings lag is then looked at again
-when the object is due. The proof that the writer is still the last comes after all this (`remote.metadata_log`).
+when the object is due, a grace time after it left. The rows of a deleted partition leave the index when that time is
+over, and are due at once; as times they have that of the deletion, after which nobody gets a pin any more. The proof
+that the writer is still the last comes after all this (`remote.metadata_log`).
 
 Known is only what this process saw: a start begins with nothing, and lists.
 """
@@ -80,13 +82,23 @@ class PinWatch:
         """
         free = self._not_held(due, now_ms)
         if any(not self._is_covered(due[key]) for key in free):
-            pins = list_pins(self._store, self._prefix)
-            self._has_forks = any(pin.fork is not None for pin in pins)
-            self._known = {pin.key: pin for pin in pins if pin.expires_ms + RENEWAL_LAG_MS > now_ms}
-            self._asked_ms = dict.fromkeys(self._known, now_ms)
-            self._listed_ms, self._listed_at = now_ms, sequence
+            self.look(sequence=sequence, now_ms=now_ms)
             free = self._not_held(due, now_ms)
         return free
+
+    def keeps_before(self, sequence: int, now_ms: int) -> bool:
+        """Whether a pin that was seen keeps a head before `sequence`; asked where it is time. False may mean that none
+        was ever looked for. Raises Corrupt for a pin that cannot be read."""
+        older = [pin for pin in self._known.values() if pin.sequence < sequence]
+        return any(self._stands(pin, now_ms) for pin in sorted(older, key=lambda each: each.sequence))
+
+    def look(self, *, sequence: int, now_ms: int) -> None:
+        """List the pins, whatever is known of them. `sequence` is that of the newest head. Raises as `free`."""
+        pins = list_pins(self._store, self._prefix)
+        self._has_forks = any(pin.fork is not None for pin in pins)
+        self._known = {pin.key: pin for pin in pins if pin.expires_ms + RENEWAL_LAG_MS > now_ms}
+        self._asked_ms = dict.fromkeys(self._known, now_ms)
+        self._listed_ms, self._listed_at = now_ms, sequence
 
     def _not_held(self, due: Mapping[str, Unlinking], now_ms: int) -> set[str]:
         """Those that no known pin holds, which are asked where it is time."""

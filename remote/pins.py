@@ -12,11 +12,13 @@ asked of a reader, and nothing is promised to one without a pin but the grace ti
 | `fork` | the prefix of a fork whose rows name objects of this head, see `remote.forks`; it outlives the pin's end |
 
 Order of effects of `pin_newest`: the newest head N is read → the pin is written → the newest head is read once more.
-Is N void by then, or has anything that N names left the index (listed as unlinked is left), the pin came too late: it
-is taken back and the next head is tried. Otherwise all that N names is in the index at a moment after the pin was
-written; whoever takes it out does so later, and looks for pins later still. No clock is in it: the reader may stall
-between two steps for as long as it likes. A crash after the second step leaves a pin that keeps objects until it
-expires.
+Is N void by then, has anything that N names left the index (listed as unlinked is left), or was the topic deleted, the
+pin came too late: it is taken back and the next head is tried. Nobody begins to read a deleted partition, so its
+removal has to look for pins of before the deletion alone, and those have been there for the grace time
+(`remote.partition_removal`). A fork may be announced there all the same: another fork keeps what it needs until then.
+Otherwise all that N names is in the index at a moment after the pin was written; whoever takes it out does so later,
+and looks for pins later still. No clock is in it: the reader may stall between two steps for as long as it likes. A
+crash after the second step leaves a pin that keeps objects until it expires.
 
 A pin that its holder still needs is renewed: the same object, with a later end. One that has lapsed is not, for what it
 kept may be gone. Order of effects of `renew`: the pin is read → it is written with the later end → the newest head is
@@ -83,15 +85,17 @@ def pin_newest(
     holder: str,
     fork: str | None = None,
 ) -> tuple[Pin, Head]:
-    """Pin the newest head of a partition, and that head. Raises NotFound when there is none, Conflict when heads are
-    collected faster than they can be pinned."""
+    """Pin the newest head of a partition, and that head. Raises NotFound when there is none, or its topic was deleted
+    (but for a `fork`), Conflict when heads are collected faster than they can be pinned."""
     for _ in range(TRIES_MAX):
         head = log.refresh()
+        if head.deleted_ms is not None and fork is None:
+            raise NotFound("pinning a head, its topic was deleted", prefix=prefix, deleted_ms=head.deleted_ms)
         body = _Body(head.sequence, head.commit_id, expires_ms, holder, fork)
         key = pin_key(new_ulid(now_ms))
         store.put(prefix + key, msgspec.json.encode(body))
         pin = Pin(key=key, **msgspec.structs.asdict(body))
-        if _came_in_time(log, head):
+        if _came_in_time(log, head) and (fork is not None or _is_living(log)):
             return pin, head
         release(store, prefix, [pin])
     raise Conflict("pinning a head, they are collected faster than pinned", prefix=prefix, tries=TRIES_MAX)
@@ -176,6 +180,10 @@ def _came_in_time(log: MetadataLog, head: Head) -> bool:
         return lost_object(head, replace(newest, unlinked=(), unlinked_pages=()), log.page_rows) is None
     except NotFound:
         return False  # a page that it names is gone
+
+
+def _is_living(log: MetadataLog) -> bool:
+    return log.cached is not None and log.cached.deleted_ms is None
 
 
 def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> bool:

@@ -16,7 +16,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from local.errors import AccessDenied, InvalidRequest, LogError
+from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
+from remote.head import Head
 from remote.metadata_log import MetadataLog
 from remote.pinned_head import PinnedLog
 from remote.pins import Pin, pin_newest, release, renew
@@ -34,7 +35,8 @@ def wall_ms() -> int:
 def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
     """The chain of a partition that has seen the head to read by, and what pins it.
 
-    A partition without a head has no pin. Raises AccessDenied where a pin was asked for and may not be written.
+    A partition without a head has no pin, nor has one of a deleted topic. Raises AccessDenied where a pin was asked for
+    and may not be written.
     """
     if (given := options.pins.get(prefix)) is not None:
         pin = _pin_of(given)
@@ -42,17 +44,25 @@ def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int
         pinned.load()
         return pinned, pin
     metadata = MetadataLog(store, prefix)
-    if metadata.load() is None or options.pin_ms is None:
+    if not _is_there(metadata.load()) or options.pin_ms is None:
         return metadata, None
     expires_ms = now_ms + options.pin_ms
     try:
         pin, _ = pin_newest(store, prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder())
+    except NotFound:
+        if _is_there(metadata.cached):
+            raise
+        return metadata, None  # deleted just now
     except AccessDenied as error:
         if options.must_pin:
             raise
         _log.warning("a head cannot be pinned, the grace time has to do: prefix=%s cause=%s", prefix, error)
         return metadata, None
     return metadata, pin
+
+
+def _is_there(head: Head | None) -> bool:
+    return head is not None and head.deleted_ms is None
 
 
 def holder() -> str:
