@@ -264,10 +264,7 @@ def _apply_one(state: _Round, decision: Decision) -> bool:
         case AdvanceLogStart():
             return _advance(state, decision)
         case GiveUpRemote():
-            with state.partition.lock:
-                return not state.partition.is_deleted and give_up(
-                    state.partition, state.directory, decision.offset, now_ms=state.now_ms
-                )
+            return give_up(state.partition, state.where, decision.offset, now_ms=state.now_ms)
         case CollectHeads():
             return _collect(state, decision)
         case CopySegment() | RaiseCleaned() | ExpireRemote() | ExpirePage() | DeleteUnlinked() | DeletePage():
@@ -350,32 +347,37 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
     reach = held_from(snapshot)
     if reach is not None and decision.offset > max(reach, snapshot.log_start_offset):
         return False  # the view did not get as far as the plan hoped
-    metadata, is_behind = state.partition.metadata, snapshot.log_start_offset < decision.offset
-    if metadata is not None and is_behind:
-        # As `advance_log_start` would, but with nobody waiting at the lock.
-        metadata.commit(expire_segments([], now_ms=state.now_ms, log_start_offset=decision.offset), state.now_ms)
+    is_committed = commit_log_start(state.partition, decision.offset, now_ms=state.now_ms)
     with state.partition.lock:
         if state.partition.is_deleted:
             return False  # the name may be another topic's by now
         state.partition.check_not_fenced()
         is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
-        return is_raised or (metadata is not None and is_behind)
+        return is_raised or is_committed
+
+
+def commit_log_start(partition: Partition, offset: int, *, now_ms: int) -> bool:
+    """The first step of `advance_log_start`, which waits for the store, without the partition's lock; False where the
+    head says so already, or there is none."""
+    metadata = partition.metadata
+    if metadata is None or partition.snapshot(now_ms, may_ask=False).log_start_offset >= offset:
+        return False
+    metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=offset), now_ms)
+    return True
 
 
 def advance_log_start(partition: Partition, directory: LogDirectory, offset: int, *, now_ms: int) -> bool:
     """Raise a partition's log start to at least `offset`; False when nothing is below it.
 
     The caller holds the partition's lock. Order of effects: committed in the head → durable in the checkpoint → told to
-    readers. Each step is taken where it is missing, so what failed half way may be called again.
+    readers. Each step is taken where it is missing, so what failed half way may be called again. Who has called
+    `commit_log_start` does not wait for the store any more.
     """
-    metadata, log = partition.metadata, partition.log
-    is_behind = metadata is not None and partition.snapshot(now_ms, may_ask=False).log_start_offset < offset
-    if metadata is not None and is_behind:
-        metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=offset), now_ms)
-    if log.log_start_offset >= offset:
-        return is_behind
+    is_committed = commit_log_start(partition, offset, now_ms=now_ms)
+    if partition.log.log_start_offset >= offset:
+        return is_committed
     directory.write_log_starts({partition.name: offset})
-    log.raise_log_start(offset)
+    partition.log.raise_log_start(offset)
     return True
 
 

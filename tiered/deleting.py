@@ -9,15 +9,17 @@ and a tiered partition takes up the head's at the next open. Source: kafka `Unif
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from local.errors import InvalidRequest, LogError, OffsetOutOfRange, Unavailable
+from local.errors import InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
-from tiered.apply import advance_log_start
+from tiered.apply import advance_log_start, commit_log_start
 from tiered.partition import Partition
 
 HIGH_WATERMARK = -1  # Kafka's word for all there is
+NOBODY: AbstractContextManager[object] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +52,15 @@ def log_start(held: Partition) -> int:
 
 
 def delete_records(
-    partitions: Mapping[Partition, int], directory_of: Callable[[TopicPartition], LogDirectory], *, now_ms: int
+    partitions: Mapping[Partition, int],
+    directory_of: Callable[[TopicPartition], LogDirectory],
+    *,
+    now_ms: int,
+    rounds: AbstractContextManager[object] = NOBODY,
 ) -> dict[TopicPartition, DeletedRecords]:
     """Raise the log start of each partition to its offset; everything is checked before anything is done.
 
+    The store is waited for first, without a lock; `rounds` is held for the rest, for they write the checkpoints, too.
     Raises as `plan_deletion`, and what keeps this manager from writing to a partition; what the disk or the store
     refuses on the way, with what was deleted until then in its facts.
     """
@@ -62,14 +69,23 @@ def delete_records(
     planned = {held: plan_deletion(held, offset) for held, offset in partitions.items()}
     done: dict[TopicPartition, DeletedRecords] = {}
     for held, each in planned.items():
-        with held.lock:
-            try:
+        try:
+            commit_log_start(held, each.low_watermark, now_ms=now_ms)
+            with rounds, held.lock:
+                _check_there(held)
                 advance_log_start(held, directory_of(held.name), each.low_watermark, now_ms=now_ms)
-            except LogError as error:
-                told = ",".join(f"{name}:{was.low_watermark}" for name, was in done.items()) or None
-                raise type(error)(error.attempt, **{**error.facts, "deleted": told}) from error
-            done[held.name] = each
+        except LogError as error:
+            told = ",".join(f"{name}:{was.low_watermark}" for name, was in done.items()) or None
+            raise type(error)(error.attempt, **{**error.facts, "deleted": told}) from error
+        done[held.name] = each
     return done
+
+
+def _check_there(held: Partition) -> None:
+    """Inside the lock: while the store was waited for another writer may have come, or the topic have gone."""
+    if held.is_deleted:
+        raise NotFound("deleting records, the topic was deleted meanwhile", partition=held.name)
+    held.check_not_fenced()
 
 
 def _check_ours(held: Partition) -> None:

@@ -87,7 +87,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         self._deletion = TopicDeletion(self._registry, directory, store, self._opener)
         self.cleaning = Cleaning(CleanerSettings.of(config))
         # One guards the topics and what is held of them, one lets a single round run. Nobody takes the first one while
-        # holding the second or a partition's own lock.
+        # holding the second or a partition's own lock, and nobody waits for the store while holding the first one.
         self._topics_lock = threading.RLock()
         self._own_rounds = None if directory.read_only else self._new_rounds()
         self._problems_lock = threading.Lock()
@@ -145,13 +145,15 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         check_topic(name)
         topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
         self._opener.check_settings(topic)
+        self._registry.check_new(topic)
+        if self._opener.begins_tiering(topic):
+            self._opener.check_reachable(topic)
+            topic = replace(topic, was_tiered=True)
         with self._topics_lock:
             self._opener.check_room()
-            if self._opener.begins_tiering(topic):
-                self._opener.check_reachable(topic)
-                topic = replace(topic, was_tiered=True)
             self._registry.add(topic)
-            raise_first(self._open_topic(topic, now_ms))
+            held, failures = self._open_topic(topic, now_ms)
+        raise_first(failures + self._take_up(held, now_ms))
         return topic
 
     def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
@@ -160,23 +162,19 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         Raises InvalidRequest, and Unavailable for a topic that is to be tiered while the bucket is out of reach.
         """
         self._check_writable()
+        altered, is_new = self._opener.altered(self._registry.get(name), properties)
+        if is_new:
+            self._opener.check_reachable(altered)
         with self._topics_lock:
-            before = self._registry.get(name)
-            merged = {**before.properties, **properties}
-            altered = replace(before, properties={key: value for key, value in merged.items() if value})
-            self._opener.check_settings(altered)
-            self._opener.check_not_switched_off(before, altered)
-            is_new = self._opener.begins_tiering(altered)
-            if is_new:
-                self._opener.check_reachable(altered)
+            altered, is_new = self._opener.altered(self._registry.get(name), properties)
             altered = self._registry.alter(name, altered.properties, is_tiered=is_new)
             held = [self._partitions[each] for each in altered.partitions() if each in self._partitions]
             for each in held:
                 self._opener.apply_settings(each, altered)
                 self._forget(each.name)  # what kept a round from its plan says nothing of the next one's
-            new = [each for each in held if self._directory.is_online(each.name) and not each.is_owned]
-            failures = self._take_up(new, now_ms)  # of those that are ours the next round tells the bucket
-            raise_first(failures if is_new else [])
+        new = [each for each in held if self._directory.is_online(each.name) and not each.is_owned]
+        failures = self._take_up(new, now_ms)  # of those that are ours the next round tells the bucket
+        raise_first(failures if is_new else [])
         return altered
 
     def delete_topic(self, name: str, *, now_ms: int) -> None:
@@ -187,6 +185,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
             for each in gone.partitions():
                 self._unopened.pop(each, None)
                 self._forget(each)
+        self._deletion.step(now_ms)  # where the bucket can be reached its grace time counts from now
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -269,9 +268,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
         from tiered.deleting import delete_records
 
         self._check_writable()
-        with self._rounds.lock:  # rounds write the checkpoints, too
-            held = {self._partition(name): offset for name, offset in offsets.items()}
-            return delete_records(held, self._directory.of, now_ms=now_ms)
+        held = {self._partition(name): offset for name, offset in offsets.items()}
+        return delete_records(held, self._directory.of, now_ms=now_ms, rounds=self._rounds.lock)
 
     def plan_deletion(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, DeletedRecords]:
         """What `delete_records` would do, which it refuses alike; changes nothing."""
@@ -463,7 +461,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
             return None
         return self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
 
-    def _open_topic(self, topic: Topic, now_ms: int) -> list[LogError]:
+    def _open_topic(self, topic: Topic, now_ms: int) -> tuple[list[Partition], list[LogError]]:
         """The partitions of a new topic. What is in the way of single ones is noted, and told."""
         loaded = load_logs(
             {"": topic.partitions()},
@@ -471,7 +469,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
             threads_per_directory=1,
         )
         failures = [each for each in loaded.values() if isinstance(each, LogError)]
-        return failures + self._take_up(self._keep(loaded), now_ms)
+        return self._keep(loaded), failures
 
     def _keep(self, loaded: Loaded) -> list[Partition]:
         """Those that could be opened; the others are noted."""
@@ -551,6 +549,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable):
             self._partitions[name].stopped = error
             self._partitions[name].is_owned = False
         with self._problems_lock:
+            if name not in self._partitions and name not in self._unopened:
+                return  # its topic was deleted
             known, self.problems = self.problems.get(name), {**self.problems, name: error}
             if (type(known), getattr(known, "attempt", "")) != (type(error), error.attempt):  # facts change every round
                 _log.error("partition in trouble: partition=%s error=%s", name, error)

@@ -120,7 +120,16 @@ class Opener:
             self._config = before
             raise
 
-    def check_not_switched_off(self, before: Topic, after: Topic) -> None:
+    def altered(self, before: Topic, properties: Mapping[str, str]) -> tuple[Topic, bool]:
+        """The topic with these own settings beside its others (an empty value takes one back), and whether it is tiered
+        from then on. Raises InvalidRequest for settings that do not hold. Changes nothing."""
+        merged = {**before.properties, **properties}
+        after = replace(before, properties={key: value for key, value in merged.items() if value})
+        self.check_settings(after)
+        self._check_not_switched_off(before, after)
+        return after, self.begins_tiering(after)
+
+    def _check_not_switched_off(self, before: Topic, after: Topic) -> None:
         """Raises InvalidRequest where `after` takes its tier from a topic that has records in the bucket."""
         values = self._values(after)
         if not before.was_tiered or wants_tier(values) or is_given_up(after, values):
@@ -234,7 +243,7 @@ class Opener:
                 if held.metadata.is_unsettled:
                     held.metadata.commit(settle(), now_ms)
             except LogError as error:
-                return error
+                return None if held.is_deleted else error
         return None
 
     def _own(self, held: Partition, now_ms: int) -> None:

@@ -51,12 +51,12 @@ class Reloadable:
             changed = [each for each in topics if _values(before, each) != _values(config, each)]
             self._opener.reconfigure(config, topics)
             self.config = config
-            for topic in changed:
-                try:
-                    self.alter_topic(topic.name, {}, now_ms=now_ms)
-                except LogError as error:
-                    failed[topic.name] = str(error)
-                    _log.error("settings of a topic could not be taken up: topic=%s error=%s", topic.name, error)
+        for topic in changed:  # those whose tier begins wait for the store, so nobody waits for them
+            try:
+                self.alter_topic(topic.name, {}, now_ms=now_ms)
+            except LogError as error:
+                failed[topic.name] = str(error)
+                _log.error("settings of a topic could not be taken up: topic=%s error=%s", topic.name, error)
         at_restart = tuple(_at_restart(before, config))
         names = tuple(each.name for each in changed)
         _log.info("configuration read again: topics=%s at_restart=%s", ",".join(names), ",".join(at_restart))

@@ -22,7 +22,7 @@ Only altering the topic begins this. A default that changes in the configuration
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from local.log_dirs import LogDirectory
 from remote.head_changes import give_up_tier
@@ -41,15 +41,26 @@ def is_given_up(topic: Topic, values: Mapping[str, str]) -> bool:
     return topic.was_tiered and is_off and values[DELETE_ON_DISABLE] == "true"
 
 
-def give_up(partition: Partition, directory: LogDirectory, offset: int, *, now_ms: int) -> bool:
-    """Steps 2 and 3; False where the world has moved. The caller holds the partition's lock."""
+def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int, *, now_ms: int) -> bool:
+    """Steps 2 and 3; False where the world has moved. For the holder of `tier_lock`.
+
+    The partition's lock is held before the commit and after it, and nobody waits for the store at it. Meanwhile its
+    segments are marked as being copied: nothing leaves the disk that the new head counts on. `where` is asked inside
+    the lock, for the partition may move.
+    """
     metadata, log = partition.metadata, partition.log
-    if metadata is None or not partition.is_owned or not partition.rules.gives_up_remote:
-        return False
-    if log.segments()[0].base_offset > offset or offset > log.next_offset:
-        return False
-    head = metadata.commit(give_up_tier(log_start_offset=offset, now_ms=now_ms), now_ms)
-    if log.log_start_offset < head.log_start_offset:
-        directory.write_log_starts({partition.name: head.log_start_offset})
-        log.raise_log_start(head.log_start_offset)
+    with partition.lock:
+        if metadata is None or partition.is_deleted or not partition.is_owned or not partition.rules.gives_up_remote:
+            return False
+        if log.segments()[0].base_offset > offset or offset > log.next_offset:
+            return False
+        partition.copying = frozenset({offset})
+    try:
+        head = metadata.commit(give_up_tier(log_start_offset=offset, now_ms=now_ms), now_ms)
+        with partition.lock:
+            if log.log_start_offset < head.log_start_offset and not partition.is_deleted:
+                where().write_log_starts({partition.name: head.log_start_offset})
+                log.raise_log_start(head.log_start_offset)
+    finally:
+        partition.copying = frozenset()
     return True

@@ -49,7 +49,8 @@ class TopicDeletion:
         self._stepping = threading.Lock()
 
     def delete(self, topic_name: str, partitions: Held, rounds: threading.RLock, *, now_ms: int) -> Topic:
-        """Steps 1 and 2, and the first of 4; the topic it was. `partitions` are the open ones; its own are taken out.
+        """Steps 1 and 2; the topic it was. `partitions` are the open ones; its own are taken out. It does not wait for
+        the store: `step` comes next.
 
         Raises NotFound, and DiskFailed when the registry cannot be written, with nothing done; what fails of a single
         partition is tried again by `step`.
@@ -73,7 +74,6 @@ class TopicDeletion:
             for gone in self._registry.deleted():
                 if gone.topic.topic_id == topic.topic_id:
                     self._delete_local(gone, now_ms)
-        self.step(now_ms)  # the bucket says so at once where it can be reached: the grace time counts from there
         return topic
 
     @property

@@ -85,8 +85,8 @@ class TopicRegistry:
             raise NotFound("finding a topic", topic=name, there_are=there_are, did_you_mean=nearest(name, self._topics))
         return self._topics[name]
 
-    def add(self, topic: Topic) -> None:
-        """Durable on return. Raises InvalidRequest when the name is taken or the partition count is off."""
+    def check_new(self, topic: Topic) -> None:
+        """Raises InvalidRequest when the name is taken or the partition count is off."""
         check_topic(topic.name)
         if topic.name in self._topics:
             raise InvalidRequest(
@@ -98,6 +98,10 @@ class TopicRegistry:
                 topic=topic.name,
                 partitions=topic.partition_count,
             )
+
+    def add(self, topic: Topic) -> None:
+        """Durable on return. Raises as `check_new`."""
+        self.check_new(topic)
         with self._changing:
             self._write({**self._topics, topic.name: topic})
 

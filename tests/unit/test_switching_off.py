@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settl
 from local.errors import InvalidRequest, LogError, OffsetOutOfRange, Unavailable
 from local.offset_spec import OffsetSpec
 from local.record import Record
+from policies.decisions import DropLocal, Plan
 from remote import metadata_log
 from remote.head import Head
 from remote.metadata_index import MetadataIndex
 from remote.spilling import SpillRule
 from remote.store import ObjectStore
+from tiered import switching_off
 from tiered.cli.main import invoke
 from tiered.manager import LogManager
 from tiered.offset_listing import LATEST_TIERED
@@ -327,7 +330,7 @@ def test_nothing_leaves_the_disk_while_it_is_not_known_whether_the_tier_was_give
         held, topic = manager.partition(NAME), manager.topic("t")
         store.is_armed = True
         with suppress(Unavailable):
-            give_up(replace_rules(held), manager._directory.of(NAME), 0, now_ms=NOW)
+            give_up(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
         assert store.is_mute
         manager.alter_topic("t", {**topic.properties, "local.retention.ms": "1ms"}, now_ms=NOW)
         manager.tick(NOW)
@@ -335,6 +338,38 @@ def test_nothing_leaves_the_disk_while_it_is_not_known_whether_the_tier_was_give
         store.is_armed = store.is_mute = False
         settle(manager)
         assert len(values(manager.reader())) == 300
+
+
+def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_tier_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is free by then, for nobody is to wait for the store at it."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        held = manager.partition(NAME)
+        segments = [info for info in held.log.segments() if not info.is_active]
+        drops = [
+            DropLocal(base_offset=each.base_offset, next_offset=each.next_offset, size_bytes=each.size_bytes, reason="")
+            for each in segments
+        ]
+        plan = Plan(now_ms=NOW, decisions={NAME: drops})
+        real, dropped = switching_off.give_up_tier, []
+
+        def overtaken(**facts: int) -> object:
+            turn = threading.Thread(target=lambda: dropped.append(manager.drop_early(plan)))
+            turn.start()
+            turn.join()
+            return real(**facts)
+
+        monkeypatch.setattr(switching_off, "give_up_tier", overtaken)
+        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.tick(NOW, waits=False)
+        assert manager.wait_for_tasks(30.0)
+        assert [each.done for each in dropped[0].values()] == [()]
+        assert head_of(manager).log_start_offset == 0
+        assert read(manager) == list(range(300))
 
 
 def replace_rules(held: Partition) -> Partition:

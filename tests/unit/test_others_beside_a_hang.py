@@ -1,0 +1,169 @@
+"""Nobody but the caller waits for a store that does not answer: not appends, not status, not other topics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
+from test_waiting_for_the_store import LIMIT_S, Gate, Hooked
+
+from local.names import TopicPartition
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.status_report import status_report
+from tiered.views import build_views, drop_views, plan_views
+
+GRACE = {**TIERED, "remote.log.delete.grace.ms": "1h"}
+OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+OTHER = TopicPartition("o", 0)
+RETURNS_S = 5.0  # in a thread of its own: who is not back by then waits for the store
+
+Deed = Callable[[LogManager], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is done, the first call that hangs of it, and what holds afterwards."""
+
+    deed: Deed
+    verb: str
+    prefix: str = "t-"
+    skips: int = 0
+    is_done: Callable[[LogManager], bool]
+
+
+CASES = {
+    "a view is dropped": Case(
+        deed=lambda manager: drop_views(manager, "t", now_ms=NOW),
+        verb="put_if_absent",
+        is_done=lambda manager: manager.partition(NAME).head().views == (),  # type: ignore[union-attr]
+    ),
+    "records are deleted": Case(
+        deed=lambda manager: manager.delete_records({NAME: 25}, now_ms=NOW),
+        verb="put_if_absent",
+        is_done=lambda manager: manager.reader().offsets(NAME)[0] == manager.partition(NAME).log.log_start_offset == 25,
+    ),
+    "a topic is deleted": Case(
+        deed=lambda manager: manager.delete_topic("t", now_ms=NOW),
+        verb="put_if_absent",
+        is_done=lambda manager: "t" not in {topic.name for topic in manager.topics()},
+    ),
+    "a topic is to be tiered, its bucket looked at": Case(
+        deed=lambda manager: manager.alter_topic("plain", GRACE, now_ms=NOW),
+        verb="list",
+        prefix="plain-",
+        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_owned,
+    ),
+    "a topic is to be tiered, and taken up": Case(
+        deed=lambda manager: manager.alter_topic("plain", GRACE, now_ms=NOW),
+        verb="put_if_absent",
+        prefix="plain-",
+        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_owned,
+    ),
+    "a topic is created, its bucket looked at": Case(
+        deed=lambda manager: manager.create_topic("n", 1, GRACE, now_ms=NOW),
+        verb="list",
+        prefix="n-",
+        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_owned,
+    ),
+    "a topic is created, and taken up": Case(
+        deed=lambda manager: manager.create_topic("n", 1, GRACE, now_ms=NOW),
+        verb="put_if_absent",
+        prefix="n-",
+        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_owned,
+    ),
+    "the tier is given up": Case(
+        deed=lambda manager: manager.tick(NOW, waits=False),
+        verb="put_if_absent",
+        skips=1,  # that tells the bucket of the topic's settings
+        is_done=lambda manager: manager.partition(NAME).log.log_start_offset > 0,
+    ),
+    "settings of all topics are taken anew": Case(
+        deed=lambda manager: manager.reload(_enabled(manager), now_ms=NOW),
+        verb="put_if_absent",
+        prefix="plain-",
+        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_owned,
+    ),
+}
+
+
+def _enabled(manager: LogManager) -> Config:
+    config = manager.config
+    return replace(config, overrides={**config.overrides, "remote.storage.enable": "true"})
+
+
+OTHERS: dict[str, Deed] = {
+    "appends": lambda manager: [
+        send(manager, 5, topic=topic.name, start=900) for topic in manager.topics() if topic.name != "n"
+    ],
+    "its own settings": lambda manager: (
+        manager.alter_topic("t", {"flush.ms": "1s"}, now_ms=NOW)
+        if "t" in {topic.name for topic in manager.topics()}
+        else None
+    ),
+    "rolls": lambda manager: manager.roll("o", now_ms=NOW),
+    "status": lambda manager: status_report(manager, NOW, storage=manager.first_directory()[0]),
+    "another topic's settings": lambda manager: manager.alter_topic("o", {"flush.ms": "1s"}, now_ms=NOW),
+    "another topic's records are deleted": lambda manager: manager.delete_records({OTHER: 15}, now_ms=NOW),
+    "a new topic": lambda manager: manager.create_topic("fresh", 1, GRACE, now_ms=NOW),
+    "a round": lambda manager: manager.tick(NOW, waits=False),
+    "another topic is deleted": lambda manager: manager.delete_topic("o", now_ms=NOW),
+}
+
+
+def _filled(manager: LogManager) -> None:
+    for topic, own in {"t": GRACE, "o": GRACE, "plain": {}}.items():
+        manager.create_topic(topic, 1, own, now_ms=NOW)
+        send(manager, 40, topic=topic)
+        manager.roll(topic, now_ms=NOW)
+    settle(manager)
+    assert build_views(manager, plan_views(manager, "t", now_ms=NOW)).decisions
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_nobody_else_waits_while(what: str) -> None:
+    case, world = CASES[what], World()
+    store = Hooked(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        _filled(manager)
+        if what == "the tier is given up":
+            manager.alter_topic("t", OFF, now_ms=NOW)
+        left = iter(range(case.skips + 1))
+        gate = Gate(
+            lambda asked, key: asked == case.verb and key.startswith(case.prefix) and next(left) == case.skips,
+        )
+        store.before = gate
+        errors: list[BaseException] = []
+
+        def in_thread(deed: Deed) -> threading.Thread:
+            def run() -> None:
+                try:
+                    deed(manager)
+                except BaseException as error:  # noqa: BLE001 - told below
+                    errors.append(error)
+
+            turn = threading.Thread(target=run, daemon=True)
+            turn.start()
+            return turn
+
+        caller = in_thread(case.deed)
+        waiting = []
+        try:
+            assert gate.reached.wait(LIMIT_S), errors
+            for name, deed in OTHERS.items():
+                turn = in_thread(deed)
+                turn.join(RETURNS_S)
+                waiting += [name] if turn.is_alive() else []
+        finally:
+            gate.opened.set()
+        caller.join(LIMIT_S)
+        assert waiting == []
+        assert errors == []
+        assert not caller.is_alive()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert case.is_done(manager)
+        settle(manager, NOW + 3 * HOUR)
+        assert {topic.name for topic in manager.topics()} >= {"plain", "fresh"}
