@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 
 import pytest
-from manager_world import HOUR, NOW, TIERED, SwitchableStore, World, send, settle
+from manager_world import COMPACTED, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
 from web_pages import Sound, data, page, site
 
 from local.errors import Corrupt
@@ -23,7 +23,7 @@ from tiered.status_report import StatusReport, status_report
 from tiered.web.assets import DARK, LIGHT, stylesheet
 from tiered.web.html import tag
 from tiered.web.overview import found_topics, overview
-from tiered.web.partition import WIDTH, _bars
+from tiered.web.segment_map import WIDTH, Piece, bars, local_pieces, remote_pieces
 from tiered.worker import Worker
 
 MINUTE = 60_000
@@ -85,8 +85,35 @@ def test_a_partition_shows_the_segments_of_both_tiers_on_a_line_and_in_a_table(w
 
 def test_however_many_segments_there_are_the_line_has_few_bars() -> None:
     for count, size in [(20_000, 1), (3000, 7), (990, 1000), (500, 3)]:
-        drawn = _bars([(at * size, (at + 1) * size) for at in range(count)], 0, count * size, "local", 0)
+        drawn = bars([Piece(at * size, (at + 1) * size, "local") for at in range(count)], 0, count * size, 0)
         assert 400 < len(drawn) <= WIDTH + 1
+
+
+def test_the_map_tells_what_is_where_and_what_became_of_it(world: World) -> None:
+    with world.open(remote_log_delete_grace_ms="1d") as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "2d"}, now_ms=NOW)
+        manager.create_topic("c", 1, COMPACTED, now_ms=NOW)
+        send(manager, 300)
+        send(manager, 300, topic="c")
+        settle(manager)
+        send(manager, 100, start=300)
+        of = {each.partition.topic: each for each in manager.snapshots(NOW)}
+        assert [each.kind for each in local_pieces(of["t"])] == ["both"] * len(of["t"].remote) + ["local"] * (
+            len(of["t"].segments) - len(of["t"].remote)
+        )
+        assert {each.kind for each in remote_pieces(of["t"])} == {"remote"}
+        assert {each.kind for each in remote_pieces(of["c"])} == {"compacted"}
+        raised = replace(of["t"], log_start_offset=of["t"].remote[0].next_offset)
+        assert [each.kind for each in remote_pieces(raised)][:2] == ["expired", "remote"]
+        body = page(site(world, manager), "/topics/t/0")
+        assert 'id="map-offsets"' in body
+        assert 'id="map-times"' in body
+        assert "Records from 2027-01-14 08:00:00 UTC to" in body
+        strips = body.partition('id="map-times"')[2]
+        assert strips.count('class="both"') == len(of["t"].remote), "each has its stretch of time"
+        assert "readable, compacted" in page(site(world, manager), "/topics/c/0")
+        manager.create_topic("e", 1, {}, now_ms=NOW)
+        assert 'id="map-times"' not in page(site(world, manager), "/topics/e/0"), "nothing has a time"
 
 
 def test_a_thousand_topics_come_a_hundred_at_a_time_can_be_searched_and_sorted(world: World) -> None:

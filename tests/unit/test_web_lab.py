@@ -86,7 +86,7 @@ def test_the_page_has_every_figure_of_its_charts_in_a_table_and_names_two_levers
         assert f">{format_dollars(cost.total)}</td>" in body
     for words, value in (("now", found.today.total), ("double", found.chosen.double), ("idle", found.chosen.idle)):
         assert re.search(f'id="dollars-{words}">{re.escape(format_dollars(value))}<', body)
-    levers = re.findall(r'<li><a href="(/cost\?[^"]*)">[^<]*</a> saves ([0-9.,]+)', body)
+    levers = re.findall(r'<li><a href="(/cost\?[^"]*)">[^<]*</a> saves \$ ([0-9.,]+)', body)
     assert [dollars for _, dollars in levers] == [format_dollars(dollars) for _, dollars in found.largest_levers]
     assert body.count('role="img"') == 2
     assert body.count("<desc>") == 2
@@ -165,7 +165,7 @@ def test_the_lab_of_a_deployment_measures_its_topics_and_its_json_is_the_same(wo
         settle(manager)
         found = site(world, manager)
         body = page(found, "/cost")
-        assert "1 smaller topics are left out" in body
+        assert "Smaller ones (1) are left out" in body
         facts = data(found, "/cost?format=json")
         assert facts["topics"] == ["b", "t"], "the others have stored nothing"
         one = data(found, "/cost?format=json&topic=t&retention=60d&along=local")
@@ -217,7 +217,7 @@ def test_facts_hold_no_number_that_json_has_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "top"), [(0, 1), (0.3, 0.5), (0.9, 1), (1, 1), (1.01, 2), (21, 25), (45.6, 50), (99, 100)]
+    ("value", "top"), [(0, 1), (0.3, 0.3), (0.9, 1), (1, 1), (1.01, 1.2), (21, 24), (45, 50), (99, 100)]
 )
 def test_an_axis_ends_at_a_number_that_people_count_in(value: float, top: float) -> None:
     assert nice_top(value) == pytest.approx(top)

@@ -46,7 +46,7 @@ body { margin: 0 auto; max-width: 80rem; padding: 0 1rem 2rem; background: var(-
   font: 1rem/1.5 system-ui, sans-serif; }
 a { color: var(--link); }
 a:focus-visible, input:focus-visible, button:focus-visible, select:focus-visible, summary:focus-visible,
-.wide:focus-visible { outline: 3px solid var(--link);
+.wide:focus-visible, .drawing:focus-visible { outline: 3px solid var(--link);
   outline-offset: 2px; }
 .skip { position: absolute; left: -100rem; }
 .skip:focus { left: 1rem; background: var(--ground); padding: .5rem; }
@@ -66,7 +66,9 @@ dd { margin: 0; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
 table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; color: var(--faint); padding: .25rem 0; }
 th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-td { overflow-wrap: anywhere; }
+td { overflow-wrap: break-word; }
+th[scope=row] { min-width: 7rem; overflow-wrap: anywhere; }
+.short { white-space: nowrap; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .trouble { border-left: .3rem solid var(--bad); background: var(--panel); padding: .5rem .75rem; margin: .5rem 0;
   overflow-wrap: anywhere; }
@@ -76,19 +78,22 @@ pre { background: var(--panel); padding: .75rem; overflow-x: auto; }
 form { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .75rem 0; }
 input, button { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .6rem; border-radius: .3rem; }
-form.fields > div { display: flex; flex-direction: column; align-items: flex-start; min-width: 9rem; }
-form.fields { align-items: flex-end; gap: .75rem 1.25rem; background: var(--panel); padding: .75rem;
-  border-radius: .3rem; }
-form.fields input[type=range] { width: 11rem; padding: .3rem 0; border: 0; accent-color: var(--link); }
+form.fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); align-items: start;
+  gap: .75rem 1.25rem; background: var(--panel); padding: .75rem; border-radius: .3rem; }
+form.fields > div { display: flex; flex-direction: column; align-items: flex-start; }
+form.fields > .do { flex-direction: row; align-items: center; gap: .75rem; align-self: end; min-height: 2.2rem; }
+form.fields input[type=text] { width: 100%; max-width: 14rem; }
+form.fields input[type=range] { width: 100%; max-width: 14rem; padding: .3rem 0; border: 0; accent-color: var(--link); }
 form.fields p { margin: 0; }
 select { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .4rem; border-radius: .3rem; max-width: 100%; }
 [hidden] { display: none !important; }
 output { font-variant-numeric: tabular-nums; font-weight: 600; }
 svg { width: 100%; height: 6rem; display: block; }
-svg.bar { height: 1.1rem; min-width: 8rem; }
-svg.chart { height: auto; min-width: 22rem; max-width: 46rem; font: 13px system-ui, sans-serif; }
-svg text { fill: var(--text); }
+svg.bar { height: 1.1rem; width: 11rem; margin-top: .2rem; }
+@media (min-width: 60rem) { #kinds svg.bar { width: 22rem; } }
+svg.chart { height: auto; min-width: 22rem; max-width: 40rem; font: 13px system-ui, sans-serif; }
+svg text { fill: var(--text); paint-order: stroke; stroke: var(--ground); stroke-width: 3px; }
 svg text.faint { fill: var(--faint); }
 svg .grid, svg .rule { stroke: var(--line); stroke-width: .6; }
 svg .rule { stroke-dasharray: 4 4; stroke-width: 1; }
@@ -96,17 +101,25 @@ svg .line { fill: none; stroke-width: 2; }
 svg .mark { fill: none; stroke: var(--text); stroke-width: 2; }
 svg .name { font-weight: 600; }
 .drawing { overflow-x: auto; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 2rem; }
+.charts > * { min-width: 0; }
 details { margin: .5rem 0; }
 summary { cursor: pointer; padding: .35rem 0; color: var(--link); }
 .sign { font-weight: 600; font-family: ui-monospace, monospace; }
 svg .back { fill: var(--panel); }
 svg .local { fill: var(--local); }
 svg .remote { fill: var(--remote); }
+svg .both { fill: var(--s3); }
+svg .compacted { fill: var(--s2); }
+svg .expired { fill: var(--bad); }
 svg .dirty { fill: var(--bad); }
 svg .clean { fill: var(--remote); }
 .key { font-weight: 600; }
 .key.local { color: var(--local); }
 .key.remote { color: var(--remote); }
+.key.both { color: var(--s3); }
+.key.compacted { color: var(--s2); }
+.key.expired { color: var(--bad); }
 """
 
 # Colours of lines and of kinds of dollars, in the order in which they are drawn.

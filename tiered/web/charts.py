@@ -14,7 +14,7 @@ from tiered.web.html import Child, Html, tag
 
 BAR = 1000  # the width of a bar, in its own units
 WIDE, HIGH = 540, 320  # of a chart of lines
-LEFT, RIGHT, TOP, BOTTOM = 64, 92, 16, 46
+LEFT, RIGHT, TOP, BOTTOM = 60, 112, 24, 46
 SERIES_MAX = 6  # as many classes the stylesheet has
 _TICKS = 4
 _NAME_HEIGHT = 15
@@ -89,7 +89,7 @@ def line_chart(
 
 
 def nice_top(value: float) -> float:
-    """The first of 1, 2, 2.5, 5 times a power of ten that is not below."""
+    """The first of a few whole steps of a power of ten that is not below."""
     if value <= 0:
         return 1.0
     power = 1.0
@@ -97,7 +97,7 @@ def nice_top(value: float) -> float:
         power /= 10
     while power * 10 <= value:
         power *= 10
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * (1 - 1e-9))
+    return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +119,22 @@ def _axes(frame: _Frame, x_ticks: Sequence[tuple[float, str]], x_name: str, y_na
         value = frame.top * step / _TICKS
         y = frame.y(value)
         found.append(tag("line", class_="grid", x1=LEFT, x2=WIDE - RIGHT, y1=y, y2=y))
-        found.append(tag("text", f"{value:,.4g}", x=LEFT - 6, y=y + 4, text_anchor="end"))
+        found.append(tag("text", _figure(value), x=LEFT - 6, y=y + 4, text_anchor="end"))
     last = -1e9
     for value, words in x_ticks:
         x = frame.x(value)
         found.append(tag("line", class_="grid", x1=x, x2=x, y1=HIGH - BOTTOM, y2=HIGH - BOTTOM + 4))
-        if x - last >= 8 * len(words):  # no two upon each other
+        if x - 3.7 * len(words) >= last + 6:  # no two upon each other
             found.append(tag("text", words, x=x, y=HIGH - BOTTOM + 18, text_anchor="middle"))
-            last = x
+            last = x + 3.7 * len(words)
     middle = (LEFT + WIDE - RIGHT) / 2
     found.append(tag("text", x_name, x=middle, y=HIGH - 6, text_anchor="middle", class_="faint"))
-    found.append(tag("text", y_name, x=LEFT - 6, y=TOP - 4, class_="faint"))
+    found.append(tag("text", y_name, x=LEFT - 6, y=TOP - 10, class_="faint", text_anchor="middle"))
     return found
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _line(frame: _Frame, at: int, line: Line, name_y: float) -> list[Html]:

@@ -44,7 +44,7 @@ _LOGS = (
     Heading("Partition"),
     Heading("State"),
     Heading("Dirty", is_number=True),
-    Heading("of which"),
+    Heading("Dirty and clean"),
     Heading("Clean", is_number=True),
     Heading("Cleanable", is_number=True),
     Heading("Not yet", is_number=True),
@@ -53,7 +53,7 @@ _LOGS = (
     Heading("Gained", is_number=True),
 )
 _RUNS = (
-    Heading("When"),
+    Heading("When", is_short=True),
     Heading("Partition"),
     Heading("Before", is_number=True),
     Heading("After", is_number=True),
@@ -154,11 +154,11 @@ def _figures(found: Compaction) -> Html:
         {
             "Compacted logs": format_count(len(found.logs)),
             "Due": format_count(due),
-            "Dirtiest": f"{of.max_dirty_percent} %",
+            "Dirtiest": f"{max(each.log.dirty_ratio for each in found.logs):.0%}",
             "Cleanable": format_bytes(sum(each.log.cleanable_bytes for each in found.logs)),
             "Uncleanable": stuck if of.uncleanable_partitions_count else "none",
-            "Fullest buffer": f"{of.max_buffer_utilization_percent} %",
-            "Longest last pass": lasted(of.max_clean_time_secs * 1000),
+            "Fullest buffer": f"{of.max_buffer_utilization_percent}%",
+            "Longest last pass": f"{of.max_clean_time_secs} s",
             "Last pass": ago,
         }
     )

@@ -24,7 +24,7 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
     """The page; `left_out` tiered topics are not simulated."""
     topics = ", ".join(each.topic for each in lab.measured if each.stream is not None)
     words = f"What {topics} would cost a month under other settings, simulated from their own segments and requests."
-    rest = f" {left_out:,} smaller topics are left out; name one to see it." if left_out else ""
+    rest = f" Smaller ones ({left_out:,}) are left out; name one to see it." if left_out else ""
     return frame(
         "Cost lab",
         HERE,
@@ -101,6 +101,7 @@ def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
     asked_class = lab.chosen.variant.storage_class
     today = f"as it is ({lab.value_today('storage_class')})"
     codec = {"": f"as it is ({lab.value_today('compression')})", "none": "none", "zstd": "zstd"}
+    again = tag("a", "As it is", href=link(HERE, {"topic": query.get("topic", "")}))
     along = {NAME_OF[each]: LABELS[each] for each in ALONG}
     return tag(
         "form",
@@ -114,7 +115,7 @@ def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
             "" if asked_class is None else class_word(asked_class),
         ),
         choice("along", "Draw along", along, NAME_OF[lab.along]),
-        tag("div", button("Simulate"), " ", tag("a", "As it is", href=link(HERE, {"topic": query.get("topic", "")}))),
+        tag("div", button("Simulate"), again, class_="do"),
         tag("p", "", id="lab-status", role="status", class_="faint"),
         method="get",
         action=HERE,

@@ -34,8 +34,7 @@ def results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
         _levers(lab, query),
         tag("h2", "Where the money goes"),
         _kinds(lab),
-        *_curve(lab),
-        *_classes(lab),
+        tag("div", _curve(lab), _classes(lab), class_="charts"),
         tag("h2", "Break-even lines"),
         _break_evens(lab),
         tag("h2", "What it rests on"),
@@ -78,7 +77,7 @@ def _levers(lab: CostLab, query: Mapping[str, str]) -> Html:
     for variant, dollars in found:
         asked = {name: value for name, value in query.items() if name in ("topic", "along")}
         asked |= {NAME_OF[name]: value_words(name, value) for name, value in variant.changes.items()}
-        words = f" saves {format_dollars(dollars)} $ a month"
+        words = f" saves $ {format_dollars(dollars)} a month"
         items.append(tag("li", tag("a", shown(variant), href=link(HERE, asked)), words))
     return tag("ol", items)
 
@@ -98,7 +97,7 @@ def _kinds(lab: CostLab) -> Html:
             format_dollars(cost.total),
             *(format_dollars(getattr(cost, kind)) for kind in _used(lab)),
         ]
-        for words, cost in (("Now", lab.today), ("As chosen", lab.chosen))
+        for words, cost in (("Now", lab.today), ("Chosen", lab.chosen))
     ]
     key = [
         tag("span", tag("span", "■", class_=f"key k-{kind}", aria_hidden="true"), f" {_WORDS_OF_KINDS[kind]} ")
@@ -112,7 +111,7 @@ def _used(lab: CostLab) -> list[str]:
     return [kind for kind in KINDS if getattr(lab.today, kind) > 0 or getattr(lab.chosen, kind) > 0]
 
 
-def _curve(lab: CostLab) -> list[Html]:
+def _curve(lab: CostLab) -> Html:
     """What each step along one setting costs."""
     name = LABELS[lab.along]
     lines = [Line(name="as chosen", points=[(_at(value), cost.total) for value, cost in lab.curve])]
@@ -147,7 +146,12 @@ def _curve(lab: CostLab) -> list[Html]:
         for (value, cost), (_, now) in zip(lab.curve, lab.curve_today, strict=True)
     ]
     figures_ = tag("details", tag("summary", "The figures of this chart"), table(words, headings, rows))
-    return [tag("h2", f"Along {name.lower()}"), tag("div", chart, class_="drawing"), figures_]
+    return tag("div", tag("h2", f"Along {name.lower()}"), _drawing(chart), figures_)
+
+
+def _drawing(chart: Html) -> Html:
+    """Wide on a small screen: it scrolls by itself, with the keyboard, too."""
+    return tag("div", chart, class_="drawing", tabindex=0, role="group", aria_label="Chart")
 
 
 def _at(value: int | float) -> float:
@@ -155,7 +159,7 @@ def _at(value: int | float) -> float:
     return log(max(1.0, float(value)))
 
 
-def _classes(lab: CostLab) -> list[Html]:
+def _classes(lab: CostLab) -> Html:
     """Each class by how much is read: where lines cross, one class begins to be cheaper than another."""
     names = [name for name in lab.by_class if name != "EXPRESS_ONEZONE"]  # so much dearer that nothing else is seen
     lines = [
@@ -181,7 +185,7 @@ def _classes(lab: CostLab) -> list[Html]:
         words,
         lines,
         [(s, f"{s:.0%}") for s, _ in lab.by_class[names[0]]],
-        x_name="share of the data read in a month; upright: where reading eats up what a class saves",
+        x_name="share of the data read in a month",
         y_name="$ a month",
         marks=[Mark(words="here", x=share, y=lab.chosen.total)] if share <= much else [],
         rules=_merged(rules),
@@ -191,7 +195,8 @@ def _classes(lab: CostLab) -> list[Html]:
         [name, *(format_dollars(cost.total) for _, cost in costs)] for name, costs in lab.by_class.items()
     ]
     figures_ = tag("details", tag("summary", "The figures of this chart"), table(words, headings, rows))
-    return [tag("h2", "Storage classes"), tag("div", chart, class_="drawing"), figures_]
+    upright = "Upright lines: where reading eats up what a class saves."
+    return tag("div", tag("h2", "Storage classes"), _drawing(chart), tag("p", upright, class_="faint"), figures_)
 
 
 def _merged(rules: list[tuple[float, str]]) -> list[tuple[float, str]]:

@@ -13,7 +13,7 @@ LABELS = {
     "local_retention_ms": "Local retention",
     "segment_bytes": "Segment size",
     "part_bytes": "Part size",
-    "read_share": "Read a month",
+    "read_share": "Share read a month",
 }
 
 

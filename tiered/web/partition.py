@@ -1,8 +1,8 @@
-"""The page of a partition: its segments in both tiers drawn on a line of offsets, and the same as a table."""
+"""The page of a partition: its segments in both tiers drawn over offsets and time, and the same as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
@@ -26,14 +26,15 @@ from tiered.web.parts import (
     topic_path,
     troubles,
 )
+from tiered.web.segment_map import remote_kind, segment_map
 
-WIDTH = 1000  # of the line, in its own units; what lies closer together is drawn as one
+_REMOTE_STATES = {"expired": "expired, leaves", "compacted": "readable, compacted", "remote": "readable"}
 _HEADINGS = (
     Heading("From offset", is_number=True),
     Heading("To", is_number=True),
     Heading("Tier"),
     Heading("Size", is_number=True),
-    Heading("Newest record"),
+    Heading("Newest record", is_short=True),
     Heading("State"),
 )
 
@@ -52,7 +53,7 @@ def partition_page(report: StatusReport, snapshot: PartitionSnapshot, query: Map
         tag("p", "A partition of ", tag("a", name.topic, href=topic_path(name.topic))),
         troubles(report, [each for each in report.stuck if each.partition in (None, name)]),
         _figures(partition_row(report, name)),
-        offset_line(snapshot),
+        segment_map(snapshot),
         table(f"{len(rows):,} segments and pages of segments, oldest first", _HEADINGS, map(_cells, some)),
         pager(here, {}, page, len(rows)),
     )
@@ -83,56 +84,12 @@ def segment_rows(snapshot: PartitionSnapshot) -> list[Row]:
             "next_offset": each.next_offset,
             "size_bytes": each.size_bytes,
             "max_timestamp_ms": each.max_timestamp_ms,
-            "state": _remote_state(snapshot, each.next_offset)
+            "state": _REMOTE_STATES[remote_kind(snapshot, each)]
             + (f", {each.segment_count:,} segments" if isinstance(each, SpillRow) else ""),
         }
         for each in snapshot.committed_parts
     ]
     return sorted([*here, *there], key=lambda row: (int(str(row["base_offset"])), str(row["tier"])))
-
-
-def offset_line(snapshot: PartitionSnapshot) -> Html:
-    """Both tiers from the oldest offset to the log's end; the table below says the same in words."""
-    local = [(each.base_offset, each.next_offset) for each in snapshot.segments]
-    stored = sorted(snapshot.remote_ranges)
-    begin = min([snapshot.log_start_offset, *(start for start, _ in [*local, *stored])])
-    end = max(snapshot.next_offset, begin + 1)
-    words = f"Offsets {begin:,} to {end:,}: {len(local):,} local segments, {snapshot.committed_count:,} remote"
-    picture = tag(
-        "svg",
-        _bars(local, begin, end, "local", 10),
-        _bars(stored, begin, end, "remote", 55),
-        viewBox=f"0 0 {WIDTH} 90",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=words,
-    )
-    key = tag("p", "Above: ", tag("span", "local", class_="key local"), ", below: ", _remote_word(), ". ", words, ".")
-    return tag("section", tag("h2", "Segments"), picture, key)
-
-
-def _remote_word() -> Html:
-    return tag("span", "remote", class_="key remote")
-
-
-def _bars(ranges: Iterable[tuple[int, int]], begin: int, end: int, tier: str, top: int) -> list[Html]:
-    """At most WIDTH bars and the ground: two neighbours that are narrower than two units together are one."""
-    scale = WIDTH / (end - begin)
-    drawn: list[list[float]] = []
-    for start, stop in ranges:
-        left, right = (start - begin) * scale, (stop - begin) * scale
-        if right <= left:
-            continue
-        if drawn and (left < drawn[-1][1] or right - drawn[-1][0] < 2):
-            drawn[-1][1] = max(drawn[-1][1], right)
-        else:
-            drawn.append([left, right])
-    back = tag("rect", class_="back", x=0, y=top, width=WIDTH, height=25)
-    bars = [
-        tag("rect", class_=tier, x=round(left, 2), y=top, width=round(max(0.7, right - left - 1), 2), height=25)
-        for left, right in drawn
-    ]
-    return [back, *bars]
 
 
 def _local_state(snapshot: PartitionSnapshot, base_offset: int, next_offset: int, *, is_active: bool) -> str:
@@ -142,10 +99,6 @@ def _local_state(snapshot: PartitionSnapshot, base_offset: int, next_offset: int
     elif next_offset > base_offset:
         words.append("in both tiers")
     return ", ".join(words)
-
-
-def _remote_state(snapshot: PartitionSnapshot, next_offset: int) -> str:
-    return "expired, leaves" if next_offset <= snapshot.log_start_offset else "readable"
 
 
 def _cells(row: Row) -> list[Child]:

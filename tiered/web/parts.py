@@ -25,11 +25,20 @@ SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A column: its title and whether numbers stand in it. `sort` is the name that a link sorts by."""
+    """A column: its title and whether numbers stand in it, or words that stay on one line.
+
+    `sort` is the name that a link sorts by.
+    """
 
     title: str
     is_number: bool = False
     sort: str | None = None
+    is_short: bool = False
+
+    @property
+    def style(self) -> str | None:
+        """The class of its cells."""
+        return "number" if self.is_number else "short" if self.is_short else None
 
 
 def frame(
@@ -91,9 +100,7 @@ def table(
 ) -> Html:
     """Rows under headings; the first cell names its row. `sorts` are links by a heading's `sort`."""
     links = sorts or {}
-    head = [
-        tag("th", _title(each, links), scope="col", class_="number" if each.is_number else None) for each in headings
-    ]
+    head = [tag("th", _title(each, links), scope="col", class_=each.style) for each in headings]
     lines = [tag("tr", [_cell(at, each, headings[at]) for at, each in enumerate(row)]) for row in rows]
     inner = tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", lines))
     return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=caption)
@@ -209,6 +216,6 @@ def _title(heading: Heading, links: Mapping[str, str]) -> Child:
 
 
 def _cell(at: int, content: Child, heading: Heading) -> Html:
-    name = "number" if heading.is_number else None
+    name = heading.style
     shown = join("-" if content is None else content)
     return tag("th", shown, scope="row", class_=name) if at == 0 else tag("td", shown, class_=name)

@@ -36,9 +36,9 @@ MOMENTS = {"": "now", "1d": "in a day", "7d": "in a week", "30d": "in 30 days"}
 SETTINGS = ("retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes")
 _SIGNS = {"+": "makes", "-": "takes away", "~": "changes"}
 _HEADINGS = (
-    Heading("What"),
+    Heading("What", is_short=True),
     Heading("Partition"),
-    Heading("Range"),
+    Heading("Range", is_short=True),
     Heading("Bytes", is_number=True),
     Heading("Requests", is_number=True),
     Heading("$ once", is_number=True),
@@ -46,7 +46,7 @@ _HEADINGS = (
     Heading("Why"),
 )
 _TOTALS = (
-    Heading("What"),
+    Heading("What", is_short=True),
     Heading("Count", is_number=True),
     Heading("Bytes", is_number=True),
     Heading("Requests", is_number=True),
@@ -157,6 +157,7 @@ def _form(asked: Asked) -> Html:
         for name in SETTINGS
     ]
     kept = tag("input", type="hidden", name="kind", value=asked.kind) if asked.kind else None
+    again = tag("a", "Start again", href=HERE) if any(asked.query.values()) else None
     moments = MOMENTS if asked.after in MOMENTS else {**MOMENTS, asked.after: f"in {asked.after}"}
     return tag(
         "form",
@@ -164,8 +165,7 @@ def _form(asked: Asked) -> Html:
         choice("after", "When", moments, asked.after),
         inputs,
         kept,
-        button("Plan"),
-        tag("a", "Start again", href=HERE) if any(asked.query.values()) else None,
+        tag("div", button("Plan"), again, class_="do"),
         method="get",
         action=HERE,
         aria_label="What the plan is asked for",
