@@ -203,7 +203,7 @@ class ObstoreS3Store(S3Store):
     @contextmanager
     def _at(self, attempt: str, key: str, sent: _Counted | None = None, **facts: object) -> Iterator[None]:
         """Around every call of obstore: its errors become ours, a source's own pass."""
-        told = {"store": self.url, "key": key, **facts}
+        told, made = {"store": self.url, "key": key, **facts}, self._clients_made
         try:
             yield
         except BaseException as error:
@@ -215,7 +215,11 @@ class ObstoreS3Store(S3Store):
             if isinstance(error, LogError) or not _is_obstores(error) or (sent is not None and error is sent.error):
                 raise
             endpoint = self._clients.endpoint if self._clients is not None else None
-            raise _translate(error, attempt, told, endpoint) from None
+            raise self._worth_a_try(_translate(error, attempt, told, endpoint), made) from None
+
+    def _drop_clients(self) -> None:
+        self._clients = None  # its threads end when nobody has it any more
+        super()._drop_clients()
 
 
 class _Clients:

@@ -11,6 +11,10 @@ whose answer was lost is settled by the size of what is there; names are never u
 
 A file system must not be used in a forked child, so every process makes its own at its first request. Its client is
 built then too, so wrong options show there, as InvalidRequest that names them and shows no value.
+
+A client reads keys of a file or a profile once. Where they are refused after a while, they may have been replaced: the
+client is made anew, and the call told to be tried again (Unavailable). A client that is as young as that was refused
+for good.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.filesystems import make_filesystem
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.part_sending import PartSender, SentPart
@@ -51,6 +56,9 @@ DEADLINES = Deadlines()  # of one request of a large upload
 READ_CONCURRENCY = 8  # ranges in flight for one get_ranges
 DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
+CLIENT_AGE_MIN_S = 10.0  # a younger client is not made anew
+# Refusals that other credentials would not mend.
+_NOT_BY_CREDENTIALS = {"AccountProblem", "InvalidObjectState", "NotSignedUp", "RequestTimeTooSkewed"}
 
 
 class S3Store:
@@ -76,9 +84,10 @@ class S3Store:
         self._watchdog = watchdog or Watchdog()
         self._small, self._large = objects.of_small(), objects.of_upload()
         self._sender = PartSender()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a client that cannot be made is given up while it is being made
         self._filesystem: Any = None
         self._pid = 0
+        self._clients_made, self._made_s = 0, time.monotonic()
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -163,7 +172,7 @@ class S3Store:
         start, length = asked
         where = {**facts, "start": start, "length": length}
         if isinstance(body, BaseException):
-            with translated(attempt, options=self._given, **where):
+            with self._door(attempt, **{name: fact for name, fact in where.items() if name != "store"}):
                 raise body
         if len(body) != length:
             raise Corrupt(f"{attempt}, it ends before", **where, found=len(body))
@@ -210,7 +219,7 @@ class S3Store:
     def delete(self, keys: Iterable[str]) -> None:
         wanted = [{"Key": self._root + check_key(key)} for key in keys]
         for at in range(0, len(wanted), DELETE_PAGE):
-            page = wanted[at : at + DELETE_PAGE]
+            page, made = wanted[at : at + DELETE_PAGE], self._clients_made
             with self._door("deleting objects"):
                 answer = self._fs.call_s3(
                     "delete_objects", Bucket=self._bucket, Delete={"Objects": page, "Quiet": True}
@@ -218,7 +227,7 @@ class S3Store:
             errors = [(str(each.get("Key")), str(each.get("Code"))) for each in answer.get("Errors", ())]
             refused = [(key.removeprefix(self._root), code) for key, code in errors]
             if (error := refusal(refused, "deleting objects", {"store": self.url})) is not None:
-                raise error
+                raise self._worth_a_try(error, made)
 
     def close(self) -> None:
         with self._lock:
@@ -245,9 +254,33 @@ class S3Store:
             answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, Key=path, **names)
             return answer
 
-    def _door(self, attempt: str, **facts: object) -> AbstractContextManager[None]:
+    @contextmanager
+    def _door(self, attempt: str, **facts: object) -> Iterator[None]:
         """Around every use of the client, the first one included: that builds it."""
-        return translated(attempt, options=self._given, store=self.url, **facts)
+        made = self._clients_made
+        try:
+            with translated(attempt, options=self._given, store=self.url, **facts):
+                yield
+        except AccessDenied as error:
+            raise self._worth_a_try(error, made) from error.__cause__
+
+    def _worth_a_try(self, error: LogError, made: int) -> LogError:
+        """Unavailable for a refusal that another client may not meet: others made one since the call began (`made` is
+        how many there had been), or it is time to make one. The error itself for any other."""
+        if not isinstance(error, AccessDenied) or error.facts.get("cause") in _NOT_BY_CREDENTIALS:
+            return error
+        with self._lock:
+            if made == self._clients_made and time.monotonic() - self._made_s < CLIENT_AGE_MIN_S:
+                return error
+            if made == self._clients_made:
+                log.warning("credentials were refused and are read again: store=%s cause=%s", self.url, error)
+                self._drop_clients()
+        return Unavailable(f"{error.attempt}; they are read again", **error.facts)
+
+    def _drop_clients(self) -> None:
+        """With the lock: the next call makes its client anew. Calls under way end with the one they have."""
+        self._filesystem = None
+        self._clients_made, self._made_s = self._clients_made + 1, time.monotonic()
 
     @property
     def _fs(self) -> Any:  # noqa: ANN401
