@@ -10,6 +10,7 @@ asked of a reader, and nothing is promised to one without a pin but the grace ti
 | `expires_ms` | from then on the pin counts for nothing; whoever collects heads removes it |
 | `holder` | for people |
 | `fork` | the prefix of a fork whose rows name objects of this head, see `remote.forks`; it outlives the pin's end |
+| `sure_ms` | its holders may rely on the pin until then, no longer; null (as at first): until `expires_ms` |
 
 Order of effects of `pin_newest`: the newest head N is read → the pin is written → the newest head is read once more.
 Is N void by then, has anything that N names left the index (listed as unlinked is left), or was the topic deleted, the
@@ -21,12 +22,21 @@ and looks for pins later still. No clock is in it: the reader may stall between 
 crash after the second step leaves a pin that keeps objects until it expires.
 
 A pin that its holder still needs is renewed: the same object, with a later end. One that has lapsed is not, for what it
-kept may be gone. Order of effects of `renew`: the pin is read → it is written with the later end → the newest head is
-read, and the clock. The holder may have stalled before the second step while the pin lapsed. If it stood by the clock
-when it was written, it counts where everything that its head names is in the index or waits on the lists of the newest
-head. If it did not, a deleter may have looked in between and be about to act, so it counts as a new pin would: nothing
-may have left the index. One that does not count is taken back. A crash before that leaves a pin that keeps what is
-there. Two who renew one pin at once leave either end, both of them later than the one before.
+kept may be gone. Order of effects of `renew`:
+
+| step | effect | a crash, or no answer, after it leaves |
+|---|---|---|
+| 1 | the pin is read | the same |
+| 2 | it is written with the later end, sure until the former one | a pin that keeps longer, relied on no longer |
+| 3 | the newest head is read, and the clock | the same |
+| 4 | it is written as sure until its later end; one that does not count is taken back | a pin that counts |
+
+The holder may have stalled before step 2 while the pin lapsed. If it was sure by the clock when it was written, it
+counts where everything that its head names is in the index or waits on the lists of the newest head. If it was not, a
+deleter may have looked in between and be about to act, so it counts as a new pin would: nothing may have left the
+index. Who comes after a renewal whose step 3 had no answer asks the same of the end that was sure: the later one in the
+bucket may have been written when nothing was kept any more. Deleters go by the later end, which is always safe. Two who
+renew one pin at once leave either end, both of them later than the one before.
 
 Deleting looks in this order: listed as unlinked, **then** the pins, then the epoch, then the deed; and the grace time
 is over. A look at the pins that came after the head which lists an object shows all that can ever hold it, so who
@@ -61,6 +71,12 @@ class Pin:
     expires_ms: int
     holder: str
     fork: str | None = None
+    sure_ms: int | None = None
+
+    @property
+    def sure_until_ms(self) -> int:
+        """The end that holders may rely on; deleters go by `expires_ms`, which is never before."""
+        return self.expires_ms if self.sure_ms is None else min(self.sure_ms, self.expires_ms)
 
 
 class _Body(msgspec.Struct):
@@ -69,6 +85,7 @@ class _Body(msgspec.Struct):
     expires_ms: int
     holder: str
     fork: str | None = None
+    sure_ms: int | None = None
 
 
 # Made at import: made in two threads at once it ends the process (msgspec 0.22).
@@ -105,17 +122,20 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int]
     """The pin with an end at or after `expires_ms`; None when it was let go of, has lapsed, or what it kept is gone: it
     is not in the store then, or counts for nothing.
 
-    One GET; where the pin ends earlier a PUT, and a look at its head and the newest one. `clock` gives milliseconds.
-    Raises Corrupt for one that cannot be read.
+    One GET; where the pin is sure to end earlier two PUTs, and between them a look at its head and the newest one.
+    `clock` gives milliseconds. Raises Corrupt for one that cannot be read; after Unavailable the pin is sure until
+    where it was before.
     """
     found = read_pin(store, prefix, pin.key)
     if found is None or found.expires_ms <= clock():
         return None
-    if found.expires_ms >= expires_ms:
+    sure_ms = found.sure_until_ms
+    if sure_ms >= expires_ms:
         return found
-    later = _put_again(store, prefix, replace(found, expires_ms=expires_ms))
-    if _keeps_all(store, prefix, later, is_late=clock() >= found.expires_ms):
-        return later
+    later = replace(found, expires_ms=max(found.expires_ms, expires_ms), sure_ms=sure_ms)
+    _put_again(store, prefix, later)
+    if _keeps_all(store, prefix, later, is_late=clock() >= sure_ms):
+        return _put_again(store, prefix, replace(later, sure_ms=None))
     if later.fork is None:
         release(store, prefix, [later])
     else:
@@ -134,7 +154,7 @@ def end_pin(store: ObjectStore, prefix: str, pin: Pin) -> Pin | None:
 
 
 def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
-    body = _Body(pin.sequence, pin.commit_id, pin.expires_ms, pin.holder, pin.fork)
+    body = _Body(pin.sequence, pin.commit_id, pin.expires_ms, pin.holder, pin.fork, pin.sure_ms)
     store.put(prefix + pin.key, msgspec.json.encode(body))
     return pin
 

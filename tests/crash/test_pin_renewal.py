@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from local.errors import Unavailable
 from remote.head_changes import set_properties
 from remote.head_collection import collect_heads
 from remote.keys import PINS
@@ -105,3 +106,87 @@ def test_a_pin_whose_rows_have_left_the_index_is_renewed_again_and_again():
         assert renewed is not None
         pin = renewed
     assert list_pins(store, PREFIX) == [pin]
+
+
+class Cut(Stalling):
+    """After the pin is written nothing is answered any more, as often as it is `cut`."""
+
+    def __init__(self, inner, stall):
+        super().__init__(inner, stall)
+        self.is_cut = False
+
+    def put(self, key, body):
+        super().put(key, body)
+        self.is_cut = True
+
+    def __getattr__(self, name):
+        if self.is_cut and name != "url":
+            raise Unavailable("no answer", verb=name)
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize("asked_ms", [LATER - 1, LATER, LATER + 50])
+@pytest.mark.parametrize("fork", [None, "t-x/0/"])
+@pytest.mark.parametrize(
+    ("deed", "woke_ms", "again_ms", "counts"),
+    [
+        (nothing, END - 1, END - 1, True),
+        (nothing, END - 1, END, True),
+        (nothing, END, END, True),
+        (a_row_leaves_the_index, END - 1, END - 1, True),
+        (a_row_leaves_the_index, END - 1, END, False),  # nobody can tell any more whether it was written in time
+        (a_row_leaves_the_index, END, END, False),
+        (a_row_leaves_the_index, END, END + 50, False),
+        (a_row_is_deleted, END, END, False),
+        (its_head_is_collected, END, END, False),
+    ],
+)
+def test_nobody_believes_in_a_renewal_that_was_written_and_not_looked_at(
+    deed, woke_ms, again_ms, counts, fork, asked_ms
+):
+    """The first holder hears nothing after its PUT, or dies. Another one, or itself, comes later."""
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    for base in (100, 110):
+        writer.copy(base)
+    log = MetadataLog(store, PREFIX)
+    pin, head = pin_newest(store, PREFIX, log, now_ms=5, expires_ms=END, holder="a job", fork=fork)
+    now = [END - 1]
+
+    def stall():
+        deed(writer)
+        now[0] = woke_ms
+
+    with pytest.raises(Unavailable):
+        renew(Cut(store, stall), PREFIX, pin, clock=lambda: now[0], expires_ms=LATER)
+    (left,) = list_pins(store, PREFIX)
+    assert left.expires_ms == LATER, "to keep is always safe"
+    later = renew(store, PREFIX, pin, clock=lambda: again_ms, expires_ms=asked_ms)
+    assert (later is not None) == counts
+    if counts:
+        assert later.expires_ms == later.sure_until_ms == max(LATER, asked_ms)
+        assert list_pins(store, PREFIX) == [later]
+        for row in rows_of(log, head):
+            assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
+    else:
+        assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([0] if fork else [])
+
+
+def test_a_renewal_whose_last_write_had_no_answer_is_made_again_and_counts():
+    store = MemoryStore()
+    writer = Writer(store)
+    writer.open()
+    writer.copy(100)
+    pin, _ = pin_newest(store, PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=END, holder="a job")
+    puts = []
+
+    def second_fails():
+        puts.append(1)
+        if len(puts) == 2:
+            raise Unavailable("no answer")
+
+    with pytest.raises(Unavailable):
+        renew(Stalling(store, second_fails), PREFIX, pin, clock=lambda: END - 2, expires_ms=LATER)
+    writer.expire(100)
+    assert renew(store, PREFIX, pin, clock=lambda: END - 1, expires_ms=LATER).sure_until_ms == LATER
