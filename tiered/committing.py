@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from local.errors import Conflict, LogError, Unavailable
+from local.errors import Conflict, LogError, NotFound, Unavailable
 from local.segment_info import SegmentInfo
 from policies.decisions import CopySegment, RaiseCleaned, ReplaceRemote
 from policies.recompaction import replacements
@@ -102,9 +102,13 @@ def copy_in_groups(
             info = None if should_stop() else _next_to_copy(ways, decision, reached)
             if info is None:
                 break
+            began_s = clock()
+            row = _uploaded(ways, info)
+            if row is None:
+                break
             if not group.rows:
-                group.began_s = clock()
-            group.rows.append(_uploaded(ways, info))
+                group.began_s = began_s
+            group.rows.append(row)
             group.infos.append(info)
             group.decisions.append(decision)
             group.size_bytes += info.size_bytes
@@ -136,9 +140,10 @@ def copy_together(
     cut = min(ways.snapshot.clean_cut, infos[-1].next_offset)
     uploads = []
     for info in infos:
-        if should_stop():
+        row = None if should_stop() else _uploaded(ways, info)
+        if row is None:
             return []
-        uploads.append(_uploaded(ways, info))
+        uploads.append(row)
     if partition.is_deleted:
         _discard(ways, uploads)
         return []
@@ -152,7 +157,10 @@ def replace_remote(partition: Partition, store: ObjectStore | None, decision: Re
     if ways is None or not _is_still_due(ways, decision):
         return False
     info = _closed(ways.snapshot, decision.base_offset)
-    row = replace(_uploaded(ways, info), cleaned_through=ways.snapshot.clean_cut)
+    uploaded = _uploaded(ways, info)
+    if uploaded is None:
+        return False
+    row = replace(uploaded, cleaned_through=ways.snapshot.clean_cut)
     _commit(ways, replace_segments(row, decision.ulids), [info])
     return True
 
@@ -256,23 +264,28 @@ def _closed(snapshot: PartitionSnapshot, base_offset: int) -> SegmentInfo:
     return next(info for info in snapshot.closed if info.base_offset == base_offset)
 
 
-def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment:
-    """The segment's row; uploaded now unless an earlier try of this epoch did, of these very bytes."""
+def _uploaded(ways: _Ways, info: SegmentInfo) -> RemoteSegment | None:
+    """The segment's row; uploaded now unless an earlier try of this epoch did, of these very bytes. None where the log
+    moved to another directory under the copy: it is there as another one, for the next round."""
     partition, head = ways.partition, ways.head
     segment = partition.log.segment(info.base_offset)
     known = partition.uploaded.get(segment)
     if known is not None and (known.epoch, known.row.next_offset) == (head.epoch, info.next_offset):
         return known.row
-    source = segment_to_copy(partition.log, info)
-    row = copy_segment(
-        ways.store,
-        partition.prefix,
-        source,
-        epoch=head.epoch,
-        now_ms=ways.snapshot.now_ms,
-        at_rest=partition.at_rest,
-        progress=partition.copy_progress(info),
-    )
+    try:
+        row = copy_segment(
+            ways.store,
+            partition.prefix,
+            segment_to_copy(partition.log, info),
+            epoch=head.epoch,
+            now_ms=ways.snapshot.now_ms,
+            at_rest=partition.at_rest,
+            progress=partition.copy_progress(info),
+        )
+    except NotFound:
+        if segment.is_retired:
+            return None
+        raise
     partition.uploaded[segment] = Upload(head.epoch, row)
     return row
 

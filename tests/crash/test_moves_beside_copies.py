@@ -1,0 +1,229 @@
+"""A partition moves to another log directory while its segments go up: nothing is lost, nothing is there twice.
+
+The copy is held before and after every call that it sends and at every part that it reads, in turn; then the partition
+moves, once or there and back, its old files go, and the copy goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from bucket_truth import assert_sound
+from disk_model import ModelDisk
+
+from local.errors import LogError
+from local.names import TopicPartition
+from local.record import Record
+from local.segment import Segment
+from remote.head_changes import Change, objects_of
+from remote.memory_store import MemoryStore
+from remote.segment import RemoteSegment
+from remote.store import Body, UploadSource
+from tiered import committing
+from tiered.config import Config
+from tiered.manager import LogManager
+
+NOW = 1_800_000_000_000
+HOUR = 3_600_000
+LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
+NAME = TopicPartition("t", 0)
+A, B = "./a", "./b"
+COUNT = 90
+TOPIC = {
+    "remote.storage.enable": "true",
+    "local.retention.ms": "1ms",
+    "retention.ms": "-1",
+    "file.delete.delay.ms": "0",
+    "segment.bytes": "2000",
+    "index.interval.bytes": "200",
+    "remote.log.delete.grace.ms": "1h",
+}
+
+
+class Steps:
+    """Counts what tasks ask of the store, and holds one of them at one step until it is let go."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count = at, 0
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            return
+        self.count += 1
+        if self.count == self.at:
+            self.reached.set()
+            assert self.opened.wait(LIMIT_S)
+
+
+class Stepping:
+    """A store in which the beginning and the end of every verb, and every part of an upload, is a step."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner, self.step = inner, Steps(0)
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        def parts() -> Iterator[Body]:
+            for part in source.parts():
+                self.step()
+                yield part
+
+        self.step()
+        self.inner.upload(key, UploadSource(parts=parts))
+        self.step()
+
+    def __getattr__(self, verb: str) -> object:
+        real = getattr(self.inner, verb)
+        if not callable(real):
+            return real
+
+        def call(*given: object, **more: object) -> object:
+            self.step()
+            found = real(*given, **more)
+            self.step()
+            return found
+
+        return call
+
+
+class World:
+    """Two log directories and a bucket; three closed segments, none copied yet."""
+
+    def __init__(self, own: dict[str, str]) -> None:
+        self.disk, self.inner = ModelDisk(), MemoryStore("memory://bucket")
+        self.store = Stepping(self.inner)
+        self.manager = self.open()
+        self.manager.create_topic("t", 1, {**TOPIC, **own}, now_ms=NOW)
+        for start in range(0, COUNT, 30):
+            records = [Record(b"k%d" % at, b"value %d" % at, NOW - HOUR) for at in range(start, start + 30)]
+            self.manager.append("t", records, 0, now_ms=NOW)
+            self.manager.roll("t", now_ms=NOW)
+        if "compact" in own.values():
+            off = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
+            self.manager.alter_topic("t", off, now_ms=NOW)
+            self.settle()
+            on = {"remote.log.copy.disable": "", "local.retention.ms": "1ms"}
+            self.manager.alter_topic("t", on, now_ms=NOW)
+
+    def open(self) -> LogManager:
+        loaded = Config.load(None, {"num.recovery.threads.per.data.dir": "1"}, {}, local_dir="data")
+        config = replace(loaded, data_dir=A, more_data_dirs=(B,), remote_url="memory://b")
+        return LogManager.open(config, now_ms=NOW, storage=self.disk, store=self.store)  # type: ignore[arg-type]
+
+    def settle(self, now_ms: int = NOW) -> None:
+        for _ in range(20):
+            is_busy = self.manager.tick(now_ms, waits=False)
+            assert self.manager.wait_for_tasks(LIMIT_S)
+            if not is_busy:
+                break
+
+    def move(self) -> str:
+        root = self.manager._directory.root_of(NAME)
+        to = B if root == A else A
+        turn = threading.Thread(target=lambda: self.manager.move(NAME, to, now_ms=NOW), daemon=True)
+        turn.start()
+        turn.join(LIMIT_S / 3)
+        assert not turn.is_alive(), "the move waits for the store"
+        assert self.manager._directory.root_of(NAME) == to
+        return to
+
+    def check(self, root: str) -> None:
+        """All is in the bucket once, the disk has let go of it where the log is now, and nothing is left over."""
+        manager = self.manager
+        assert manager.problems == {}
+        head = manager.partition(NAME).head()
+        assert head is not None
+        rows = list(manager.partition(NAME).metadata.index(head).rows())  # type: ignore[union-attr]
+        assert [0, *(row.next_offset for row in rows)] == [*(row.base_offset for row in rows), COUNT]
+        assert [info.base_offset for info in manager.partition(NAME).log.segments()] == [COUNT]
+        start, end = manager.reader().offsets(NAME)
+        found = [(each.offset, each.value) for each in manager.reader().records(NAME, start, end)]
+        assert found == [(at, b"value %d" % at) for at in range(COUNT)]
+        held = [name for name in self.disk.names if "/t-0" in name]
+        assert held
+        assert all(name.startswith(f"{root}/t-0/") for name in held)
+        self.settle(NOW + 3 * HOUR)
+        data = {info.key.rsplit("/", 1)[-1] for info in self.inner.list("") if "/data/" in info.key}
+        assert data == {key.rsplit("/", 1)[-1] for row in rows for key in (row.data_key, row.indexes_key)}
+        assert_sound(self.inner)
+
+
+def story(at: int, moves: int, own: dict[str, str]) -> bool:
+    """The copy is held at its step `at`; False where it has fewer."""
+    world = World(own)
+    step = world.store.step = Steps(at)
+    world.manager.tick(NOW, waits=False)
+    while not step.reached.wait(0.02):
+        if world.manager.wait_for_tasks(0.0):
+            break
+    is_held = step.reached.is_set()
+    try:
+        for _ in range(moves if is_held else 0):
+            root = world.move()
+    finally:
+        step.opened.set()
+    if is_held:
+        assert world.manager.wait_for_tasks(LIMIT_S)
+        assert world.manager.problems == {}, "a move is no trouble"
+        world.settle()
+        world.check(root)
+    world.manager.close()
+    return is_held
+
+
+COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
+
+
+@pytest.mark.parametrize("moves", [1, 2])
+@pytest.mark.parametrize("own", [{}, COMPACT], ids=["delete", "compact"])
+def test_a_partition_moves_at_any_step_of_its_copies(moves: int, own: dict[str, str]) -> None:
+    at = 1
+    while story(at, moves, own):
+        at += 1
+    assert at > 15
+
+
+def _what_is_committed_is_listed_for_deletion(patch: pytest.MonkeyPatch) -> None:
+    """As lost, because the segment that it was a copy of is retired."""
+
+    def unlink(rows: list[RemoteSegment]) -> Change:
+        return lambda head: replace(
+            head, unlinked=head.unlinked + tuple(each for row in rows for each in objects_of(row, NOW, head.epoch))
+        )
+
+    patch.setattr(committing, "unlink_uploads", unlink)
+
+
+def _a_segment_that_moved_is_a_trouble(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Segment, "is_retired", property(lambda self: False))
+
+
+def _a_move_waits_for_the_copy(patch: pytest.MonkeyPatch) -> None:
+    real = LogManager.move
+
+    def move(self: LogManager, name: TopicPartition, to: str, *, now_ms: int) -> None:
+        with self.partition(name).tier_lock:
+            real(self, name, to, now_ms=now_ms)
+
+    patch.setattr(LogManager, "move", move)
+    patch.setattr(sys.modules[__name__], "LIMIT_S", 3.0)
+
+
+@pytest.mark.damages_bucket
+@pytest.mark.parametrize(
+    "plant",
+    [
+        _what_is_committed_is_listed_for_deletion,
+        _a_segment_that_moved_is_a_trouble,
+        _a_move_waits_for_the_copy,
+    ],
+    ids=lambda plant: plant.__name__.strip("_"),
+)
+def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LogError)):
+        all(story(at, 1, {}) for at in range(1, 60))
