@@ -74,7 +74,7 @@ th[scope=row] { min-width: 7rem; overflow-wrap: anywhere; }
   overflow-wrap: anywhere; }
 .trouble strong, .bad { color: var(--bad); }
 code, pre { font: .95em/1.5 ui-monospace, monospace; }
-pre { background: var(--panel); padding: .75rem; overflow-x: auto; }
+pre { background: var(--panel); padding: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 form { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .75rem 0; }
 input, button { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .6rem; border-radius: .3rem; }
@@ -138,22 +138,42 @@ SCRIPT = """"use strict";
 (() => {
   const every = Number(document.body.dataset.refresh) * 1000;
   if (!every) return;
-  const busy = () => document.hidden || document.activeElement.closest("form") || getSelection().type === "Range";
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const busy = () => document.hidden || document.activeElement?.closest("form") || getSelection().type === "Range";
   const told = document.getElementById("asked");
+  // What has the focus, found again among what was put in its place.
+  const place = () => {
+    const here = document.activeElement, where = here.parentElement?.tagName;
+    if (here.matches("main a")) return () => all("main a").find((each) =>
+      each.href === here.href && each.parentElement.tagName === where);
+    const at = all("main .wide").indexOf(here);
+    return () => all("main .wide")[at];
+  };
+  const show = (page, fresh) => {
+    const focused = place(), scrolled = all("main .wide").map((each) => each.scrollLeft);
+    document.querySelector("main").replaceWith(fresh);
+    all("main .wide").forEach((each, at) => { each.scrollLeft = scrolled[at] ?? 0; });
+    focused()?.focus({preventScroll: true});
+    told.textContent = page.getElementById("asked").textContent;
+    document.title = page.title;
+  };
+  let asking = false;
   const again = async () => {
-    if (busy()) return;
+    if (asking || busy()) return;
+    asking = true;
+    const patience = new AbortController();
+    const limit = setTimeout(() => patience.abort(), every / 2);
     try {
-      const answer = await fetch(location.href, {cache: "no-store"});
+      const answer = await fetch(location.href, {cache: "no-store", signal: patience.signal});
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = page.querySelector("main");
-      if (!fresh || busy()) return;
-      const at = [...document.querySelectorAll("main a, main .wide")].indexOf(document.activeElement);
-      document.querySelector("main").replaceWith(fresh);
-      if (at >= 0) document.querySelectorAll("main a, main .wide")[at]?.focus({preventScroll: true});
-      told.textContent = page.getElementById("asked").textContent;
-      document.title = page.title;
+      if (!fresh) throw new Error("no page");
+      if (!busy()) show(page, fresh);
     } catch {
       told.textContent = "The manager does not answer: what is shown is what it said last.";
+    } finally {
+      clearTimeout(limit);
+      asking = false;
     }
   };
   setInterval(again, every);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from tiered.status_report import StatusReport
@@ -13,6 +14,7 @@ from tiered.web.parts import (
     Heading,
     asked_page,
     commands,
+    counted,
     figures,
     frame,
     lasted,
@@ -23,9 +25,9 @@ from tiered.web.parts import (
     table,
     topic_path,
     troubles,
+    worst_troubles,
 )
 
-TROUBLES_SHOWN = 5
 _HEADINGS = (
     Heading("Topic", sort="topic"),
     Heading("Partitions", is_number=True, sort="partitions"),
@@ -43,7 +45,8 @@ SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
 def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool, note: Child = None) -> str:
     """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first) and ``page``."""
     if not report.topics:
-        return frame("Overview", "/", report.now_ms, note, _work(report), _stuck(report), _begin(has_remote))
+        stuck = worst_troubles(report, report.stuck)
+        return frame("Overview", "/", report.now_ms, note, _work(report), stuck, _begin(has_remote))
     everything = [topic_row(report, topic) for topic in report.topics]
     return frame(
         "Overview",
@@ -51,22 +54,23 @@ def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool
         report.now_ms,
         note,
         _work(report),
-        _stuck(report),
+        worst_troubles(report, report.stuck),
         _sums(report, everything),
-        topic_list(everything, query),
+        topic_list(everything, query, stuck_topics(report)),
         _fine_print(report),
     )
 
 
-def topic_list(everything: Sequence[Row], query: Mapping[str, str]) -> list[Html]:
-    """A search, the page of the list that was asked for, and the way to the others."""
+def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mapping[str, int]) -> list[Html]:
+    """A search, the page of the list that was asked for, and the way to the others; `stuck` counts by topic."""
     asked = {name: query.get(name, "") for name in ("q", "sort")}
     rows = _sorted(_found(everything, asked["q"]), asked["sort"])
     page = min(page_count(len(rows)), asked_page(query))
     shown = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     sorts = {name: link("/", {**asked, "sort": "" if name == "topic" else name}) for name in SORTS}
-    caption = f"{len(rows):,} of {len(everything):,} topics" if asked["q"] else f"{len(rows):,} topics"
-    found = [_search(asked), table(caption, _HEADINGS, map(_cells, shown), sorts=sorts)]
+    caption = counted(len(everything), "topic")
+    caption = f"{len(rows):,} of {caption}" if asked["q"] else caption
+    found = [_search(asked), table(caption, _HEADINGS, (_cells(row, stuck) for row in shown), sorts=sorts)]
     if asked["q"] and not rows:
         found.append(tag("p", "No topic has ", tag("q", asked["q"]), " in its name. ", tag("a", "Show all", href="/")))
     return [*found, pager("/", asked, page, len(rows))]
@@ -78,12 +82,17 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
     return {**status_facts(report), "topics": _sorted(rows, query.get("sort", ""))}
 
 
-def troubles_page(report: StatusReport, note: Child = None) -> str:
-    """Everything that is stuck."""
-    here, now = "/troubles", report.now_ms
-    if not report.stuck:
+def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
+    """Everything that is stuck, or all of one ``topic``; a ``page`` of it."""
+    here, now, topic = "/troubles", report.now_ms, query.get("topic", "")
+    stuck = [each for each in report.stuck if not topic or (each.partition and each.partition.topic == topic)]
+    if not stuck:
         return frame("Troubles", here, now, note, _work(report), tag("p", "Nothing is stuck."))
-    return frame("Troubles", here, now, note, _work(report), troubles(report, report.stuck))
+    page = min(page_count(len(stuck)), asked_page(query))
+    some = stuck[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    of_one = tag("p", f"Of {topic} alone. ", tag("a", "Show all", href=here)) if topic else None
+    pages = pager(here, {"topic": topic}, page, len(stuck))
+    return frame("Troubles", here, now, note, _work(report), of_one, troubles(report, some), pages)
 
 
 def unknown_remote(row: Row) -> bool:
@@ -113,11 +122,14 @@ def dollars(row: Row) -> str:
     return format_dollars(value) if isinstance(value, float) else "-"
 
 
-def state(row: Row) -> Child:
+def stuck_topics(report: StatusReport) -> Counter[str]:
+    """How many things are stuck of each topic."""
+    return Counter(each.partition.topic for each in report.stuck if each.partition is not None)
+
+
+def state(stuck: int) -> Child:
     """What the last column says: a word, never a colour alone."""
-    problems = row["problems"]
-    count = len(problems) if isinstance(problems, list) else 0
-    return tag("span", f"{count} in trouble", class_="bad") if count else "ok"
+    return tag("span", f"{stuck:,} stuck", class_="bad") if stuck else "ok"
 
 
 def _found(rows: Sequence[Row], text: str) -> list[Row]:
@@ -132,7 +144,7 @@ def _sorted(rows: list[Row], name: str) -> list[Row]:
     return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
 
 
-def _cells(row: Row) -> list[Child]:
+def _cells(row: Row, stuck: Mapping[str, int]) -> list[Child]:
     return [
         tag("a", str(row["topic"]), href=topic_path(str(row["topic"]))),
         shown(row, "partitions"),
@@ -142,7 +154,7 @@ def _cells(row: Row) -> list[Child]:
         lag(row),
         shown(row, "at_risk_bytes", format_bytes),
         dollars(row),
-        state(row),
+        state(stuck.get(str(row["topic"]), 0)),
     ]
 
 
@@ -165,7 +177,7 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
         return sum(float(str(row.get(name) or 0)) for row in rows)
 
     late = sum(unknown_remote(row) and bool(row.get("is_tiered")) for row in rows)
-    stored = format_bytes(int(total("remote_bytes"))) + (f" and {late} topics not known yet" if late else "")
+    stored = format_bytes(int(total("remote_bytes"))) + (f" and {counted(late, 'topic')} not known yet" if late else "")
     return figures(
         {
             "Topics": format_count(len(rows)),
@@ -180,20 +192,13 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
     )
 
 
-def _stuck(report: StatusReport) -> list[Html]:
-    """The longest of what is stuck; a link to the rest."""
-    first = sorted(report.stuck, key=lambda each: each.since_ms if each.since_ms is not None else report.now_ms)
-    found = troubles(report, first[:TROUBLES_SHOWN])
-    rest = len(first) - TROUBLES_SHOWN
-    return [*found, tag("p", tag("a", f"{rest:,} more troubles", href="/troubles"))] if rest > 0 else found
-
-
 def _work(report: StatusReport) -> Html:
     work = report.work
     if work is None:
         return tag("p", "No round of work was done here yet.")
     age = lasted(report.now_ms - work.round_ms)
-    words = f"The manager at work did a round {age} ago." if report.is_at_work else f"Nobody is at work, since {age}."
+    ago = "just now" if report.now_ms - work.round_ms < 1000 else f"{age} ago"
+    words = f"The manager at work did a round {ago}." if report.is_at_work else f"Nobody is at work, since {age}."
     return tag("p", words, f" Last round at {stamp(work.round_ms)}.")
 
 

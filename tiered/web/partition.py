@@ -16,6 +16,7 @@ from tiered.web.parts import (
     ROWS_ON_A_PAGE,
     Heading,
     asked_page,
+    counted,
     figures,
     frame,
     page_count,
@@ -54,7 +55,7 @@ def partition_page(report: StatusReport, snapshot: PartitionSnapshot, query: Map
         troubles(report, [each for each in report.stuck if each.partition in (None, name)]),
         _figures(partition_row(report, name)),
         segment_map(snapshot),
-        table(f"{len(rows):,} segments and pages of segments, oldest first", _HEADINGS, map(_cells, some)),
+        table(f"{_counted_rows(rows, snapshot)}, oldest first", _HEADINGS, map(_cells, some)),
         pager(here, {}, page, len(rows)),
     )
 
@@ -85,11 +86,15 @@ def segment_rows(snapshot: PartitionSnapshot) -> list[Row]:
             "size_bytes": each.size_bytes,
             "max_timestamp_ms": each.max_timestamp_ms,
             "state": _REMOTE_STATES[remote_kind(snapshot, each)]
-            + (f", {each.segment_count:,} segments" if isinstance(each, SpillRow) else ""),
+            + (f", {counted(each.segment_count, 'segment')}" if isinstance(each, SpillRow) else ""),
         }
         for each in snapshot.committed_parts
     ]
     return sorted([*here, *there], key=lambda row: (int(str(row["base_offset"])), str(row["tier"])))
+
+
+def _counted_rows(rows: list[Row], snapshot: PartitionSnapshot) -> str:
+    return f"{len(rows):,} segments and pages of segments" if snapshot.spills else counted(len(rows), "segment")
 
 
 def _local_state(snapshot: PartitionSnapshot, base_offset: int, next_offset: int, *, is_active: bool) -> str:

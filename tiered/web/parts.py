@@ -14,6 +14,7 @@ from tiered.web.html import Child, Html, join, tag
 
 REFRESH_S = 30
 ROWS_ON_A_PAGE = 100
+TROUBLES_SHOWN = 5  # at the head of a page
 SECTIONS = {
     "/": "Overview",
     "/plan": "Plan",
@@ -127,6 +128,14 @@ def troubles(report: StatusReport, stuck: Iterable[Stuck]) -> list[Html]:
     ]
 
 
+def worst_troubles(report: StatusReport, stuck: Sequence[Stuck], topic: str = "") -> list[Html]:
+    """Those that last longest; a link to the page of all, of one `topic` alone where it is named."""
+    first = sorted(stuck, key=lambda each: each.since_ms if each.since_ms is not None else report.now_ms)
+    rest = len(first) - TROUBLES_SHOWN
+    to_all = tag("a", counted(rest, "more trouble"), href=link("/troubles", {"topic": topic}))
+    return [*troubles(report, first[:TROUBLES_SHOWN]), *([tag("p", to_all)] if rest > 0 else [])]
+
+
 def place(stuck: Stuck) -> Child:
     """Where it is stuck, a link where there is a page of it."""
     return stuck.where if stuck.partition is None else tag("a", stuck.where, href=partition_path(stuck.partition))
@@ -170,6 +179,11 @@ def link(path: str, query: Mapping[str, str]) -> str:
     """A path with those parts of a query that say something."""
     said = {name: value for name, value in query.items() if value}
     return f"{path}?{urlencode(said)}" if said else path
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 topic``, ``1,000 topics``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def topic_path(topic: str) -> str:

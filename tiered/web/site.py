@@ -97,7 +97,7 @@ class Site:
                 )
             case ["troubles"]:
                 told = self._all()
-                return troubles_page(told.value, note=self._late(told))
+                return troubles_page(told.value, query, note=self._late(told))
             case ["plan"]:
                 asked = Asked.of(query)
                 plan = self._plan(asked)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from local.names import TopicPartition
 from tiered.status_report import StatusReport
-from tiered.status_rows import Row, partition_row, status_facts
+from tiered.status_rows import partition_row, status_facts
 from tiered.topics import Topic
 from tiered.units import format_bytes
 from tiered.web.html import Child, tag
@@ -15,13 +16,14 @@ from tiered.web.parts import (
     ROWS_ON_A_PAGE,
     Heading,
     asked_page,
+    counted,
     frame,
     page_count,
     pager,
     partition_path,
     table,
     topic_path,
-    troubles,
+    worst_troubles,
 )
 
 _HEADINGS = (
@@ -45,13 +47,14 @@ def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str]) -> 
     page = min(page_count(len(names)), asked_page(query))
     some = names[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     stuck = [each for each in report.stuck if each.partition is None or each.partition.topic == topic.name]
+    counts = Counter(each.partition for each in stuck)
     settings = [[tag("code", key), tag("code", value)] for key, value in sorted(topic.properties.items())]
     return frame(
         topic.name,
         topic_path(topic.name),
         report.now_ms,
-        troubles(report, stuck),
-        table(f"{len(names):,} partitions", _HEADINGS, (_cells(partition_row(report, name)) for name in some)),
+        worst_troubles(report, stuck, topic.name),
+        table(counted(len(names), "partition"), _HEADINGS, (_cells(report, name, counts[name]) for name in some)),
         pager(topic_path(topic.name), {}, page, len(names)),
         tag("h2", "Settings of its own"),
         table("All others are the defaults", (Heading("Setting"), Heading("Value")), settings)
@@ -65,8 +68,8 @@ def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
     return {**status_facts(report), "partitions": [partition_row(report, name) for name in topic.partitions()]}
 
 
-def _cells(row: Row) -> list[Child]:
-    name = TopicPartition(str(row["topic"]), int(str(row["partition"])))
+def _cells(report: StatusReport, name: TopicPartition, stuck: int) -> list[Child]:
+    row = partition_row(report, name)
     return [
         tag("a", str(name), href=partition_path(name)),
         shown(row, "log_start_offset"),
@@ -78,5 +81,5 @@ def _cells(row: Row) -> list[Child]:
         lag(row),
         shown(row, "at_risk_bytes", format_bytes),
         dollars(row),
-        state(row),
+        state(stuck),
     ]

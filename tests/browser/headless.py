@@ -1,0 +1,184 @@
+"""A headless Chromium for the tests of the pages: Debian's, driven by playwright, its own download is never asked for.
+
+The driver's event loop runs in a thread of its own: the tests stay plain functions, and whatever else runs in this
+process has no loop around it. A tab notes all it says and asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
+DESKTOP, PHONE, NARROW = (1280, 800), (390, 844), (320, 640)  # 320 is 1280 at a zoom of 400 % (WCAG 1.4.10)
+# What Chromium would ask its maker for by itself is switched off; no name but loopback's is ever looked up.
+_FLAGS = (
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-proxy-server",
+    "--disable-dev-shm-usage",
+)
+
+
+class BrowserMissing(Exception):
+    """Why there is none on this machine."""
+
+
+def find_chromium() -> str:
+    """The program's path; that of TIERED_CHROMIUM first. Raises BrowserMissing."""
+    for name in filter(None, (os.environ.get("TIERED_CHROMIUM"), *NAMES)):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise BrowserMissing("no Chromium on the path (Debian: apt-get install chromium-headless-shell)")
+
+
+class Chromium:
+    """The browser's process, and the thread that talks with it."""
+
+    def __init__(self, program: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="chromium-driver", daemon=True)
+        self._thread.start()
+        try:
+            self.run(self._launch(program))
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def run(self, deed: Coroutine[Any, Any, Any]) -> Any:
+        """What an answer of the driver is waited for with."""
+        return asyncio.run_coroutine_threadsafe(deed, self._loop).result(LIMIT_S)
+
+    def open(self, root: str, size: tuple[int, int] = DESKTOP, *, scripts: bool = True) -> Tab:
+        """A tab with nothing in it, a reader of its own: no cookie, no cache of another's."""
+        return Tab(self, root, self.run(self._tab(size, scripts=scripts)))
+
+    def close(self) -> None:
+        try:
+            self.run(self._quit())
+        finally:
+            self._end_loop()
+
+    async def _launch(self, program: str) -> None:
+        from playwright.async_api import async_playwright
+
+        self._driver = await async_playwright().start()
+        flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]  # root has no sandbox to be put into
+        try:
+            self._browser = await self._driver.chromium.launch(executable_path=program, args=flags)
+        except BaseException:
+            await self._driver.stop()
+            raise
+
+    async def _tab(self, size: tuple[int, int], *, scripts: bool) -> Any:
+        width, height = size
+        context = await self._browser.new_context(
+            viewport={"width": width, "height": height}, java_script_enabled=scripts, reduced_motion="reduce"
+        )
+        context.set_default_timeout(LIMIT_S * 1000 / 2)
+        return await context.new_page()
+
+    async def _quit(self) -> None:
+        await self._browser.close()
+        await self._driver.stop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Tab:
+    """One page of the browser. `said` are errors and warnings of its console and its scripts, `failed` the requests
+    that failed or were answered with an error, `asked` the addresses of all."""
+
+    def __init__(self, browser: Chromium, root: str, page: Any) -> None:
+        self.said: list[str] = []
+        self.failed: list[str] = []
+        self.asked: list[str] = []
+        self._browser, self._root, self._page = browser, root, page
+        self._run(self._listen())
+
+    def __enter__(self) -> Tab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._page.context.close())
+
+    def go(self, path: str) -> int:
+        """Open a page of the site; the status it was answered with."""
+        answer = self._run(self._page.goto(self._root + path, wait_until="load"))
+        return int(answer.status)
+
+    def js(self, expression: str, given: object = None) -> Any:
+        """The value of an expression, or what a function of `given` returns, in the page."""
+        return self._run(self._page.evaluate(expression, given))
+
+    def wait(self, condition: str, given: object = None) -> None:
+        """Until an expression is true."""
+        self._run(self._page.wait_for_function(condition, arg=given))
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self._run(self._page.keyboard.press(key))
+
+    def type(self, text: str) -> None:
+        self._run(self._page.keyboard.type(text))
+
+    def click(self, selector: str) -> None:
+        self._run(self._page.click(selector))
+
+    def text(self, selector: str = "body") -> str:
+        """What a reader sees of it."""
+        return str(self._run(self._page.inner_text(selector)))
+
+    def resize(self, size: tuple[int, int]) -> None:
+        self._run(self._page.set_viewport_size({"width": size[0], "height": size[1]}))
+
+    def theme(self, scheme: str) -> None:
+        """``light`` or ``dark``: what the reader's system asks for."""
+        self._run(self._page.emulate_media(color_scheme=scheme))
+
+    def hold_clock(self) -> None:
+        """From the next page on, the page's clock and timers move by `pass_time` alone."""
+        self._run(self._page.clock.install())
+
+    def pass_time(self, ms: int) -> None:
+        """Every timer that is due within it fires."""
+        self._run(self._page.clock.run_for(ms))
+
+    def picture(self, path: str, *, whole: bool = True) -> None:
+        """A screenshot, of the `whole` page or of what the window shows."""
+        self._run(self._page.screenshot(path=path, full_page=whole))
+
+    def elsewhere(self, root: str | None = None) -> Sequence[str]:
+        """The addresses it asked for that are not of the site."""
+        return [url for url in self.asked if not url.startswith((root or self._root) + "/")]
+
+    def _run(self, deed: Coroutine[Any, Any, Any]) -> Any:
+        return self._browser.run(deed)
+
+    async def _listen(self) -> None:
+        page = self._page
+        page.on("console", lambda each: self.said.append(each.text) if each.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("dialog", self._dismiss)
+        page.on("request", lambda each: self.asked.append(each.url))
+        page.on("requestfailed", lambda each: self.failed.append(f"{each.url}: {each.failure}"))
+        page.on("response", self._answered)
+
+    def _answered(self, answer: Any) -> None:
+        if answer.status >= 400:
+            self.failed.append(f"{answer.url}: {answer.status}")
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.said.append(f"dialog: {dialog.message}")
+        task = asyncio.ensure_future(dialog.dismiss())
+        task.add_done_callback(lambda done: done.exception())

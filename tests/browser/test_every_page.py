@@ -1,0 +1,147 @@
+"""Every page that a link leads to, in a real Chromium: that it loads without a word in the console and from nowhere
+else, that it can be read by everybody, with keys alone, on a phone, and how large it gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from headless import DESKTOP, NARROW, PHONE, Chromium, Tab
+from page_audit import keyboard_problems, problems
+from web_scenes import EVIL, PARTITIONS, SEGMENTS, TOPICS
+
+pytestmark = pytest.mark.browser
+
+SECTIONS = {"/", "/troubles"}
+KINDS = SECTIONS | {"/topics/TOPIC", "/topics/TOPIC/N"}
+NODES_MAX, BYTES_MAX = 3500, 250_000  # of any page, however large the deployment
+
+
+def kind_of(address: str) -> str:
+    """Addresses that differ in names and numbers alone are of one kind."""
+    parts = urlsplit(address)
+    path = re.sub(r"^/topics/[^/]+", "/topics/TOPIC", parts.path)
+    names = sorted({name for name, _ in parse_qsl(parts.query)})
+    return re.sub(r"/[0-9]+\b", "/N", path) + ("?" + "&".join(names) if names else "")
+
+
+def draw(tab: Tab, file: str, *, whole: bool) -> None:
+    """Screenshots for people: wide and light, narrow and dark."""
+    for width, theme in ((DESKTOP, "light"), (PHONE, "dark")):
+        tab.resize(width)
+        tab.theme(theme)
+        tab.picture(f"{file}-{width[0]}.png", whole=whole)
+    tab.resize(DESKTOP)
+
+
+def kinds(tab: Tab) -> Iterator[tuple[str, str]]:
+    """Opens a page of each kind that can be reached from the overview by links: its kind and address.
+
+    In another order a list is the same page.
+    """
+    waiting, known = ["/"], {"/"}
+    while waiting:
+        address = waiting.pop(0)
+        assert tab.go(address) == 200, address
+        yield kind_of(address), address
+        for each in tab.js("[...document.links].map((link) => link.getAttribute('href'))"):
+            if each.startswith("/") and "sort=" not in each and kind_of(each) not in known:
+                known.add(kind_of(each))
+                waiting.append(each)
+
+
+@pytest.mark.parametrize("name", ["empty", "busy", "evil", "refusing", "hanging", "huge"])
+def test_every_page_loads_in_silence_from_here_alone_and_can_be_read_by_everybody(
+    chromium: Chromium, scenes, pictures, name: str
+) -> None:
+    scene = scenes(name)
+    seen: set[str] = set()
+    with chromium.open(scene.root) as tab:
+        for kind, address in kinds(tab):
+            seen.add(kind)
+            assert problems(tab) == [], address
+            size = tab.js("[document.querySelectorAll('*').length, document.documentElement.outerHTML.length]")
+            assert size < [NODES_MAX, 0], address
+            assert size[1] < BYTES_MAX, address
+            if "?" not in kind:
+                draw(tab, str(pictures / re.sub(r"\W+", "-", f"{name} {kind}").strip("-")), whole=name != "huge")
+        assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
+        assert len(tab.asked) >= 3 * len(seen), "the page, its style, its script: what is asked for is noted"
+        assert tab.js("window.hit") is None
+    assert seen >= (SECTIONS if name == "empty" else KINDS)
+
+
+def test_every_page_can_be_gone_through_with_the_tab_key(chromium: Chromium, scenes) -> None:
+    with chromium.open(scenes("busy").root) as tab:
+        for _, address in kinds(tab):
+            assert keyboard_problems(tab) == [], address
+        assert tab.said == []
+
+
+def test_the_first_stop_leads_past_the_links(chromium: Chromium, scenes) -> None:
+    here = "document.activeElement.textContent"
+    with chromium.open(scenes("busy").root) as tab:
+        for address in ("/", "/topics/orders", "/topics/orders/0"):
+            tab.go(address)
+            tab.press("Tab")
+            assert tab.js(here) == "Skip to the content"
+            assert tab.js("document.activeElement.getBoundingClientRect().left") >= 0, "shown while it is the stop"
+            tab.press("Enter", "Tab")
+            assert tab.js("document.activeElement.closest('main') !== null"), address
+
+
+def test_the_search_is_done_with_keys_and_says_what_it_found(chromium: Chromium, scenes) -> None:
+    with chromium.open(scenes("busy").root) as tab:
+        tab.go("/")
+        tab.js("document.getElementById('search').focus()")
+        tab.type("clic")
+        tab.press("Enter")
+        tab.wait("location.search.includes('q=clic') && document.querySelector('caption')")
+        assert "1 of 3 topics" in tab.text("caption")
+        assert tab.js("document.getElementById('search').value") == "clic"
+
+
+def test_what_others_wrote_is_text_wherever_it_is_shown(chromium: Chromium, scenes) -> None:
+    with chromium.open(scenes("evil").root) as tab:
+        for address in ("/", "/troubles", "/topics/t", "/topics/t/0"):
+            tab.go(address)
+            assert EVIL in tab.text(), address
+        for address, words in [
+            ("/topics/%3Cimg%20src=x%20onerror=%22window.hit=1%22%3E", "<img src=x"),
+            ("/topics/t/%3Cscript%3Ewindow.hit=1%3C%2Fscript%3E", "<script>"),
+            ("/?q=%3Cimg%20src=x%20onerror=%22window.hit=1%22%3E&sort=%22%3E%3Cscript%3E", "<img src=x"),
+        ]:
+            tab.go(address)
+            assert words in tab.text(), address
+            assert tab.js("document.images.length + document.querySelectorAll('body script').length") == 0
+            assert problems(tab) == [], address
+        assert tab.js("window.hit") is None
+        assert [each for each in tab.said if "404" not in each] == []
+
+
+def test_the_pages_of_a_huge_partition_can_be_walked_with_keys_to_the_last(chromium: Chromium, scenes) -> None:
+    scene = scenes("huge")
+    with chromium.open(scene.root, PHONE) as tab:
+        tab.go("/topics/huge/0")
+        assert f"{SEGMENTS:,} segments" in tab.text("caption")
+        follow = "(word) => [...document.querySelectorAll('nav a')].find((each) => each.textContent === word).focus()"
+        for word, first in [("Next", "101 to 200"), ("Last", f"{SEGMENTS - 99:,} to {SEGMENTS:,}"), ("Previous", "")]:
+            tab.js(follow, word)
+            tab.press("Enter")
+            tab.wait("(text) => document.querySelector('main nav')?.textContent.includes(text)", first)
+        assert tab.js("document.querySelectorAll('main tbody tr').length") == 100
+        tab.go("/topics/huge")
+        assert f"{PARTITIONS:,} partitions" in tab.text("caption")
+        tab.go("/troubles")
+        assert f"1 to 100 of {PARTITIONS + TOPICS:,}" in tab.text("main nav")
+        tab.go("/?page=2")
+        assert f"101 to {TOPICS + 1} of" in tab.text("main nav")
+
+
+def test_without_scripts_the_page_asks_for_itself_again(chromium: Chromium, scenes) -> None:
+    with chromium.open(scenes("busy").root, NARROW, scripts=False) as tab:
+        tab.go("/")
+        assert tab.js("document.querySelector('meta[http-equiv=refresh]')?.content") == "30"
+        assert "orders" in tab.text("main")

@@ -1,0 +1,173 @@
+"""Deployments that the pages are looked at over: a manager, its endpoint on loopback, a clock that stands still."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from manager_world import COMPACTED, DAY, NOW, TIERED, SwitchableStore, World, send
+
+from local.errors import Corrupt, Unavailable
+from local.names import TopicPartition
+from local.record import Record
+from tiered.manager import LogManager
+from tiered.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.site import Site
+from tiered.worker import Worker
+
+MINUTE = 60_000
+PARTITIONS, TOPICS, SEGMENTS = 850, 150, 10_000  # a thousand partitions in all
+EVIL = "<img src=x onerror=\"window.hit = 1\"><script>window.hit = 1</script> & 'quoted'"
+
+
+class Scene:
+    """A manager whose pages are served. `now_ms` is the time that the pages are told."""
+
+    def __init__(self, world: World | None = None, store: object | None = None, **settings: str) -> None:
+        self.world = world or World()
+        self.now_ms = NOW
+        self.manager: LogManager = self.world.open(store=store, **settings)  # type: ignore[arg-type]
+        self.worker = Worker(self.manager, now_ms=NOW, interval_ms=30_000)
+        self.site = Site(self.manager, lambda: self.now_ms, storage=self.world.disk)
+        self._server: MetricsServer | None = None
+        self._port = 0
+        self.at_end: Callable[[], None] = lambda: None  # before the manager is closed
+
+    @property
+    def root(self) -> str:
+        return f"http://{LOOPBACK}:{self._port}"
+
+    def __enter__(self) -> Scene:
+        self.serve()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hang_up()
+        self.at_end()
+        self.manager.close()
+
+    def serve(self) -> None:
+        """Where it was before, once it was served."""
+        self._server = MetricsServer(LOOPBACK, self._port, {}, lambda target: self.site.answer(target))
+        self._server.start()
+        self._port = self._server.address[1]
+
+    def hang_up(self) -> None:
+        """Whoever asks is refused from now on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def settle(self) -> None:
+        while self.worker.round(self.now_ms):
+            pass
+
+
+class HangingStore(SwitchableStore):
+    """Answers nothing while it is down, until `give_up`."""
+
+    def __init__(self, inner: object) -> None:
+        super().__init__(inner, is_down=False)  # type: ignore[arg-type]
+        self.reached, self.goes_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        call = super().__getattr__(verb)
+
+        def hanging(*given: object, **more: object) -> object:
+            if self.is_down:
+                self.reached.set()
+                self.goes_on.wait()
+            return call(*given, **more)
+
+        return hanging
+
+    def give_up(self) -> None:
+        """Whoever waits is answered."""
+        self.is_down = False
+        self.goes_on.set()
+
+
+def empty() -> Scene:
+    """Nothing yet."""
+    return Scene()
+
+
+def busy() -> Scene:
+    """A topic in both tiers, a compacted one, one that is on the disk alone; one partition is corrupt."""
+    scene = Scene()
+    manager = scene.manager
+    manager.create_topic("orders", 3, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+    manager.create_topic("clicks", 1, COMPACTED, now_ms=NOW)
+    manager.create_topic(
+        "a.topic_with-a_name_that_is_long_enough_to_be_in_the_way_of_everything_beside_it", 1, {}, now_ms=NOW
+    )
+    send(manager, 400, topic="orders")
+    send(manager, 400, topic="clicks")
+    scene.settle()
+    send(manager, 60, topic="orders", start=400)
+    manager.problems = {
+        TopicPartition("orders", 2): Corrupt("reading a batch, checksum differs", segment="00000000000000000000")
+    }
+    scene.now_ms = NOW + 10_000
+    return scene
+
+
+def evil() -> Scene:
+    """Messages that are HTML; no topic may be called so."""
+    scene = Scene()
+    scene.manager.create_topic("t", 1, {}, now_ms=NOW)
+    scene.manager.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
+    return scene
+
+
+def huge() -> Scene:
+    """A thousand partitions, one of them with ten thousand segments; each in trouble, as without a bucket."""
+    scene = Scene()
+    manager = scene.manager
+    manager.create_topic("huge", PARTITIONS, {"segment.bytes": "1024"}, now_ms=NOW)
+    for number in range(SEGMENTS):
+        manager.append("huge", [Record(b"k", b"v" * 940, NOW - DAY + number)], 0, now_ms=NOW)
+    for number in range(TOPICS):
+        manager.create_topic(f"topic-{number:03}", 1, {}, now_ms=NOW)
+    manager.problems = {name: Unavailable("the store is down", partition=name) for name in names(manager)}
+    return scene
+
+
+def names(manager: LogManager) -> list[TopicPartition]:
+    return [name for topic in manager.topics() for name in topic.partitions()]
+
+
+def refusing() -> Scene:
+    """Ten minutes after the bucket went out of reach: every upload since was refused."""
+    world = World()
+    store = SwitchableStore(world.store, is_down=False)
+    scene = _with_a_backlog(world, store)
+    for at in range(1, 12):
+        scene.worker.round(NOW + at * MINUTE)
+    scene.now_ms = NOW + 11 * MINUTE
+    return scene
+
+
+def hanging() -> Scene:
+    """Three quarters of an hour after the bucket ceased to answer: an upload waits for it all the time."""
+    world = World()
+    store = HangingStore(world.store)
+    scene = _with_a_backlog(world, store)
+    scene.at_end = store.give_up
+    scene.worker.waits = False  # as the daemon's: what waits for the store has threads of its own
+    for at in range(1, 45):
+        scene.worker.round(NOW + at * MINUTE)
+    assert store.reached.wait(30)
+    scene.now_ms = NOW + 44 * MINUTE
+    return scene
+
+
+def _with_a_backlog(world: World, store: SwitchableStore) -> Scene:
+    """A hundred records came after the store went; those before are in both tiers."""
+    scene = Scene(world, store)
+    scene.manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(scene.manager, 200, topic="t")
+    scene.settle()
+    send(scene.manager, 100, topic="t", start=200)
+    store.is_down = True
+    return scene
