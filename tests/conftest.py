@@ -21,7 +21,7 @@ MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items):
-    """Tests that start something costly go to one worker for each kind: one session, one broker, one browser serves them all."""
+    """Tests that start something costly go to one worker for each kind: one session, broker, browser serves all."""
     for item in items:
         for name in ("spark", "kafka", "localstack", "versitygw", "hdfs", "browser"):
             if item.get_closest_marker(name):

@@ -171,10 +171,20 @@ class Tab:
 
     async def _until(self, condition: str, given: object) -> None:
         limit = self._browser.clock() + LIMIT_S / 2
-        while not await self._page.evaluate(condition, given):
+        while not await self._is_true(condition, given):
             if self._browser.clock() > limit:
                 raise TimeoutError(f"never true: {condition} {given or ''}; the page says {await self._words()!r}")
             await asyncio.sleep(0.02)
+
+    async def _is_true(self, condition: str, given: object) -> bool:
+        from playwright.async_api import Error
+
+        try:
+            return bool(await self._page.evaluate(condition, given))
+        except Error as error:
+            if "context was destroyed" in str(error):
+                return False  # the page is on its way to another
+            raise
 
     async def _words(self) -> str:
         return str(await self._page.inner_text("body"))[:2000]

@@ -69,6 +69,7 @@ th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-bot
 td { overflow-wrap: break-word; }
 th[scope=row] { min-width: 7rem; overflow-wrap: anywhere; }
 .short { white-space: nowrap; }
+td:last-child:not(.number, .short) { min-width: 9rem; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .trouble { border-left: .3rem solid var(--bad); background: var(--panel); padding: .5rem .75rem; margin: .5rem 0;
   overflow-wrap: anywhere; }
