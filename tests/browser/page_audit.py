@@ -13,8 +13,8 @@ TARGET_PX = 24  # WCAG 2.5.8
 
 _TOOLS = r"""
 const seen = (e) => {
-  const style = getComputedStyle(e), box = e.getBoundingClientRect();
-  return style.visibility !== "hidden" && style.display !== "none" && box.width > 0 && box.height > 0;
+  const box = e.getBoundingClientRect();  // what is in closed details has one, and is not visible
+  return e.checkVisibility({checkVisibilityCSS: true}) && box.width > 0 && box.height > 0;
 };
 const said = (e) => e.outerHTML.slice(0, 120);
 const text = (e) => (e?.textContent ?? "").trim();
@@ -120,7 +120,8 @@ for (let node = walker.nextNode(); node; node = walker.nextNode()) {
   const ink = over(colour(e.closest("svg") ? style.fill : style.color), under);
   const [low, high] = [light(ink), light(under)].sort((one, other) => one - other);
   const ratio = (high + 0.05) / (low + 0.05), size = parseFloat(style.fontSize);
-  const isLarge = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+  const isPicture = e.closest("[aria-hidden=true]") !== null;  // 1.4.11
+  const isLarge = isPicture || size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
   if (ratio < (isLarge ? minLarge : min)) found.add(`contrast ${ratio.toFixed(2)}: ${said(e)}`);
 }
 return [...found];

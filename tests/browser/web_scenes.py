@@ -17,6 +17,7 @@ from tiered.worker import Worker
 
 MINUTE = 60_000
 PARTITIONS, TOPICS, SEGMENTS = 850, 150, 10_000  # a thousand partitions in all
+LIMIT_S = 60.0  # what a look may take on a busy machine; no test waits for its end
 EVIL = "<img src=x onerror=\"window.hit = 1\"><script>window.hit = 1</script> & 'quoted'"
 
 
@@ -28,7 +29,7 @@ class Scene:
         self.now_ms = NOW
         self.manager: LogManager = self.world.open(store=store, **settings)  # type: ignore[arg-type]
         self.worker = Worker(self.manager, now_ms=NOW, interval_ms=30_000)
-        self.site = Site(self.manager, lambda: self.now_ms, storage=self.world.disk)
+        self.site = Site(self.manager, lambda: self.now_ms, storage=self.world.disk, deadline_s=LIMIT_S)
         self._server: MetricsServer | None = None
         self._port = 0
         self.at_end: Callable[[], None] = lambda: None  # before the manager is closed
