@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from headless import Chromium
+from headless import PHONE, Chromium
+from page_audit import keyboard_problems, problems
 
 pytestmark = pytest.mark.browser
 
@@ -23,13 +24,16 @@ def tiered(home: Path, *words: str) -> None:
 
 
 @contextmanager
-def serving(home: Path, *words: str) -> Iterator[str]:
-    """The line in which a command says where its pages are; it ends well when it is told to."""
+def serving(home: Path, *words: str, until: str = "http://") -> Iterator[str]:
+    """What a command says up to the line with `until`; it ends well when it is told to."""
     command = [sys.executable, "-m", "tiered", "-C", str(home), *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        yield next(line for line in process.stderr if "http://" in line)
+        said = [process.stderr.readline()]
+        while said[-1] and until not in said[-1]:
+            said.append(process.stderr.readline())
+        yield "".join(said)
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(60) == 0
@@ -66,3 +70,35 @@ def test_elsewhere_than_on_loopback_the_daemon_has_no_pages(chromium: Chromium, 
         with chromium.open(f"http://127.0.0.1:{port}") as tab:
             assert tab.go("/") == 404
             assert "orders" not in tab.text()
+
+
+def test_pages_beside_the_manager_at_work(chromium: Chromium, home: Path) -> None:
+    with (
+        serving(home, "web", "--listen", "127.0.0.1:0") as line,
+        chromium.open(re.findall(r"http://127\.0\.0\.1:[0-9]+", line)[0]) as tab,
+    ):
+        assert tab.go("/") == 200
+        assert "1 topic" in tab.text("caption")
+        assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
+
+
+def test_elsewhere_than_on_loopback_a_token_is_asked_for_once(chromium: Chromium, home: Path) -> None:
+    with serving(home, "web", "--listen", "0.0.0.0:0", until="token: ") as lines:
+        port = re.findall(r"http://0\.0\.0\.0:([0-9]+)", lines)[0]
+        token = re.findall(r"token: (\S+)", lines)[0]
+        with chromium.open(f"http://127.0.0.1:{port}", PHONE) as tab:
+            for address in ("/", "/topics/orders", "/nothing"):
+                assert tab.go(address) == 401
+                assert "orders" not in tab.text()
+            assert problems(tab) == []
+            for given, words in [("not the token at all", "That is not the token."), (token, "1 topic")]:
+                assert keyboard_problems(tab) == []
+                tab.js("document.getElementById('token').focus()")
+                tab.type(given)
+                tab.press("Enter")
+                tab.wait("(words) => document.body.textContent.includes(words)", words)
+            assert tab.go("/topics/orders") == 200
+            assert token not in tab.js("document.documentElement.outerHTML + document.cookie")
+            assert [each for each in tab.said if "401" not in each] == []
+            with chromium.open(f"http://127.0.0.1:{port}") as other:
+                assert other.go("/") == 401, "another browser has to show it, too"

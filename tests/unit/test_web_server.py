@@ -120,7 +120,7 @@ def test_every_answer_keeps_a_browser_from_loading_sending_framing_or_keeping_an
             assert found["Cross-Origin-Resource-Policy"] == "same-origin"
             assert found["Cache-Control"] == "no-store"
             assert found["X-Content-Type-Options"] == "nosniff"
-            assert found["Referrer-Policy"] == "no-referrer"
+            assert found["Referrer-Policy"] == "same-origin"
             assert "Access-Control-Allow-Origin" not in found
 
 
