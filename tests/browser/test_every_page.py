@@ -14,7 +14,7 @@ from web_scenes import EVIL, PARTITIONS, SEGMENTS, TOPICS
 
 pytestmark = pytest.mark.browser
 
-SECTIONS = {"/", "/troubles"}
+SECTIONS = {"/", "/plan", "/cost", "/compaction", "/troubles"}
 KINDS = SECTIONS | {"/topics/TOPIC", "/topics/TOPIC/N"}
 NODES_MAX, BYTES_MAX = 3500, 250_000  # of any page, however large the deployment
 

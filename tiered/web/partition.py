@@ -113,7 +113,7 @@ def _cells(row: Row) -> list[Child]:
         shown(row, "next_offset"),
         str(row["tier"]),
         shown(row, "size_bytes", format_bytes),
-        tag("time", stamp(newest)) if isinstance(newest, int) else None,
+        stamp(newest) if isinstance(newest, int) else None,
         str(row["state"]),
     ]
 
