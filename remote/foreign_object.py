@@ -19,7 +19,7 @@ class ForeignObject:
 
     def __init__(self, store: ObjectStore, data_key: str, parts: ForeignParts) -> None:
         self._store = store
-        self._key = data_key
+        self.key = data_key
         self._parts = parts
         self.size_bytes = parts.chunks.size_bytes
 
@@ -30,11 +30,11 @@ class ForeignObject:
         if length <= 0:
             return b""
         if table.is_as_it_is:
-            return self._store.get_range(self._key, position, length)
+            return self._store.get_range(self.key, position, length)
         numbers = table.chunks_of(position, length)
         start = table.stored_range(numbers.start)[0]
         last, last_bytes = table.stored_range(numbers.stop - 1)
-        body = memoryview(self._store.get_range(self._key, start, last + last_bytes - start))
+        body = memoryview(self._store.get_range(self.key, start, last + last_bytes - start))
         opened = []
         for number in numbers:
             at, stored_bytes = table.stored_range(number)
@@ -42,7 +42,7 @@ class ForeignObject:
             try:
                 opened.append(open_chunk(table, number, chunk, self._parts.cipher))
             except Corrupt as error:
-                facts = {"object": self._key, "start": at, "length": stored_bytes}
+                facts = {"object": self.key, "start": at, "length": stored_bytes}
                 raise Corrupt(f"reading a segment, {error.attempt}", **facts, **error.facts) from error
         skipped = position - table.chunk_range(numbers.start)[0]
         return b"".join(opened)[skipped : skipped + length]

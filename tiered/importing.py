@@ -60,6 +60,7 @@ from tiered.bucket_copying import EPOCHS_APART
 from tiered.copying import SegmentWatch
 from tiered.foreign_bytes import INTERVAL_BYTES, is_told, parse_lineage
 from tiered.foreign_partition import list_rows
+from tiered.grown_segments import Grown, grown
 from tiered.rewriting import Keeping, RewriteCost, cost_of
 
 PIECE_BYTES = 8 << 20
@@ -67,7 +68,8 @@ PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportPlan:
-    """What one partition's import still has to do. `gaps` are offsets that the source lacks, between two segments."""
+    """What one partition's import still has to do. `gaps` are offsets that the source lacks, between two segments. The
+    first of `rows` may be the rest of one that has `grown` since an earlier run."""
 
     source: ForeignName
     name: RemotePartitionName
@@ -79,6 +81,7 @@ class ImportPlan:
     properties: dict[str, str]
     gaps: tuple[tuple[int, int], ...]
     cost: RewriteCost
+    grown: Grown | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -118,14 +121,13 @@ def plan_import(
         raise InvalidRequest("importing a bucket, source and target are the same", store=source.url)
     ours = RemotePartitionName(name.topic, topic_id, name.partition)
     rows = list_rows(source, layout, name)
-    head = MetadataLog(target, ours.prefix).load(exact=True)
+    log = MetadataLog(target, ours.prefix)
+    head = log.load(exact=True)
     _check_ours(source, target, ours, head)
-    reached = 0 if head is None else max(head.next_offset, head.highest_next_offset)
-    if any(row.base_offset < reached < row.next_offset for row in rows):
-        facts = {"topic": name.topic, "partition": name.partition, "reached": reached}
-        wrong = "going on with an import, the source has other segments there by now: import to a new topic"
-        raise Conflict(wrong, **facts)
+    reached = 0 if head is None else head.taken_upto
+    rest = None if head is None else grown(rows, log, head, reached)
     due = tuple(row for row in rows if row.base_offset >= reached)
+    due = due if rest is None else (rest.row, *due)
     keeping = keeping or Keeping()
     return ImportPlan(
         source=name,
@@ -138,6 +140,7 @@ def plan_import(
         properties=dict(properties or {}),
         gaps=tuple(gaps(rows)),
         cost=_cost(due, keeping, prices),
+        grown=rest,
     )
 
 
@@ -228,9 +231,13 @@ class _Import:
     def take(self, row: RemoteSegment, now_ms: Callable[[], int], scratch: str | None) -> RemoteSegment:
         """Read, looked at, uploaded, committed; the row of our own."""
         parts = self._layout.parts(self._source, row)
+        rest = self._plan.grown if self._plan.grown is not None and self._plan.grown.row == row else None
+        skipped = 0 if rest is None else rest.skipped_bytes
         with tempfile.TemporaryFile(dir=scratch) as file:
-            _fetch(ForeignObject(self._source, row.data_key, parts), row, file)
-            segment = self._looked_at(row, parts, partial(_read, file))
+            _fetch(ForeignObject(self._source, row.data_key, parts), skipped + row.size_bytes, file)
+            if rest is not None:
+                rest.check(partial(_read, file, 0))
+            segment = self._looked_at(row, parts, partial(_read, file, skipped))
             made = copy_segment(
                 self._target,
                 self._plan.name.prefix,
@@ -323,19 +330,19 @@ def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
     return _State(ProducerState(entries), LeaderEpochs(parse_lineage(bytes(bundle.epochs), last.indexes_key)))
 
 
-def _fetch(body: ForeignObject, row: RemoteSegment, file: BinaryIO) -> None:
+def _fetch(body: ForeignObject, size_bytes: int, file: BinaryIO) -> None:
     at = 0
-    while at < row.size_bytes:
-        piece = body.read(at, min(PIECE_BYTES, row.size_bytes - at))
+    while at < size_bytes:
+        piece = body.read(at, min(PIECE_BYTES, size_bytes - at))
         if not piece:
-            raise Corrupt("importing a segment, its object is short", object=row.data_key, at=at)
+            raise Corrupt("importing a segment, its object is short", object=body.key, at=at)
         file.write(piece)
         at += len(piece)
     file.flush()
 
 
-def _read(file: BinaryIO, position: int, length: int) -> bytes:
-    file.seek(position)
+def _read(file: BinaryIO, start: int, position: int, length: int) -> bytes:
+    file.seek(start + position)
     return file.read(length)
 
 

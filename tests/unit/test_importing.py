@@ -20,6 +20,7 @@ from foreign_samples import (
 from foreign_truth import assert_reads
 from manager_world import World
 
+from local import kernels
 from local.batch import encode_batch
 from local.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from local.record import Record
@@ -243,16 +244,37 @@ def test_what_is_somebody_elses_is_never_written_to(sample, key) -> None:
         _run(source, theirs, fresh, plan)
 
 
-def test_offsets_that_were_cut_another_way_meanwhile_are_refused(sample, key, tmp_path) -> None:
+def test_a_segment_that_has_grown_since_is_gone_on_with_where_it_ended(sample, key) -> None:
+    """A directory that somebody copies again and again, its newest segment half full each time, and torn."""
+    target = MemoryStore("memory://ours")
+    for number, files in enumerate(sample.segments):
+        at = kernels.scan_batches(files.log).positions.tolist()
+        for cut in (at[1] + 7, at[3], at[4] + 1, len(files.log)):
+            source, theirs = _source("logs", sample, key, sample.segments[:number])
+            source.put(f"{NAME.directory}/{files.base:020d}.log", files.log[:cut])
+            _run(source, theirs, target, _plan(source, theirs, target))
+    with RemoteLog(target) as bucket:
+        assert_reads(bucket, sample)
+        assert len(bucket.head(NAME).segments) > 2 * len(sample.segments)
+    assert_sound(target)
+
+
+def test_bytes_that_are_others_than_those_imported_are_refused(sample, key) -> None:
     source, theirs = _source("logs", sample, key, sample.segments[:2])
     target = MemoryStore("memory://ours")
     _run(source, theirs, target, _plan(source, theirs, target))
-    source.put(
-        f"{NAME.directory}/{0:020d}.log", sample.segments[0].log + sample.segments[1].log + sample.segments[2].log
-    )
+    first, second, third = (files.log for files in sample.segments[:3])
     source.delete([f"{NAME.directory}/{sample.segments[1].base:020d}.log"])
+    source.put(f"{NAME.directory}/{0:020d}.log", first + second + third)
+    assert len(_plan(source, theirs, target).rows) == 1
+    before = dict(target._objects)
+    other = bytearray(first)
+    other[70] ^= 1
+    source.put(f"{NAME.directory}/{0:020d}.log", bytes(other) + second + third)
+    plan = _plan(source, theirs, target)
     with pytest.raises(Conflict, match="other segments"):
-        _plan(source, theirs, target)
+        _run(source, theirs, target, plan)
+    assert {key for key in target._objects if "/data/" in key} == {key for key in before if "/data/" in key}
 
 
 def test_a_row_without_epochs_gets_one(key) -> None:
