@@ -49,9 +49,11 @@ from local.log import Log
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
 from local.producer_snapshot import ProducerEntry
 from local.storage import Storage, StorageFile, join
+from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
 from remote.at_rest import AS_IT_IS, AtRest
 from remote.head import Head
 from remote.head_changes import add_segments
+from remote.head_collection import collect_heads
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
 from remote.store import ObjectStore
@@ -169,7 +171,7 @@ class Adopter:
         _check_lineage(partition, head, epochs)
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
-        reached = head.rows_next_offset
+        reached = head.taken_upto  # below the bucket's log start nothing is wanted, whatever the broker has
         upto = min(watermark, _stable(self._storage, directory))  # before anything that it vouches for is opened
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
@@ -180,12 +182,13 @@ class Adopter:
             else:
                 for each in due:
                     self._copy(log, _as_it_is(directory, each, epochs), now_ms)
+            self._collect_heads(log, now_ms)
             waiting = [each for each in closed if each not in due]
             return AdoptedPartition(
                 partition=partition,
                 copied=rows,
                 copied_bytes=sum(each.size_bytes for each in due),
-                tiered_upto=log.refresh().rows_next_offset,
+                tiered_upto=log.refresh().taken_upto,
                 log_end=bases[-1] if bases else None,
                 lag_segments=len(waiting),
                 lag_bytes=sum(each.size_bytes for each in waiting),
@@ -249,6 +252,14 @@ class Adopter:
         place = partition_prefix(head.topic, head.topic_id, head.partition)
         row = copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=self._at_rest)
         log.commit(add_segments([row]), now_ms)
+
+    def _collect_heads(self, log: MetadataLog, now_ms: int) -> None:
+        """As a manager's rounds do: a head for each segment adds up."""
+        head = log.refresh()
+        upto = head.sequence - HEADS_KEPT
+        if upto - log.void_upto >= HEADS_AT_ONCE:
+            place = partition_prefix(head.topic, head.topic_id, head.partition)
+            collect_heads(self._store, place, log, upto, now_ms=now_ms)
 
     def _copy_cleaned(
         self,

@@ -19,7 +19,10 @@ from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
 from remote.catalog import list_partitions
+from remote.guest import GuestLog
+from remote.head_changes import expire_segments
 from remote.memory_store import MemoryStore
+from tiered import adopting
 from tiered.adopting import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
 from tiered.bucket_check import check_bucket, damage
 from tiered.cli.main import invoke
@@ -237,6 +240,45 @@ def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(t
     assert set(newest.values()) <= {offset for offset, _ in values}
     rows = RemoteLog(side.store).head(NAME).segments
     assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
+
+
+def test_what_expired_in_the_bucket_does_not_go_up_again(tmp_path: Path) -> None:
+    """The broker keeps it for longer: its segments below the bucket's log start are for nobody."""
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    broker.send(300)
+    broker.settle()
+    upto = side.tick().tiered_upto
+    prefix = list_partitions(side.store)[0].prefix
+    guest = GuestLog(side.store, prefix)
+    rows = guest.join().segments
+    guest.commit(expire_segments([row.ulid for row in rows], now_ms=NOW, log_start_offset=upto), NOW)
+    before = dict(side.store._objects)
+    found = side.tick()
+    assert (found.copied, found.tiered_upto, found.lost) == (0, upto, ())
+    assert side.store._objects == before
+    broker.send(100)
+    broker.settle()
+    found = side.tick()
+    assert (found.problem, found.lost) == (None, ())
+    assert side.values() == [(at, each.value) for at, each in enumerate(broker.sent)][upto : found.tiered_upto]
+
+
+def test_old_heads_are_collected_beside_the_broker(tmp_path: Path, monkeypatch) -> None:
+    """A head for each segment: years of them would be listed and paid for."""
+    broker = Broker(tmp_path)
+    side = Side(broker)
+    monkeypatch.setattr(adopting, "HEADS_KEPT", 5)
+    monkeypatch.setattr(adopting, "HEADS_AT_ONCE", 5)
+    for _ in range(30):
+        broker.send(1)
+        broker.log.roll(now_ms=NOW)
+    broker.settle()
+    assert side.tick().problem is None
+    assert side.tick().problem is None
+    heads = [key for key in side.store._objects if "/meta/head/" in key]
+    assert len(heads) < 12
+    assert len(side.values()) == 30
 
 
 def test_who_was_fenced_never_takes_the_partition_back_by_itself(tmp_path: Path) -> None:
