@@ -8,7 +8,7 @@ takes each away once):
 | manager | all | all | all, unless the bucket is immutable | the daemon, `tiered` with a directory, writing jobs |
 | reader | all | nothing | nothing | `open_remote`, `consume`, `restore` without taking over |
 | spark | all | pins | pins | reads that hold on to what they read by |
-| gc | all | nothing | all, and unfinished uploads | `tiered gc --delete` |
+| gc | all | nothing | what heads name, not heads; unfinished uploads | `tiered gc --delete` |
 
 ListBucket is limited to the prefix. Without it a missing object is answered with 403 and not 404, and nobody could
 tell "not there" from "not allowed".
@@ -23,6 +23,7 @@ from local.errors import InvalidRequest
 
 ABORT_DAYS, NONCURRENT_DAYS = 3, 7
 PINS = "*/meta/pin/*"
+NAMED = ("*/data/*", "*/view/*", "*/meta/spill/*")  # what a head may name, and so what may be nobody's
 
 
 class Role(Enum):
@@ -38,7 +39,7 @@ _OBJECT_ACTIONS: Mapping[Role, tuple[str, ...]] = {
     Role.MANAGER: ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject"),
     Role.READER: ("s3:GetObject",),
     Role.SPARK: ("s3:GetObject",),
-    Role.GC: ("s3:GetObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+    Role.GC: ("s3:GetObject",),
 }
 
 
@@ -59,6 +60,8 @@ def iam_policy(
         pins = ["s3:PutObject"] if is_immutable else ["s3:PutObject", "s3:DeleteObject"]
         statements.append(_allow("Pins", pins, f"{root}{PINS}"))
     if role is Role.GC:
+        deletes = ["s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+        statements.append(_allow("Orphans", deletes, *(f"{root}{each}" for each in NAMED)))
         statements.append(_allow("Uploads", ["s3:ListBucketMultipartUploads"], f"arn:aws:s3:::{bucket}"))
     if kms_key is not None:
         uses = ["kms:Decrypt"] if role in (Role.READER, Role.GC) else ["kms:Decrypt", "kms:GenerateDataKey"]
@@ -100,8 +103,9 @@ def _listing(role: Role, bucket: str, prefix: str) -> dict[str, object]:
     return found if not root else {**found, "Condition": {"StringLike": {"s3:prefix": [root, f"{root}*"]}}}
 
 
-def _allow(name: str, actions: list[str], resource: str) -> dict[str, object]:
-    return {"Sid": name, "Effect": "Allow", "Action": actions, "Resource": resource}
+def _allow(name: str, actions: list[str], *resources: str) -> dict[str, object]:
+    named = resources[0] if len(resources) == 1 else list(resources)
+    return {"Sid": name, "Effect": "Allow", "Action": actions, "Resource": named}
 
 
 def _root(prefix: str) -> str:

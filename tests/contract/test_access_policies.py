@@ -4,6 +4,7 @@ something fails. And lifecycle rules, written and compared."""
 from __future__ import annotations
 
 import copy
+import fnmatch
 import http.client
 import json
 from collections.abc import Callable, Iterator
@@ -16,7 +17,16 @@ from local.errors import AccessDenied, LogError, NotFound
 from remote.fsspec_store import open_store
 from remote.head_changes import add_segments, expire_segments, forget_unlinked
 from remote.immutable_store import ImmutableStore
-from remote.keys import data_key, partition_prefix
+from remote.keys import (
+    boundary_key,
+    data_key,
+    head_key,
+    indexes_key,
+    parse_epoch,
+    partition_prefix,
+    pin_key,
+    spill_key,
+)
 from remote.metadata_log import MetadataLog
 from remote.pins import pin_newest, release
 from remote.probe import probe_store
@@ -67,7 +77,8 @@ class Enforcing:
         assert isinstance(statements, list)
         for each in statements:
             if "s3:DeleteObject" in each["Action"]:
-                each["Resource"] = [each["Resource"], f"arn:aws:s3:::{BUCKET}"]
+                named = each["Resource"] if isinstance(each["Resource"], list) else [each["Resource"]]
+                each["Resource"] = [*named, f"arn:aws:s3:::{BUCKET}"]
         document = json.dumps({**policy, "Statement": statements})
         self.iam.put_user_policy(UserName="someone", PolicyName="p", PolicyDocument=document)
 
@@ -193,6 +204,27 @@ def test_no_other_role_may_write_a_head(server: Enforcing, role: Role) -> None:
         MetadataLog(store, PARTITION).become_writer("x", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
 
     assert isinstance(server.run(commits, iam_policy(role, BUCKET, PREFIX)), AccessDenied)
+
+
+def test_a_collector_of_garbage_may_delete_what_heads_name_and_never_a_head() -> None:
+    """Held against names, for this server asks the bucket and not each object."""
+    policy = iam_policy(Role.GC, BUCKET, PREFIX)
+    statements = policy["Statement"]
+    assert isinstance(statements, list)
+    (orphans,) = [each for each in statements if "s3:DeleteObject" in each["Action"]]
+    root = f"arn:aws:s3:::{BUCKET}/{PREFIX}/"
+
+    def may(key: str, root: str = root) -> bool:
+        return any(fnmatch.fnmatchcase(root + key, pattern) for pattern in orphans["Resource"])
+
+    ulid = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    stem = (0, 9, 1, ulid)
+    for name in (data_key(*stem), indexes_key(*stem), data_key(*stem, view="v"), spill_key(0, 9, (0, 0), 1, ulid)):
+        assert parse_epoch(name) is not None
+        assert may(PARTITION + name)
+        assert not may(PARTITION + name, f"arn:aws:s3:::{BUCKET}/logs/other/")
+    for name in (head_key(7), pin_key(ulid), boundary_key(1)):
+        assert not may(PARTITION + name)
 
 
 def test_a_manager_of_an_immutable_bucket_may_not_delete_and_need_not(server: Enforcing) -> None:
