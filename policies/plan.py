@@ -11,10 +11,18 @@ them leaves a log that the next plan continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from policies.compaction import cleanings
-from policies.decisions import AdvanceLogStart, Decision, DropLocal, ExpireRemote, Plan
+from policies.decisions import (
+    AdvanceLogStart,
+    Decision,
+    DropLocal,
+    ExpireRemote,
+    Plan,
+    RaiseCleaned,
+    ReplaceRemote,
+)
 from policies.giving_up import give_ups, leaving_for_good
 from policies.head_collection import head_collections
 from policies.local_retention import local_drops, local_expirations
@@ -39,6 +47,8 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     ended = local_expirations(snapshot, dropped, expired)
     cleaned = cleanings(snapshot)
     replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
+    if snapshot.paused is not None:
+        replaced, dropped = _without_uploads(replaced, dropped)
     return [
         *rolls(snapshot, going_count=len(dropped) + len(ended)),
         *cleaned,
@@ -59,6 +69,15 @@ def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
     """The plan for several partitions; those with nothing to do are absent."""
     decided = {snapshot.partition: plan_partition(snapshot) for snapshot in snapshots}
     return Plan(now_ms=now_ms, decisions={partition: found for partition, found in decided.items() if found})
+
+
+def _without_uploads(
+    replaced: Sequence[ReplaceRemote | RaiseCleaned], dropped: Sequence[DropLocal]
+) -> tuple[list[ReplaceRemote | RaiseCleaned], list[DropLocal]]:
+    """Replacing waits while uploads are paused, and the disk keeps what is to replace."""
+    first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
+    raised: list[ReplaceRemote | RaiseCleaned] = [each for each in replaced if not isinstance(each, ReplaceRemote)]
+    return raised, [each for each in dropped if first is None or each.next_offset <= first]
 
 
 def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:

@@ -56,6 +56,15 @@ class PartitionRules:
         return Limits(self.local_retention_ms, self.local_retention_bytes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Uploads that somebody paused. `since_ms` None: not known; `is_of_all`: not of this topic alone."""
+
+    since_ms: int | None
+    reason: str = ""
+    is_of_all: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """A limit by age in ms and one by size in bytes; None = unlimited."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.coverage import Coverage
-from policies.rules import PartitionRules
+from policies.rules import PartitionRules, Pause
 from remote.segment import RemoteSegment, SegmentState
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class PartitionSnapshot:
     may lie between its rows. `known_pages` are those whose rows are in `remote`. `head_sequence` is the newest head's,
     0 without one; heads up to `heads_void_upto` were collected. `given_up` are the pages and rows of a tier that was
     given up, ascending: they count for nothing and are not among the others.
+
+    `paused`: somebody paused the uploads, so nothing is sent to the bucket but heads; all else goes on as if copies
+    were only late.
     """
 
     partition: TopicPartition
@@ -61,6 +64,7 @@ class PartitionSnapshot:
     head_sequence: int = 0
     heads_void_upto: int = 0
     shrunk: frozenset[int] = field(default_factory=frozenset)
+    paused: Pause | None = None
 
     @property
     def is_copying_on(self) -> bool:

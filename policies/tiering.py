@@ -58,9 +58,9 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
 
     A compacted topic copies what lies wholly below the cleaner's checkpoint (I6), all of it or nothing, and commits it
     at once: were the bucket to end in the middle, it would hold neither the older records that went nor the newer ones
-    they went for. The copy lag is that of the oldest; the others come along.
+    they went for. The copy lag is that of the oldest; the others come along. While uploads are paused nothing is.
     """
-    if not snapshot.is_copying_on:
+    if not snapshot.is_copying_on or snapshot.paused is not None:
         return []
     start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
     chosen: list[CopySegment] = []

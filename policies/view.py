@@ -59,7 +59,8 @@ def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) ->
     """At most one run of the view that the threshold is for; `expired` is what the same plan lets go of."""
     threshold = snapshot.rules.view_threshold_bytes
     is_ending = snapshot.rules.gives_up_remote or snapshot.given_up
-    if threshold is None or not snapshot.is_tiered or is_ending or _is_waiting(snapshot):
+    is_off = is_ending or snapshot.paused is not None
+    if threshold is None or not snapshot.is_tiered or is_off or _is_waiting(snapshot):
         return []
     backlog = view_backlog(snapshot)
     if backlog.is_empty or backlog.gap is not None:

@@ -50,6 +50,7 @@ class Limits:
 
     at_risk_bytes: int = 50 << 30
     copy_lag_s: int = 3600
+    paused_s: int = 86_400
     free_share: float = 0.1
     store_failure_share: float = 0.05
 
@@ -57,7 +58,8 @@ class Limits:
 ALERTS: tuple[Alert, ...] = (
     Alert(
         name="TieredCopyLagGrows",
-        expr="max by (topic) (tiered_remote_copy_lag_seconds) > {copy_lag_s}",
+        expr="max by (topic) (tiered_remote_copy_lag_seconds) > {copy_lag_s} "
+        "unless on (topic) max by (topic) (tiered_remote_copy_paused) == 1",
         lasts="15m",
         severity=Severity.TICKET,
         summary="Closed segments of {{ $labels.topic }} have waited for their upload for {{ $value | "
@@ -77,7 +79,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="TieredNoUploadFinishes",
-        expr="sum(tiered_remote_copy_lag_segments) > 0 and sum(increase(tiered_remote_copy_bytes_total[30m])) == 0",
+        expr="sum(tiered_remote_copy_lag_segments unless tiered_remote_copy_paused == 1) > 0 "
+        "and sum(increase(tiered_remote_copy_bytes_total[30m])) == 0",
         lasts="30m",
         severity=Severity.PAGE,
         summary="Segments wait, and nothing was sent to the store for half an hour",
@@ -90,6 +93,21 @@ ALERTS: tuple[Alert, ...] = (
             "Does the doctor reach the store, with the same user and environment? Mend network or credentials.",
             "Restart the manager: an upload that it was killed in is begun anew, and leaves only what `tiered "
             "gc` finds.",
+        ),
+    ),
+    Alert(
+        name="TieredUploadsPaused",
+        expr="max by (topic) (tiered_remote_copy_paused_seconds) > {paused_s}",
+        lasts="5m",
+        severity=Severity.TICKET,
+        summary="Uploads of {{ $labels.topic }} have been paused for {{ $value | humanizeDuration }}",
+        means="Somebody paused them by `tiered pause`. Nothing is lost, and nothing leaves the disk that is not in the "
+        "bucket: so the disk fills, and what waits exists on this disk only.",
+        look=("tiered pause --list", "tiered status --section lag"),
+        mend=(
+            "Is the reason over? `tiered resume`, or `tiered resume TOPIC`; uploads go on from where they stood.",
+            "Is it to last? See how much is at risk, and that the disk has room for it: [at-risk bytes]"
+            "(at-risk-bytes.md), [disk full](disk-full.md).",
         ),
     ),
     Alert(

@@ -10,6 +10,7 @@ Any prefix of a plan is safe, so a failure anywhere leaves the rest for the next
 * log start: commit it in the head (tiered) → write the checkpoint → tell readers.
 * expire: one commit that takes rows out and lists their objects; not a byte is deleted.
 * give up: `tiered.switching_off`.
+* copies, replacements and views are left undone while uploads are paused (`tiered.pausing`), asked before each.
 * copied in this round or task: what may leave the disk for it, leaves.
 * delete: look for pins → prove that this writer is still the one → delete the objects → commit that they are gone
   (`remote.due_deletion`).
@@ -69,6 +70,7 @@ Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 
 
 UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
+PAUSED = (CopySegment, ReplaceRemote, BuildView)  # what is not done while uploads are paused
 
 
 def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
@@ -102,6 +104,9 @@ class _Round:
     @property
     def directory(self) -> LogDirectory:
         return self.where()
+
+    def stops_uploads(self) -> bool:
+        return self.should_stop() or self.partition.is_paused_now()
 
     def applied(self) -> Applied:
         return Applied(done=tuple(self.done), skipped=tuple(self.skipped), cleaned=tuple(self.cleaned))
@@ -223,6 +228,9 @@ def _drop_copied(state: _Round) -> None:
 
 def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
     """Neighbouring decisions of one kind. Expiries and deletes share their commits; the others go one by one."""
+    if isinstance(run[0], PAUSED) and state.partition.is_paused_now():
+        _record(state, run, [])
+        return
     for decision in run:
         progress(decision)
     match run[0]:
@@ -239,7 +247,7 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
             _record(state, run, raise_rows(state.partition, state.store, raised, now_ms=state.now_ms))
         case CopySegment() if state.partition.rules.cleanup_compact:
             copies = [each for each in run if isinstance(each, CopySegment)]
-            now_ms, stop = state.now_ms, state.should_stop
+            now_ms, stop = state.now_ms, state.stops_uploads
             _record(state, run, copy_together(state.partition, state.store, copies, now_ms=now_ms, should_stop=stop))
         case CopySegment():
             _copy(state, [each for each in run if isinstance(each, CopySegment)])
@@ -301,7 +309,7 @@ def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
         run,
         lambda done: _record(state, done, done),
         now_ms=state.now_ms,
-        should_stop=state.should_stop,
+        should_stop=state.stops_uploads,
         clock=state.clock,
     )
     _record(state, run[len(state.done) - before :], [])

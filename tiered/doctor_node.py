@@ -273,6 +273,22 @@ def work(patient: Patient) -> Iterator[Finding]:
         yield _bad("work", f"{where}: {each.message}, for {lasted}", "tiered status")
 
 
+def pauses(patient: Patient) -> Iterator[Finding]:
+    """Topics whose uploads somebody paused, and since when."""
+    from tiered.pausing import paused_topics
+
+    now_ms = patient.around.clock_ms()
+    found = paused_topics([(patient.around.storage, root) for root in patient.config.data_dirs])
+    for name, pause in sorted(found.items()):
+        lasted = "" if pause.since_ms is None else f" for {format_ms(max(0, now_ms - pause.since_ms) // 1000 * 1000)}"
+        reason = f": {pause.reason}" if pause.reason else ""
+        step = "tiered resume" if pause.is_of_all or pause.since_ms is None else f"tiered resume {name}"
+        what = f"topic {name}: uploads paused{lasted}{reason}"
+        yield Finding(check="pauses", state=State.WARNING, what=what, next_step=step)
+    if not found:
+        yield Finding(check="pauses", state=State.OK, what="no uploads are paused")
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     """The leading numbers of a version."""
     numbers = []
@@ -304,4 +320,5 @@ NODE_CHECKS: Iterable[tuple[str, Check]] = (
     ("log-dirs", log_directories),
     ("open-files", open_files),
     ("work", work),
+    ("pauses", pauses),
 )

@@ -52,6 +52,7 @@ from tiered.over_directories import OverDirectories
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
+from tiered.pausing import Pausable
 from tiered.reloading import Reloadable
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
@@ -69,7 +70,7 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 _OPENERS = 8
 
 
-class LogManager(Readable, Metered, OverDirectories, Reloadable):
+class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:

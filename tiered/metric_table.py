@@ -162,6 +162,20 @@ METRICS: tuple[Metric, ...] = (
         by_partition=True,
     ),
     Metric(
+        name="tiered_remote_copy_paused",
+        kind=Kind.GAUGE,
+        doc="1 while uploads are paused (`tiered pause`), else 0.",
+        labels=_TOPIC,
+        by_partition=True,
+    ),
+    Metric(
+        name="tiered_remote_copy_paused_seconds",
+        kind=Kind.GAUGE,
+        doc="How long uploads have been paused; 0 while they are not.",
+        labels=_TOPIC,
+        by_partition=True,
+    ),
+    Metric(
         name="tiered_remote_fetch_bytes_total",
         kind=Kind.COUNTER,
         doc="Bytes of segments that came from the store since the start.",

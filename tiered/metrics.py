@@ -44,6 +44,7 @@ _GAUGES = {
 }
 _AGES = {
     "tiered_remote_copy_lag_seconds": "lag_since_ms",
+    "tiered_remote_copy_paused_seconds": "paused_since_ms",
     "tiered_remote_delete_overdue_seconds": "overdue_since_ms",
 }
 _OFFSETS = {"tiered_log_start_offset": "log_start_offset", "tiered_log_end_offset": "next_offset"}
@@ -108,6 +109,7 @@ class Metrics:
             for metric, field in _AGES.items():
                 since = min((at for each in group if (at := getattr(each, field)) is not None), default=now_ms)
                 yield Sample(metric, max(0, now_ms - since) / 1000, labels)
+            yield Sample("tiered_remote_copy_paused", int(any(each.paused is not None for each in group)), labels)
             for metric, field in _OFFSETS.items() if self._by_partition else ():
                 yield Sample(metric, getattr(group[0], field), labels)
         yield from self._dollars(found)

@@ -44,6 +44,7 @@ from tiered.kept_meter import KeptMeter
 from tiered.key_rings import load_key_ring
 from tiered.partition import Partition, check_agreement, check_bucket, reconcile
 from tiered.partition_source import PartitionSource
+from tiered.pausing import Pauses
 from tiered.store_check import StoreCheck
 from tiered.switching_off import ENABLE, is_given_up
 from tiered.topic_settings import at_rest
@@ -68,6 +69,7 @@ class Opener:
         if store is not None and config.fetch_cache_dir:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, piece_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
+        self.pauses = Pauses(directory.places())
         self._check = StoreCheck(
             directory.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
         )
@@ -185,7 +187,9 @@ class Opener:
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
         kept = at_rest(values, self._keys)
-        held = Partition(name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept)
+        held = Partition(
+            name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept, pauses=self.pauses
+        )
         if not self._directory.read_only:
             held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))
         return held

@@ -25,7 +25,7 @@ from local.segment import Segment
 from local.segment_info import SegmentInfo
 from policies.coverage import Coverage
 from policies.remote_retention import page_to_know
-from policies.rules import PartitionRules
+from policies.rules import PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
 from remote.at_rest import AS_IT_IS, AtRest
 from remote.head import Head, SpillRow
@@ -36,6 +36,7 @@ from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.spill_page import Rows
 from tiered.partition_source import PartitionSource
+from tiered.pausing import Pauses
 from tiered.topics import Topic
 
 _log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Partition:
     at_rest: AtRest = AS_IT_IS
     on_copied: Callable[[int, int, int], None] = _tell_nobody
     check_room: Callable[[], None] = _has_room
+    pauses: Pauses | None = None
     uploaded: dict[Segment, Upload] = field(default_factory=dict)
     shrunk: dict[int, Segment] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -107,6 +109,17 @@ class Partition:
     def head(self) -> Head | None:
         """The newest head seen so far; no request is sent. None before anything was committed, or when not tiered."""
         return self.metadata.cached if self.metadata is not None else None
+
+    @property
+    def pause(self) -> Pause | None:
+        """Since when and why its uploads are paused; None where they go on, or there are none."""
+        return self.pauses.of(self.topic) if self.is_tiered and self.pauses is not None else None
+
+    def is_paused_now(self) -> bool:
+        """Whether its uploads are paused this moment: before each, since many may follow one another in a round."""
+        if self.pauses is not None:
+            self.pauses.refresh()
+        return self.pause is not None
 
     def check_not_fenced(self) -> None:
         """Raises Fenced where the newest head seen is another writer's, which a reader may have met first: its rows and
@@ -191,6 +204,7 @@ class Partition:
             shrunk=frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired),
             copying=self.copying,
             may_clean=may_clean,
+            paused=self.pause,
             head_sequence=head.sequence if head else 0,
             heads_void_upto=self.metadata.void_upto if self.metadata else 0,
         )

@@ -55,6 +55,7 @@ class Rounds:
     def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
         """One round; True when more waits (of what tasks do they see themselves)."""
         with self.lock:
+            self._hands.opener.pauses.refresh()
             self._look_after_disks(now_ms)
             self.tasks.tell_time(now_ms)
             self._note_fenced()
@@ -74,6 +75,7 @@ class Rounds:
         Tasks are waited for between two goes at the rest of the plan, while rounds go on: never under their lock.
         """
         done: dict[TopicPartition, Applied] = {}
+        self._hands.opener.pauses.refresh()
         while True:
             busy: list[TopicPartition] = []
             with self.lock:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
+from policies.rules import Pause
 from policies.snapshot import PartitionSnapshot
 
 
@@ -17,6 +18,7 @@ class PartitionStatus:
 
     `lag_since_ms` is when the oldest of what waits became due for copying, None when nothing is due (or it is due by
     size alone). `overdue_*` is what left the index longer ago than the grace time and is still in the bucket.
+    `paused`: somebody paused the uploads; what is due waits for that.
     For a topic that is not tiered the remote figures are zero and `remote_next_offset` is None.
     """
 
@@ -39,6 +41,11 @@ class PartitionStatus:
     overdue_bytes: int = 0
     overdue_since_ms: int | None = None
     problem: str | None = None
+    paused: Pause | None = None
+
+    @property
+    def paused_since_ms(self) -> int | None:
+        return self.paused.since_ms if self.paused is not None else None
 
 
 def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) -> PartitionStatus:
@@ -71,6 +78,7 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
         overdue_bytes=sum(size for _, size in overdue),
         overdue_since_ms=min((since for since, _ in overdue), default=None),
         problem=problem,
+        paused=snapshot.paused,
     )
 
 

@@ -180,7 +180,8 @@ def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool)
     """Uploads and deletions that were due before `before_ms`."""
     go_on = "tiered doctor; the manager at work is behind or fails" if is_at_work else "tiered run: nobody is at work"
     for each in found:
-        if each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
+        # What somebody paused is not stuck; the status says it beside the figures.
+        if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
             what = f"upload waits: {each.lag_segments} segments, {format_bytes(each.lag_bytes)}"
             yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
         if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:

@@ -24,7 +24,8 @@ _SUMS = (
     "at_risk_bytes",
     "overdue_bytes",
 )
-_FIGURES = ("is_tiered", "offsets", *_SUMS, "lag", "lag_since_ms", "dollars_per_month")
+_PAUSED = ("is_paused", "paused_since_ms", "pause_reason")
+_FIGURES = ("is_tiered", "offsets", *_SUMS, "lag", "lag_since_ms", "dollars_per_month", *_PAUSED)
 _OFFSETS = (
     "log_start_offset",
     "local_start_offset",
@@ -96,7 +97,17 @@ def _figures(some: Sequence[PartitionStatus], prices: Prices) -> dict[str, objec
         # Offsets, not records: what compaction and gaps removed is still counted.
         "offsets": sum(each.next_offset - each.log_start_offset for each in some),
         **sums,
-        "lag": (sums["lag_segments"], sums["lag_bytes"]) if some[0].is_tiered else None,
+        "lag": _lag(some, sums) if some[0].is_tiered else None,
         "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None),
+        "is_paused": any(each.paused is not None for each in some),
+        "paused_since_ms": min(
+            (each.paused_since_ms for each in some if each.paused_since_ms is not None), default=None
+        ),
+        "pause_reason": next((each.paused.reason for each in some if each.paused is not None), None),
         "dollars_per_month": round(monthly_storage(sums["remote_bytes"], prices), 6),
     }
+
+
+def _lag(some: Sequence[PartitionStatus], sums: dict[str, int]) -> tuple[int, int, bool]:
+    """Segments, bytes, and whether somebody paused them."""
+    return sums["lag_segments"], sums["lag_bytes"], any(each.paused is not None for each in some)

@@ -149,6 +149,7 @@ class TierTasks:
             return False
         if not held.is_owned:
             return False
+        hands.opener.pauses.refresh()
         hands.opener.check_store(now_ms)
         slices: list[Slice] = []
 

@@ -61,6 +61,8 @@ COMMANDS = {
         "Which brokers of a fleet would hold a topic's replicas, as Kafka assigns them.",
     ),
     "apply": ("tiered.cli.apply", "Do what a saved plan says, if nothing has changed since."),
+    "pause": ("tiered.cli.pause", "Send nothing of some topics, or of all, to the bucket until it is resumed."),
+    "resume": ("tiered.cli.pause", "Let paused uploads go on from where they stood."),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
     "web": ("tiered.cli.web", "Pages about the directory for a browser: read-only, on loopback."),
     "generate": ("tiered.cli.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),

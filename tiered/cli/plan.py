@@ -9,7 +9,7 @@ import click
 from tiered.cli.arguments import parse_moment
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
-from tiered.units import format_bytes, format_dollars
+from tiered.units import format_bytes, format_dollars, format_ms
 
 if TYPE_CHECKING:
     from tiered.planning import PricedPlan
@@ -49,6 +49,8 @@ def plan(
     else:
         emit("decisions", map(decision_row, priced.cost.lines), _COLUMNS, output, **facts)
     session.tell_problems(problems)
+    for line in _paused(priced):
+        session.say(line)
     if priced.plan.is_empty:
         session.say("nothing to do" + (" for the others" if problems else ""))
     else:
@@ -76,6 +78,16 @@ def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
         "then_disk_bytes": cost.then_disk_bytes,
         "at_ms": priced.plan.now_ms if is_later else None,
     }
+
+
+def _paused(priced: PricedPlan) -> list[str]:
+    """A line for each topic whose uploads are paused: the plan has none of them."""
+    topics = {each.partition.topic: each.paused for each in priced.snapshots if each.paused is not None}
+    found = []
+    for name, pause in sorted(topics.items()):
+        lasted = "" if pause.since_ms is None else f" for {format_ms(max(0, now_ms() - pause.since_ms) // 1000 * 1000)}"
+        found.append(f"{name}: uploads paused{lasted}, so none is planned; next: tiered resume")
+    return found
 
 
 def _money(priced: PricedPlan) -> str:

@@ -241,6 +241,9 @@ class _Figures(_Strict):
     dollars_per_month: float | None
     overdue_bytes: int | None
     is_tiered: bool | None
+    is_paused: bool | None
+    paused_since_ms: int | None
+    pause_reason: str | None
     problems: list[str]
 
 
@@ -286,6 +289,22 @@ class StatusByPartition(_StatusFacts):
     partitions: list[PartitionFigures]
 
 
+class PausedTopic(_Strict):
+    """A topic whose uploads are paused; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
+
+    topic: str
+    is_of_all: bool
+    reason: str
+    paused_since_ms: int | None
+
+
+class Paused(_Strict):
+    """``tiered pause`` and ``tiered resume``: what is paused now."""
+
+    schema_version: int
+    paused: list[PausedTopic]
+
+
 class DoctorFinding(_Strict):
     """What one check found; `state` is ok, warning, error or skipped, `next` empty where nothing is to be done."""
 
@@ -309,6 +328,7 @@ SCHEMAS: dict[str, type[_Strict]] = {
     "plan": PlanShow,
     "plan-summary": PlanSummary,
     "doctor": Doctor,
+    "pause": Paused,
     "status": Status,
     "status-partitions": StatusByPartition,
 }

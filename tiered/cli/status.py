@@ -95,8 +95,30 @@ def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
     """A line for each thing that is stuck, quiet or not: what stdout shows is without them."""
     for each in report.stuck:
         click.echo(f"! {each.where}: {_line(each, report)}", err=True)
+    if has_words:
+        for line in paused_lines(report):
+            session.say(line)
     if has_words and report.work is not None:
         session.say(_work(report))
+
+
+def paused_lines(report: StatusReport) -> list[str]:
+    """A line for each topic whose uploads are paused: since when, why, and what that costs in safety."""
+    found = []
+    for row in (topic_row(report, topic) for topic in report.topics):
+        if not row["is_paused"]:
+            continue
+        since_ms = row["paused_since_ms"]
+        lasted = (
+            "" if since_ms is None else f" for {format_ms(max(0, report.now_ms - int(str(since_ms))) // 1000 * 1000)}"
+        )
+        reason = f" ({row['pause_reason']})" if row["pause_reason"] else ""
+        waiting, at_risk = (format_bytes(int(str(row[name]))) for name in ("lag_bytes", "at_risk_bytes"))
+        found.append(
+            f"{row['topic']}: uploads paused{lasted}{reason}; {row['lag_segments']} segments of {waiting} wait, "
+            f"{at_risk} on this disk only; next: tiered resume"
+        )
+    return found
 
 
 def _line(stuck: Stuck, report: StatusReport) -> str:
@@ -136,8 +158,10 @@ def _ms(option: str, text: str) -> int:
     return value
 
 
-def _lag(lag: tuple[int, int]) -> str:
-    return f"{lag[0]} seg {format_bytes(lag[1])}" if lag[0] else "ok"
+def _lag(lag: tuple[int, int, bool]) -> str:
+    segments, size_bytes, is_paused = lag
+    waits = f"{segments} seg {format_bytes(size_bytes)}" if segments else "ok"
+    return f"paused, {waits if segments else 'nothing waits'}" if is_paused else waits
 
 
 _SHARED = (
@@ -153,6 +177,9 @@ _SHARED = (
     Column("dollars_per_month", "$/MONTH", format_dollars, is_number=True),
     Column("overdue_bytes"),
     Column("is_tiered"),
+    Column("is_paused"),
+    Column("paused_since_ms"),
+    Column("pause_reason"),
     Column("problems"),
 )
 _TOPICS = (

@@ -27,6 +27,7 @@ from tiered.web.parts import (
     troubles,
     worst_troubles,
 )
+from tiered.web.pauses import pauses
 
 _HEADINGS = (
     Heading("Topic", sort="topic"),
@@ -55,6 +56,7 @@ def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool
         note,
         _work(report),
         worst_troubles(report, report.stuck),
+        pauses(report, everything),
         _sums(report, everything),
         topic_list(everything, query, stuck_topics(report)),
         _fine_print(report),
@@ -110,7 +112,8 @@ def lag(row: Row) -> str:
     """What waits for its upload, as ``tiered status`` says it."""
     if not row.get("is_tiered"):
         return "-"
-    return f"{shown(row, 'lag_segments')} seg {shown(row, 'lag_bytes', format_bytes)}" if row["lag_segments"] else "ok"
+    waits = f"{shown(row, 'lag_segments')} seg {shown(row, 'lag_bytes', format_bytes)}" if row["lag_segments"] else "ok"
+    return f"paused, {waits if row['lag_segments'] else 'nothing waits'}" if row.get("is_paused") else waits
 
 
 def remote(row: Row) -> str:

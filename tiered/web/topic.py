@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from local.names import TopicPartition
 from tiered.status_report import StatusReport
-from tiered.status_rows import partition_row, status_facts
+from tiered.status_rows import partition_row, status_facts, topic_row
 from tiered.topics import Topic
 from tiered.units import format_bytes
 from tiered.web.html import Child, tag
@@ -25,6 +25,7 @@ from tiered.web.parts import (
     topic_path,
     worst_troubles,
 )
+from tiered.web.pauses import pauses
 
 _HEADINGS = (
     Heading("Partition"),
@@ -54,6 +55,7 @@ def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str]) -> 
         topic_path(topic.name),
         report.now_ms,
         worst_troubles(report, stuck, topic.name),
+        pauses(report, [topic_row(report, topic)]),
         table(counted(len(names), "partition"), _HEADINGS, (_cells(report, name, counts[name]) for name in some)),
         pager(topic_path(topic.name), {}, page, len(names)),
         tag("h2", "Settings of its own"),
