@@ -26,6 +26,9 @@ A source that is a fork itself holds objects of other homes: those are told befo
 at the source's head protects them. Whoever reads the heads of forks lists the forks before **and** after: between a
 list and a head a new fork could have come and the old one gone.
 
+Another run takes the fork's epoch before it looks, and removes nothing once a pin of the fork has ended; who made it
+looks after that whether the epoch is still its own, else nobody is told. So what somebody was told is whole stays.
+
 When the look fails (the forking process slept past the end of its pin) the fork is removed and has to be made anew. So
 is one that another run left filled, unless its rows pass the same look.
 """

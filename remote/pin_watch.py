@@ -11,7 +11,8 @@ that counts for an object was written before the head that unlinked it, and whoe
 committed sees it. Later pins are of later heads, which do not name the object, or came too late and are taken back.
 What can still happen to a pin that was seen: it is let go of, lapses, or is renewed. One GET of its name tells. What
 has lapsed by our clock may be renewed yet by a holder whose clock is behind, or who began in time: it holds nothing
-while it is so, and is asked for again for RENEWAL_LAG_MS, as often as something is due.
+while it is so, and is asked for again for RENEWAL_LAG_MS, as often as something is due. In an immutable bucket another
+pin may stand in its place, under another name (`remote.pins`): the pins are listed once more when one has lapsed.
 
 **Not to delete is always safe.** While the oldest pin that was seen stands, what left the index after it stays,
 whatever other pins there are. So nothing is asked at all before the pin may have lapsed, or RECHECK_MS after it was
@@ -23,7 +24,7 @@ last asked, so that one that was let go of early is noticed.
 | left the index before the last listing, pins that are older stand | a GET of the oldest of them, every RECHECK_MS |
 | left the index since, a pin that is older stands | the same |
 | left the index since, and no known pin is older | a listing, a GET for each pin |
-| whatever is due, and an older pin has lapsed lately | a GET of that one besides |
+| whatever is due, and an older pin has lapsed lately | a GET of that one besides, and once a listing |
 
 Forks are told of by pins (`remote.forks`), and the first fact goes for them as well: one that counts was announced
 while the index still named the object. Where a listing told of none, it is not asked again for what it covers.
@@ -69,6 +70,7 @@ class PinWatch:
         self._listed_ms: int | None = None
         self._listed_at = 0  # the newest head known when the listing began
         self._has_forks = True
+        self._lapsed: set[str] = set()  # of those that are known, and were listed since
 
     @property
     def has_forks(self) -> bool:
@@ -98,6 +100,7 @@ class PinWatch:
         self._has_forks = any(pin.fork is not None for pin in pins)
         self._known = {pin.key: pin for pin in pins if pin.expires_ms + RENEWAL_LAG_MS > now_ms}
         self._asked_ms = dict.fromkeys(self._known, now_ms)
+        self._lapsed = {pin.key for pin in self._known.values() if pin.expires_ms <= now_ms}
         self._listed_ms, self._listed_at = now_ms, sequence
 
     def _not_held(self, due: Mapping[str, Unlinking], now_ms: int) -> set[str]:
@@ -121,6 +124,8 @@ class PinWatch:
             del self._known[pin.key], self._asked_ms[pin.key]
             return False
         self._known[pin.key], self._asked_ms[pin.key] = found, now_ms
+        if found.expires_ms <= now_ms and pin.key not in self._lapsed:
+            self._listed_ms = None  # another one may stand in its place
         return found.expires_ms > now_ms
 
     def _is_covered(self, one: Unlinking) -> bool:

@@ -10,6 +10,7 @@ asked of a reader, and nothing is promised to one without a pin but the grace ti
 | `expires_ms` | from then on the pin counts for nothing; whoever collects heads removes it |
 | `holder` | for people |
 | `fork` | the prefix of a fork whose rows name objects of this head, see `remote.forks`; it outlives the pin's end |
+| `renews` | in an immutable bucket: the name of the pin in whose place this one stands |
 | `sure_ms` | its holders may rely on the pin until then, no longer; null (as at first): until `expires_ms` |
 
 Order of effects of `pin_newest`: the newest head N is read → the pin is written → the newest head is read once more.
@@ -37,6 +38,11 @@ deleter may have looked in between and be about to act, so it counts as a new pi
 index. Who comes after a renewal whose step 3 had no answer asks the same of the end that was sure: the later one in the
 bucket may have been written when nothing was kept any more. Deleters go by the later end, which is always safe. Two who
 renew one pin at once leave either end, both of them later than the one before.
+
+In an immutable bucket (`remote.immutable_store`) nothing is written over, so at steps 2 and 4 another pin of the same
+head takes the place of the one before, under a name of its own: it `renews` the first one, and whoever renews that is
+given the latest of them. A writer that deletes need not know of such pins, for there it deletes nothing; who looks for
+what is nobody's lists all pins.
 
 Deleting looks in this order: listed as unlinked, **then** the pins, then the epoch, then the deed; and the grace time
 is over. A look at the pins that came after the head which lists an object shows all that can ever hold it, so who
@@ -72,6 +78,7 @@ class Pin:
     holder: str
     fork: str | None = None
     sure_ms: int | None = None
+    renews: str | None = None
 
     @property
     def sure_until_ms(self) -> int:
@@ -86,6 +93,7 @@ class _Body(msgspec.Struct):
     holder: str
     fork: str | None = None
     sure_ms: int | None = None
+    renews: str | None = None
 
 
 # Made at import: made in two threads at once it ends the process (msgspec 0.22).
@@ -123,40 +131,68 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int]
     is not in the store then, or counts for nothing.
 
     One GET; where the pin is sure to end earlier two PUTs, and between them a look at its head and the newest one.
-    `clock` gives milliseconds. Raises Corrupt for one that cannot be read; after Unavailable the pin is sure until
-    where it was before.
+    `clock` gives milliseconds. In an immutable bucket the pin has another name, and may end earlier, after half of the
+    time at least that was asked for: those who renew one pin at once share it. Raises Corrupt for one that cannot be
+    read; after Unavailable the pin is sure until where it was before.
     """
     found = read_pin(store, prefix, pin.key)
+    if found is not None and found.expires_ms <= clock():
+        found = _latest_in_its_place(store, prefix, found)
     if found is None or found.expires_ms <= clock():
         return None
-    sure_ms = found.sure_until_ms
-    if sure_ms >= expires_ms:
+    if found.sure_until_ms >= expires_ms:
         return found
-    later = replace(found, expires_ms=max(found.expires_ms, expires_ms), sure_ms=sure_ms)
-    _put_again(store, prefix, later)
-    if _keeps_all(store, prefix, later, is_late=clock() >= sure_ms):
-        return _put_again(store, prefix, replace(later, sure_ms=None))
+    try:
+        later = _put_again(store, prefix, _longer(found, expires_ms))
+    except AlreadyExists:
+        now_ms, found = clock(), _latest_in_its_place(store, prefix, found)
+        if found.sure_until_ms - now_ms > (expires_ms - now_ms) // 2:
+            return found
+        later = _put_in_its_place(store, prefix, _longer(found, expires_ms), now_ms)
+    if _keeps_all(store, prefix, later, is_late=clock() >= found.sure_until_ms):
+        return _put(store, prefix, replace(later, sure_ms=None), clock())
     if later.fork is None:
         release(store, prefix, [later])
     else:
-        end_pin(store, prefix, later)
+        end_pin(store, prefix, later, now_ms=clock())
     return None
 
 
-def end_pin(store: ObjectStore, prefix: str, pin: Pin) -> Pin | None:
-    """Let a fork's pin end at once, or in an immutable bucket when it was meant to; what it says of the fork stays.
-    None when it is gone."""
+def end_pin(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int) -> Pin | None:
+    """Let a fork's pin end at once; what it says of the fork stays. None when it is gone. In an immutable bucket it
+    ends when it was meant to, and a pin that has ended stands beside it."""
     found = read_pin(store, prefix, pin.key)
+    return _put(store, prefix, replace(found, expires_ms=0), now_ms) if found is not None else None
+
+
+def _longer(pin: Pin, expires_ms: int) -> Pin:
+    """What step 2 writes."""
+    return replace(pin, expires_ms=max(pin.expires_ms, expires_ms), sure_ms=pin.sure_until_ms)
+
+
+def _put(store: ObjectStore, prefix: str, pin: Pin, now_ms: int) -> Pin:
     try:
-        return _put_again(store, prefix, replace(found, expires_ms=0)) if found is not None else None
+        return _put_again(store, prefix, pin)
     except AlreadyExists:
-        return found  # an immutable bucket: it ends by itself
+        return _put_in_its_place(store, prefix, pin, now_ms)
 
 
 def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
-    body = _Body(pin.sequence, pin.commit_id, pin.expires_ms, pin.holder, pin.fork, pin.sure_ms)
-    store.put(prefix + pin.key, msgspec.json.encode(body))
+    facts = (pin.sequence, pin.commit_id, pin.expires_ms, pin.holder, pin.fork, pin.sure_ms, pin.renews)
+    store.put(prefix + pin.key, msgspec.json.encode(_Body(*facts)))
     return pin
+
+
+def _put_in_its_place(store: ObjectStore, prefix: str, pin: Pin, now_ms: int) -> Pin:
+    """Under another name, where nothing is written over."""
+    return _put_again(store, prefix, replace(pin, key=pin_key(new_ulid(now_ms)), renews=pin.renews or pin.key))
+
+
+def _latest_in_its_place(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
+    """The pin, or the one of those that renew it which is sure to end last. A listing."""
+    first = pin.renews or pin.key
+    others = [each for each in list_pins(store, prefix) if each.renews == first]
+    return max([pin, *others], key=lambda each: each.sure_until_ms)
 
 
 def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from local.errors import Conflict, InvalidRequest, NotFound
+from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from local.names import check_topic, new_topic_id
 from policies.cost import request_cost
 from remote.catalog import RemotePartitionName
@@ -131,10 +131,13 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
             log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
         log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
     if not _is_in_time(store, log, source, each, announced):
+        if _is_whole(store, each):  # another run was in time: nobody takes that back
+            return replace(each, is_there=True)
         _remove(store, plan, now_ms)
         raise Conflict("forking a partition, objects may have gone before all was written: again", source=head.topic)
     for home, told in announced:
-        end_pin(store, home, told)
+        end_pin(store, home, told, now_ms=now_ms())
+    _check_still_ours(log, head)
     return replace(each, head=head, rows=tuple(rows), is_there=True)
 
 
@@ -198,13 +201,24 @@ def _remove(store: ObjectStore, plan: ForkPlan, now_ms: Callable[[], int]) -> No
             pass
 
 
+def _check_still_ours(log: MetadataLog, head: Head) -> None:
+    """Whoever takes the fork up after this sees that its pin has ended, and removes nothing (`_is_whole`). Raises
+    Conflict where another one took it up before: it may not have seen that."""
+    try:
+        log.refresh(exact=True)
+        log.check_not_fenced()
+    except Fenced as error:
+        raise Conflict("forking a partition, another run took it up meanwhile: again", source=head.topic) from error
+
+
 def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
-    """Whether an earlier run got as far as its last look: the fork is announced, its pin was ended on purpose."""
+    """Whether some run got as far as its last look: a pin of the fork was ended on purpose. Others may have been cut;
+    what the fork holds by now is its own business."""
     head = _head(store, each.fork)
-    pins = [pin for pin in list_pins(store, each.source.prefix) if pin.fork == each.fork.prefix]
-    if head is None or not head.has_rows or any(pin.expires_ms for pin in pins):
+    if head is None or head.deleted_ms is not None:
         return False
-    return bool(pins)
+    pins = list_pins(store, each.source.prefix)
+    return any(pin.fork == each.fork.prefix and pin.expires_ms == 0 for pin in pins)
 
 
 def _rows(store: ObjectStore, name: RemotePartitionName, upto: int | None) -> tuple[Head, tuple[RemoteSegment, ...]]:

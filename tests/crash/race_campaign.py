@@ -33,6 +33,8 @@ def attempt(seed: int) -> tuple[Counter[str], str | None]:
     told.update(killed=sum(each.endswith(" is killed") for each in race.events), views=len(race.truth.views))
     told.update(pinned_steps=sum(each.endswith(" with a pin") for each in race.events), pages=race.truth.pages_seen)
     told.update(void_upto=race.truth.void_upto, orphans=len(race.truth.orphans), deleted=race.truth.is_deleted)
+    told.update(forks=sum(each.is_told for each in race.forks), fork_heads=sum(len(each.heads) for each in race.forks))
+    told.update(fork_records=sum(len(each.committed) for each in race.forks if each.is_told))
     told.update(jobs=len(race.truth.heads[-1].jobs) if race.truth.heads else 0)
     return told, None
 

@@ -21,7 +21,6 @@ from tiered.manager import LogManager
 from tiered.topics import Topic
 from tiered.views import build_views, drop_views, plan_views
 
-NAME = TopicPartition("t", 0)
 SETTINGS = {
     "num.recovery.threads.per.data.dir": "1",
     "segment.bytes": "1024",
@@ -45,19 +44,26 @@ class Machine:
     name: str
     disk: ModelDisk
     scene: SceneOfRace
+    truth: Truth
     acked: dict[int, Record] = field(default_factory=dict)
     sent: dict[int, set[Record]] = field(default_factory=dict)
     count: int = 0
+    is_paused: bool | None = False  # None: it died while it changed that
+
+    @property
+    def partition(self) -> TopicPartition:
+        return self.truth.name
 
     def holds(self) -> dict[int, Record]:
         """Every record in the segment files, by offset; those that are on their way in count."""
         found: dict[int, Record] = {}
         for path, inode in sorted(self.disk.names.items(), reverse=True):
-            if "/t-0/" in path and path.endswith((".log", ".log.swap")):
+            if f"/{self.truth.name.directory}/" in path and path.endswith((".log", ".log.swap")):
                 found |= records_in(bytes(inode.live))
         return found
 
-    def check(self, truth: Truth) -> None:
+    def check(self) -> None:
+        truth = self.truth
         held, start = self.holds(), truth.log_start
         newest: dict[bytes, int] = {}
         for offset, record in (*held.items(), *truth.committed.items(), *self.acked.items()):
@@ -80,7 +86,8 @@ def new_machines(race: Race, count: int) -> tuple[list[Machine], Topic]:
     first = ModelDisk()
     with LogManager.open(config(), now_ms=NOW, storage=first, store=MemoryStore("memory://b")) as manager:
         topic = manager.create_topic("t", 1, race.scene.topic, now_ms=NOW)
-    return [Machine(name, fresh_disk(first), race.scene) for name in ("last", *"abc"[:count])], topic
+    names = ("last", *"abc"[:count])
+    return [Machine(name, fresh_disk(first), race.scene, race.truth) for name in names], topic
 
 
 def fresh_disk(like: ModelDisk) -> ModelDisk:
@@ -98,7 +105,7 @@ def manage(machine: Machine, actor: Actor) -> None:
     """A process that opens the partition again and again, works, and ends or is killed as the seed has it."""
     race, rng = actor.race, actor.rng
     while not race.is_ending:
-        life = Life(actor, machine.disk)
+        life = Life(actor, machine.disk, lambda: machine.is_paused is True)
         machine.disk.watch = life.at_disk
         manager = None
         try:
@@ -114,13 +121,13 @@ def manage(machine: Machine, actor: Actor) -> None:
                 manager.abandon()
         machine.disk.is_gone = False
         machine.disk.locks.clear()
-        machine.check(race.truth)
+        machine.check()
         actor.frozen_until = race.steps + rng.randrange(race.scene.rest_max)
         actor.step("between two lives")
         fate = rng.random()
         if fate < 0.2:
             machine.disk = machine.disk.crash(random.Random(rng.random()))
-        elif fate < 0.4 or manager is None or NAME in manager.problems:
+        elif fate < 0.4 or manager is None or machine.partition in manager.problems:
             _replace_disk(machine, is_killed=life.is_dead and fate >= 0.4)
 
 
@@ -133,6 +140,7 @@ def _replace_disk(machine: Machine, *, is_killed: bool) -> None:
     """An operator's decision, which a killed process is no reason for: what only this disk held is given up."""
     if not is_killed:
         machine.disk, machine.acked, machine.sent = fresh_disk(machine.disk), {}, {}
+        machine.is_paused = False
 
 
 def _work(machine: Machine, actor: Actor, manager: LogManager) -> None:
@@ -142,14 +150,14 @@ def _work(machine: Machine, actor: Actor, manager: LogManager) -> None:
             return
         if any(isinstance(error, Conflict) for error in manager.problems.values()):
             return
-        _do_one(machine, actor, manager, rng.choice(_deeds(race, manager)))
-        machine.check(race.truth)
+        _do_one(machine, actor, manager, rng.choice(_deeds(machine, race, manager)))
+        machine.check()
         for held in manager.partitions():
-            race.truth.check_head(held.head())
+            machine.truth.check_head(held.head())
         actor.step("between two calls")
 
 
-def _deeds(race: Race, manager: LogManager) -> list[str]:
+def _deeds(machine: Machine, race: Race, manager: LogManager) -> list[str]:
     if not manager.topics():
         return ["tick"]
     deeds = ["append", "append", "tick", "tick", "tick", "roll", "read"]
@@ -157,6 +165,10 @@ def _deeds(race: Race, manager: LogManager) -> list[str]:
         deeds.append("delete")
     if race.scene.has_views:
         deeds += ["build", "build", "drop"]
+    if race.scene.pauses:
+        deeds += ["pause", "resume"]
+    if machine.truth.source is not None:
+        return deeds  # the fork goes in the peace, when all that it needed is known
     if race.scene.deletes_topic and race.steps > DELETES_AFTER * race.scene.steps:
         deeds.append("delete topic")
     return deeds
@@ -170,31 +182,34 @@ def _do_one(machine: Machine, actor: Actor, manager: LogManager, deed: str) -> N
         case "tick":
             manager.tick(race.now_ms)
         case "roll":
-            manager.roll("t", now_ms=race.now_ms)
+            manager.roll(machine.partition.topic, now_ms=race.now_ms)
         case "read":
             with suppress(Unavailable, OffsetOutOfRange):
                 _check_own_reads(machine, race, manager)
         case "delete":
-            _delete_records(race, rng, manager)
+            _delete_records(machine, race, rng, manager)
         case "build":
-            build_views(manager, plan_views(manager, "t", accepts_loss=rng.random() < 0.5, now_ms=race.now_ms))
+            topic = machine.partition.topic
+            build_views(manager, plan_views(manager, topic, accepts_loss=rng.random() < 0.5, now_ms=race.now_ms))
         case "drop":
             if rng.random() < 0.2:
                 with suppress(NotFound):
-                    drop_views(manager, "t", now_ms=race.now_ms)
+                    drop_views(manager, machine.partition.topic, now_ms=race.now_ms)
+        case "pause" | "resume":
+            _pause(machine, race, manager, deed)
         case "delete topic":
             machine.acked, machine.sent = {}, {}
-            manager.delete_topic("t", now_ms=race.now_ms)
+            manager.delete_topic(machine.partition.topic, now_ms=race.now_ms)
 
 
 def append(machine: Machine, race: Race, manager: LogManager, rng: random.Random, count: int) -> None:
-    first = manager.partition(NAME).log.next_offset
+    first = manager.partition(machine.partition).log.next_offset
     machine.count += 1
     records = [_record(machine, race, rng, at) for at in range(first, first + count)]
     for at, record in enumerate(records, start=first):
         machine.sent.setdefault(at, set()).add(record)
-    result = manager.append("t", records, 0, now_ms=race.now_ms, durability=Durability.FLUSHED)
-    first = result[NAME].base_offset
+    result = manager.append(machine.partition.topic, records, 0, now_ms=race.now_ms, durability=Durability.FLUSHED)
+    first = result[machine.partition].base_offset
     assert not set(range(first, first + count)) & set(machine.acked), "an offset was given twice"
     machine.acked |= dict(enumerate(records, start=first))
 
@@ -207,15 +222,25 @@ def _record(machine: Machine, race: Race, rng: random.Random, at: int) -> Record
 
 def _check_own_reads(machine: Machine, race: Race, manager: LogManager) -> None:
     """What this manager shows: records that it was sent, or committed ones."""
-    start, _ = manager.reader().offsets(NAME)
-    for record in manager.reader().records(NAME, start):
+    start, _ = manager.reader().offsets(machine.partition)
+    for record in manager.reader().records(machine.partition, start):
         is_known = plain(record) in machine.sent.get(record.offset, ())
-        is_known = is_known or plain(record) == race.truth.committed.get(record.offset)
+        is_known = is_known or plain(record) == machine.truth.committed.get(record.offset)
         assert is_known, f"{machine.name} shows a record at {record.offset} that nobody sent"
 
 
-def _delete_records(race: Race, rng: random.Random, manager: LogManager) -> None:
+def _delete_records(machine: Machine, race: Race, rng: random.Random, manager: LogManager) -> None:
     if rng.random() < 0.3:
-        start, end = manager.reader().offsets(NAME)
+        start, end = manager.reader().offsets(machine.partition)
         if end > start:
-            manager.delete_records({NAME: rng.randrange(start, end)}, now_ms=race.now_ms)
+            manager.delete_records({machine.partition: rng.randrange(start, end)}, now_ms=race.now_ms)
+
+
+def _pause(machine: Machine, race: Race, manager: LogManager, deed: str) -> None:
+    """Nothing goes up from the moment that somebody was told it is paused; what a death leaves is one or the other."""
+    machine.is_paused = None
+    if deed == "pause":
+        manager.pause_uploads(now_ms=race.now_ms)
+    else:
+        manager.resume_uploads()
+    machine.is_paused = deed == "pause"

@@ -1,4 +1,5 @@
-"""Who else works on a partition in a race: a job, guest of the writer's epoch, and whoever collects orphans."""
+"""Who else works on a partition in a race: a job, guest of the writer's epoch, whoever collects orphans, and whoever
+takes the epoch to free what is due."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
+from race_truth import Truth
 
 from local.errors import LogError
-from remote.catalog import list_partitions
+from remote.catalog import RemotePartitionName, list_partitions
 from remote.chunk_cache import ChunkCache
 from remote.guest import GuestLog
 from remote.head import Head, JobNote
@@ -19,20 +21,22 @@ from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
+from tiered.bucket_deletion import delete_unlinked, plan_deletion
 from tiered.garbage import GarbageList, delete_garbage, list_garbage
+from tiered.writer_ids import DELETION
 
 
-def merge(actor: Actor) -> None:
+def merge(actor: Actor, truth: Truth) -> None:
     """A job that makes one row of two neighbours, with the same bytes, again and again."""
     race = actor.race
     while not race.is_ending:
         actor.step("before a job")
         with suppress(LogError, ProcessDied):
-            _merge_two(actor, GatedStore(Life(actor)))  # type: ignore[arg-type]
+            _merge_two(actor, GatedStore(Life(actor)), truth)  # type: ignore[arg-type]
 
 
-def _merge_two(actor: Actor, store: ObjectStore) -> None:
-    race, prefix = actor.race, actor.race.truth.prefix
+def _merge_two(actor: Actor, store: ObjectStore, truth: Truth) -> None:
+    race, prefix = actor.race, truth.prefix
     guest = GuestLog(store, prefix)
     head = guest.join()
     rows = list(guest.index(head).rows_with_dead(0, 1 << 62))
@@ -71,6 +75,27 @@ def _merged(
     row = copy_segment(store, prefix, segment, epoch=head.epoch, now_ms=now_ms)
     cleaned = [each.cleaned_through for each in old if each.cleaned_through is not None]
     return replace(row, cleaned_through=min(cleaned) if len(cleaned) == len(old) else None)
+
+
+def free(actor: Actor, truth: Truth) -> None:
+    """Housekeeping that takes the epoch from anybody, but only from the writer that it saw when it planned."""
+    race, rng = actor.race, actor.rng
+    name = RemotePartitionName(truth.name.topic, truth.topic_ids[truth.name.topic], truth.name.partition)
+    while not race.is_ending:
+        actor.frozen_until = race.steps + rng.randrange(200)
+        actor.step("before freeing")
+        store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
+        plan = None
+        begun = len(truth.heads)
+        with suppress(LogError, ProcessDied):
+            plan = plan_deletion(store, name, race.scene.topic, now_ms=race.now_ms, takes_over=True)
+            actor.frozen_until = race.steps + rng.randrange(60)
+            actor.step("with a plan to free")
+            delete_unlinked(store, plan, now_ms=race.now_ms)
+            race.events.append(f"{actor.name} freed {min(1, plan.objects)}")
+        for before, head in pairwise(truth.heads[max(0, begun - 1) :]):
+            is_taken = head.writer_id.startswith(DELETION) and before.writer_id != head.writer_id
+            assert not is_taken or plan is None or before.epoch == plan.epoch, "an epoch was taken from who came since"
 
 
 def collect(actor: Actor) -> None:

@@ -13,13 +13,24 @@ from race_stage import GatedStore
 from local import swap
 from local.epochs import LeaderEpochs
 from local.storage import Storage
-from remote import guest, head_collection, metadata_log, orphans, partition_removal, pin_watch, spilling
+from remote import (
+    due_deletion,
+    forks,
+    guest,
+    head_collection,
+    metadata_log,
+    orphans,
+    page_removal,
+    partition_removal,
+    pin_watch,
+    spilling,
+)
 from remote.head import Head
 from remote.head_changes import Change
-from remote.keys import head_key
+from remote.keys import full_key, head_key
 from remote.metadata_log import LogState, MetadataLog
 from remote.spill_page import encode_page
-from tiered import apply, cleaning, opening, partition, view_building
+from tiered import apply, bucket_deletion, cleaning, forking, opening, partition, pausing, view_building
 
 Patch = pytest.MonkeyPatch
 
@@ -239,6 +250,64 @@ def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
     patch.setattr(metadata_log, "names_older_objects", lambda draft, changed: None)
 
 
+def _an_epoch_is_taken_from_anybody(patch: Patch) -> None:
+    patch.setattr(bucket_deletion, "_judge", lambda plan, now_ms: lambda head: None)
+
+
+# --- forks, pauses ---------------------------------------------------------------------------------------------------
+
+
+def _who_deletes_asks_no_fork(patch: Patch) -> None:
+    def delete_objects(store: Any, prefix: str, keys: Any, **more: Any) -> None:
+        store.delete([prefix + key for key in keys if not key.startswith("/")])
+
+    for module in (due_deletion, page_removal, partition_removal):
+        patch.setattr(module, "delete_objects", delete_objects)
+
+
+def _who_collects_asks_no_fork(patch: Patch) -> None:
+    patch.setattr(orphans, "kept_by_forks", lambda store, prefix: frozenset())
+
+
+def _a_fork_deletes_what_it_let_go_of(patch: Patch) -> None:
+    def delete_objects(store: Any, prefix: str, keys: Any, **more: Any) -> None:
+        store.delete([full_key(prefix, key) for key in keys])
+
+    for module in (due_deletion, page_removal, partition_removal):
+        patch.setattr(module, "delete_objects", delete_objects)
+
+
+def _a_fork_is_not_announced(patch: Patch) -> None:
+    real = forking.pin_newest
+    patch.setattr(forking, "pin_newest", lambda *given, **more: real(*given, **more | {"fork": None}))
+
+
+def _a_fork_is_told_of_without_a_look(patch: Patch) -> None:
+    patch.setattr(forking, "_is_in_time", lambda *given: True)
+
+
+def _announcements_go_when_their_pins_end(patch: Patch) -> None:
+    patch.setattr(head_collection, "is_over", lambda store, fork: True)
+
+
+def _a_fork_is_asked_for_its_rows_alone(patch: Patch) -> None:
+    patch.setattr(forks, "named_by", spilling.named_keys)
+
+
+def _a_look_without_forks_is_good_for_ever(patch: Patch) -> None:
+    patch.setattr(pin_watch.PinWatch, "has_forks", property(lambda self: False))
+
+
+def _a_pause_stops_nothing(patch: Patch) -> None:
+    patch.setattr(partition.Partition, "is_paused_now", lambda self: False)
+    patch.setattr(partition.Partition, "pause", property(lambda self: None))
+
+
+def _a_pause_ends_with_its_process(patch: Patch) -> None:
+    """What is on the disk is not looked at when another one opens it."""
+    patch.setattr(pausing, "_read", lambda places: pausing._Look(pausing._NOTHING, is_damaged=False, unreachable=0))
+
+
 def _in(trait: Callable[[SceneOfRace], object]) -> Callable[[SceneOfRace], SceneOfRace | None]:
     return lambda scene: scene if trait(scene) else None
 
@@ -268,6 +337,8 @@ _HAS_PAGES = _in(lambda scene: scene.rule is not None)
 _COLLECTS_HEADS = _in(lambda scene: scene.kept_heads is not None and not scene.is_plain)
 _IS_COMPACTED = _in(lambda scene: scene.is_compacted)
 _HAS_VIEWS = _in(lambda scene: scene.has_views)
+_HAS_FORK = _in(lambda scene: scene.has_fork)
+_PAUSES = _in(lambda scene: scene.pauses)
 _DELETES_TOPIC = _in(lambda scene: scene.deletes_topic)
 
 PLANTED = [
@@ -297,4 +368,15 @@ PLANTED = [
     Plant(_what_waits_for_its_deletion_is_nobodys, _slow_time),
     Plant(_rows_in_pages_name_nothing, _HAS_PAGES),
     Plant(_a_job_carries_its_uploads_into_the_next_epoch, _in(lambda scene: scene.has_guest)),
+    Plant(_an_epoch_is_taken_from_anybody, _in(lambda scene: scene.has_freer)),
+    Plant(_who_deletes_asks_no_fork, _HAS_FORK),
+    Plant(_who_collects_asks_no_fork, _HAS_FORK),
+    Plant(_a_fork_deletes_what_it_let_go_of, _HAS_FORK),
+    Plant(_a_fork_is_not_announced, _HAS_FORK),
+    Plant(_a_fork_is_told_of_without_a_look, _HAS_FORK),
+    Plant(_announcements_go_when_their_pins_end, _HAS_FORK),
+    Plant(_a_fork_is_asked_for_its_rows_alone, _HAS_FORK),
+    Plant(_a_look_without_forks_is_good_for_ever, _HAS_FORK),
+    Plant(_a_pause_stops_nothing, _PAUSES),
+    Plant(_a_pause_ends_with_its_process, _PAUSES),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from race_managers import NAME
 from race_stage import HOUR, Actor, GatedStore, Life, ProcessDied
 from race_truth import Truth, plain, records_in, view_name
 
@@ -20,7 +19,7 @@ from remote.view import find_view
 from tiered.remote_view import RemoteLog
 
 
-def read(actor: Actor) -> None:
+def read(actor: Actor, truth: Truth) -> None:
     """The log, and the compacted view where there is one, by a head that may be old."""
     race, rng = actor.race, actor.rng
     bucket: RemoteLog | None = None
@@ -28,17 +27,17 @@ def read(actor: Actor) -> None:
         actor.step("before a read")
         try:
             if bucket is None or rng.random() < 0.2:
-                bucket = RemoteLog(GatedStore(Life(actor)))  # type: ignore[arg-type]
+                bucket = RemoteLog(GatedStore(Life(actor)), topic_ids=truth.topic_ids)  # type: ignore[arg-type]
             if rng.random() < 0.3:
                 bucket.refresh()
             if race.scene.has_views and rng.random() < 0.5:
-                _read_view(bucket, race.truth)
-            start, end = bucket.reader().offsets(NAME)
-            race.truth.check_head(bucket.head(NAME))
+                _read_view(bucket, truth)
+            start, end = bucket.reader().offsets(truth.name)
+            truth.check_head(bucket.head(truth.name))
             if start < end:
                 at = rng.randrange(start, end)
-                found = list(bucket.reader().records(NAME, at, end))
-                race.truth.check_read(found, at, end, race.truth.log_start)
+                found = list(bucket.reader().records(truth.name, at, end))
+                truth.check_read(found, at, end, truth.log_start)
         except (Unavailable, OffsetOutOfRange):
             continue
         except (NotFound, ProcessDied):
@@ -47,47 +46,47 @@ def read(actor: Actor) -> None:
 
 def _read_view(bucket: RemoteLog, truth: Truth) -> None:
     """All of the view: exactly that of the head before the read, or of the one after it."""
-    before = find_view(bucket.head(NAME).views, "compacted")
+    before = find_view(bucket.head(truth.name).views, "compacted")
     if before is None or not before.is_built:
         return
-    records = bucket.reader(read_compacted=True).records(NAME, before.start_offset, before.horizon_offset)
+    records = bucket.reader(read_compacted=True).records(truth.name, before.start_offset, before.horizon_offset)
     found = {each.offset: plain(each) for each in records}
-    after = find_view(bucket.head(NAME).views, "compacted")
+    after = find_view(bucket.head(truth.name).views, "compacted")
     wanted = [truth.views[view_name(each)] for each in (before, after) if each is not None and each.is_built]
     assert found in [{at: record for at, record in each.items() if at < before.horizon_offset} for each in wanted], (
         f"a view with other records: {sorted(found)}"
     )
 
 
-def hold(actor: Actor) -> None:
+def hold(actor: Actor, truth: Truth) -> None:
     """A long read: a head is pinned, and all that it names read again and again for hours, then let go of."""
     race, rng = actor.race, actor.rng
     while not race.is_ending:
         actor.step("before a pin")
         store = GatedStore(Life(actor))
-        log = MetadataLog(store, race.truth.prefix)  # type: ignore[arg-type]
+        log = MetadataLog(store, truth.prefix)  # type: ignore[arg-type]
         with suppress(Unavailable, NotFound, Conflict, ProcessDied):
             expires_ms = race.now_ms + rng.choice((1, 3, 12)) * HOUR
             pin, head = pin_newest(
                 store,  # type: ignore[arg-type]
-                race.truth.prefix,
+                truth.prefix,
                 log,
                 now_ms=race.now_ms,
                 expires_ms=expires_ms,
                 holder=actor.name,
             )
-            race.truth.pinned(pin, head)
+            truth.pinned(pin, head)
             for _ in range(rng.randrange(2, 20)):
                 actor.step("with a pin")
-                if not _read_pinned(actor, store, pin, head):
+                if not _read_pinned(actor, store, pin, head, truth):
                     break
-            race.truth.unpinned(pin)
-            release(store, race.truth.prefix, [pin])  # type: ignore[arg-type]
+            truth.unpinned(pin)
+            release(store, truth.prefix, [pin])  # type: ignore[arg-type]
 
 
-def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head) -> bool:
+def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head, truth: Truth) -> bool:
     """One object of all that the pinned head names, and the head itself; False once the pin has expired."""
-    race, truth = actor.race, actor.race.truth
+    race = actor.race
     try:
         again = HeadChain(store, truth.prefix).read(head.sequence)  # type: ignore[arg-type]
         assert again is None or again == head, "another head under a pinned one's name"

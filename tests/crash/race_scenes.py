@@ -42,6 +42,8 @@ class SceneOfRace:
     `steps` is how long it all lasts, `deeds_max` how much a manager does in one life, `rest_max` how many steps pass
     before its next one: without rest, whoever was fenced takes over at once. `sleeps` is how likely somebody falls
     asleep right before a deed, for `sleep_max` steps at most, `jumps` how likely hours pass between two steps.
+    `has_fork`: somebody forks the topic, and managers race for the fork as well; `pauses`: managers pause uploads;
+    `has_freer`: housekeeping takes their epoch.
     """
 
     kind: str
@@ -58,6 +60,9 @@ class SceneOfRace:
     sleeps: float = 0.2
     sleep_max: int = 150
     jumps: float = 0.03
+    has_fork: bool = False
+    pauses: bool = False
+    has_freer: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -89,6 +94,7 @@ def scene_of(seed: int) -> SceneOfRace:
     (kind,) = rng.choices(list(TOPICS), WEIGHTS)
     if kind == PLAIN:
         return plain_scene()
+    more = random.Random(f"{seed} more of the scene")  # of its own: what came before it stays as it was
     return SceneOfRace(
         kind=kind,
         topic={**BASE, **TOPICS[kind], **({"remote.copy.lag.ms": "1h"} if rng.random() < 0.3 else {})},
@@ -101,6 +107,9 @@ def scene_of(seed: int) -> SceneOfRace:
         steps=rng.choice((260, 500, 800)),
         deeds_max=rng.choice((14, 40, 80)),
         rest_max=rng.choice((1, 150, 600)),
+        has_fork=more.random() < 0.3,
+        pauses=more.random() < 0.3,
+        has_freer=more.random() < 0.25,
     )
 
 

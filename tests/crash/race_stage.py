@@ -101,8 +101,13 @@ class Race:
         self.late: list[tuple[int, Callable[[], None]]] = []
         self.inner = MemoryStore("memory://b", now_ms=lambda: self.now_ms)
         self.truth = Truth(self.inner, lambda: self.now_ms, self.scene)
+        self.forks: list[Truth] = []
         self.trouble = self.rng.choice((0.0, 0.02, 0.1))
         self.kills = self.scene.kills
+
+    def truth_of(self, key: str) -> Truth:
+        """Of the partition whose object it is; what is nobody's counts as the first one's."""
+        return next((each for each in self.forks if key.startswith(each.prefix)), self.truth)
 
     def spawn(self, name: str, body: Callable[[Actor], None], weight: int = 1) -> None:
         """`weight`: how often it gets the baton, compared with others."""
@@ -147,8 +152,10 @@ class Race:
 class Life:
     """One process: whether it still lives, and the disk that it holds."""
 
-    def __init__(self, actor: Actor, disk: ModelDisk | None = None) -> None:
-        self.actor, self.disk = actor, disk
+    def __init__(
+        self, actor: Actor, disk: ModelDisk | None = None, is_paused: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.actor, self.disk, self.is_paused = actor, disk, is_paused
         self.is_dead = False
 
     def may_die(self, rate: float) -> bool:
@@ -232,7 +239,7 @@ class GatedStore:
             return  # a request that arrived twice
         else:
             inner.put(key, body)
-        self.race.truth.after_put(key, was_there, self.life)
+        self.race.truth_of(key).after_put(key, was_there, self.life)
 
     def put(self, key: str, body: Body) -> None:
         self._do(f"put {_short(key)}", partial(self._put, key, bytes(body), if_absent=False), writes=True)
@@ -241,6 +248,8 @@ class GatedStore:
         self._do(f"create {_short(key)}", partial(self._put, key, bytes(body), if_absent=True), writes=True)
 
     def upload(self, key: str, source: UploadSource) -> None:
+        if "/data/" in key or "/view/" in key:
+            assert not self.life.is_paused(), f"sent while uploads are paused: {key}"
         scratch = MemoryStore()
         scratch.upload("x", source)
         self._do(f"upload {_short(key)}", partial(self._put, key, scratch.get("x"), if_absent=False), writes=True)
@@ -249,7 +258,10 @@ class GatedStore:
         wanted = list(keys)
 
         def effect() -> None:
-            self.race.truth.before_delete(wanted, self.life)
+            for key in wanted:
+                self.race.truth_of(key).before_delete([key], self.life)
+                needed = [fork.prefix for fork in self.race.forks if fork.needs(key)]
+                assert not needed, f"an object that a fork names was deleted: {key} of {needed}"
             self.race.inner.delete(wanted)
 
         self._do(f"delete {len(wanted)}", effect, writes=True)

@@ -12,6 +12,7 @@ from race_scenes import GRACE_MS, SceneOfRace
 from local import kernels
 from local.batch_runs import BatchRuns
 from local.errors import LogError
+from local.names import TopicPartition
 from local.record import Record
 from remote import keys
 from remote.head import Head, SpillRow, decode_head
@@ -77,14 +78,26 @@ class Truth:
         self.void_upto = self.void_heads = self.pages_seen = self.replaced = 0
         self.orphans: set[str] = set()  # collected; never to be named
         self.prefix = ""
+        self.name = TopicPartition("t", 0)
+        self.source: Truth | None = None  # of a fork: whose records its first rows have
+        self.is_told = True  # False for a fork that is being made: nobody was told of it
         self._rows: list[RemoteSegment] = []
         self._pages: dict[str, Rows] = {}
         self._named: frozenset[str] = frozenset()
 
-    def begin(self, prefix: str) -> None:
-        self.prefix = prefix
-        for name in STRANGERS:
-            self._inner.put(prefix + name, b"not yours")
+    def begin(self, prefix: str, name: TopicPartition | None = None) -> None:
+        self.prefix, self.name = prefix, name or self.name
+        if self.is_told:
+            self.put_strangers()
+
+    def put_strangers(self) -> None:
+        for stranger in STRANGERS:
+            self._inner.put(self.prefix + stranger, b"not yours")
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """Which topic its name means: a request of a dead process may make another one of that name."""
+        return {self.name.topic: self.prefix.split("/")[0].removeprefix(f"{self.name.topic}-")}
 
     @property
     def log_start(self) -> int:
@@ -108,7 +121,8 @@ class Truth:
     @judging
     def after_put(self, key: str, was_there: bool, maker: object) -> None:
         name = key.removeprefix(self.prefix)
-        assert not was_there, f"an object was written over: {key}"
+        is_pin = keys.parse_pin_key(name) is not None  # renewed or ended under its name
+        assert is_pin or not was_there, f"an object was written over: {key}"
         self.makers[name] = maker
         if keys.parse_boundary_key(name) is not None:
             upto = decode_boundary(self._inner.get(key))
@@ -134,7 +148,7 @@ class Truth:
         self.pages_seen += len(head.spills)
         self.replaced += len(known - {row.ulid for row in rows}) > 0 and len(rows) > 0
         before, self._rows, self._named = self._named, rows, self.names_of(head)
-        foreign = [key for key in self._named - before if keys.parse_epoch(key) != head.epoch]
+        foreign = [key for key in self._named - before if self._epoch_of(key, head) != head.epoch]
         assert not foreign, f"a head of epoch {head.epoch} names what another one made: {foreign[:2]}"
         again = self._named & self.unlinked_ms.keys()
         assert not again, f"named again after it was given up for deletion: {sorted(again)[:2]}"
@@ -149,6 +163,24 @@ class Truth:
         for view in head.views:
             self._check_view(view)
 
+    def _epoch_of(self, key: str, head: Head) -> int | None:
+        """In which epoch it was made; a fork's first rows name what others made, whichever epoch they had."""
+        is_source = keys.is_foreign(key) and self.source is not None
+        return head.epoch if is_source else keys.parse_epoch(key)
+
+    def needs(self, full: str) -> bool:
+        """Whether a fork that somebody was told of names this object of another partition, or a reader of it may."""
+        if not self.is_told or not self.heads or not full.startswith(self._homes):
+            return False
+        key = f"/{full}"
+        pinned = any(key in each.names for each in self.pins.values() if each.expires_ms > self._now())
+        waits = any(key == each and self._now() - at < GRACE_MS for each, at in self._waiting(self.heads[-1]))
+        return key in self._named or pinned or waits
+
+    @property
+    def _homes(self) -> tuple[str, ...]:
+        return (self.source.prefix,) if self.source is not None else ()
+
     def _waiting(self, head: Head) -> Iterator[tuple[str, int]]:
         """What is listed for deletion, and when it left the index."""
         for each in head.unlinked:
@@ -160,7 +192,7 @@ class Truth:
     def _page(self, spill: SpillRow) -> Rows:
         """The rows of a page, kept: it is named when it is read for the first time, and may be gone later."""
         if spill.key not in self._pages:
-            body = self._inner.get(self.prefix + spill.key)
+            body = self._inner.get(keys.full_key(self.prefix, spill.key))
             self._pages[spill.key] = decode_page(spill, body)
         return self._pages[spill.key]
 
@@ -170,14 +202,16 @@ class Truth:
             if offset < log_start:
                 continue
             assert self.committed.setdefault(offset, plain) == plain, f"two records at offset {offset}"
+            if self.source is not None and keys.is_foreign(row.data_key):
+                assert self.source.committed.get(offset) == plain, f"the fork has another record at offset {offset}"
             self.newest[plain.key or b""] = max(offset, self.newest.get(plain.key or b"", -1))
 
     def _read(self, row: RemoteSegment) -> dict[int, Record]:
         """What the row's object has, which must be there whole the first time that it is named."""
         if row.ulid not in self.held:
-            body = self._inner.get(self.prefix + row.data_key)
+            body = self._inner.get(keys.full_key(self.prefix, row.data_key))
             assert len(body) == row.stored_bytes, "a row names half an object"
-            assert self._inner.head(self.prefix + row.indexes_key).size_bytes == row.indexes_bytes
+            assert self._inner.head(keys.full_key(self.prefix, row.indexes_key)).size_bytes == row.indexes_bytes
             self.held[row.ulid] = found = records_in(body)
             assert all(row.base_offset <= offset < row.next_offset for offset in found)
         return self.held[row.ulid]
@@ -234,7 +268,8 @@ class Truth:
                 if pinned.expires_ms > self._now():
                     assert key not in pinned.names, f"an object of a pinned head was deleted: {key}"
                     assert key != keys.head_key(pinned.head.sequence), f"a pinned head was deleted: {key}"
-            self._check_deletable(key, who)
+            if self.is_told:
+                self._check_deletable(key, who)
 
     def _check_deletable(self, key: str, who: object) -> None:
         if (sequence := keys.parse_head_key(key)) is not None:
@@ -264,7 +299,7 @@ class Truth:
     def pinned(self, pin: Pin, head: Head) -> None:
         """A reader was told that it holds this head: all that it names is there."""
         self.pins[pin.key] = pinned = Pinned(head, self.names_of(head), pin.expires_ms)
-        missing = [key for key in pinned.names if self.prefix + key not in self._inner._objects]
+        missing = [key for key in pinned.names if keys.full_key(self.prefix, key) not in self._inner._objects]
         assert not missing or pin.expires_ms <= self._now(), f"pinned, and gone already: {missing[:2]}"
 
     def unpinned(self, pin: Pin) -> None:
@@ -283,7 +318,7 @@ class Truth:
         assert not missing, f"committed records are missing at {missing[:3]}"
 
     def check_strangers(self) -> None:
-        for name in STRANGERS:
+        for name in STRANGERS if self.is_told else ():
             assert self._inner.get(self.prefix + name) == b"not yours", f"an unknown object was touched: {name}"
 
 

@@ -32,6 +32,9 @@ RARER: dict[str, Callable[[Race], int]] = {
     "replaced rows": lambda race: race.truth.replaced,
     "collected orphans": lambda race: len(race.truth.orphans),
     "jobs": lambda race: len(race.truth.heads[-1].jobs),
+    "forks": lambda race: sum(each.is_told for each in race.forks),
+    "heads of forks": lambda race: sum(len(each.heads) - 3 for each in race.forks if each.is_told),
+    "epochs taken to free": lambda race: _count(race, " freed 1"),
     "deleted topics": lambda race: race.truth.is_deleted,
 }
 
@@ -83,7 +86,7 @@ def test_what_an_actor_starts_beside_itself_neither_takes_the_baton_nor_outlives
 def test_the_suites_seeds_have_every_scene_and_every_actor_at_work() -> None:
     scenes = [scene_of(seed) for seed in range(SEEDS)]
     assert {each.kind for each in scenes} == set(TOPICS)
-    for trait in ("rule", "kept_heads", "kills", "deletes_topic", "has_guest"):
+    for trait in ("rule", "kept_heads", "kills", "deletes_topic", "has_guest", "has_fork", "pauses", "has_freer"):
         assert 3 * sum(bool(getattr(each, trait)) for each in scenes) > SEEDS // 10, trait
     races = [race_once(seed) for seed in range(0, SEEDS, 8)]
     idle = [what for what, count in RARER.items() if not sum(map(count, races))]

@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle, values
+from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import AccessDenied, AlreadyExists
+from local.names import TopicPartition
 from remote.catalog import list_partitions
 from remote.immutable_store import ImmutableStore
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
+from remote.pins import pin_newest, renew
 from remote.probe import probe_store
 from remote.throttled_store import ThrottledStore
 from tiered.bucket_check import check_bucket, damage
@@ -101,6 +103,59 @@ def test_other_bytes_under_a_name_are_refused_and_the_same_are_not() -> None:
     with pytest.raises(AlreadyExists, match="immutable"):
         store.put("a", b"two")
     assert store.get("a") == b"one"
+
+
+def test_a_pin_is_renewed_under_another_name_and_shared_by_those_who_renew_it() -> None:
+    """Hours after hours, by two workers that know the first name alone; what it holds is nobody's to collect."""
+    world, inner = _locked()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        send(manager, 200)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        prefix = manager.partition(NAME).prefix
+        log = MetadataLog(world.store, prefix)
+        pin, head = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 4 * HOUR, holder="job")
+        manager.delete_records({NAME: -1}, now_ms=NOW)
+        ends = set()
+        for hours in range(2, 30):
+            now = NOW + hours * HOUR
+            for _ in ("worker", "other worker"):
+                later = renew(world.store, prefix, pin, clock=lambda now=now: now, expires_ms=now + 4 * HOUR)
+                assert later is not None
+                assert (later.sequence, later.holder) == (pin.sequence, "job")
+                assert later.expires_ms >= now + 2 * HOUR
+                ends.add(later.key)
+            settle(manager, now)
+        assert 8 <= len(ends) <= 16, "a pin for every few hours, however many renew it"
+    mine = {row.data_key for row in head.segments}
+    for now, kept in ((NOW + 30 * HOUR, mine), (NOW + 60 * HOUR, set())):
+        with world.open(
+            now_ms=now
+        ) as manager:  # an epoch begins: what the one before made and nobody needs is nobody's
+            settle(manager, now)
+        listed = {each.key for each in list_garbage(inner, list_partitions(inner), now_ms=now).entries}
+        assert mine - listed == kept, now
+    late = NOW + 60 * HOUR
+    assert renew(world.store, prefix, pin, clock=lambda: late, expires_ms=late + HOUR) is None, "it has lapsed"
+
+
+def test_a_fork_that_was_whole_stays_so_in_a_locked_bucket_whoever_forks_again() -> None:
+    world, inner = _locked()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        names = list_partitions(inner)
+        run_fork(world.store, plan_fork(world.store, names, "f", known=[]), now_ms=lambda: NOW)
+        manager.delete_records({NAME: -1}, now_ms=NOW)
+        for at in range(4):
+            settle(manager, NOW + at * 2 * DAY)
+    forks = [name for name in list_partitions(inner) if name.topic == "f"]
+    run_fork(world.store, plan_fork(world.store, names, "f", known=forks), now_ms=lambda: NOW + 9 * DAY)
+    read, fork = RemoteLog(inner).reader(), TopicPartition("f", 0)
+    assert [each.offset for each in read.records(fork, read.offsets(fork)[0])] == list(range(200))
 
 
 def test_the_setting_makes_the_configured_store_immutable(tmp_path: Path, capfd) -> None:

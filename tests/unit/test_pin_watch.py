@@ -93,7 +93,7 @@ def test_a_pin_is_asked_when_it_ends_and_one_that_was_renewed_goes_on():
     assert asking.free(5, now_ms=NOW + 999) == ([], (0, 0))
     renew(asking.inner, pin, now_ms=NOW + 999, expires_ms=NOW + 2000)
     assert asking.free(5, now_ms=NOW + 1000) == ([], (1, 0))
-    assert asking.free(5, now_ms=NOW + 2000) == ([5], (1, 0))
+    assert asking.free(5, now_ms=NOW + 2000) == ([5], (2, 1)), "another one might stand in its place"
     assert asking.free(5, now_ms=NOW + 2001) == ([5], (1, 0)), "it may be renewed yet, by a clock that is behind"
     assert asking.free(5, now_ms=NOW + 2000 + RENEWAL_LAG_MS) == ([5], (1, 0))
     assert asking.free(5, now_ms=NOW + 2001 + RENEWAL_LAG_MS) == ([5], (0, 0))

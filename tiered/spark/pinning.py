@@ -112,7 +112,7 @@ class PinKeeper:
             _log.warning("a pin has lapsed, or was let go of: prefix=%s key=%s", self._prefix, self._pin.key)
             self._pin = None
             return
-        _known_ends[name] = later.expires_ms
+        _known_ends[name] = later.expires_ms  # by the first one's name, whatever stands in its place
 
 
 def release_all(store: ObjectStore, pins: Sequence[tuple[str, Pin]]) -> None:

@@ -1,0 +1,97 @@
+"""A fork in a race: somebody makes it, again until it is whole; then managers and readers race for it as well.
+
+The truth of a fork is one of its own (`race_truth`): its first records are its source's, and from the moment that
+somebody was told that it is whole nothing that it names leaves the bucket, whatever becomes of the source.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from disk_model import ModelDisk
+from race_managers import Machine, config, manage
+from race_others import free, merge
+from race_readers import hold, read
+from race_stage import Actor, GatedStore, Life, ProcessDied, Race
+from race_truth import Truth
+
+from local.errors import LogError
+from local.names import TopicPartition
+from remote.catalog import list_partitions
+from remote.keys import partition_prefix
+from remote.store import ObjectStore
+from tiered.forking import PartitionFork, plan_fork, run_fork
+from tiered.topics import Topic, TopicRegistry
+
+FORK = TopicPartition("f", 0)
+
+
+def make_fork(actor: Actor, machines: list[Machine]) -> None:
+    """A process that forks the topic, and dies, and is run again; it ends when it was told that the fork is whole."""
+    race = actor.race
+    while not race.is_ending:
+        actor.frozen_until = race.steps + actor.rng.randrange(race.scene.steps // 5)
+        actor.step("before a fork")
+        store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
+        with suppress(LogError, ProcessDied):
+            done = _fork_once(race, store)
+            race.events.append(f"{actor.name} made a fork")
+            _let_in(race, race.truth_of(done.fork.prefix), machines)
+            return
+
+
+def _fork_once(race: Race, store: ObjectStore) -> PartitionFork:
+    there = list_partitions(store)
+    names = [name for name in there if name.prefix == race.truth.prefix]
+    plan = plan_fork(store, names, FORK.topic, known=[name for name in there if name.topic == FORK.topic])
+    prefix = plan.partitions[0].fork.prefix
+    if not any(each.prefix == prefix for each in race.forks):
+        begin(race, prefix)
+    (done,) = run_fork(store, plan, now_ms=lambda: race.now_ms)
+    truth = race.truth_of(prefix)
+    truth.is_told = True
+    truth.put_strangers()
+    missing = [key for key in truth.names_of(truth.heads[-1]) if _full(truth, key) not in race.inner._objects]
+    assert not missing, f"a fork was made that lacks objects: {missing[:2]}"
+    return done
+
+
+def begin(race: Race, prefix: str) -> Truth:
+    """The truth of a fork that nobody was told of yet."""
+    truth = Truth(race.inner, lambda: race.now_ms, race.scene)
+    truth.source, truth.is_told = race.truth, False
+    truth.begin(prefix, FORK)
+    race.forks.append(truth)
+    return truth
+
+
+def _full(truth: Truth, key: str) -> str:
+    return key[1:] if key.startswith("/") else truth.prefix + key
+
+
+def _let_in(race: Race, truth: Truth, machines: list[Machine]) -> None:
+    """The fork's managers and readers: the first machine of `machines` is for the peace."""
+    topic_id = truth.prefix.split("/")[0].removeprefix("f-")
+    topic = Topic(
+        name=FORK.topic, topic_id=topic_id, partition_count=1, properties=dict(race.scene.topic), was_tiered=True
+    )
+    assert partition_prefix(topic.name, topic.topic_id, 0) == truth.prefix
+    machines += [Machine(f"fork {name}", _disk_that_knows(topic), race.scene, truth) for name in ("last", "x", "y")]
+    for machine in machines[1:]:
+        race.spawn(machine.name, partial(manage, machine), weight=3)
+    race.spawn("fork reader", partial(read, truth=truth))
+    race.spawn("fork holder", partial(hold, truth=truth))
+    if race.scene.has_guest:
+        race.spawn("fork guest", partial(merge, truth=truth))
+    if race.scene.has_freer:
+        race.spawn("fork freer", partial(free, truth=truth))
+
+
+def _disk_that_knows(topic: Topic) -> ModelDisk:
+    disk = ModelDisk()
+    root = config().data_dir
+    disk.make_directory(root)
+    disk.sync_directory(".")
+    TopicRegistry([(disk, root)]).add(topic)
+    return disk
