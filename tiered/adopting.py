@@ -60,6 +60,7 @@ from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.copying import SegmentWatch, segment_to_copy
 from tiered.partition import coverage
+from tiered.properties import nearest
 from tiered.topic_settings import log_settings
 from tiered.writer_ids import ADOPT, COPY, DELETION
 
@@ -110,15 +111,21 @@ class _SidecarLog(MetadataLog):
         return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
 
 
-def check_log_directory(storage: Storage, root: str) -> None:
+def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ()) -> None:
     """Raises InvalidRequest where nothing is a broker's: no partition, and no ``meta.properties`` of a new one.
 
-    NotFound where there is no such directory.
+    NotFound where there is no such directory, or one of the topics that were named is not in it.
     """
     there = storage.list(root)
-    if names.META_PROPERTIES not in there and not any(map(names.parse_partition_directory, there)):
+    found = [names.parse_partition_directory(name) for name in there]
+    if names.META_PROPERTIES not in there and not any(found):
         hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
         raise InvalidRequest(f"adopting, this is no kafka log directory: {hint}", directory=root)
+    known = sorted({each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)})
+    for topic in topics:
+        if topic not in known:
+            told = {"there_are": ", ".join(known[:10]) or "none", "did_you_mean": nearest(topic, known)}
+            raise NotFound("adopting a topic, the broker has none of it here", topic=topic, directory=root, **told)
 
 
 class Adopter:

@@ -34,6 +34,7 @@ from remote.store import ObjectStore
 from tiered.foreign_partition import foreign_source
 from tiered.key_rings import load_key_ring
 from tiered.partition_source import PartitionSource
+from tiered.properties import nearest
 from tiered.secrets import split_url
 from tiered.view_reader import Readable
 
@@ -86,7 +87,8 @@ class RemoteLog(Readable):
         if not found:
             topics = {name for name, _ in list_topics(self.store)} if self._layout.is_ours else self.topics()
             there_are = ", ".join(sorted(topics)[:10]) or "none"
-            raise NotFound("finding a topic in the bucket", topic=topic, store=self.store.url, there_are=there_are)
+            told = {"there_are": there_are, "did_you_mean": nearest(topic, topics)}
+            raise NotFound("finding a topic in the bucket", topic=topic, store=self.store.url, **told)
         return found
 
     def partitions(self, topic: str) -> list[TopicPartition]:

@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
     assert invoke(["init"]) == 0
-    assert invoke(["topic", "create", "orders", "-X", "retention.ms=3d"]) == 0
+    assert invoke(["topic", "create", "orders", "-p", "2", "-X", "retention.ms=3d"]) == 0
     assert invoke(["topic", "create", "bills"]) == 0
     return tmp_path
 
@@ -72,6 +72,12 @@ def test_the_example_of_every_setting_is_one_that_it_takes() -> None:
         (["status"], "--che", ["--check"]),
         (["topic", "alter", "orders", "-X"], "retention.b", ["retention.bytes="]),
         (["config", "explain"], "retention.b", ["retention.bytes"]),
+        (["consume"], "orders/", ["orders/0", "orders/1"]),
+        (["-C", ".", "delete-records"], "orders/1", ["orders/1"]),
+        (["consume"], "nothing/", []),
+        (["status"], "orders/", []),
+        (["-q", "topic", "delete"], "b", ["bills"]),
+        (["log-dirs", "move"], "bills/", ["bills/0"]),
     ],
     ids=str,
 )

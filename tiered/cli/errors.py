@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from local.errors import (
+    AccessDenied,
     Conflict,
     Corrupt,
     InvalidRequest,
@@ -66,6 +67,13 @@ _HINTS = {
     "edquot": "the disk quota is used up",
     "emfile": "too many open files; raise the limit, see ulimit -n",
 }
+# And about what a store says, by its error code.
+_CREDENTIALS = "they come from AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role; try tiered doctor"
+_HINTS |= {
+    "NoSuchBucket": "create the bucket, or mend the url",
+    **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), _CREDENTIALS),
+    "RequestTimeTooSkewed": "set this machine's clock",
+}
 
 # Which extra of ours brings a package.
 _EXTRAS = {
@@ -100,9 +108,21 @@ def one_line(error: BaseException) -> str:
         cause = errno.errorcode.get(error.errno or 0, "").lower()
     elif isinstance(error, ImportError):
         text = _missing(error)
-    hint = _HINTS.get(str(cause))
+    hint = _HINTS.get(str(cause)) or _hint(error)
     line = "error: " + " ".join((text or type(error).__name__).split())
     return f"{line} ({hint})" if hint else line
+
+
+def _hint(error: BaseException) -> str | None:
+    """What to do about errors that have no code of others."""
+    facts = error.facts if isinstance(error, LogError) else {}
+    if "key_id" in facts or "remote.encryption.key.id" in facts:
+        return "name the file of keys as key_ring in [remote] of tiered.toml"
+    if isinstance(error, AccessDenied) and error.attempt.endswith("no credentials"):
+        return _CREDENTIALS
+    if isinstance(error, Unavailable) and "endpoint" in facts:
+        return "is the endpoint right, and is there a way to it? it is safe to run again"
+    return None
 
 
 def _missing(error: ImportError) -> str:
