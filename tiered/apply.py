@@ -28,7 +28,7 @@ from itertools import groupby
 
 from local.cleaner import CleaningResult
 from local.cleaning_states import State
-from local.errors import InvalidRequest
+from local.errors import Conflict, InvalidRequest, LogError
 from local.log_dirs import LogDirectory
 from policies.decisions import (
     AdvanceLogStart,
@@ -70,6 +70,7 @@ Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 
 
 UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
+SENDING = (*UPLOADS, BuildView)
 PAUSED = (CopySegment, ReplaceRemote, BuildView)  # what is not done while uploads are paused
 
 
@@ -177,8 +178,8 @@ def apply_in_task(
     should_stop: Callable[[], bool],
     clock: Clock,
 ) -> Applied | None:
-    """Apply what `decide` says, without the partition's lock wherever the store is waited for; then drop what was
-    copied. For the holder of `tier_lock`, with neither rolls nor cleanings.
+    """Apply what `decide` says, without the partition's lock wherever the store is waited for, and what comes after an
+    upload that failed as well; then drop what was copied. For the holder of `tier_lock`; without rolls and cleanings.
 
     None, with nothing done, where a round is at the partition. Segments being copied are marked (`Partition.copying`)
     until they are committed: no round drops or cleans them. Raises as `apply_partition`.
@@ -198,7 +199,7 @@ def apply_in_task(
         partition.lock.release()
     state = _Round(partition, where, store, now_ms, should_stop, clock=clock)
     try:
-        _apply_all(state, decisions)
+        _apply_in_turn(state, decisions)
     finally:
         partition.copying = frozenset()
     if not should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
@@ -217,6 +218,26 @@ def _apply_all(state: _Round, decisions: Sequence[Decision], progress: Progress 
         if state.should_stop():
             break
         _apply_run(state, list(together), progress)
+
+
+def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
+    """As `_apply_all`, but where something could not go up the rest is done all the same before that is raised: a
+    store that takes no bytes would otherwise keep all that are due to go. Each deed looks whether it may be done."""
+    trouble: LogError | None = None
+    for _, together in groupby(decisions, key=type):
+        run = list(together)
+        if state.should_stop():
+            break
+        if trouble is not None and isinstance(run[0], SENDING):
+            continue
+        try:
+            _apply_run(state, run, lambda decision: None)
+        except LogError as error:
+            if trouble is not None or isinstance(error, Conflict) or not isinstance(run[0], SENDING):
+                raise
+            trouble = error
+    if trouble is not None:
+        raise trouble
 
 
 def _drop_copied(state: _Round) -> None:

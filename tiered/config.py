@@ -158,9 +158,11 @@ class Config:
         return self._manager_ms(name)
 
     @property
-    def copier_threads(self) -> int:
-        """How many partitions wait for the store at the same time."""
-        return int(self.topic_properties("")["remote.log.manager.copier.thread.pool.size"])
+    def tier_threads(self) -> tuple[int, int]:
+        """How many partitions copy at the same time, and how many wait for the store for anything else."""
+        values = self.topic_properties("")
+        copiers, expirers = (values[f"remote.log.manager.{kind}.thread.pool.size"] for kind in ("copier", "expiration"))
+        return int(copiers), int(expirers)
 
     @property
     def fetch_cache_bytes(self) -> int:

@@ -359,7 +359,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
 
     def wait_for_tasks(self, timeout_s: float | None = None) -> bool:
         """Until no thread is at work for rounds that did not wait; False when the time is over before."""
-        return self._own_rounds is None or self._own_rounds.tasks.copiers.wait_idle(timeout_s)
+        return self._own_rounds is None or self._own_rounds.tasks.wait_idle(timeout_s)
 
     def copier_load(self) -> Load | None:
         """How busy the threads are that wait for the store; None for a manager that only looks."""
@@ -374,7 +374,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
         try:
             tasks = self._own_rounds.tasks if self._own_rounds is not None else None
             if tasks is not None and not tasks.stop(drain_s):
-                _log.warning("closing before the store has answered: tasks=%d", len(tasks.copiers.states))
+                _log.warning("closing before the store has answered: tasks=%d", len(tasks.states))
         finally:
             self._opener.keep_counts()
             try:
@@ -415,9 +415,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
             forget=self._forget,
         )
         look = partial(self._looked_at, may_ask=False)
-        return Rounds(
-            hands, copier_threads=self.config.copier_threads, look=lambda at: look(self._held(), at), plan=self.plan
-        )
+        return Rounds(hands, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan)
 
     def _open_all(self, now_ms: int, progress: OnProgress) -> None:
         """Every log, then their heads side by side (they wait for the net)."""

@@ -31,7 +31,7 @@ from policies.snapshot import PartitionSnapshot
 from tiered.apply import Applied, apply_on_disk, apply_partition
 from tiered.cleaning import reset_misplaced
 from tiered.partition import Partition
-from tiered.tier_tasks import Hands, TierTasks, needs_task, on_disk
+from tiered.tier_tasks import Due, Hands, TierTasks, due_tasks, on_disk
 
 CHECKPOINT_INTERVAL_MS = 60_000
 LOOK_S = 0.5  # how often a round that waits looks whether it should stop
@@ -45,9 +45,10 @@ Look = Callable[[int], list[PartitionSnapshot]]
 class Rounds:
     """The rounds of one manager, one at a time. `look` and `plan` are its own looks at everything."""
 
-    def __init__(self, hands: Hands, *, copier_threads: int, look: Look, plan: Callable[[int], Plan]) -> None:
+    def __init__(self, hands: Hands, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]) -> None:
+        """`threads` are the copiers and the expirers (`tiered.tier_tasks`)."""
         self.lock = threading.RLock()
-        self.tasks = TierTasks(hands, copier_threads)
+        self.tasks = TierTasks(hands, *threads)
         self._hands = hands
         self._look, self._plan = look, plan
         self._checkpointed_ms = 0
@@ -187,7 +188,7 @@ class Rounds:
 
     def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
         hands = self._hands
-        while not self.tasks.copiers.wait_idle(LOOK_S) and not should_stop():
+        while not self.tasks.wait_idle(LOOK_S) and not should_stop():
             pass  # a plan made beside a task would be overtaken by it
         for held in hands.held():
             if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
@@ -200,7 +201,8 @@ class Rounds:
 
     def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
         """Do what concerns the disk alone; the rest is the tasks'."""
-        hands, due = self._hands, []
+        hands = self._hands
+        due: list[tuple[TopicPartition, Due]] = []
         decisions: dict[TopicPartition, list[Decision]] = {}
         for snapshot in self._look(now_ms):
             name = snapshot.partition
@@ -208,8 +210,9 @@ class Rounds:
             if held is None:
                 continue
             is_waiting = hands.opener.is_waiting(held)
-            if snapshot.is_tiered and (is_waiting or (held.is_owned and needs_task(snapshot, planned))):
-                due.append(name)
+            wanted = due_tasks(snapshot, planned, is_waiting=is_waiting)
+            if snapshot.is_tiered and (is_waiting or (held.is_owned and (wanted.copies or wanted.rest))):
+                due.append((name, wanted))
             elif not planned:  # a log to be cleaned may only copy afterwards
                 self.tasks.has_nothing_due(name)
             mine = on_disk(planned) if snapshot.is_tiered else planned
@@ -220,8 +223,8 @@ class Rounds:
             apply_one = partial(self._apply_on_disk, now_ms, should_stop)
             applied = apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
         if not should_stop():
-            for name in due:
-                self.tasks.submit(name)
+            for name, wanted in due:
+                self.tasks.submit(name, wanted)
             if not hands.deletion.is_done:
                 self.tasks.submit_deletions()
         return any(result.done for result in applied.values())

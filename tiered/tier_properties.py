@@ -21,7 +21,17 @@ TIER_TABLE = (
         minimum=1,
         maximum=1000,
         is_per_topic=False,
-        doc="Partitions that a daemon copies, and whose remote segments it expires, at the same time.",
+        doc="Partitions that a daemon copies at the same time.",
+    ),
+    Property(
+        name="remote.log.manager.expiration.thread.pool.size",
+        kind=Kind.INT,
+        default="10",
+        minimum=1,
+        maximum=1000,
+        is_per_topic=False,
+        doc="Partitions that a daemon takes up, and whose remote segments it expires and deletes, at the same time, "
+        "beside those that it copies: uploads that hang hold up no deletion.",
     ),
     Property(
         name=IMMUTABLE,

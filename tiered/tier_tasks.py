@@ -1,11 +1,18 @@
-"""What waits for the store, partition by partition, in threads of its own: Kafka's copier and expiration pools in one.
+"""What waits for the store, partition by partition, in threads of its own: Kafka's copier and expiration pools.
 
-A round (`tiered.rounds`) that does not wait leaves to a task whatever sends a request: taking a partition up, copies,
-replaced rows, views, the log start, expiry, deletions, old heads, what is left of deleted topics. A task decides on a
-snapshot of its own, as a round would, does one commit's worth of copies and the rest, and lets go of what the disk no
-longer needs for it (I2 as ever: `policies` say what, `tiered.apply` looks once more). A backlog goes on in its next
-turn (`tiered.copiers`: the threads, the states, who is next). How much goes up at once, and how fast, is bounded by the
-store (`remote.part_sending`, `remote.throttled_store`), however many tasks there are.
+A round (`tiered.rounds`) that does not wait leaves to a task whatever sends a request. There are two kinds of threads,
+so that neither a store that hangs on uploads holds up deletions, nor the other way round:
+
+| threads | what their tasks do |
+|---|---|
+| copiers | all: copies, replaced rows, views, and after them what the others do |
+| expirers | takes partitions up; log start, expiry, deletions, old heads; what is left of deleted topics |
+
+A task decides on a snapshot of its own, as a round would. A copier does one commit's worth of copies, then the rest,
+also where they failed, and lets go of what the disk no longer needs for them (I2 as ever: `policies` say what,
+`tiered.apply` looks once more). A backlog goes on in its next turn (`tiered.copiers`: the threads, the states, who is
+next). One that finds another at its partition has its turn when that is through. How much goes up at once, and how
+fast, is bounded by the store (`remote.part_sending`, `remote.throttled_store`), however many tasks there are.
 
 A task holds the partition's `tier_lock` from beginning to end; `lock` only for what it does on the disk, never while it
 uploads. What it copies is marked (`Partition.copying`): nobody drops it, and nobody cleans the log meanwhile.
@@ -13,7 +20,7 @@ uploads. What it copies is marked (`Partition.copying`): nobody drops it, and no
 | meanwhile, or a crash at any moment | what happens | what is left |
 |---|---|---|
 | a round of the same partition | flushes, rolls, drops what is committed and not marked; cleans later | |
-| a second task of it | impossible: `Copiers` has one turn for a key, `tier_lock` for other callers | |
+| a second task of it | impossible: `Copiers` has one turn for a key, `tier_lock` for all others | |
 | delete-records past what goes up | the commit lists its objects for deletion (`add_segments`) | |
 | the topic is deleted | the task stops; what is in no head goes at once | orphans, where the removal was faster |
 | another machine takes the partition over | the commit is Fenced, the partition stops | orphans of a passed epoch |
@@ -22,7 +29,7 @@ uploads. What it copies is marked (`Partition.copying`): nobody drops it, and no
 | the tier is given up | by a task too: never beside a copy | |
 | it moves to another disk | reads go on, drops wait for the move | |
 | truncation | never of a partition that is ours: only taking one up starts a log over | |
-| the store hangs | its watchdog ends the call; other partitions have the other threads, and turns | |
+| the store hangs | its watchdog ends the call; what hangs on uploads holds the copiers, not the expirers | |
 | the manager closes | the upload under way is committed, then no more; cut at the deadline | orphans, once cut |
 | the process dies | | objects that no head names: orphans |
 """
@@ -37,16 +44,27 @@ from dataclasses import dataclass
 from local.errors import LogError
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
-from policies.decisions import CleanLog, CopySegment, Decision, DropLocal, RaiseCleaned, ReplaceRemote, RollActive
+from policies.decisions import (
+    CleanLog,
+    CollectHeads,
+    CopySegment,
+    Decision,
+    DeletePage,
+    DeleteUnlinked,
+    DropLocal,
+    RaiseCleaned,
+    ReplaceRemote,
+    RollActive,
+)
 from policies.plan import plan_partition
 from policies.remote_retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from remote.store import ObjectStore
-from tiered.apply import apply_in_task
+from tiered.apply import SENDING, apply_in_task
 from tiered.cleaning import Cleaning
 from tiered.committing import Clock
-from tiered.copiers import Copiers
+from tiered.copiers import Copiers, State
 from tiered.opening import Opener
 from tiered.partition import Partition
 from tiered.topic_deletion import TopicDeletion
@@ -54,6 +72,7 @@ from tiered.topic_deletion import TopicDeletion
 _log = logging.getLogger(__name__)
 
 ON_DISK = (RollActive, CleanLog, DropLocal)
+_OVER = (DeleteUnlinked, DeletePage, CollectHeads)  # what left the index long ago: nothing in a plan comes before it
 _Key = TopicPartition | None  # None: what is left of deleted topics
 
 
@@ -80,18 +99,42 @@ class Hands:
 class TierTasks:
     """See the module text. Thread safe."""
 
-    def __init__(self, hands: Hands, threads: int, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, hands: Hands, threads: int, expirers: int = 1, *, clock: Clock = time.monotonic) -> None:
         self._hands = hands
         self._clock = clock
         self._now_ms = 0
         self._troubled: set[TopicPartition] = set()
-        self.copiers: Copiers[_Key] = Copiers(threads, self._work, clock=clock)
+        # Whose copier, or expirer, may have found `tier_lock` taken: noted before it is tried, struck off when it is
+        # ours, looked for when it is free again, so none is overlooked.
+        self._wants_copier: set[TopicPartition] = set()
+        self._wants_expirer: set[TopicPartition] = set()
+        self.copiers: Copiers[TopicPartition] = Copiers(threads, self._copy, clock=clock)
+        self.expirers: Copiers[_Key] = Copiers(expirers, self._expire, name="remote-log-expiration", clock=clock)
 
-    def submit(self, name: TopicPartition) -> None:
-        self.copiers.submit(name)
+    def submit(self, name: TopicPartition, due: Due) -> None:
+        """A turn for a partition, by those threads that do what is due; none is asked for twice."""
+        if due.copies:
+            self.copiers.submit(name)
+        if due.rest:
+            self.expirers.submit(name)
 
     def submit_deletions(self) -> None:
-        self.copiers.submit(None)
+        self.expirers.submit(None)
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Until no thread is at work; False when the time is over before."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.states:
+            for pool in (self.expirers, self.copiers):  # an expirer may ask for a copier
+                left_s = None if until is None else max(0.0, until - time.monotonic())
+                if not pool.wait_idle(left_s):
+                    return False
+        return True
+
+    @property
+    def states(self) -> dict[_Key, State]:
+        """Of every key that is not idle, by the one or the other."""
+        return {**self.expirers.states, **dict[_Key, State](self.copiers.states.items())}
 
     def is_in_trouble(self, name: TopicPartition) -> bool:
         """Whether the last task of a partition failed: what goes well on its disk says nothing of that."""
@@ -108,21 +151,40 @@ class TierTasks:
 
     def stop(self, deadline_s: float) -> bool:
         """Begin nothing more and wait for what is under way, so long at most; whether nothing is left."""
-        return self.copiers.stop(deadline_s)
+        for pool in (self.copiers, self.expirers):
+            pool.stop(0.0)
+        return self.wait_idle(deadline_s)
 
-    def _work(self, key: _Key) -> bool:
-        """One slice; whether there is more."""
+    def _copy(self, name: TopicPartition) -> bool:
+        try:
+            return self._work(name, self._wants_copier, self._copier_slice)
+        finally:
+            if name in self._wants_expirer:
+                self.expirers.submit(name)
+
+    def _expire(self, key: _Key) -> bool:
         if key is None:
             return self._hands.deletion.step(self._now_ms)
+        try:
+            return self._work(key, self._wants_expirer, self._expirer_slice)
+        finally:
+            if key in self._wants_copier:
+                self.copiers.submit(key)
+
+    def _work(self, key: TopicPartition, wants: set[TopicPartition], work_on: Callable[[Partition], bool]) -> bool:
+        """One slice; whether there is more."""
+        wants.add(key)
         try:
             held = self._hands.find(key)
         except LogError:
             self._troubled.discard(key)
+            wants.discard(key)
             return False  # deleted, or its disk is gone, since it was asked for
         if not held.tier_lock.acquire(blocking=False):
-            return False  # somebody applies a plan; the next round asks again
+            return False  # another task, or somebody applies a plan; that one, or the next round, asks again
+        wants.discard(key)
         try:
-            return self._work_on(held)
+            return work_on(held)
         except LogError as error:
             self._note(held, error)
             return False
@@ -142,7 +204,13 @@ class TierTasks:
         self._troubled.discard(name)
         self._hands.forget(name)
 
-    def _work_on(self, held: Partition) -> bool:
+    def _copier_slice(self, held: Partition) -> bool:
+        return self._slice(held, next_slice)
+
+    def _expirer_slice(self, held: Partition) -> bool:
+        return self._slice(held, lambda planned: Slice(decisions=tuple(beside_copies(planned)), leaves=sends(planned)))
+
+    def _slice(self, held: Partition, choose: Callable[[Sequence[Decision]], Slice]) -> bool:
         hands, now_ms = self._hands, self._now_ms
         if hands.opener.is_waiting(held) and hands.take_up([held], now_ms):
             self._troubled.add(held.name)
@@ -154,7 +222,7 @@ class TierTasks:
         slices: list[Slice] = []
 
         def decide(snapshot: PartitionSnapshot) -> Sequence[Decision]:
-            slices.append(next_slice(plan_partition(snapshot)))
+            slices.append(choose(plan_partition(snapshot)))
             return slices[-1].decisions
 
         applied = apply_in_task(
@@ -169,7 +237,10 @@ class TierTasks:
         if applied is None:
             return False
         held.check_not_fenced()
-        self._forget(held.name)  # also where nothing was left to do: what was in the way went by itself
+        if slices[-1].leaves:
+            self._wants_copier.add(held.name)  # whose trouble, if it has one, is its own
+        else:
+            self._forget(held.name)  # also where nothing was left to do: what was in the way went by itself
         return slices[-1].has_more and bool(applied.done)
 
     def _must_stop(self, held: Partition) -> bool:
@@ -179,10 +250,19 @@ class TierTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """One turn's worth of decisions; `has_more`: copies are left for the next one."""
+    """One turn's worth of decisions; `has_more`: copies are left for the next one, `leaves`: all are for a copier."""
 
     decisions: tuple[Decision, ...]
-    has_more: bool
+    has_more: bool = False
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """Which tasks a partition needs: for what goes up, for what else sends requests."""
+
+    copies: bool
+    rest: bool
 
 
 def on_disk(planned: Sequence[Decision]) -> list[Decision]:
@@ -201,9 +281,26 @@ def on_disk(planned: Sequence[Decision]) -> list[Decision]:
     return found
 
 
-def needs_task(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> bool:
-    """Whether something of the plan sends requests, or may once older rows are known."""
-    return page_to_know(snapshot) is not None or any(not isinstance(each, ON_DISK) for each in planned)
+def due_tasks(snapshot: PartitionSnapshot, planned: Sequence[Decision], *, is_waiting: bool) -> Due:
+    """Who is to see to a partition of which this is planned. One that is waiting to be taken up has its copies then; of
+    one whose older rows are not known, or that is copying, it may be more than is planned."""
+    rest = is_waiting or page_to_know(snapshot) is not None or bool(beside_copies(planned))
+    return Due(copies=(sends(planned) or bool(snapshot.copying)) and not is_waiting, rest=rest)
+
+
+def sends(planned: Sequence[Decision]) -> bool:
+    """Whether something goes up."""
+    return any(isinstance(each, SENDING) for each in planned)
+
+
+def beside_copies(planned: Sequence[Decision]) -> list[Decision]:
+    """The part of a plan that sends requests and waits for nothing that goes up.
+
+    Where rows are to be replaced, or a view is to take up what expires, that is what left the index long ago.
+    """
+    if any(isinstance(each, SENDING) and not isinstance(each, CopySegment) for each in planned):
+        return [each for each in planned if isinstance(each, _OVER)]
+    return [each for each in planned if not isinstance(each, (*ON_DISK, *SENDING))]
 
 
 def next_slice(planned: Sequence[Decision]) -> Slice:

@@ -24,6 +24,7 @@ from remote.store import UploadSource
 from tiered.apply import apply_on_disk
 from tiered.bucket_check import check_bucket
 from tiered.manager import LogManager
+from tiered.tier_tasks import Due
 from tiered.worker import Worker
 
 LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
@@ -229,7 +230,7 @@ def test_a_trouble_that_went_by_itself_is_forgotten_by_a_task_with_nothing_to_do
     with world.open() as manager:
         manager.create_topic("t", 1, GRACE, now_ms=NOW)
         manager._note(NAME, Unavailable("asking for the pins, the store is down"))
-        manager._rounds.tasks.submit(NAME)
+        manager._rounds.tasks.submit(NAME, Due(copies=False, rest=True))
         assert manager.wait_for_tasks(LIMIT_S)
         assert manager.problems == {}
 
@@ -503,15 +504,16 @@ def test_expiry_and_deletion_are_tasks_too(world: World, store: HangingStore) ->
             _drain(manager, {NAME})
         assert _head(manager, OTHER).segments == ()
         assert deletes, "the objects of the expired rows"
-        assert all(name.startswith("remote-log-copier") for (name,) in deletes)
+        assert all(name.startswith("remote-log-expiration") for (name,) in deletes)
         assert manager.problems == {}
         _finish(manager, store, NOW + 74 * HOUR)
 
 
 def _drain(manager: LogManager, but: set[TopicPartition]) -> None:
-    copiers = manager._rounds.tasks.copiers
-    with copiers._changed:
-        assert copiers._changed.wait_for(lambda: set(copiers._states) <= but, LIMIT_S)
+    tasks = manager._rounds.tasks
+    for pool in (tasks.expirers, tasks.copiers, tasks.expirers):
+        with pool._changed:
+            assert pool._changed.wait_for(lambda pool=pool: set(pool._states) <= but, LIMIT_S)
 
 
 def test_a_round_leaves_a_partition_that_somebody_else_is_changing(world: World, store: HangingStore) -> None:

@@ -1,0 +1,217 @@
+"""Two kinds of threads wait for the store: what hangs on uploads holds up no deletion, nor the other way round."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import Unavailable
+from local.names import TopicPartition
+from remote.memory_store import MemoryStore
+from remote.store import UploadSource
+from tiered.manager import LogManager
+
+LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
+OTHER = TopicPartition("o", 0)
+GRACE = {**TIERED, "remote.log.delete.grace.ms": "1h"}
+
+
+class Selective:
+    """Some verbs hang for some topics until they are let go, others are refused."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner = inner
+        self.hanging: set[tuple[str, str]] = set()
+        self.refused: set[tuple[str, str]] = set()
+        self.begun: list[tuple[str, str]] = []
+        self.ended: list[tuple[str, str]] = []
+        self._changed = threading.Condition()
+
+    def _call(self, verb: str, key: str, *given: object, **more: object) -> object:
+        call = verb, key.split("-")[0]
+        with self._changed:
+            self.begun.append(call)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: call not in self.hanging, LIMIT_S)
+            if call in self.refused:
+                raise Unavailable("the store refuses it", verb=verb)
+        found = getattr(self.inner, verb)(*given, **more)
+        with self._changed:
+            self.ended.append(call)
+            self._changed.notify_all()
+        return found
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._call("upload", key, key, source)
+
+    def delete(self, keys: object) -> None:
+        wanted = list(keys)  # type: ignore[call-overload]
+        self._call("delete", next((key for key in wanted if "/data/" in key), ""), wanted)
+
+    def put_if_absent(self, key: str, body: bytes) -> None:
+        self._call("put_if_absent", key, key, body)
+
+    def close(self) -> None:
+        """It outlives its managers."""
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self.inner, verb)
+
+    def has(self, calls: list[tuple[str, str]], call: tuple[str, str], count: int = 1) -> bool:
+        """Whether it is among them, now or soon."""
+        with self._changed:
+            return self._changed.wait_for(lambda: calls.count(call) >= count, LIMIT_S / 2)
+
+    def let_go(self) -> None:
+        with self._changed:
+            self.hanging.clear()
+            self.refused.clear()
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def store(world: World) -> Iterator[Selective]:
+    made = Selective(world.store)
+    yield made
+    made.let_go()
+
+
+def opened(world: World, store: Selective) -> LogManager:
+    """One thread of each kind; of "o" the first half is deleted, and its objects are due at NOW + 1 h."""
+    one = {f"remote_log_manager_{kind}_thread_pool_size": "1" for kind in ("copier", "expiration")}
+    manager = world.open(store=store, **one)  # type: ignore[arg-type]
+    for topic in ("t", "o"):
+        manager.create_topic(topic, 1, GRACE, now_ms=NOW)
+        add(manager, topic, 2)
+    settle(manager)
+    for name in (OTHER, NAME):
+        manager.delete_records({name: 20}, now_ms=NOW)
+    settle(manager)
+    store.begun.clear()
+    store.ended.clear()
+    return manager
+
+
+def add(manager: LogManager, topic: str, segments: int) -> None:
+    for _ in range(segments):
+        start = manager.partition(TopicPartition(topic, 0)).log.next_offset
+        send(manager, 20, topic=topic, start=start)
+        manager.roll(topic, now_ms=NOW)
+
+
+def rows(manager: LogManager, name: TopicPartition) -> int:
+    head = manager.partition(name).head()
+    assert head is not None
+    return len(head.segments)
+
+
+def unlinked(manager: LogManager, name: TopicPartition) -> int:
+    head = manager.partition(name).head()
+    assert head is not None
+    return len(head.unlinked)
+
+
+@pytest.mark.parametrize("has_copies", [False, True])
+def test_deletions_go_on_while_every_copier_hangs(world: World, store: Selective, *, has_copies: bool) -> None:
+    with opened(world, store) as manager:
+        store.hanging.add(("upload", "t"))
+        add(manager, "t", 1)
+        manager.tick(NOW, waits=False)
+        assert store.has(store.begun, ("upload", "t"))
+        if has_copies:
+            add(manager, "o", 1)
+        manager.tick(NOW + HOUR, waits=False)
+        is_deleted = store.has(store.ended, ("delete", "o"))
+        store.let_go()
+        assert is_deleted
+        assert manager.wait_for_tasks(LIMIT_S)
+        settle(manager, NOW + HOUR)
+        assert (rows(manager, NAME), rows(manager, OTHER)) == (2, 1 + has_copies)
+
+
+def test_copies_go_on_while_every_deletion_hangs(world: World, store: Selective) -> None:
+    with opened(world, store) as manager:
+        store.hanging.add(("delete", "o"))
+        manager.tick(NOW + HOUR, waits=False)
+        assert store.has(store.begun, ("delete", "o"))
+        for turn in (1, 2):
+            add(manager, "t", 1)
+            manager.tick(NOW + HOUR, waits=False)
+            is_copied = store.has(store.ended, ("upload", "t"), turn)
+            if not is_copied:
+                store.let_go()
+            assert is_copied
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        settle(manager, NOW + HOUR)
+
+
+def test_a_partition_whose_uploads_fail_still_deletes_and_its_trouble_is_told_until_they_go(
+    world: World, store: Selective
+) -> None:
+    with opened(world, store) as manager:
+        store.refused.add(("upload", "o"))
+        add(manager, "o", 1)
+        manager.tick(NOW + HOUR, waits=False)
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert unlinked(manager, OTHER) == 0, "the objects that were due"
+        for _ in range(3):
+            manager.tick(NOW + HOUR, waits=False)
+            assert manager.wait_for_tasks(LIMIT_S)
+            assert isinstance(manager.problems[OTHER], Unavailable)
+        manager.delete_records({OTHER: 40}, now_ms=NOW + HOUR)
+        for _ in range(3):
+            manager.tick(NOW + HOUR, waits=False)
+            assert manager.wait_for_tasks(LIMIT_S)
+        assert rows(manager, OTHER) == 0, "expired as well"
+        assert isinstance(manager.problems[OTHER], Unavailable)
+        store.let_go()
+        settle(manager, NOW + HOUR)
+        assert rows(manager, OTHER) == 1
+
+
+def test_a_partition_is_taken_up_while_every_copier_hangs_and_copies_when_it_is(world: World, store: Selective) -> None:
+    with opened(world, store) as manager:
+        for topic in ("t", "o"):
+            add(manager, topic, 1)
+    store.refused.add(("put_if_absent", "o"))
+    one = {"remote_log_manager_copier_thread_pool_size": "1"}
+    with world.open(store=store, **one) as manager:  # type: ignore[arg-type]
+        assert not manager.partition(OTHER).is_owned
+        store.hanging.add(("upload", "t"))
+        manager.tick(NOW, waits=False)
+        assert store.has(store.begun, ("upload", "t"))
+        store.refused.clear()
+        store.ended.clear()
+        manager.tick(NOW, waits=False)
+        is_taken = store.has(store.ended, ("put_if_absent", "o"))
+        store.let_go()
+        assert is_taken
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.partition(OTHER).is_owned
+        assert rows(manager, OTHER) == 2, "its copies follow, without another round"
+        settle(manager)
+
+
+def test_whoever_finds_the_other_at_work_leaves_nothing_undone(world: World, store: Selective) -> None:
+    """A copier whose partition an expirer is at has its turn when that is through."""
+    with opened(world, store) as manager:
+        store.hanging.add(("delete", "o"))
+        manager.tick(NOW + HOUR, waits=False)
+        assert store.has(store.begun, ("delete", "o"))
+        add(manager, "o", 1)
+        manager.tick(NOW + HOUR, waits=False)
+        manager.wait_for_tasks(0.2)  # the copier finds it taken
+        assert ("upload", "o") not in store.begun
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert rows(manager, OTHER) == 2
+        assert manager.problems == {}
