@@ -302,6 +302,8 @@ class Opener:
                 topic_id=held.topic.topic_id,
                 partition=held.name.partition,
                 properties=held.topic.properties,
+                # A broker's log has had many: the next machine begins with the head's alone, and must not go back.
+                first_epoch=(held.log.epochs.latest or 0) + 1,
             )
         head = metadata.cached
         assert head is not None, "a writer has a head"

@@ -289,3 +289,28 @@ def test_local_records_that_no_row_covers_are_not_forgotten(world: World) -> Non
         assert f"[0, {ends[0]})" in str(manager.problems[NAME])
     assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == before
     assert len([info for info in world.store.list("") if "/head/" in info.key]) == heads
+
+
+def test_leader_epochs_never_go_back_where_a_log_had_many_of_them_before_it_had_a_bucket(world: World) -> None:
+    """As one that a Kafka broker wrote; the next machine knows the bucket's epoch alone."""
+    with world.open() as first:
+        first.create_topic("t", 1, {}, now_ms=NOW)
+        first.partition(NAME).log.begin_epoch(37)
+        send(first, 40)
+        first.roll("t", now_ms=NOW)
+        first.alter_topic("t", {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        settle(first)
+        send(first, 10, start=40)
+        head = first.partition(NAME).head()
+        assert head is not None
+        assert head.epoch > 37
+    with world.open(disk=world.other_disk()) as second:
+        send(second, 10, start=900)
+        second.roll("t", now_ms=NOW)
+        settle(second)
+        head = second.partition(NAME).head()
+        assert head is not None
+        epochs = [epoch for epoch, _ in head.lineage]
+        assert epochs == sorted(epochs)
+    with world.open() as first:
+        assert isinstance(first.problems[NAME], Conflict), "its last records are others"
