@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from bucket_truth import assert_sound
 from pipeline_world import DAY, NOW, FleetWorld
@@ -22,9 +23,10 @@ from remote.catalog import list_partitions
 from remote.fsspec_store import open_store
 from remote.metadata_log import MetadataLog
 from tiered.cli.main import invoke
-from tiered.pipeline import Stage, State
+from tiered.pipeline import Fleet, Stage, State
 from tiered.pipeline_job import Here, plan_pipeline, run_pipeline
 from tiered.pipeline_state import PipelineState
+from tiered.spark.bucket import Bucket
 from tiered.spark.pipeline import SparkRunner
 
 pytestmark = pytest.mark.spark
@@ -173,6 +175,78 @@ def test_a_fleet_on_hdfs(spark, hdfs_server, tmp_path):
     assert [unit.state for unit in result.units if unit.stage is Stage.CLEAN_AND_TIER] == [State.DONE] * 2
     world.check()
     sound(world)
+
+
+def test_what_ingests_filled_is_freed_in_tasks_with_its_old_heads(spark, tmp_path):
+    """Retention unlinks; after the grace time the deletion stage, in tasks, frees objects and collects heads. A topic
+    whose ingest may be at work is left alone, a reader's pin holds what it holds."""
+    from local.record_columns import of_arrow
+    from remote.guest import GuestLog
+    from remote.head_changes import set_properties
+    from remote.keys import HEADS
+    from remote.pins import pin_newest, release
+    from tiered.ingest import commit_ingest, plan_ingest
+    from tiered.ingest_task import IngestTask
+
+    (tmp_path / "bucket").mkdir()
+    fleet = Fleet(bucket=Bucket(url=f"file://{tmp_path}/bucket"))
+    store, settings = open_store(fleet.bucket.url), {"cleanup.policy": "delete", "retention.ms": str(DAY)}
+    names = {}
+    for topic in ("freed", "pinned", "at-work"):
+        more = {"settings": {**settings, "segment.bytes": "2048", "append.batch.bytes": "512"}, "job_id": topic}
+        plan = plan_ingest(store, topic, now_ms=NOW - 20 * DAY, create_partitions=1, **more)
+        names[topic] = plan.targets[0].name
+        (tmp_path / topic).mkdir()
+        task = IngestTask(store, plan, 0, storage=DiskStorage(), directory=str(tmp_path / topic))
+        for columns in of_arrow(pa.table({"value": [b"%d" % at * 30 for at in range(90)]}), now_ms=NOW - 20 * DAY):
+            task.add(0, columns)
+        commit_ingest(store, plan, [task.end()], now_ms=NOW - 20 * DAY)
+    log = GuestLog(store, names["freed"].prefix)
+    log.join()
+    for number in range(410):
+        log.commit(set_properties({**settings, "segment.ms": str(DAY + number)}), NOW - 20 * DAY)
+
+    def run(now_ms):
+        found = run_pipeline(
+            fleet, SparkRunner(spark, job_id="nightly"), job_id=f"job-{next(_numbers)}", now_ms=lambda: now_ms
+        )
+        return {unit.topic: unit for unit in found.units if unit.stage is Stage.DELETION}
+
+    def keys(topic, below):
+        return [info.key for info in store.list(names[topic].prefix + below)]
+
+    pin, _ = pin_newest(
+        store,
+        names["pinned"].prefix,
+        MetadataLog(store, names["pinned"].prefix),
+        now_ms=NOW - 20 * DAY,
+        expires_ms=NOW + 9 * DAY,
+        holder="reader",
+    )
+    first = run(NOW - 5 * DAY)
+    assert {topic: unit.why for topic, unit in first.items()} == {"freed": "213 old heads"}, "few are kept: 200"
+    assert 200 < len(keys("freed", HEADS)) < 204, "and those of the stages that came after"
+    plan_ingest(store, "at-work", now_ms=NOW - DAY, job_id="another", settings=settings)
+    before = {topic: keys(topic, "data/") for topic in names}
+    assert all(before.values())
+    done = run(NOW)
+    assert {topic: unit.state for topic, unit in done.items()} == {
+        "freed": State.DONE,
+        "pinned": State.LEFT_ALONE,
+        "at-work": State.LEFT_ALONE,
+    }
+    assert "pin" in done["pinned"].why
+    assert "another has begun it" in done["at-work"].why
+    assert keys("freed", "data/") == []
+    assert done["freed"].why == f"{len(before['freed'])} objects"
+    assert {topic: keys(topic, "data/") for topic in ("pinned", "at-work")} == {
+        topic: before[topic] for topic in ("pinned", "at-work")
+    }
+    release(store, names["pinned"].prefix, [pin])
+    assert run(NOW)["pinned"].state is State.DONE
+    assert keys("pinned", "data/") == []
+    assert_sound(store)
+    store.close()
 
 
 class Unstopped:

@@ -86,9 +86,11 @@ def parse_conf(conf: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_rate(on_spark: OnSpark, rate: str | None) -> None:
-    """A rate is one process's."""
+    """A rate is one process's: how many tasks share it is Spark's to say, and changes."""
     if on_spark.is_wanted and rate is not None:
-        raise click.UsageError("--rate is for one process; on Spark limit its cores")
+        raise click.UsageError(
+            "--rate is for one process; give the Spark job fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
+        )
 
 
 def task_bucket(

@@ -159,9 +159,15 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of a stream. Raises as `parse_options`, and for an end."""
     options = _known(given)
-    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pins", "readCompacted", "layout"):
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pins", "readCompacted"):
         if name.lower() in options:
             raise InvalidRequest("reading with spark, an option that a stream has not", option=name)
+    if "layout" in options:
+        # Nothing says in which order others upload: what came late would have been passed over as a gap.
+        attempt = "reading a stream, a bucket that others fill does not say what is still to come between its segments"
+        raise InvalidRequest(
+            attempt, option="layout", fix="batch reads of ranges, or tiered import and a stream of that"
+        )
     delay = options.get("maxtriggerdelay", str(TRIGGER_DELAY_MS))
     return StreamOptions(
         read=_read_options({**options, "pin": "none"}, is_stream=True),

@@ -1,0 +1,55 @@
+"""Drivers on Spark that are killed between two effects; what is left is sound, and run again the job ends. Compaction,
+rewriting and pipelines have such tests beside their others; every point of them all: tests/crash/driver_kills.py."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bucket_truth import assert_sound
+
+from local.names import TopicPartition
+from remote.catalog import list_partitions
+from tiered.remote_view import RemoteLog
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_copy_whose_driver_is_killed_between_two_heads_goes_on():
+    script = Path(__file__).parents[1] / "crash" / "driver_kills.py"
+    words = [sys.executable, script, "--flow", "copy", "--spark", "local[2]", "--point", "4:after"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=290, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert json.loads(done.stdout)["copy"]["points"] == 1
+
+
+def test_a_write_whose_driver_is_killed_between_two_partitions_is_ended_by_the_same_job(
+    spark, file_bucket, tmp_path_factory
+):
+    """Planning creates two heads, committing two more: it dies before the fourth."""
+    counter = tmp_path_factory.mktemp("counter") / "effects"
+    script = Path(__file__).with_name("killed_ingest_job.py")
+    words = [sys.executable, script, file_bucket.url, "3", counter]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
+    assert_sound(file_bucket.store)
+    counts = [len(values_of(file_bucket, partition)) for partition in (0, 1)]
+    assert counts == [200, 0], "the first is in whole, the second not at all"
+    rows = spark.range(0, 400, 1, 2).selectExpr("cast(id % 2 as int) as partition", "lpad(id, 200, ' ') as value")
+    writer = rows.write.format("tiered").mode("append").options(topic="t", jobId="nightly")
+    writer.save(file_bucket.url)
+    for partition in (0, 1):
+        wanted = {b"%200d" % number for number in range(partition, 400, 2)}
+        found = values_of(file_bucket, partition)
+        assert (len(found), set(found)) == (200, wanted), "each row once"
+    assert len(list_partitions(file_bucket.store)) == 2
+
+
+def values_of(bucket, partition):
+    log, name = RemoteLog(bucket.store), TopicPartition("t", partition)
+    start, end = log.reader().offsets(name)
+    return [record.value for record in log.reader().records(name, start)] if start < end else []
