@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 
 import pytest
 from manager_world import NOW, TIERED, SwitchableStore, World, send, settle
-from web_pages import page, site
+from web_pages import data, page, site
 
 from local.errors import AccessDenied, NotFound, Unavailable
 from remote.memory_store import MemoryStore
@@ -16,11 +17,11 @@ from tiered.manager import LogManager
 from tiered.web import looks as looks_module
 from tiered.web.gathering import KEPT_MAX, THREADS_MAX, Gathering
 from tiered.web.looks import FRESH_MS, STALE_MS, Looks
+from tiered.web.silent_store import silent_store
 from tiered.web.site import KEPT_MS, Site
 
 PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")
 SOON_S = 0.02  # a deadline that a test waits for
-TRIES = 1_000_000  # until what goes on in a thread is seen; each gives the thread its turn
 
 
 class Clock:
@@ -69,14 +70,18 @@ def world() -> World:
 
 def settled(gathering: Gathering, key: str, make: Callable[[], object]) -> object:
     """What was found in the end."""
-    for _ in range(TRIES):
-        try:
-            told = gathering.get(key, make)
-        except Unavailable:
-            continue  # the threads of others are on their way out
-        if told.late_since_ms is None:
-            return told.value
-    raise AssertionError("never there")
+    with suppress(Unavailable):
+        gathering.get(key, make)
+    ended("tiered-page")
+    return gathering.get(key, make, keep_ms=1 << 40).value
+
+
+def ended(name: str) -> None:
+    """The threads of that name are over."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(name):
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def test_a_look_that_hangs_costs_its_deadline_and_is_there_for_whoever_asks_next() -> None:
@@ -93,7 +98,7 @@ def test_a_look_that_hangs_costs_its_deadline_and_is_there_for_whoever_asks_next
 def test_what_was_found_before_serves_while_a_newer_look_hangs() -> None:
     clock, look = Clock(), Hanging("new")
     gathering = Gathering(clock, deadline_s=SOON_S)
-    assert gathering.get("a", lambda: "old").value == "old"
+    assert settled(gathering, "a", lambda: "old") == "old"
     clock.now += 5000
     told = gathering.get("a", look)
     assert (told.value, told.at_ms, told.late_since_ms) == ("old", NOW, NOW + 5000)
@@ -167,8 +172,9 @@ def test_a_disk_that_hangs_leaves_what_was_seen_before_and_a_note(
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         clock, look = Clock(), Hanging([])
-        found = Site(manager, clock, storage=world.disk, deadline_s=SOON_S)
+        found = Site(manager, clock, storage=world.disk, deadline_s=60)
         assert "late" not in page(found, "/")
+        monkeypatch.setattr(found._gathering, "_deadline_s", SOON_S)
         monkeypatch.setattr(manager, "partitions", lambda topics=None: look())
         clock.now += KEPT_MS
         try:
@@ -195,7 +201,7 @@ def test_a_first_look_that_hangs_is_said_and_its_end_brings_the_pages(
             return world.open(read_only=True)
 
         looks = Looks(manager.config, opened, clock)
-        found = Site(looks, clock, storage=world.disk)
+        found = Site(looks, clock, storage=world.disk, deadline_s=60)
         for path in PATHS:
             assert "has not answered yet" in page(found, path, HTTPStatus.SERVICE_UNAVAILABLE)
         assert look.calls == 1
@@ -204,6 +210,42 @@ def test_a_first_look_that_hangs_is_said_and_its_end_brings_the_pages(
         for path in PATHS:
             page(found, path)
         looks.close()
+
+
+def test_while_the_store_hangs_from_the_start_the_disk_is_shown_alone_until_it_answers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks_module, "FIRST_S", SOON_S)
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        send(manager, 100, start=300)
+    store, clock = HangingStore(world.store), Clock()
+    store.may_go.clear()
+    looks = Looks(
+        world.config,
+        lambda: world.open(read_only=True, store=store),  # type: ignore[arg-type]
+        clock,
+        lambda: world.open(read_only=True, store=silent_store("s3://away")),
+    )
+    found = Site(looks, clock, storage=world.disk, deadline_s=60)
+    try:
+        for path in PATHS:
+            body = page(found, path)
+            assert "the store has not answered" in body
+        assert "of the disk alone: the store has not answered since" in page(found, "/plan")
+        (row,) = data(found, "/topics/t?format=json")["partitions"]
+        assert row["local_bytes"] > 0
+        assert "not known yet" in page(found, "/")
+    finally:
+        store.may_go.set()
+    ended("tiered-look")
+    clock.now += KEPT_MS
+    body = page(found, "/")
+    assert "disk alone" not in body
+    assert "not known yet" not in body
+    looks.close()
 
 
 def test_a_look_is_taken_again_when_it_is_old_and_the_old_one_is_closed_when_nobody_uses_it(world: World) -> None:
@@ -226,12 +268,11 @@ def test_a_look_is_taken_again_when_it_is_old_and_the_old_one_is_closed_when_nob
             with looks.manager() as same:
                 assert same is first
             clock.now += 1
-            for _ in range(TRIES):
-                with looks.manager() as newer:
-                    is_new = newer is not first
-                if is_new:
-                    break
-            assert is_new, "the look behind the pages was taken again"
+            with looks.manager():
+                pass
+            ended("tiered-look")
+            with looks.manager() as newer:
+                assert newer is not first, "the look behind the pages was taken again"
             assert closed == [], "somebody still uses the old one"
         assert closed == [first]
         looks.close()
@@ -244,7 +285,7 @@ def test_a_newer_look_that_fails_or_hangs_is_said_above_every_page(world: World)
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         answers: list[Callable[[], LogManager]] = [lambda: world.open(read_only=True)]
         looks = Looks(manager.config, lambda: answers[-1](), clock)
-        found = Site(looks, clock, storage=world.disk)
+        found = Site(looks, clock, storage=world.disk, deadline_s=60)
         page(found, "/")
 
         def refused() -> LogManager:
@@ -252,22 +293,17 @@ def test_a_newer_look_that_fails_or_hangs_is_said_above_every_page(world: World)
 
         answers.append(refused)
         clock.now += FRESH_MS
-        body = ""
-        for _ in range(TRIES):
-            clock.now += KEPT_MS
-            body = page(found, "/")
-            if "refused" in body:
-                break
+        page(found, "/")
+        ended("tiered-look")
+        body = page(found, "/")
         assert "What is shown is of 2027-01-15 08:00:00 UTC; looking again failed" in body
         assert "&lt;b&gt;refused" in body
         hanging = Hanging()
         answers.append(lambda: hanging() and world.open(read_only=True))  # type: ignore[arg-type, return-value]
         try:
-            for _ in range(TRIES):
-                clock.now += KEPT_MS
-                page(found, "/")
-                if hanging.calls:
-                    break
+            ended("tiered-look")
+            clock.now += KEPT_MS
+            assert "looking again failed" in page(found, "/"), "the one before it, until there is a newer one"
             clock.now += STALE_MS
             assert "without an end" in page(found, "/plan")
         finally:

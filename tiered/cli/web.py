@@ -42,12 +42,7 @@ def web(session: Session, listen: str, token_file: str | None, hosts: tuple[str,
     gate, made = _gate(token_file, hosts, is_open=not is_loopback(host))
     session.set_up_logging(tells_problems=True)
 
-    def look() -> LogManager:
-        from tiered.manager import LogManager
-
-        return LogManager.open(session.config(), now_ms=now_ms(), read_only=True)
-
-    looks = Looks(config, look, now_ms)
+    looks = Looks(config, lambda: _look(session), now_ms, lambda: _look(session, is_alone=True))
     with stop_signals() as stop:
         server = WebServer(host, port, Site(looks, now_ms).answer, gate)
         server.start()
@@ -63,6 +58,16 @@ def web(session: Session, listen: str, token_file: str | None, hosts: tuple[str,
             server.close()
             looks.close()
     return Exit.DONE
+
+
+def _look(session: Session, *, is_alone: bool = False) -> LogManager:
+    """A manager that only looks, `is_alone` at the disk."""
+    from tiered.manager import LogManager
+    from tiered.web.silent_store import silent_store
+
+    config = session.config()
+    store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
+    return LogManager.open(config, now_ms=now_ms(), read_only=True, store=store)
 
 
 def _gate(path: str | None, hosts: tuple[str, ...], *, is_open: bool) -> tuple[Gate, str | None]:

@@ -67,7 +67,8 @@ table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; color: var(--faint); padding: .25rem 0; }
 th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 td { overflow-wrap: break-word; }
-th[scope=row] { min-width: 7rem; overflow-wrap: anywhere; }
+th[scope=row] { overflow-wrap: anywhere; }
+th[scope=row]:not(.number):not(.short) { min-width: 9rem; }
 .short { white-space: nowrap; }
 td:last-child:not(.number, .short) { min-width: 9rem; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -169,6 +170,8 @@ SCRIPT = """"use strict";
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const fresh = page.querySelector("main");
       if (!fresh) throw new Error("no page");
+      const isOther = answer.ok && page.body.dataset.refresh !== document.body.dataset.refresh;
+      if (isOther && !busy()) return location.reload(); // what could not be shown before, with scripts of its own
       if (!busy()) show(page, fresh);
     } catch {
       told.textContent = "The manager does not answer: what is shown is what it said last.";

@@ -33,7 +33,7 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
         tag("p", words, rest),
         _form(lab, query),
         tag("section", results(lab, query), id="results", aria_label="Results"),
-        refreshes=False,
+        refresh_s=None,
         script="/lab.js",
     )
 

@@ -53,7 +53,7 @@ def results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
 def _figures(lab: CostLab) -> Html:
     now, then = lab.today, lab.chosen
     saved = now.total - then.total
-    share = f" ({-saved / now.total:+.0%})" if now.total else ""
+    share = f" ({-saved / now.total:+.0%})" if now.total and abs(saved) >= 0.005 * now.total else ""
     return figures(
         {
             "$ a month now": tag("span", format_dollars(now.total), id="dollars-now"),

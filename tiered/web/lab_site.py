@@ -14,7 +14,7 @@ from tiered.web.gathering import Gathering, Told
 from tiered.web.lab import TOPICS_MAX, lab_facts, lab_page, nothing_page
 from tiered.web.lab_words import FIELD_OF
 from tiered.web.looks import Looks
-from tiered.web.parts import late
+from tiered.web.notes import note_on
 
 MEASURED_MS = 60_000  # how long what was measured is good enough to simulate with
 ANSWER_MS = 60_000
@@ -28,11 +28,13 @@ class Laboratory:
 
     def page(self, query: Mapping[str, str]) -> str:
         """Raises InvalidRequest for settings that cannot be, NotFound for a topic that is not there."""
-        measured, left_out, _ = self._measured(query).value
+        basis = self._measured(query)
+        measured, left_out, _ = basis.value
         if not any(each.stream is not None for each in measured):
-            return nothing_page(self._now_ms(), "no tiered topic has stored anything yet")
+            note = note_on(self._looks, basis, self._now_ms())
+            return nothing_page(self._now_ms(), "no tiered topic has stored anything yet", note)
         told = self._lab(query)
-        note = late(self._now_ms(), told.at_ms, told.late_since_ms)
+        note = note_on(self._looks, told, self._now_ms())
         return lab_page(told.value, query, told.at_ms, left_out, note)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:

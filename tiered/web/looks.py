@@ -2,8 +2,8 @@
 
 One that only looks sees the directory and the bucket as they were when it was opened. It is opened anew in a thread
 when somebody asks and the last one is older than FRESH_MS; until the new one is there the old one serves. A manager is
-closed when nobody looks at it any more. While the first one is being opened (a store that hangs may take minutes),
-everybody is told so.
+closed when nobody looks at it any more. A store that hangs may keep the first one from being opened for minutes: after
+FIRST_S the disk is looked at alone, and everybody is told so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from local.errors import Unavailable
+from local.errors import LogError, Unavailable
 
 if TYPE_CHECKING:
     from tiered.config import Config
@@ -30,15 +30,22 @@ FIRST_S = 2.0  # how long the first to ask waits for the first manager
 class Looks:
     """See the module text. Thread safe."""
 
-    def __init__(self, config: Config, open_manager: Callable[[], LogManager], now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        open_manager: Callable[[], LogManager],
+        now_ms: Callable[[], int],
+        open_alone: Callable[[], LogManager] | None = None,
+    ) -> None:
+        """`open_alone` opens one that asks no store."""
         self.config = config
-        self._open, self._now_ms = open_manager, now_ms
+        self._open, self._open_alone, self._now_ms = open_manager, open_alone, now_ms
         self._lock = threading.Lock()
         self._is_there = threading.Event()
         self._held: _Held | None = None
         self._opening_since_ms: int | None = None
         self._error: Exception | None = None
-        self._is_closed = False
+        self._is_closed = self._is_alone = False
 
     @classmethod
     def of(cls, manager: LogManager) -> Looks:
@@ -66,10 +73,13 @@ class Looks:
             held, since, error = self._held, self._opening_since_ms, self._error
         if held is None or not held.is_ours:
             return None
-        if error is not None:
-            return held.at_ms, f"looking again failed: {' '.join(str(error).split())}"
+        if held.is_alone:
+            waits = f"since {(now - since) // 1000} s" if since is not None else "when it was asked"
+            return held.at_ms, f"of the disk alone: the store has not answered {waits}"
         if since is not None and now - since >= STALE_MS:
             return held.at_ms, f"looking again since {(now - since) // 1000} s without an end"
+        if error is not None:
+            return held.at_ms, f"looking again failed: {' '.join(str(error).split())}"
         return None
 
     def close(self) -> None:
@@ -84,12 +94,12 @@ class Looks:
         now = self._now_ms()
         with self._lock:
             if self._is_due(now):
-                self._opening_since_ms, self._error = now, None
+                self._opening_since_ms = now
                 self._is_there.clear()
                 threading.Thread(target=self._reopen, args=(now,), name="tiered-look", daemon=True).start()
             is_first = self._held is None
-        if is_first:
-            self._is_there.wait(FIRST_S)
+        if is_first and not self._is_there.wait(FIRST_S):
+            self._look_alone(now)
         with self._lock:
             if self._held is not None:
                 self._held.users += 1
@@ -124,6 +134,30 @@ class Looks:
             if each is not None:
                 self._give_back(each)
 
+    def _look_alone(self, now_ms: int) -> None:
+        """Without the store; one at a time, and only while there is nothing better."""
+        with self._lock:
+            if self._open_alone is None or self._held is not None or self._is_alone or self._is_closed:
+                return
+            self._is_alone = True
+        try:
+            new = _Held(self._open_alone(), now_ms, is_alone=True)
+        except LogError as error:
+            _log.warning("looking at the disk failed: error=%s", error)
+            return  # whoever opens all of it meets it, too
+        finally:
+            self._is_alone = False
+        if not self._is_kept(new):
+            self._give_back(new)
+
+    def _is_kept(self, new: _Held) -> bool:
+        """Whether it is what serves from now on; something better may have come meanwhile."""
+        with self._lock:
+            if self._held is not None or self._is_closed:
+                return False
+            self._held = new
+            return True
+
     def _give_back(self, held: _Held) -> None:
         """The last one to look closes it; who made it was the first."""
         with self._lock:
@@ -136,6 +170,6 @@ class Looks:
 class _Held:
     """`users` counts those who look, and us while it is the newest."""
 
-    def __init__(self, manager: LogManager, at_ms: int, *, is_ours: bool = True) -> None:
-        self.manager, self.at_ms, self.is_ours = manager, at_ms, is_ours
+    def __init__(self, manager: LogManager, at_ms: int, *, is_ours: bool = True, is_alone: bool = False) -> None:
+        self.manager, self.at_ms, self.is_ours, self.is_alone = manager, at_ms, is_ours, is_alone
         self.users = 1

@@ -40,7 +40,9 @@ _HEADINGS = (
 )
 
 
-def partition_page(report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str]) -> str:
+def partition_page(
+    report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str], note: Child = None
+) -> str:
     """The page of one partition; `report` is of its topic."""
     name = snapshot.partition
     here = partition_path(name)
@@ -51,6 +53,7 @@ def partition_page(report: StatusReport, snapshot: PartitionSnapshot, query: Map
         str(name),
         here,
         report.now_ms,
+        note,
         tag("p", "A partition of ", tag("a", name.topic, href=topic_path(name.topic))),
         troubles(report, [each for each in report.stuck if each.partition in (None, name)]),
         _figures(partition_row(report, name)),

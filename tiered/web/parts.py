@@ -13,6 +13,7 @@ from tiered.units import format_ms
 from tiered.web.html import Child, Html, join, tag
 
 REFRESH_S = 30
+SOON_S = 8  # for what could not be shown yet
 ROWS_ON_A_PAGE = 100
 TROUBLES_SHOWN = 5  # at the head of a page
 SECTIONS = {
@@ -43,13 +44,13 @@ class Heading:
 
 
 def frame(
-    title: str, here: str, now_ms: int, *children: Child, refreshes: bool = True, script: str | None = None
+    title: str, here: str, now_ms: int, *children: Child, refresh_s: int | None = REFRESH_S, script: str | None = None
 ) -> str:
     """A whole document. `here` is the path of its section; one that refreshes does so with and without the script.
 
     `script` is the path of a module of its own.
     """
-    by_itself = tag("noscript", tag("meta", http_equiv="refresh", content=REFRESH_S)) if refreshes else None
+    by_itself = tag("noscript", tag("meta", http_equiv="refresh", content=refresh_s)) if refresh_s else None
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -69,7 +70,7 @@ def frame(
         tag("header", tag("strong", "tiered"), tag("nav", links, aria_label="Pages")),
         tag("main", tag("h1", title), children, id="content"),
         tag("footer", tag("p", f"As of {stamp(now_ms)}. Read-only.", id="asked", role="status")),
-        data_refresh=REFRESH_S if refreshes else None,
+        data_refresh=refresh_s,
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
@@ -188,20 +189,6 @@ def counted(count: int, thing: str) -> str:
 
 def topic_path(topic: str) -> str:
     return f"/topics/{quote(topic, safe='')}"
-
-
-def late(now_ms: int, at_ms: int, since_ms: int | None) -> Html | None:
-    """A box above a page that shows what was found a while ago, for a newer look has not ended."""
-    if since_ms is None:
-        return None
-    words = f"Looking again since {lasted(now_ms - since_ms)} without an end: the disk or the store does not answer. "
-    return tag("div", words, f"What is shown is of {stamp(at_ms)}.", class_="trouble", id="late", role="alert")
-
-
-def stale_note(at_ms: int, why: str) -> Html:
-    """The same for a manager that only looks and could not look again."""
-    words = f"What is shown is of {stamp(at_ms)}; {why}."
-    return tag("div", words, class_="trouble", id="late", role="alert")
 
 
 def stamp(ms: int) -> str:

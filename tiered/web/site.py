@@ -22,9 +22,10 @@ from tiered.web.compaction import Compaction, compaction_facts, compaction_page,
 from tiered.web.gathering import DEADLINE_S, Gathering, Told
 from tiered.web.html import Html, tag
 from tiered.web.looks import Looks
+from tiered.web.notes import note_on
 from tiered.web.overview import found_topics, overview, troubles_page
 from tiered.web.partition import partition_facts, partition_page
-from tiered.web.parts import frame, late, stale_note
+from tiered.web.parts import SOON_S, frame
 from tiered.web.plan import Asked, plan_facts, plan_page
 from tiered.web.topic import topic_facts, topic_page
 
@@ -103,16 +104,16 @@ class Site:
                 plan = self._plan(asked)
                 return plan_page(plan.value, asked, query, plan.at_ms, note=self._late(plan))
             case ["compaction"]:
-                found = self._compaction()
-                return compaction_page(found.value, query, note=self._late(found))
+                compaction = self._compaction()
+                return compaction_page(compaction.value, query, note=self._late(compaction))
             case ["cost"]:
                 return self._laboratory().page(query)
             case ["topics", topic]:
-                report, of = self._topic(topic)
-                return topic_page(report, of, query)
+                found = self._topic(topic)
+                return topic_page(*found.value, query, note=self._late(found))
             case ["topics", topic, number]:
-                report, snapshot = self._partition(topic, number)
-                return partition_page(report, snapshot, query)
+                part = self._partition(topic, number)
+                return partition_page(*part.value, query, note=self._late(part))
         raise NotFound("looking for a page", path=path)
 
     def _json(self, path: str, query: Query) -> str:
@@ -127,9 +128,9 @@ class Site:
             case ["cost"]:
                 return _encoded(self._laboratory().facts(query))
             case ["topics", topic]:
-                return _encoded(topic_facts(*self._topic(topic)))
+                return _encoded(topic_facts(*self._topic(topic).value))
             case ["topics", topic, number]:
-                report, snapshot = self._partition(topic, number)
+                report, snapshot = self._partition(topic, number).value
                 return _encoded(partition_facts(report, snapshot.partition))
         raise NotFound("looking for a page", path=path)
 
@@ -155,14 +156,14 @@ class Site:
 
         return self._gathering.get("compaction", look, keep_ms=KEPT_MS)
 
-    def _topic(self, topic: str) -> tuple[StatusReport, Topic]:
+    def _topic(self, topic: str) -> Told[tuple[StatusReport, Topic]]:
         def look() -> tuple[StatusReport, Topic]:
             with self._looks.manager() as manager:
                 return self._look(topic), manager.topic(topic)
 
-        return self._gathering.get(f"topic/{topic}", look).value
+        return self._gathering.get(f"topic/{topic}", look)
 
-    def _partition(self, topic: str, number: str) -> tuple[StatusReport, PartitionSnapshot]:
+    def _partition(self, topic: str, number: str) -> Told[tuple[StatusReport, PartitionSnapshot]]:
         """Raises NotFound, and what keeps a partition from being looked at."""
 
         def look() -> tuple[StatusReport, PartitionSnapshot]:
@@ -173,7 +174,7 @@ class Site:
                     raise NotFound("looking for a partition", topic=topic, partition=number)
                 return report, manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
 
-        return self._gathering.get(f"partition/{topic}/{number}", look).value
+        return self._gathering.get(f"partition/{topic}/{number}", look)
 
     def _laboratory(self) -> Laboratory:
         """Made when it is first asked for: it loads the simulator."""
@@ -192,18 +193,15 @@ class Site:
 
     def _late(self, told: Told[Any]) -> Html | None:
         """What stands above a page that shows less than how things are now."""
-        stale = self._looks.stale()
-        if stale is not None:
-            return stale_note(*stale)
-        return late(self._now_ms(), told.at_ms, told.late_since_ms)
+        return note_on(self._looks, told, self._now_ms())
 
     def _failed(self, status: HTTPStatus, title: str, error: LogError, *, is_json: bool) -> Answered:
         words = " ".join(str(error).split())
         if is_json:
             return status, JSON_TYPE, _encoded({"error": type(error).__name__, "message": words})
         body = [tag("p", words, class_="trouble"), tag("p", tag("a", "Overview", href="/"))]
-        is_passing = status == HTTPStatus.SERVICE_UNAVAILABLE
-        return status, HTML_TYPE, frame(title, "", self._now_ms(), body, refreshes=is_passing)
+        again_s = SOON_S if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+        return status, HTML_TYPE, frame(title, "", self._now_ms(), body, refresh_s=again_s)
 
 
 def _parts(path: str) -> list[str]:

@@ -42,7 +42,7 @@ _HEADINGS = (
 )
 
 
-def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str]) -> str:
+def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None) -> str:
     """The page of one topic; `report` is of that topic alone."""
     names = topic.partitions()
     page = min(page_count(len(names)), asked_page(query))
@@ -54,6 +54,7 @@ def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str]) -> 
         topic.name,
         topic_path(topic.name),
         report.now_ms,
+        note,
         worst_troubles(report, stuck, topic.name),
         pauses(report, [topic_row(report, topic)]),
         table(counted(len(names), "partition"), _HEADINGS, (_cells(report, name, counts[name]) for name in some)),
