@@ -294,7 +294,7 @@ def test_every_property_parses_its_own_default_and_is_documented(name: str) -> N
     assert ENVIRONMENT[row.environment_variable] is row
     assert row.source is Source.KAFKA or any(
         word in name
-        for word in ("remote", "batch", "log.dir.", "uncleanable", "without.key", "compaction.view.", "cost.")
+        for word in ("remote", "batch", "log.dir.", "uncleanable", "without.key", "compaction.view.", "cost.", "clock.")
     )
 
 
