@@ -281,6 +281,7 @@ class Opener:
             if known is not None:
                 # Before taking the partition from whoever writes it now.
                 check_agreement(held.log, known)
+                _warn_of_older_bucket(held, known)
         head = self._become_writer(held, held.metadata, now_ms)
         is_behind = held.log.next_offset < head.taken_upto
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
@@ -311,6 +312,20 @@ class Opener:
             return head
         # A topic that becomes tiered brings its log start along; from here on the head's is the truth.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
+
+
+def _warn_of_older_bucket(held: Partition, head: Head) -> None:
+    """A head's epoch is never below that of records which were appended under it, but where a backup came back."""
+    latest = held.log.epochs.latest
+    if latest is not None and latest > head.epoch:
+        _log.warning(
+            "an older state of the bucket has come back: what it lacks is on this disk and goes up again, in epochs"
+            " given before; no other disk that holds records of that time may be opened, they have to come back"
+            " empty: partition=%s head_epoch=%d disk_epoch=%d",
+            held.name,
+            head.epoch,
+            latest,
+        )
 
 
 def _is_gone(held: Partition) -> bool:

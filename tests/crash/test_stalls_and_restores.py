@@ -165,3 +165,22 @@ def test_what_was_uploaded_since_an_older_head_came_back_are_orphans_once_its_su
         delete_garbage(line.world.store, found, now_ms=NOW + DAY, grace_ms=0)
         assert values(manager.reader()) == expected
         assert prefix == names[0].prefix
+
+
+@pytest.mark.parametrize("is_put_back", [True, False])
+def test_a_disk_with_records_of_a_later_epoch_than_the_bucket_says_that_an_older_state_came_back(
+    caplog: pytest.LogCaptureFixture, *, is_put_back: bool
+) -> None:
+    line = Timeline(keeps_disk=True)
+    line.manager.close()
+    with line.world.open() as manager:
+        send(manager, 20, start=430)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        expected = values(manager.reader())
+    if is_put_back:
+        line.restore(all_of_it=True)
+    with line.world.open() as manager:
+        settle(manager)
+        assert values(manager.reader()) == expected
+    assert ("an older state of the bucket has come back" in caplog.text) == is_put_back
