@@ -21,7 +21,7 @@ Memory: the heads' rows, one name for each object, one range of a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -32,6 +32,7 @@ from remote.at_rest import CODECS
 from remote.chunk_cache import ChunkCache
 from remote.chunks import RAW, ZSTD
 from remote.encryption import NO_KEYS, KeyRing
+from remote.forks import kept_by_forks
 from remote.head import Head, decode_head
 from remote.head_chain import decode_boundary
 from remote.head_changes import loses_objects
@@ -66,6 +67,7 @@ class ObjectKind(Enum):
     SEGMENT = "segment"
     INDEXES = "indexes"
     UNLINKED = "unlinked"
+    FORKED = "let go of, and named by a fork"
     ORPHAN = "orphan of an older epoch"
     IN_FLIGHT = "not named, of the present epoch"
     PAGE = "page of rows"
@@ -262,11 +264,12 @@ class _Check:
             kinds |= {row.data_key: ObjectKind.SEGMENT for row in self._named_rows(head)}
             kinds |= {row.indexes_key: ObjectKind.INDEXES for row in self._named_rows(head)}
             kinds |= {spill.key: ObjectKind.PAGE for spill in head.spills}
+        kinds = dict.fromkeys(self._of_forks(listed), ObjectKind.FORKED) | kinds
         unnamed: Counter[ObjectKind] = Counter()
         for key, info in listed.items():
             kind = kinds.get(key) or self._kind_by_name(key, head.epoch if head is not None else 0)
             report.objects[self._prefix + key] = kind
-            if kind in (ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
+            if kind in (ObjectKind.FORKED, ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
                 unnamed[kind] += info.size_bytes
             elif kind is ObjectKind.UNKNOWN:
                 what = f"an object that is not ours: bytes={info.size_bytes}"
@@ -274,6 +277,15 @@ class _Check:
         for kind, size in sorted(unnamed.items(), key=lambda each: each[0].value):
             count = sum(each is kind for each in report.objects.values())
             report.findings.append(told(Severity.INFO, self._prefix, f"{kind.value}: objects={count} bytes={size}"))
+
+    def _of_forks(self, listed: dict[str, ObjectInfo]) -> Collection[str]:
+        """What forks of this partition name; nothing where a fork cannot be read, which its own check tells."""
+        if not any(parse_pin_key(key) is not None for key in listed):
+            return ()
+        try:
+            return kept_by_forks(self._store, self._prefix)
+        except (Corrupt, NotFound):
+            return ()
 
     def _kind_by_name(self, key: str, epoch: int) -> ObjectKind:
         if parse_head_key(key) is not None:

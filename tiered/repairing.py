@@ -6,6 +6,7 @@ The report says where to look; what is wrong, and whether there is a good copy, 
 |---|---|---|
 | a segment, its indexes, or its row | the good bytes go up under a new name | its row takes the place of the old one |
 | a page of rows | the very same page put back, else its rows in a new one | the same name, or a commit |
+| one that forks name, or their home does | the same for the rows of each (`tiered.repair_relatives`) | a commit each |
 | an older head | nothing: only the newest counts, and it is whole | |
 | a view's part, the newest head, what else has no good copy | nothing: told as hopeless, with its offsets | |
 
@@ -18,10 +19,10 @@ checksums do not prove to be the lost bytes is never put under an old name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, NotFound
 from local.log import Log
@@ -44,6 +45,7 @@ from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.bucket_check import check_contents
 from tiered.copying import segment_to_copy
+from tiered.repair_relatives import Relatives
 from tiered.repair_sources import from_bucket, rows_of_page
 from tiered.rewriting import Keeping
 from tiered.scrub_report import Found, ScrubReport
@@ -59,11 +61,14 @@ class Copies(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRepair:
-    """A segment to be uploaded anew. `source` is "local" or "bucket"."""
+    """A segment to be uploaded anew. `source` is "local" or "bucket"; with `relative` a good copy of that partition, a
+    fork or what it was forked from: its log on the disk, or the row `other` of it in the bucket."""
 
     name: RemotePartitionName
     row: RemoteSegment
     source: str
+    relative: RemotePartitionName | None = None
+    other: RemoteSegment | None = None
 
     @property
     def object(self) -> str:
@@ -126,16 +131,38 @@ def plan_repair(
 ) -> RepairPlan:
     """What of a report can be made good, and from what. Reads what is damaged, and the good copies; writes nothing.
 
-    Raises Unavailable.
+    What a report says of one partition is looked at in all that name the same objects. Raises Unavailable.
     """
     plan = RepairPlan()
+    relatives = Relatives(store)
     by_name: dict[RemotePartitionName, list[Found]] = {}
     unreadable = [each for each in report.of("warning") if each.ulid is not None]  # a key that is missing, or wrong
     for found in (*report.of("corrupt"), *unreadable):
         by_name.setdefault(RemotePartitionName(found.topic, found.topic_id, found.partition), []).append(found)
+    for name, ulid in sorted(_shared(relatives, by_name)):
+        found = Found(severity="corrupt", **_facts(name), object="", what="of a relative", ulid=ulid)
+        by_name.setdefault(name, []).append(found)
     for name in sorted(by_name):
-        plan = _plus(plan, _of_partition(store, name, by_name[name], keys, copies))
+        plan = _plus(plan, _of_partition(store, name, by_name[name], keys, copies, relatives))
     return plan
+
+
+def _shared(
+    relatives: Relatives, by_name: Mapping[RemotePartitionName, Sequence[Found]]
+) -> set[tuple[RemotePartitionName, str]]:
+    """Rows of other partitions that name an object of one that is told of."""
+    shared = set()
+    for name, found in by_name.items():
+        ulids = {each.ulid for each in found if each.ulid is not None}
+        for row in relatives.rows(name) if ulids else ():
+            if row.ulid in ulids:
+                shared |= set(relatives.naming(name, row))
+    told = {(name, each.ulid) for name, found in by_name.items() for each in found}
+    return {each for each in shared if each not in told}
+
+
+def _facts(name: RemotePartitionName) -> dict[str, Any]:
+    return {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
 
 
 def _plus(one: RepairPlan, other: RepairPlan) -> RepairPlan:
@@ -148,7 +175,12 @@ def _plus(one: RepairPlan, other: RepairPlan) -> RepairPlan:
 
 
 def _of_partition(
-    store: ObjectStore, name: RemotePartitionName, found: Sequence[Found], keys: KeyRing, copies: Copies | None
+    store: ObjectStore,
+    name: RemotePartitionName,
+    found: Sequence[Found],
+    keys: KeyRing,
+    copies: Copies | None,
+    relatives: Relatives,
 ) -> RepairPlan:
     try:
         head = GuestLog(store, name.prefix).join()
@@ -171,8 +203,7 @@ def _of_partition(
             needless.append(Untouched(name=name, object=row.data_key, why="whole by now"))
             continue
         try:
-            source = _source(store, name, row, head, keys, copies)
-            segments.append(SegmentRepair(name=name, row=row, source=source))
+            segments.append(_source(store, name, row, head, keys, copies, relatives))
         except (Corrupt, NotFound, AccessDenied, InvalidRequest) as error:
             offsets = (row.base_offset, row.next_offset)
             hopeless.append(Untouched(name=name, object=row.data_key, why=str(error), offsets=offsets))
@@ -242,12 +273,21 @@ def _source(
     head: Head,
     keys: KeyRing,
     copies: Copies | None,
-) -> str:
+    relatives: Relatives,
+) -> SegmentRepair:
     """Where the good copy is. Raises Corrupt, saying why, where there is none."""
     if copies is not None and copies(name, row):
-        return "local"
-    from_bucket(store, name.prefix, row, keys, is_last=row.next_offset >= head.rows_next_offset)
-    return "bucket"
+        return SegmentRepair(name=name, row=row, source="local")
+    try:
+        from_bucket(store, name.prefix, row, keys, is_last=row.next_offset >= head.rows_next_offset)
+    except (Corrupt, NotFound, AccessDenied, InvalidRequest):
+        if copies is not None and (relative := relatives.on_disk(name, row, copies)) is not None:
+            return SegmentRepair(name=name, row=row, source="local", relative=relative)
+        found = relatives.same_bytes(name, row, lambda other, each: not _is_damaged(store, other, each, keys))
+        if found is None:
+            raise
+        return SegmentRepair(name=name, row=row, source="bucket", relative=found[0], other=found[1])
+    return SegmentRepair(name=name, row=row, source="bucket")
 
 
 # --- doing -----------------------------------------------------------------------------------------------------------
@@ -332,11 +372,18 @@ def _to_copy(
 ) -> SegmentToCopy:
     row = repair.row
     if repair.source == "local":
-        log = copies.log(repair.name) if copies is not None else None
-        if log is None or copies is None or not copies(repair.name, row):
+        holder = repair.relative or repair.name
+        log = copies.log(holder) if copies is not None else None
+        if log is None or copies is None or not copies(holder, row):
             raise NotFound("repairing a segment, the disk does not hold its bytes any more", object=row.data_key)
         return segment_to_copy(log, _info(log, row), cleaned_through=row.cleaned_through)
-    return from_bucket(store, repair.name.prefix, row, keys, is_last=row.next_offset >= head.rows_next_offset)
+    is_last = row.next_offset >= head.rows_next_offset
+    if repair.relative is not None and repair.other is not None:
+        return replace(
+            from_bucket(store, repair.relative.prefix, repair.other, keys, is_last=is_last),
+            cleaned_through=row.cleaned_through,
+        )
+    return from_bucket(store, repair.name.prefix, row, keys, is_last=is_last)
 
 
 def _info(log: Log, row: RemoteSegment) -> SegmentInfo:

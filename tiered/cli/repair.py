@@ -103,10 +103,17 @@ def _row(each: SegmentRepair | PageRepair, state: str) -> Row:
         "partition": each.name.partition,
         "object": each.object,
         "source": each.source,
+        "relative": _relative(each),
         "base_offset": part.base_offset,
         "next_offset": part.next_offset,
         "why": None,
     }
+
+
+def _relative(each: SegmentRepair | PageRepair) -> str | None:
+    """The fork, or what it was forked from, that has the good copy."""
+    relative = getattr(each, "relative", None)
+    return str(relative.topic_partition) if relative is not None else None
 
 
 def _untouched(each: Untouched, state: str) -> Row:
@@ -117,6 +124,7 @@ def _untouched(each: Untouched, state: str) -> Row:
         "partition": each.name.partition,
         "object": each.object,
         "source": None,
+        "relative": None,
         "base_offset": each.offsets[0] if each.offsets is not None else None,
         "next_offset": each.offsets[1] if each.offsets is not None else None,
         "why": " ".join(each.why.split()),
@@ -129,6 +137,7 @@ _COLUMNS = (
     Column("partition", "PARTITION", is_number=True),
     Column("object", "OBJECT"),
     Column("source", "FROM THE"),
+    Column("relative", "OF"),
     Column("base_offset", "FROM", is_number=True),
     Column("next_offset", "TO", is_number=True),
     Column("why"),

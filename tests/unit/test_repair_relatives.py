@@ -1,0 +1,181 @@
+"""A repair reaches whoever names the damaged object, and heals a fork from its origin, an origin from its fork."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
+
+from local.log import Log
+from local.names import TopicPartition
+from local.record import StoredRecord
+from remote.catalog import RemotePartitionName, list_partitions
+from remote.encryption import NO_KEYS
+from remote.guest import GuestLog
+from remote.keys import full_key
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.segment import RemoteSegment
+from remote.store import ObjectStore
+from remote.transfer import copy_segment
+from tiered.bucket_check import check_bucket, damage
+from tiered.forking import plan_fork, run_fork
+from tiered.local_copies import LocalCopies
+from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
+from tiered.repair_sources import from_bucket
+from tiered.repairing import Copies, RepairPlan, plan_repair, put_in_place, run_repair
+from tiered.scrub import plan_scrub, report_of, run_scrub
+from tiered.scrub_report import ScrubReport
+
+FORK, SECOND = TopicPartition("f", 0), TopicPartition("g", 0)
+
+
+def _fork(store: ObjectStore, source: str, fork: str) -> None:
+    there = list_partitions(store)
+    names = [name for name in there if name.topic == source]
+    run_fork(store, plan_fork(store, names, fork, known=[]), now_ms=lambda: NOW)
+
+
+def _read(store: ObjectStore, partition: TopicPartition) -> list[StoredRecord]:
+    bucket = RemoteLog(store).reader()
+    return list(bucket.records(partition, bucket.offsets(partition)[0]))
+
+
+def _world(**settings: str) -> World:
+    """A topic, its fork, and a fork of that; the disk keeps what is copied."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1", **settings}, now_ms=NOW)
+        send(manager, 200)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    _fork(world.store, "t", "f")
+    _fork(world.store, "f", "g")
+    return world
+
+
+def _name(store: ObjectStore, topic: str) -> RemotePartitionName:
+    return next(name for name in list_partitions(store) if name.topic == topic)
+
+
+def _row(store: ObjectStore, topic: str, at: int = 0) -> RemoteSegment:
+    log = MetadataLog(store, _name(store, topic).prefix)
+    return log.ask(log.refresh(), lambda index: list(index.rows()))[at]
+
+
+def _spoil(store: MemoryStore, topic: str, *, key: Callable[[RemoteSegment], str] = lambda row: row.data_key) -> None:
+    full = full_key(_name(store, topic).prefix, key(_row(store, topic)))
+    body, modified_ms = store._objects[full]
+    store._objects[full] = (body[:100] + b"\xff" + body[101:], modified_ms)
+
+
+class NoCopies:
+    """A machine without a log."""
+
+    def __call__(self, name: RemotePartitionName, row: RemoteSegment) -> bool:
+        return False
+
+    def log(self, name: RemotePartitionName) -> Log | None:
+        return None
+
+
+def _scrubbed(store: MemoryStore, topic: str) -> ScrubReport:
+    plan = plan_scrub(store, [_name(store, topic)], deep=True)
+    results = run_scrub(store, plan, threads=1)
+    assert results is not None
+    return report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
+
+
+def _heal(store: MemoryStore, topic: str, copies: Copies) -> RepairPlan:
+    """What the report of one topic alone leads to."""
+    plan = plan_repair(store, _scrubbed(store, topic), copies=copies)
+    assert run_repair(store, plan, now_ms=lambda: NOW + 1, copies=copies).failed == ()
+    return plan
+
+
+def _copies(world: World) -> LocalCopies:
+    def open_manager() -> LogManager:
+        return world.open(read_only=True)
+
+    return LocalCopies(open_manager)
+
+
+@pytest.mark.parametrize("told_of", ["t", "f", "g"])
+def test_a_report_of_one_of_them_repairs_all_that_name_the_object(told_of: str) -> None:
+    world = _world()
+    truth = _read(world.store, NAME)
+    _spoil(world.store, "t")
+    with _copies(world) as copies:
+        plan = _heal(world.store, told_of, copies)
+    of = {each.name.topic: each.relative.topic if each.relative else None for each in plan.segments}
+    assert of == {"t": None, "f": "t", "g": "t"}
+    assert {each.source for each in plan.segments} == {"local"}
+    keys = {full_key(_name(world.store, topic).prefix, _row(world.store, topic).data_key) for topic in "tfg"}
+    assert len(keys) == 3, "each has an object of its own now"
+    for partition in (NAME, FORK, SECOND):
+        assert _read(world.store, partition) == truth
+    assert damage(check_bucket(world.store)) == []
+
+
+@pytest.mark.parametrize("healed", ["t", "f"])
+def test_a_fork_heals_from_its_origins_new_object_and_the_origin_from_its_forks(healed: str) -> None:
+    """One of them was repaired by a version that knew of no forks, the disk has the bytes no more."""
+    world = _world()
+    truth = _read(world.store, NAME)
+    sound = dict(world.store._objects)
+    _spoil(world.store, "t")
+    bad = dict(world.store._objects)
+    world.store._objects = sound
+    _rewritten_alone(world.store, healed)
+    for key, body in bad.items():
+        if sound[key] != body:
+            world.store._objects[key] = body
+    other = {"t": "f", "f": "t"}[healed]
+    plan = _heal(world.store, other, NoCopies())
+    assert {(each.name.topic, each.source, each.relative and each.relative.topic) for each in plan.segments} == {
+        (other, "bucket", healed),
+        ("g", "bucket", healed),
+    }
+    assert plan.hopeless == ()
+    for partition in (NAME, FORK, SECOND):
+        assert _read(world.store, partition) == truth
+    assert damage(check_bucket(world.store)) == []
+
+
+def _rewritten_alone(store: MemoryStore, topic: str) -> None:
+    """One row's bytes go up once more, and take the place of that row in this partition alone."""
+    prefix, old = _name(store, topic).prefix, _row(store, topic)
+    log = GuestLog(store, prefix)
+    log.join()
+    source = from_bucket(store, prefix, old, NO_KEYS, is_last=False)
+    row = copy_segment(store, prefix, source, epoch=log.epoch, now_ms=NOW)
+    log.commit(put_in_place(old, row), NOW, touches=(old.base_offset, old.next_offset))
+
+
+@pytest.mark.damages_bucket
+def test_what_nobody_has_is_hopeless_for_all_and_other_bytes_are_never_taken() -> None:
+    world = _world()
+    _rewritten_alone(world.store, "t")
+    _spoil(world.store, "t")
+    _spoil(world.store, "f")
+    plan = _heal(world.store, "f", NoCopies())
+    assert plan.segments == ()
+    assert {each.name.topic for each in plan.hopeless} == {"f", "g"}, "the origin has another object, damaged as well"
+
+
+def test_objects_that_only_a_fork_names_are_no_orphans_to_a_scrub() -> None:
+    world = _world()
+    with world.open() as manager:
+        manager.delete_records({NAME: -1}, now_ms=NOW)
+        for at in range(4):
+            settle(manager, NOW + at * 2 * DAY + HOUR)
+    with world.open(now_ms=NOW + 9 * DAY):
+        pass
+    of_home = next(each for each in check_bucket(world.store) if each.prefix == _name(world.store, "t").prefix)
+    kinds = {kind.value: count for kind, count in of_home.counts().items()}
+    assert kinds["let go of, and named by a fork"] == 2 * len(
+        MetadataLog(world.store, _name(world.store, "f").prefix).refresh().segments
+    )
+    assert "orphan of an older epoch" not in kinds
