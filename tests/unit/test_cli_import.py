@@ -58,6 +58,28 @@ def test_a_bucket_is_listed_and_read_whosever_it_is(sample, logs, capfd) -> None
     assert len(committed) == len([each for each in sample.committed if each.offset < sample.stable])
 
 
+def test_batches_of_anybodys_bucket_are_dumped(sample, logs, ours, tmp_path, capfd) -> None:
+    """The same batches as of the segments' own files, from any offset; of our own bucket too."""
+    target = f"{NAME.topic}/{NAME.partition}"
+    whole = _json(capfd, "dump", target, "--remote", logs, "--layout", "auto")["batches"]
+    files = []
+    for number, segment in enumerate(sample.segments):
+        path = tmp_path / f"{number:020d}.log"
+        path.write_bytes(segment.log)
+        files += _json(capfd, "dump", str(path))["batches"]
+    facts = ("baseOffset", "lastOffset", "count", "producerId", "isTransactional", "isControl", "crc", "size")
+    assert [[row[name] for name in facts] for row in whole] == [[row[name] for name in facts] for row in files]
+    at = whole[len(whole) // 2]["baseOffset"]
+    rest = _json(capfd, "dump", f"{target}@{at}", "--remote", logs, "--layout", "logs")["batches"]
+    assert [row["baseOffset"] for row in rest] == [row["baseOffset"] for row in whole if row["baseOffset"] >= at]
+    assert invoke(["import", logs, NAME.topic, "--remote", ours, "--yes"]) == 0
+    capfd.readouterr()
+    imported = _json(capfd, "dump", target, "--remote", ours)["batches"]
+    assert [row["crc"] for row in imported] == [row["crc"] for row in whole]
+    assert invoke(["dump", target, "--layout", "logs"]) == 2
+    assert "--remote" in capfd.readouterr().err
+
+
 def test_gaps_are_told_on_stderr(sample, tmp_path, capfd) -> None:
     store = open_store(tmp_path.as_uri())
     for files in (sample.segments[0], sample.segments[2]):

@@ -9,7 +9,7 @@ damage.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from local.errors import Corrupt, InvalidRequest
 from tiered.cli.arguments import count_type, parse_partition_at, parse_time
 from tiered.cli.dump_text import entry_line, lines_of
 from tiered.cli.errors import Exit
+from tiered.cli.layouts import LAYOUTS, layout_options, layout_words
 from tiered.cli.render import FORMATS, Column, Row, emit, write_lines
 from tiered.cli.session import Session, now_ms, store_options
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tiered.dump_rows import DecodeRecord
     from tiered.dump_sources import FileSource
     from tiered.dumping import Filter, LogDump
+    from tiered.manager import LogManager
+    from tiered.remote_view import RemoteLog
     from tiered.stored_segments import StoredSegment
 
 _DECODERS = ("utf8", "hex", "base64", "json", "short", "integer", "long", "float", "double")
@@ -72,6 +75,11 @@ class _Asked:
     verify_index_only: bool
     section: str | None
     options: dict[str, object]
+    url: str | None
+    topic_id: str | None
+    layout: str
+    prefixes: tuple[str, ...]
+    private_keys: tuple[str, ...]
 
     @property
     def prints_data(self) -> bool:
@@ -113,10 +121,17 @@ class _Asked:
 @click.option("--verify-index-only", is_flag=True, help="An index: compare it with its log, print nothing else.")
 @click.option("--section", type=click.Choice(_SECTIONS), help="One part of an .indexes object or of a head.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For a URL.")
+@click.option("--remote", "url", metavar="URL", help="A partition of this bucket alone; needs no configuration.")
+@click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
+@layout_options("tiered", "Of --remote,")
 @click.pass_obj
 def dump(session: Session, /, **asked: object) -> int:
     """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
     words = _Asked(**asked)  # type: ignore[arg-type]
+    if words.url is not None:
+        return _dump_partition(session, words)
+    if words.topic_id or words.layout != LAYOUTS[0] or words.prefixes or words.private_keys:
+        raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key are for --remote")
     if "://" not in words.target and not _is_file(words.target):
         return _dump_partition(session, words)
     with _opened(session, words) as source:
@@ -214,8 +229,8 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
 
     from tiered.dumping import LogDump
 
-    with session.manager(read_only=True) as manager:
-        reader = manager.reader()
+    with _whole_partitions(session, asked, partition.topic) as bucket:
+        reader = bucket.reader()
         chosen = _filter(asked)
         asked_from = [each for each in (offset, chosen.from_offset) if each is not None]
         chosen = replace(chosen, from_offset=max(asked_from, default=None))
@@ -229,6 +244,18 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
     if log.problem is not None:
         raise Corrupt(f"dumping a partition, {log.problem}", **facts, at=log.at)
     return Exit.DONE
+
+
+def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
+    """Both tiers here, or a bucket alone, whosever it is."""
+    if asked.url is None:
+        return session.manager(read_only=True)
+    session.set_up_logging()
+    from tiered.remote_view import open_remote
+
+    words = layout_words(asked.layout, asked.prefixes, asked.private_keys)
+    chosen = {topic: asked.topic_id} if asked.topic_id is not None else {}
+    return open_remote(asked.url, asked.options, topic_ids=chosen, **words)
 
 
 def _print_log(asked: _Asked, log: LogDump, head: list[str], **facts: object) -> None:
