@@ -17,8 +17,10 @@ Of a **compacted** topic what is due is copied to a work directory, cleaned ther
 each row is as if the broker's cleaner had never looked at anything older. A work directory may be lost at any time.
 
 Leader epochs are Kafka's own (``leader-epoch-checkpoint``). Where the bucket and the broker have different epochs for
-the same offset the log was truncated and written anew: Conflict, and nothing more goes up. Heads have epochs far above
-Kafka's (`EPOCHS_APART`), so whoever takes the topic over one day appends in a later one.
+the same offset the log was truncated and written anew, as after an unclean leader election: Conflict, which says from
+which offset on the bucket has a branch that the broker lost, and nothing more goes up. Before the new leader has
+written anything the high watermark lies below the bucket's end (`AdoptedPartition.ahead`), and nothing is due. Heads
+have epochs far above Kafka's (`EPOCHS_APART`), so whoever takes the topic over one day appends in a later one.
 
 What the broker's retention deletes stays in the bucket: that is what it is for. Segments that the broker deleted before
 they were copied are a gap, told once and passed over.
@@ -52,7 +54,7 @@ from local.storage import Storage, StorageFile, join
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
 from remote.at_rest import AS_IT_IS, AtRest
 from remote.head import Head
-from remote.head_changes import add_segments
+from remote.head_changes import add_segments, set_properties
 from remote.head_collection import collect_heads
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
@@ -73,7 +75,9 @@ INTERNAL = "__"
 class AdoptedPartition:
     """One partition after a round. Offsets half open. `lag_bytes` are closed and not in the bucket yet, `at_risk_bytes`
     all that only the broker's disk has, its active segment too. `lost` were deleted by the broker before they were
-    copied. `problem`: why it did not go on.
+    copied. `lag_since_ms` is when the oldest that waits was written last. `ahead`: so many offsets of the bucket lie at
+    or above the broker's high watermark: an unclean election took them from it, or its disk is catching up.
+    `problem`: why it did not go on.
     """
 
     partition: TopicPartition
@@ -85,6 +89,8 @@ class AdoptedPartition:
     lag_bytes: int = 0
     at_risk_bytes: int = 0
     lost: tuple[tuple[int, int], ...] = ()
+    lag_since_ms: int | None = None
+    ahead: int = 0
     problem: LogError | None = None
 
 
@@ -97,6 +103,7 @@ class _Closed:
     size_bytes: int
     log: StorageFile
     others: dict[str, bytes]
+    modified_ms: int = 0
 
 
 class _SidecarLog(MetadataLog):
@@ -174,7 +181,7 @@ class Adopter:
             raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
         epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
-        head = log.refresh()
+        head = self._told_settings(log, partition, now_ms)
         _check_lineage(partition, head, epochs)
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
@@ -201,6 +208,8 @@ class Adopter:
                 lag_bytes=sum(each.size_bytes for each in waiting),
                 at_risk_bytes=sum(each.size_bytes for each in waiting) + (sizes[bases[-1]] if bases else 0),
                 lost=lost,
+                lag_since_ms=min((each.modified_ms for each in waiting), default=None),
+                ahead=max(0, reached - watermark),
             )
 
     def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
@@ -220,6 +229,11 @@ class Adopter:
         )
         self._logs[partition, topic_id] = log
         return log
+
+    def _told_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Head:
+        """The newest head, with the settings that the topic has by now."""
+        head, properties = log.refresh(), self._properties(partition.topic)
+        return head if head.properties == properties else log.commit(set_properties(properties), now_ms)
 
     @contextmanager
     def _opened(self, directory: str, topic_id: str, reached: int) -> Iterator[list[_Closed]]:
@@ -252,7 +266,8 @@ class Adopter:
                 others[suffix] = b""
         if _decoded(others[PRODUCER_SNAPSHOT]) is None:
             others[PRODUCER_SNAPSHOT] = b""
-        return _Closed(base, following, size, file, others)
+        modified_ms = self._storage.modified_ms(join(directory, segment_file(base, LOG)))
+        return _Closed(base, following, size, file, others, modified_ms)
 
     def _copy(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> None:
         head = log.refresh()
@@ -384,4 +399,10 @@ def _check_lineage(partition: TopicPartition, head: Head, epochs: LeaderEpochs) 
     for offset in sorted({max(first, start) for _, start in (*theirs.entries, *epochs.entries)}):
         if held.holds(offset, offset + 1) and theirs.epoch_at(offset) != epochs.epoch_at(offset):
             facts = {"bucket": theirs.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
-            raise Conflict("adopting a partition, the broker's log was written anew", partition=partition, **facts)
+            raise Conflict(
+                "adopting a partition, the broker's log was written anew below the bucket's end, as an unclean leader "
+                "election does: the bucket keeps the branch that it lost",
+                partition=partition,
+                **facts,
+                bucket_next_offset=head.rows_next_offset,
+            )

@@ -21,7 +21,7 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One metric. `kafka` is the JMX name that says the same, empty where Kafka has none. `by_partition`: the label
-    `partition` is there where it was asked for."""
+    `partition` is there where it was asked for. `is_of_sidecar`: `tiered adopt` alone has it."""
 
     name: str
     kind: Kind
@@ -29,6 +29,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     kafka: str = ""
     by_partition: bool = False
+    is_of_sidecar: bool = False
 
 
 _BROKER = "kafka.server:type=BrokerTopicMetrics,name="
@@ -391,6 +392,20 @@ METRICS: tuple[Metric, ...] = (
         kind=Kind.GAUGE,
         doc="List price of what is stored now: storage in the bucket, disk. Requests are in `tiered cost show`.",
         labels=("topic", "kind"),
+    ),
+    Metric(
+        name="tiered_adopt_lost_offsets_total",
+        kind=Kind.COUNTER,
+        doc="Offsets that a broker deleted before `tiered adopt` had copied them.",
+        labels=_TOPIC,
+        is_of_sidecar=True,
+    ),
+    Metric(
+        name="tiered_adopt_ahead_offsets",
+        kind=Kind.GAUGE,
+        doc="Offsets that the bucket has above the broker's high watermark: it lost them, or is catching up.",
+        labels=_TOPIC,
+        is_of_sidecar=True,
     ),
     Metric(name="tiered_build_info", kind=Kind.GAUGE, doc="Always 1.", labels=("version", "python", "kernels")),
     Metric(name="process_resident_memory_bytes", kind=Kind.GAUGE, doc="Memory of the process."),

@@ -12,7 +12,10 @@ from written_by_kafka import T0
 from local.names import TopicPartition
 from local.record import Record
 from local.storage import DiskStorage
+from remote.catalog import list_partitions
 from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.adopt_settings import AdoptSettings
 from tiered.adopting import Adopter
 from tiered.bucket_check import check_bucket, damage
 from tiered.remote_view import RemoteLog
@@ -36,7 +39,6 @@ TOPICS = {
         "delete.retention.ms": "86400000",
     },
 }
-PROPERTIES = {"plain": {}, "compacted": {"cleanup.policy": "compact"}}
 
 
 class _Storage(DiskStorage):
@@ -66,21 +68,22 @@ def _records(topic: str, start: int, count: int) -> list[Record]:
 
 @pytest.fixture(scope="module")
 def adopted(kafka, tmp_path_factory):
-    """(store, what a consumer read of "plain" from its first record on, "compacted" as sent, the last round)."""
+    """(store, what was sent, what a consumer read, its bounds, every round, the settings by the broker's files)."""
     home = tmp_path_factory.mktemp("adopt")
     broker = KafkaBroker(kafka, home / "broker", settings=AT_WORK)
     broker.format()
     broker.start()
     root = str(broker.log_dirs[0])
     store = MemoryStore("memory://adopted", now_ms=lambda: NOW)
-    adopter = Adopter(
-        store, _Storage(root), root, str(home / "work"), properties=lambda topic: PROPERTIES[topic], topics=[*TOPICS]
-    )
+    told = AdoptSettings(_Storage(root), root, {})
+    assert told.has_broker
+    adopter = Adopter(store, _Storage(root), root, str(home / "work"), properties=told.of, topics=[*TOPICS])
     sent: dict[str, list[Record]] = {topic: [] for topic in TOPICS}
     rounds, ended = [], threading.Event()
 
     def beside() -> None:
         while not ended.wait(0.2):
+            told.refresh()
             rounds.append(adopter.tick(NOW))
 
     try:
@@ -113,7 +116,7 @@ def adopted(kafka, tmp_path_factory):
     finally:
         ended.set()
         broker.stop()
-    return store, sent, at_broker, bounds, [*rounds, last]
+    return store, sent, at_broker, bounds, [*rounds, last], {topic: told.of(topic) for topic in TOPICS}
 
 
 def _behind(rounds, sent: int) -> int:
@@ -129,13 +132,13 @@ def _in_bucket(store, topic):
 
 
 def test_nothing_is_wrong_with_what_is_in_the_bucket(adopted):
-    store, *_, rounds = adopted
+    store, *_, rounds, _ = adopted
     assert damage(check_bucket(store)) == []
     assert all(each.lost == () for found in rounds for each in found)
 
 
 def test_every_record_that_was_sent_is_in_the_bucket_also_those_that_the_broker_deleted(adopted):
-    store, sent, at_broker, bounds, _ = adopted
+    store, sent, at_broker, bounds, *_ = adopted
     found = _in_bucket(store, "plain")
     told = [(record.key, record.value, record.timestamp_ms) for record in found][:3000]
     assert told == [(each.key, each.value, each.timestamp_ms) for each in sent["plain"]]
@@ -147,7 +150,7 @@ def test_every_record_that_was_sent_is_in_the_bucket_also_those_that_the_broker_
 
 
 def test_of_a_compacted_topic_the_newest_record_of_every_key_is_there(adopted):
-    store, sent, at_broker, _, _ = adopted
+    store, sent, at_broker, *_ = adopted
     found = _in_bucket(store, "compacted")
     assert len(found) < 3000, "nothing was cleaned"
     assert len(at_broker["compacted"]) < 3000, "the broker cleaned nothing"
@@ -161,8 +164,16 @@ def test_of_a_compacted_topic_the_newest_record_of_every_key_is_there(adopted):
     assert all(known[record.offset] == record for record in there if record.offset in known)
 
 
+def test_the_topics_settings_are_those_that_the_broker_was_given(adopted):
+    store, *_, settings = adopted
+    assert settings == {topic: {**given} for topic, given in TOPICS.items()}
+    for topic, given in TOPICS.items():
+        (name,) = (each for each in list_partitions(store) if each.topic == topic)
+        assert MetadataLog(store, name.prefix).refresh().properties == given
+
+
 def test_lag_and_what_only_the_broker_has_are_told(adopted):
-    *_, rounds = adopted
+    *_, rounds, _ = adopted
     for each in rounds[-1]:
         assert each.at_risk_bytes > 0
         assert each.tiered_upto <= each.log_end

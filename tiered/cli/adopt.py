@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +17,7 @@ from tiered.cli.signals import stop_signals
 from tiered.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from tiered.adopt_metrics import AdoptMetrics
     from tiered.adopting import AdoptedPartition
 
 
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--work", metavar="DIR", help="Where compacted topics are cleaned; default: tiered-adopt below -C.")
 @click.option("--every", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between rounds.")
 @click.option("--once", is_flag=True, help="One round, then the rows.")
-@settings_option("A setting of the topics as the broker has it, such as cleanup.policy=compact; may be repeated.")
+@click.option("--metadata", metavar="DIR", help="The broker's metadata.log.dir, where that is another directory.")
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus there.")
+@settings_option("A setting of all topics, over what the broker has; [TOPIC:]KEY=VALUE of one; may be repeated.")
 @bucket_options
 @output_option()
 @click.pass_obj
@@ -35,6 +40,8 @@ def adopt(
     work: str | None,
     every: float,
     once: bool,
+    metadata: str | None,
+    metrics: str | None,
     settings: dict[str, str],
     url: str | None,
     options: dict[str, object],
@@ -43,28 +50,39 @@ def adopt(
 ) -> int:
     """Copy the closed segments of a Kafka broker's log directory, beside the broker; its files are only read."""
     from local.storage import DiskStorage
+    from tiered.adopt_metrics import AdoptMetrics
+    from tiered.adopt_settings import AdoptSettings
     from tiered.adopting import Adopter, check_log_directory
 
     root = os.path.abspath(directory)
     check_log_directory(DiskStorage(), root, topics)
     place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
+    told = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings)
+    if not told.has_broker:
+        session.say("the broker's settings of topics are not here; -X says them, --metadata where they are")
     done: list[AdoptedPartition] = []
-    with stop_signals() as stop, open_bucket(session, url, options) as bucket:
+    figures = AdoptMetrics()
+    with stop_signals() as stop, open_bucket(session, url, options) as bucket, _serving(metrics, figures):
         adopter = Adopter(
             bucket.store,
             DiskStorage(),
             root,
             place,
-            properties=lambda topic: settings,
+            properties=told.of,
             topics=topics,
         )
         while not stop.is_set:
+            told.refresh()
             done = adopter.tick(now_ms(), should_stop=lambda: stop.is_set)
+            figures.note(done, now_ms())
             for each in done:
                 if each.problem is not None:
                     click.echo(f"! {each.partition}: {' '.join(str(each.problem).split())}", err=True)
                 for start, end in each.lost:
                     click.echo(f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before", err=True)
+                if each.ahead:
+                    behind = f"the broker's high watermark lies {each.ahead} offsets below the bucket's end"
+                    click.echo(f"! {each.partition}: {behind}", err=True)
             copied = sum(each.copied for each in done)
             lag, risk = sum(each.lag_bytes for each in done), sum(each.at_risk_bytes for each in done)
             session.say(f"{copied} segments copied, {format_bytes(lag)} wait, {format_bytes(risk)} only on this disk")
@@ -75,8 +93,35 @@ def adopt(
     return Exit.FAILED if any(each.problem for each in done) else Exit.DONE
 
 
+@contextmanager
+def _serving(address: str | None, figures: AdoptMetrics) -> Iterator[tuple[str, int] | None]:
+    """``/metrics`` and ``/health`` meanwhile, where they are asked for, and where that is."""
+    if address is None:
+        yield None
+        return
+    from http import HTTPStatus
+
+    from tiered.exposition import CONTENT_TYPE
+    from tiered.metrics_server import MetricsServer, parse_address
+
+    def health() -> tuple[HTTPStatus, str, str]:
+        status = HTTPStatus.OK if figures.is_well else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, "text/plain", "ok\n" if figures.is_well else "a partition is in trouble\n"
+
+    answers = {
+        "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, figures.text(now_ms())),
+        "/health": health,
+    }
+    server = MetricsServer(*parse_address(address), answers)
+    server.start()
+    try:
+        yield server.address
+    finally:
+        server.close()
+
+
 def _row(each: AdoptedPartition) -> Row:
-    names = ("copied", "copied_bytes", "tiered_upto", "lag_segments", "lag_bytes", "at_risk_bytes")
+    names = ("copied", "copied_bytes", "tiered_upto", "lag_segments", "lag_bytes", "at_risk_bytes", "ahead")
     where = {"topic": each.partition.topic, "partition": each.partition.partition}
     return {**where, **{name: getattr(each, name) for name in names}}
 
@@ -89,5 +134,6 @@ _COLUMNS = (
     Column("copied_bytes", "BYTES", format_bytes, is_number=True),
     Column("lag_segments", "WAIT", format_count, is_number=True),
     Column("lag_bytes", "BYTES", format_bytes, is_number=True),
+    Column("ahead"),
     Column("at_risk_bytes", "ONLY ON THIS DISK", format_bytes, is_number=True),
 )

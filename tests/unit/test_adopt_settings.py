@@ -1,0 +1,160 @@
+"""What a broker's topics are set to, from the metadata log in its log directory; and what the operator says over it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from local.errors import Corrupt, InvalidRequest
+from local.log import Log
+from local.names import LOG, TopicPartition, segment_file
+from local.record import Record
+from local.settings import LogSettings
+from local.storage import DiskStorage
+from tiered.adopt_settings import AdoptSettings
+from tiered.broker_topics import METADATA, BrokerTopics
+
+NOW = 1_800_000_000_000
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _text(value: str | None) -> bytes:
+    return b"\x00" if value is None else _number(len(value.encode()) + 1) + value.encode()
+
+
+def _record(kind: int, body: bytes, version: int = 0) -> Record:
+    """Frame version, api key, version, fields, no tagged fields."""
+    return Record(None, _number(1) + _number(kind) + _number(version) + body + b"\x00", NOW)
+
+
+def topic(name: str, topic_id: uuid.UUID) -> Record:
+    return _record(2, _text(name) + topic_id.bytes)
+
+
+def config(name: str, key: str, value: str | None, of: int = 2) -> Record:
+    return _record(4, bytes([of]) + _text(name) + _text(key) + _text(value))
+
+
+def removed(topic_id: uuid.UUID) -> Record:
+    return _record(9, topic_id.bytes)
+
+
+class Controller:
+    """Whoever writes the metadata log."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = str(root / METADATA)
+        self.disk = DiskStorage()
+        self.disk.make_directory(self.directory)
+        settings = LogSettings(segment_bytes=1 << 20, index_interval_bytes=200, batch_bytes=300)
+        name = TopicPartition("__cluster_metadata", 0)
+        self.log = Log.open(self.disk, self.directory, name, settings, now_ms=NOW)
+
+    def write(self, *records: Record) -> None:
+        self.log.append(list(records), now_ms=NOW)
+
+    def snapshot(self, *records: Record) -> None:
+        """A checkpoint of all below the log's end, which holds these records; the log below it goes."""
+        self.log.roll(now_ms=NOW)
+        end = self.log.next_offset
+        home = Path(self.directory).parent / "scratch"
+        self.disk.make_directory(str(home))
+        other = Log.open(self.disk, str(home), TopicPartition("s", 0), LogSettings(), now_ms=NOW)
+        other.append(list(records), now_ms=NOW)
+        body = (home / segment_file(0, LOG)).read_bytes()
+        (Path(self.directory) / f"{end:020d}-0000000001.checkpoint").write_bytes(body)
+        self.log.drop_before(end, now_ms=NOW, delay_ms=0, raises_log_start=True)
+        self.log.remove_deleted(NOW + 1)
+
+
+A, B = uuid.UUID(int=1), uuid.UUID(int=2)
+
+
+def test_settings_of_topics_are_followed_as_the_controllers_write_them(tmp_path: Path) -> None:
+    controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
+    controller.write(topic("t", A), config("t", "cleanup.policy", "compact"), config("t", "retention.ms", "60000"))
+    assert found.refresh()
+    assert found.of("t") == {"cleanup.policy": "compact", "retention.ms": "60000"}
+    assert found.of("other") == {}
+    controller.write(config("t", "retention.ms", None), config("t", "cleanup.policy", "delete"))
+    controller.log.roll(now_ms=NOW)
+    controller.write(config("1", "log.retention.ms", "5", of=4), _record(26, b""), _record(4, b"?", version=7))
+    found.refresh()
+    assert found.of("t") == {"cleanup.policy": "delete"}
+    controller.write(removed(A), topic("t", B))
+    found.refresh()
+    assert found.of("t") == {}, "a topic that is made anew has none of the one before"
+
+
+def test_what_we_do_not_know_and_what_is_of_the_brokers_own_tier_is_left_out(tmp_path: Path) -> None:
+    controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
+    controller.write(
+        topic("t", A),
+        config("t", "remote.storage.enable", "true"),
+        config("t", "local.retention.ms", "1000"),
+        config("t", "leader.replication.throttled.replicas", "*"),
+        config("t", "cleanup.policy", "something new"),
+        config("t", "segment.bytes", "1048576"),
+    )
+    found.refresh()
+    assert found.of("t") == {"segment.bytes": "1048576"}
+
+
+@pytest.mark.parametrize("had_read_before", [False, True])
+def test_a_checkpoint_has_what_the_log_has_no_more(tmp_path: Path, had_read_before: bool) -> None:
+    controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
+    controller.write(topic("t", A), config("t", "retention.ms", "1"), topic("u", B), config("u", "retention.ms", "2"))
+    if had_read_before:
+        found.refresh()
+    controller.write(removed(B), config("t", "retention.ms", "3"))
+    controller.snapshot(topic("t", A), config("t", "retention.ms", "3"))
+    controller.write(config("t", "retention.bytes", "4"))
+    found.refresh()
+    assert found.of("t") == {"retention.ms": "3", "retention.bytes": "4"}
+    assert found.of("u") == {}
+
+
+def test_a_torn_tail_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
+    controller.write(topic("t", A), config("t", "retention.ms", "1"))
+    file = Path(controller.directory) / segment_file(0, LOG)
+    whole = file.read_bytes()
+    controller.write(config("t", "retention.ms", "2"))
+    more = file.read_bytes()
+    for length in range(len(whole), len(more)):
+        file.write_bytes(more[:length])
+        found.refresh()
+        assert found.of("t") == {"retention.ms": "1"}
+    file.write_bytes(more)
+    found.refresh()
+    assert found.of("t") == {"retention.ms": "2"}
+
+
+def test_no_metadata_log_is_said_and_a_wrong_one_is_damage(tmp_path: Path) -> None:
+    assert not BrokerTopics(DiskStorage(), str(tmp_path)).refresh()
+    controller = Controller(tmp_path)
+    controller.write(_record(4, b"\x02\x7f"))
+    with pytest.raises(Corrupt, match="a record ends too early"):
+        BrokerTopics(DiskStorage(), str(tmp_path)).refresh()
+
+
+def test_what_the_operator_says_is_above_and_of_one_topic_above_that_of_all(tmp_path: Path) -> None:
+    controller = Controller(tmp_path)
+    controller.write(topic("t", A), config("t", "retention.ms", "1"), config("t", "cleanup.policy", "compact"))
+    options = {"retention.ms": "2", "t:retention.ms": "3", "u:cleanup.policy": "compact"}
+    told = AdoptSettings(DiskStorage(), str(tmp_path), options)
+    assert told.of("t") == {"retention.ms": "3", "cleanup.policy": "compact"}
+    assert told.of("u") == {"retention.ms": "2", "cleanup.policy": "compact"}
+    assert told.of("v") == {"retention.ms": "2"}
+    for wrong in ({"retention.mss": "1"}, {"t:retention.ms": "soon"}, {"remote.log.copier.thread.pool.size": "1"}):
+        with pytest.raises(InvalidRequest):
+            AdoptSettings(DiskStorage(), str(tmp_path), wrong)
