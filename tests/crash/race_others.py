@@ -82,7 +82,7 @@ def free(actor: Actor, truth: Truth) -> None:
     race, rng = actor.race, actor.rng
     name = RemotePartitionName(truth.name.topic, truth.topic_ids[truth.name.topic], truth.name.partition)
     while not race.is_ending:
-        actor.frozen_until = race.steps + rng.randrange(200)
+        actor.frozen_until = race.steps + rng.randrange(80)
         actor.step("before freeing")
         store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
         plan = None

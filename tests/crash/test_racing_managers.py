@@ -13,6 +13,7 @@ from race_stage import Actor, GatedStore, Life
 from racing import Race, race_once
 
 from local.errors import Unavailable
+from tiered.writer_ids import DELETION
 
 SEEDS = 320
 RUNS = 8
@@ -34,7 +35,7 @@ RARER: dict[str, Callable[[Race], int]] = {
     "jobs": lambda race: len(race.truth.heads[-1].jobs),
     "forks": lambda race: sum(each.is_told for each in race.forks),
     "heads of forks": lambda race: sum(len(each.heads) - 3 for each in race.forks if each.is_told),
-    "epochs taken to free": lambda race: _count(race, " freed 1"),
+    "epochs taken to free": lambda race: sum(each.writer_id.startswith(DELETION) for each in race.truth.heads),
     "deleted topics": lambda race: race.truth.is_deleted,
 }
 

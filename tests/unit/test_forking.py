@@ -327,6 +327,57 @@ def test_between_any_two_calls_the_source_may_delete_everything() -> None:
     assert made > 8
 
 
+def _begun(count: int) -> World:
+    """A fork that has a head, and no rows yet: whoever made it was cut."""
+    world = _world(count)
+
+    def cut() -> None:
+        raise Cut("cut")
+
+    for at in range(1, _calls(world) + 1):
+        other = _copied(world)
+        stepping = Stepping(other.store, at, cut, is_after=True)
+        with pytest.raises(Cut):
+            run_fork(stepping, _plan(stepping), now_ms=lambda: NOW)  # type: ignore[arg-type]
+        if _names(other.store, "f"):
+            return other
+    raise AssertionError("no fork was begun")
+
+
+def test_of_two_who_fork_at_once_nobody_takes_from_the_other_what_somebody_was_told() -> None:
+    """Another run begins and ends between any two calls of the first one; then the source goes. Both go on with a fork
+    that was begun, so they mean the same one."""
+    world = _begun(100)
+    truth = _read(world.store, NAME)
+    told = []
+    for at in range(1, _calls(world) + 1):
+        other, made = _copied(world), []
+
+        def fork_too(other: World = other, made: list[str] = made) -> None:
+            run_fork(other.store, _plan(other.store), now_ms=lambda: NOW)
+            made.append("second")
+            _empties(other, NOW)  # what the first one is about to name leaves the index
+
+        stepping = Stepping(other.store, at, fork_too, is_after=False)
+        try:
+            run_fork(stepping, _plan(stepping), now_ms=lambda: NOW + 9 * DAY)  # type: ignore[arg-type]
+            made.append("first")
+        except LogError:
+            pass
+        assert made, at
+        _empty_the_topic(other, LATER + 30 * DAY)
+        heads = [MetadataLog(other.store, name.prefix).refresh(exact=True) for name in _names(other.store, "f")]
+        living = [RemotePartitionName(head.topic, head.topic_id, 0) for head in heads if head.deleted_ms is None]
+        ids = [name.topic_id for name in living]
+        assert ids, (at, made)
+        reads = [RemoteLog(other.store, topic_ids={"f": each}).reader() for each in ids]
+        found = [list(each.records(FORK, each.offsets(FORK)[0])) for each in reads]
+        assert truth in found, (at, made)
+        assert damage(check_bucket(other.store)) == [], at
+        told += made
+    assert told.count("second") > 8
+
+
 def test_a_look_at_forks_sees_one_that_comes_while_it_looks() -> None:
     """Between the listing and the head of the first fork a second one is made of it, and the first one goes."""
     world = _world(150)

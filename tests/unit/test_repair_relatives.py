@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
@@ -24,6 +25,7 @@ from tiered.forking import plan_fork, run_fork
 from tiered.local_copies import LocalCopies
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
+from tiered.repair_relatives import Relatives
 from tiered.repair_sources import from_bucket
 from tiered.repairing import Copies, RepairPlan, plan_repair, put_in_place, run_repair
 from tiered.scrub import plan_scrub, report_of, run_scrub
@@ -163,6 +165,18 @@ def test_what_nobody_has_is_hopeless_for_all_and_other_bytes_are_never_taken() -
     plan = _heal(world.store, "f", NoCopies())
     assert plan.segments == ()
     assert {each.name.topic for each in plan.hopeless} == {"f", "g"}, "the origin has another object, damaged as well"
+
+
+def test_a_relatives_row_of_the_same_offsets_with_other_bytes_is_no_good_copy() -> None:
+    """It was compacted on its own since."""
+    world = _world()
+    name, other, row = _name(world.store, "f"), _name(world.store, "t"), _row(world.store, "f")
+    fresh = replace(_row(world.store, "t"), data_key="data/new.log", indexes_key="data/new.indexes")
+    for same, found in ((fresh, True), (replace(fresh, size_bytes=7), False), (replace(fresh, data_crc32c=7), False)):
+        relatives = Relatives(world.store)
+        relatives._rows[other] = (same,)
+        assert (relatives.same_bytes(name, row, lambda name, row: True) is not None) is found
+    assert Relatives(world.store).same_bytes(name, row, lambda name, row: True) is None, "they name the same object"
 
 
 def test_objects_that_only_a_fork_names_are_no_orphans_to_a_scrub() -> None:
