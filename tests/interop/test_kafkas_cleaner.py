@@ -29,6 +29,8 @@ OLD_STORIES = 20  # those that begin with segments of formats 0 and 1
 DRIVER = Path(__file__).with_name("CleanWithKafka.java")
 _SECONDS_MAX = 300
 
+pytestmark = pytest.mark.xdist_group("kafkas cleaner")  # the stories are told once
+
 
 class Case(NamedTuple):
     """One round: Kafka's copy of the files before it, and what ours left of them."""
