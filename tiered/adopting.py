@@ -63,6 +63,7 @@ from remote.transfer import SegmentToCopy, copy_segment
 from tiered.copying import SegmentWatch, segment_to_copy
 from tiered.partition import coverage
 from tiered.properties import nearest
+from tiered.store_check import check_writers
 from tiered.topic_settings import log_settings
 from tiered.writer_ids import ADOPT, COPY, DELETION
 
@@ -137,7 +138,8 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
 
 class Adopter:
     """Rounds over one log directory. `properties` are the topics' settings here, by name; `work` is a directory of our
-    own for compacted topics, on a disk with room for what a round copies.
+    own for compacted topics, on a disk with room for what a round copies. `is_single_writer`: nobody else ever writes
+    to that store, so it may be one that overwrites.
     """
 
     def __init__(
@@ -150,14 +152,23 @@ class Adopter:
         properties: Callable[[str], dict[str, str]],
         topics: Sequence[str] = (),
         at_rest: AtRest = AS_IT_IS,
+        is_single_writer: bool = False,
     ) -> None:
+        self._is_single_writer = is_single_writer
         self._store, self._storage, self._root, self._work = store, storage, root, work
         self._properties, self._topics, self._at_rest = properties, frozenset(topics), at_rest
+        self._is_checked = False
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
         self._writer = f"{ADOPT}{socket.gethostname()} {os.getpid()}"
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
-        """A round over every partition that is wanted. Errors of one are its `problem`, the others go on."""
+        """A round over every partition that is wanted. Errors of one are its `problem`, the others go on.
+
+        Raises InvalidRequest where two writers of the store could both commit, which the first round looks at.
+        """
+        if not self._is_checked and not self._is_single_writer:
+            check_writers(self._store, now_ms)
+            self._is_checked = True
         watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
         done = []
         for partition in self._partitions():

@@ -31,6 +31,10 @@ FILE = "remote-store.json"
 MAX_AGE_MS = 7 * 86_400_000
 LATER_MS = 3_600_000  # the next try of a store that could not be asked again
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "HADOOP_CONF_DIR")
+_REFUSED = (
+    "writing to a store that overwrites what exists, so two writers could both commit; "
+    "if nobody else ever writes there, set remote.single.writer=true"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -82,20 +86,14 @@ class StoreCheck:
             self._checked_ms = now_ms - MAX_AGE_MS + LATER_MS
 
     def _ask(self, store: ObjectStore, now_ms: int) -> int:
-        # A store in this process' memory has one lock and no race to lose.
-        is_racing = not store.url.startswith("memory:")
-        if probe_store(store, now_ms=now_ms, is_racing=is_racing).allows_writers:
+        if _allows_writers(store, now_ms):
             seen = _Remembered(url=store.url, create_if_absent=True, way=self._way(store), checked_ms=now_ms)
             storage, root = self._place()
             replace_file(storage, join(root, FILE), msgspec.json.encode(seen))
         elif self._is_single_writer:
             _log.warning("the store overwrites what exists: two writers would lose records: store=%s", store.url)
         else:
-            raise InvalidRequest(
-                "writing to a store that overwrites what exists, so two writers could both commit; "
-                "if nobody else ever writes there, set remote.single.writer=true",
-                store=store.url,
-            )
+            raise InvalidRequest(_REFUSED, store=store.url)
         return now_ms
 
     def _remembered(self, store: ObjectStore) -> int | None:
@@ -114,6 +112,21 @@ class StoreCheck:
         client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # what the client "auto" means
         told = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
         return hashlib.sha256(told).hexdigest()[:16]
+
+
+def check_writers(store: ObjectStore, now_ms: int) -> None:
+    """For whoever writes to a bucket for long without a log directory: a sidecar.
+
+    Raises InvalidRequest for a store that overwrites, and what the store raises when it cannot be asked.
+    """
+    if not _allows_writers(store, now_ms):
+        raise InvalidRequest(_REFUSED, store=store.url)
+
+
+def _allows_writers(store: ObjectStore, now_ms: int) -> bool:
+    # A store in this process' memory has one lock and no race to lose.
+    is_racing = not store.url.startswith("memory:")
+    return probe_store(store, now_ms=now_ms, is_racing=is_racing).allows_writers
 
 
 class _Remembered(msgspec.Struct):

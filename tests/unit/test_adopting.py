@@ -11,7 +11,7 @@ from disk_model import ModelDisk
 
 from local import checkpoints, kernels
 from local.cleaner import clean
-from local.errors import Conflict, Fenced, NotFound
+from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition, new_topic_id
 from local.producer_state import Producer
@@ -240,6 +240,20 @@ def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(t
     assert set(newest.values()) <= {offset for offset, _ in values}
     rows = RemoteLog(side.store).head(NAME).segments
     assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
+
+
+def test_a_store_that_overwrites_is_refused_before_anything_is_written_there(tmp_path: Path) -> None:
+    """Two sidecars would both commit, each seeing only its own heads."""
+    broker = Broker(tmp_path)
+    broker.send(300)
+    broker.settle()
+    side = Side(broker)
+    side.store.put_if_absent = side.store.put  # type: ignore[method-assign]
+    with pytest.raises(InvalidRequest, match="overwrites what exists"):
+        side.tick()
+    assert side.store._objects == {}
+    side.adopter._is_single_writer = True
+    assert side.tick().problem is None
 
 
 def test_what_expired_in_the_bucket_does_not_go_up_again(tmp_path: Path) -> None:

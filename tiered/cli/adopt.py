@@ -70,6 +70,7 @@ def adopt(
             place,
             properties=told.of,
             topics=topics,
+            is_single_writer=bucket.is_single_writer,
         )
         while not stop.is_set:
             told.refresh()

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """`url` and `options` lead to it; `copies` is what this machine's disk holds of it, None without a directory."""
+    """`url` and `options` lead to it; `is_single_writer` as its user declares; `copies` is what this machine's disk
+    holds of it, None without a directory."""
 
     store: ObjectStore
     keys: KeyRing
     url: str
     options: Mapping[str, object]
+    is_single_writer: bool = False
     copies: LocalCopies | None = None
 
     def partitions(self, targets: Sequence[str], topic_id: str | None) -> list[RemotePartitionName]:
@@ -83,6 +85,9 @@ def open_bucket(
         keys=load_key_ring(config.key_ring if config is not None else None, os.environ),
         url=(config.remote_url or "") if config is not None else url or "",
         options=options_of(config) if config is not None else options,
+        is_single_writer=(
+            config.is_single_writer if config is not None else session.overrides.get("remote.single.writer") == "true"
+        ),
     )
     try:
         if not copies or config is None:
