@@ -13,8 +13,9 @@ stays readable, by its inode, whatever becomes of its name. A partition is looke
    absent. One sidecar writes a partition, and one that was fenced does not take it back by itself; the topic's id is
    Kafka's.
 
-Of a **compacted** topic what is due is copied to a work directory, cleaned there (tombstones stay), and goes up clean:
-each row is as if the broker's cleaner had never looked at anything older. A work directory may be lost at any time.
+Of a **compacted** topic what is due, `WORK_BYTES` of it at most, is copied to a work directory, cleaned there
+(tombstones stay), and goes up clean, all of it in one commit: each row is as if the broker's cleaner had never looked
+at anything older. A work directory may be lost at any time.
 
 Leader epochs are Kafka's own (``leader-epoch-checkpoint``). Where the bucket and the broker have different epochs for
 the same offset the log was truncated and written anew, as after an unclean leader election: Conflict, which says from
@@ -39,7 +40,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from local import checkpoints, names, producer_snapshot
 from local.checkpoints import encode_epochs
@@ -58,6 +59,7 @@ from remote.head_changes import add_segments, set_properties
 from remote.head_collection import collect_heads
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
+from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.copying import SegmentWatch, segment_to_copy
@@ -68,6 +70,7 @@ from tiered.topic_settings import log_settings
 from tiered.writer_ids import ADOPT, COPY, DELETION
 
 EPOCHS_APART = 1 << 20
+WORK_BYTES = 4 << 30  # of a compacted partition in one round: what the work directory has to have room for
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 INTERNAL = "__"
 
@@ -138,7 +141,7 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
 
 class Adopter:
     """Rounds over one log directory. `properties` are the topics' settings here, by name; `work` is a directory of our
-    own for compacted topics, on a disk with room for what a round copies. `is_single_writer`: nobody else ever writes
+    own for compacted topics, on a disk with room for `WORK_BYTES`, twice. `is_single_writer`: nobody else ever writes
     to that store, so it may be one that overwrites.
     """
 
@@ -201,12 +204,15 @@ class Adopter:
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
             lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
+            is_compacted = log_settings(self._properties(partition.topic)).is_compacted
+            due = _some(due, WORK_BYTES) if is_compacted else due
             rows = len(due)
-            if due and log_settings(self._properties(partition.topic)).is_compacted:
+            if due and is_compacted:
                 rows = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
             else:
                 for each in due:
-                    self._copy(log, _as_it_is(directory, each, epochs), now_ms)
+                    row = self._uploaded(log, _as_it_is(directory, each, epochs), now_ms)
+                    log.commit(add_segments([row]), now_ms)
             self._collect_heads(log, now_ms)
             waiting = [each for each in closed if each not in due]
             return AdoptedPartition(
@@ -280,11 +286,10 @@ class Adopter:
         modified_ms = self._storage.modified_ms(join(directory, segment_file(base, LOG)))
         return _Closed(base, following, size, file, others, modified_ms)
 
-    def _copy(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> None:
+    def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> RemoteSegment:
         head = log.refresh()
         place = partition_prefix(head.topic, head.topic_id, head.partition)
-        row = copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=self._at_rest)
-        log.commit(add_segments([row]), now_ms)
+        return copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=self._at_rest)
 
     def _collect_heads(self, log: MetadataLog, now_ms: int) -> None:
         """As a manager's rounds do: a head for each segment adds up."""
@@ -326,13 +331,22 @@ class Adopter:
             copy.remove_deleted(now_ms)
             rows = [info for info in copy.segments() if not info.is_active and not info.is_empty]
             producers = {each.next_offset: each.others[PRODUCER_SNAPSHOT] for each in due}
+            made = []
             for info in rows:
                 segment = segment_to_copy(copy, info, cleaned_through=end)
                 told = producers.get(info.next_offset) or segment.producer_snapshot
-                self._copy(log, replace(segment, producer_snapshot=told), now_ms)
-            return len(rows)
+                made.append(self._uploaded(log, replace(segment, producer_snapshot=told), now_ms))
+            if made:  # at once: what an older record went for is in the last of them, perhaps
+                log.commit(add_segments(made), now_ms)
+            return len(made)
         finally:
             copy.release()
+
+
+def _some(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
+    """The first of them, one at least and no more than so many bytes; the others are for the next rounds."""
+    sizes = list(accumulate(each.size_bytes for each in due))
+    return [each for each, reached in zip(due, sizes, strict=True) if reached <= max(size_bytes, sizes[0])]
 
 
 def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToCopy:

@@ -242,6 +242,49 @@ def test_a_compacted_topic_goes_up_cleaned_whatever_the_brokers_cleaner_merges(t
     assert all(row.cleaned_through is not None and row.cleaned_through >= row.next_offset for row in rows)
 
 
+def test_a_compacted_topic_of_many_keys_goes_up_in_many_segments_and_none_is_ahead_of_its_keys(tmp_path: Path) -> None:
+    """Older records of a key went for newer ones: these are in the bucket with them, or nobody has the key."""
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    side.adopter._properties = lambda topic: {"cleanup.policy": "compact", "segment.bytes": "2000"}
+    for turn in range(2):
+        broker.send(300, keys=200 + turn)
+        broker.log.roll(now_ms=NOW)
+        broker.settle()
+        seen: list[set[bytes | None]] = []
+        real = side.store.put_if_absent
+
+        def put(key: str, body: bytes, real=real, seen=seen) -> None:  # type: ignore[no-untyped-def]
+            real(key, body)
+            if "/meta/head/" in key and RemoteLog(side.store).head(NAME).has_rows:
+                reader = RemoteLog(side.store).reader()
+                seen.append({each.key for each in reader.records(NAME, 0)})
+
+        side.store.put_if_absent = put  # type: ignore[method-assign]
+        found = side.tick()
+        side.store.put_if_absent = real  # type: ignore[method-assign]
+        assert (found.problem, found.lag_bytes) == (None, 0)
+        assert found.tiered_upto == broker.log.next_offset
+        newest = {each.key: at for at, each in enumerate(broker.sent)}
+        assert set(newest.values()) <= {offset for offset, _ in side.values()}
+        assert all(set(newest) <= keys or turn == 0 for keys in seen[1:])
+    assert len(RemoteLog(side.store).head(NAME).segments) >= 6
+
+
+def test_a_large_compacted_topic_goes_up_bit_by_bit(tmp_path: Path, monkeypatch) -> None:
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    broker.send(600, keys=100)
+    broker.settle()
+    monkeypatch.setattr(adopting, "WORK_BYTES", 5000)
+    rounds = [side.tick() for _ in range(8)]
+    assert [each.problem for each in rounds] == [None] * 8
+    assert len({each.tiered_upto for each in rounds}) > 3
+    assert (rounds[0].lag_bytes > 0, rounds[-1].lag_bytes) == (True, 0)
+    newest = {each.key: at for at, each in enumerate(broker.sent) if at < rounds[-1].tiered_upto}
+    assert set(newest.values()) <= {offset for offset, _ in side.values()}
+
+
 def test_a_store_that_overwrites_is_refused_before_anything_is_written_there(tmp_path: Path) -> None:
     """Two sidecars would both commit, each seeing only its own heads."""
     broker = Broker(tmp_path)
