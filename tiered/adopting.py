@@ -100,13 +100,15 @@ class AdoptedPartition:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A closed segment of the broker, its files open."""
+    """A closed segment of the broker, its files open. `is_settled`: the broker says that no transaction is open at its
+    end."""
 
     base_offset: int
     next_offset: int
     size_bytes: int
     log: StorageFile
     others: dict[str, bytes]
+    is_settled: bool
     modified_ms: int = 0
 
 
@@ -205,7 +207,7 @@ class Adopter:
             due = [each for each in closed if each.next_offset <= upto]
             lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
             is_compacted = log_settings(self._properties(partition.topic)).is_compacted
-            due = _some(due, WORK_BYTES) if is_compacted else due
+            due = _settled(due, WORK_BYTES) if is_compacted else due
             rows = len(due)
             if due and is_compacted:
                 rows = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
@@ -281,10 +283,12 @@ class Adopter:
                 others[suffix] = self._storage.read(join(directory, segment_file(offset, suffix)))
             except NotFound:
                 others[suffix] = b""
-        if _decoded(others[PRODUCER_SNAPSHOT]) is None:
+        told = _decoded(others[PRODUCER_SNAPSHOT])
+        if told is None:
             others[PRODUCER_SNAPSHOT] = b""
+        is_settled = told is not None and all(each.transaction_first_offset < 0 for each in told)
         modified_ms = self._storage.modified_ms(join(directory, segment_file(base, LOG)))
-        return _Closed(base, following, size, file, others, modified_ms)
+        return _Closed(base, following, size, file, others, is_settled, modified_ms)
 
     def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> RemoteSegment:
         head = log.refresh()
@@ -343,10 +347,13 @@ class Adopter:
             copy.release()
 
 
-def _some(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
-    """The first of them, one at least and no more than so many bytes; the others are for the next rounds."""
-    sizes = list(accumulate(each.size_bytes for each in due))
-    return [each for each, reached in zip(due, sizes, strict=True) if reached <= max(size_bytes, sizes[0])]
+def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
+    """The first of them, up to where no transaction is open: one that has its data here and its marker in a later round
+    could not be cleaned. About so many bytes; the others are for the next rounds."""
+    sizes = accumulate(each.size_bytes for each in due)
+    ends = [(at + 1, size) for at, size in enumerate(sizes) if due[at].is_settled]
+    fitting = [count for count, size in ends if size <= size_bytes] or [count for count, _ in ends[:1]]
+    return list(due[: max(fitting, default=0)])
 
 
 def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToCopy:

@@ -12,6 +12,7 @@ from disk_model import ModelDisk
 from local import checkpoints, kernels
 from local.cleaner import clean
 from local.errors import Conflict, Fenced, InvalidRequest, NotFound
+from local.isolation import Isolation
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition, new_topic_id
 from local.producer_state import Producer
@@ -283,6 +284,32 @@ def test_a_large_compacted_topic_goes_up_bit_by_bit(tmp_path: Path, monkeypatch)
     assert (rounds[0].lag_bytes > 0, rounds[-1].lag_bytes) == (True, 0)
     newest = {each.key: at for at, each in enumerate(broker.sent) if at < rounds[-1].tiered_upto}
     assert set(newest.values()) <= {offset for offset, _ in side.values()}
+
+
+def test_a_transaction_of_a_compacted_topic_goes_up_with_its_end(tmp_path: Path) -> None:
+    """Cleaned without its marker, what was aborted would be there for good, or a marker be taken for one of nothing."""
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    broker.send(30, keys=30)
+    producer = Producer(producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=True)
+    aborted = [Record(b"aborted %d" % at, b"never", NOW) for at in range(5)]
+    broker.log.append(aborted, now_ms=NOW, producer=producer)
+    broker.sent += aborted
+    broker.send(30, keys=30)
+    broker.log.roll(now_ms=NOW)
+    middle = broker.log.next_offset
+    broker.send(30, keys=30)
+    broker.log.append_marker(9, 0, commit=False, coordinator_epoch=0, now_ms=NOW)
+    broker.sent.append(Record(b"", b"", NOW))
+    broker.send(30, keys=30)
+    broker.log.roll(now_ms=NOW)
+    broker.send(5)
+    broker.settle(middle)  # the marker is above the watermark that was written down last
+    assert side.tick().tiered_upto == 0
+    broker.settle()
+    assert side.tick().tiered_upto == broker.log.segments()[-1].base_offset
+    reader = RemoteLog(side.store).reader(isolation=Isolation.READ_COMMITTED)
+    assert not [each for each in reader.records(NAME, 0) if each.value == b"never"]
 
 
 def test_a_store_that_overwrites_is_refused_before_anything_is_written_there(tmp_path: Path) -> None:
