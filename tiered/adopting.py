@@ -23,6 +23,9 @@ which offset on the bucket has a branch that the broker lost, and nothing more g
 written anything the high watermark lies below the bucket's end (`AdoptedPartition.ahead`), and nothing is due. Heads
 have epochs far above Kafka's (`EPOCHS_APART`), so whoever takes the topic over one day appends in a later one.
 
+What is taken of a broker's files, and in which order they are looked at, is one argument, so it is one module, though
+a long one.
+
 What the broker's retention deletes stays in the bucket: that is what it is for. Segments that the broker deleted before
 they were copied are a gap, told once and passed over.
 
@@ -70,6 +73,7 @@ from tiered.topic_settings import log_settings
 from tiered.writer_ids import ADOPT, COPY, DELETION
 
 EPOCHS_APART = 1 << 20
+UNSETTLED_BYTES = 256 << 20  # of a compacted partition: no longer waited for a segment that ends in no transaction
 WORK_BYTES = 4 << 30  # of a compacted partition in one round: what the work directory has to have room for
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 INTERNAL = "__"
@@ -206,10 +210,12 @@ class Adopter:
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
             lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
-            is_compacted = log_settings(self._properties(partition.topic)).is_compacted
-            due = _settled(due, WORK_BYTES) if is_compacted else due
+            cleans = log_settings(self._properties(partition.topic)).is_compacted and not _is_never_settled(
+                due, reached
+            )
+            due = _settled(due, WORK_BYTES) if cleans else due
             rows = len(due)
-            if due and is_compacted:
+            if due and cleans:
                 rows = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
             else:
                 for each in due:
@@ -354,6 +360,13 @@ def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
     ends = [(at + 1, size) for at, size in enumerate(sizes) if due[at].is_settled]
     fitting = [count for count, size in ends if size <= size_bytes] or [count for count, _ in ends[:1]]
     return list(due[: max(fitting, default=0)])
+
+
+def _is_never_settled(due: Sequence[_Closed], reached: int) -> bool:
+    """Whether so much is due, and at the end of each segment of it some transaction is open, that it goes up as it is,
+    with the broker's own transaction indexes: the job that cleans the bucket sees the whole of them."""
+    is_much = sum(each.size_bytes for each in due) >= UNSETTLED_BYTES
+    return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
 
 
 def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToCopy:

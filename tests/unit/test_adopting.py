@@ -312,6 +312,39 @@ def test_a_transaction_of_a_compacted_topic_goes_up_with_its_end(tmp_path: Path)
     assert not [each for each in reader.records(NAME, 0) if each.value == b"never"]
 
 
+def test_a_compacted_topic_in_which_some_transaction_is_always_open_goes_up_as_it_is(
+    tmp_path: Path, monkeypatch
+) -> None:
+    broker = Broker(tmp_path, is_compacted=True)
+    side = Side(broker)
+    monkeypatch.setattr(adopting, "UNSETTLED_BYTES", 3000)
+    for turn in range(8):
+        producer = Producer(producer_id=turn, producer_epoch=0, base_sequence=0, is_transactional=True)
+        word = b"never" if turn % 2 else b"kept"
+        records = [Record(b"%d of %d" % (at, turn), word, NOW) for at in range(5)]
+        broker.log.append(records, now_ms=NOW, producer=producer)
+        broker.sent += records
+        if turn:
+            broker.log.append_marker(turn - 1, 0, commit=turn % 2 == 1, coordinator_epoch=0, now_ms=NOW)
+            broker.sent.append(Record(b"", b"", NOW))
+        broker.send(30, keys=30)
+        broker.log.roll(now_ms=NOW)
+    broker.settle()
+    found = side.tick()
+    assert found.problem is None
+    assert found.tiered_upto > broker.log.next_offset // 2
+    reader = RemoteLog(side.store).reader(isolation=Isolation.READ_COMMITTED)
+    stable = reader.offsets(NAME)[1]
+    assert 0 < found.tiered_upto - stable < 60
+    committed = [
+        (each.offset, each.value)
+        for each in broker.log.records(0, isolation=Isolation.READ_COMMITTED)
+        if each.offset < stable
+    ]
+    assert [(each.offset, each.value) for each in reader.records(NAME, 0)] == committed
+    assert not [value for _, value in committed if value == b"never"]
+
+
 def test_a_store_that_overwrites_is_refused_before_anything_is_written_there(tmp_path: Path) -> None:
     """Two sidecars would both commit, each seeing only its own heads."""
     broker = Broker(tmp_path)
