@@ -147,7 +147,9 @@ class RetryingStore:
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         listing = _Listing(self._inner, prefix, start_after)
-        while page := self._policy.call(listing.page, verb="list", key=prefix):
+        page = None
+        while page is None or len(page) == LIST_PAGE:  # a shorter one is the last
+            page = self._policy.call(listing.page, verb="list", key=prefix)
             yield from page
 
     def delete(self, keys: Iterable[str]) -> None:

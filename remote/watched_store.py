@@ -108,7 +108,9 @@ class WatchedStore:
                 infos = self._inner.list(prefix, start_after=start_after)
             return list(itertools.islice(infos, LIST_PAGE))
 
-        while found := self._run(page, "listing objects", prefix):
+        found: list[ObjectInfo] | None = None
+        while found is None or len(found) == LIST_PAGE:  # a shorter one is the last
+            found = self._run(page, "listing objects", prefix)
             yield from found
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
 from tiered.status import PartitionStatus, partition_status
+from tiered.timekeeping import JUMPED
 from tiered.units import format_bytes
 from tiered.work_report import Trouble, WorkReport, read_report
 
@@ -36,6 +37,7 @@ _NEXT = {
     "InvalidRequest": "mend the setting, see tiered doctor",
     "NotFound": "tiered doctor",
 }
+_SET_CLOCK = "set the clock; where the new time is right, restart the manager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,7 @@ def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
             partition=None,
             kind=told.kind,
             what=told.message,
-            next_step=next_step(told.kind),
+            next_step=_SET_CLOCK if told.message.startswith(JUMPED) else next_step(told.kind),
             since_ms=told.since_ms,
             count=told.count,
         )

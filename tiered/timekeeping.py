@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from local.errors import LogError, Unavailable
 from tiered.units import format_ms
 
+JUMPED = "going by the clock, it has jumped"
 JUMP_MS = 10 * 60_000  # two looks of one round lie milliseconds apart; time servers correct less, or slowly
 
 
@@ -79,8 +80,7 @@ class Timekeeper:
     def _told(self, off_ms: int) -> LogError:
         way = "ahead" if off_ms > 0 else "back"
         return Unavailable(
-            "going by the clock, it has jumped: nothing expires by it until it is put right, or believed after a while "
-            "or a restart",
+            f"{JUMPED}: nothing expires by it until it is put right, or believed after a while or a restart",
             **{way: format_ms(abs(off_ms) // 1000 * 1000)},
             believed_after=format_ms(self.hold_ms),
         )

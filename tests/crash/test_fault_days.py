@@ -354,6 +354,7 @@ def test_the_clock_jumps_for_an_hour(day: Day, days: int, caplog: pytest.LogCapt
     (trouble,) = day.worker.report.troubles
     assert (trouble.topic, trouble.since_ms <= NOW + NINE * HOUR + STEP) == (None, True)
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
+    assert [each.where for each in day.status().stuck if "set the clock" in each.next_step] == ["./data"]
     # it recovers alone, and nothing has expired
     day.skew_ms = 0
     day.until(EVENING)

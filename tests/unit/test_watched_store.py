@@ -10,7 +10,7 @@ import pytest
 
 from local.errors import NotFound, Unavailable
 from remote.memory_store import MemoryStore
-from remote.retrying_store import RetryingStore, RetryPolicy
+from remote.retrying_store import LIST_PAGE, RetryingStore, RetryPolicy
 from remote.store import UploadSource, ranged_source
 from remote.watchdog import Pulse, Watchdog
 from remote.watched_store import Deadlines, WatchedStore, _Parts
@@ -217,3 +217,21 @@ def test_a_pulse_counts_from_the_last_beat_and_not_while_it_is_paused():
 def test_more_bytes_have_more_time():
     assert Deadlines(call_s=60.0).of(0) == 60.0
     assert Deadlines(call_s=60.0).of(64 << 20) == 60.0 + 512
+
+
+@pytest.mark.parametrize(("keys", "pages"), [(0, 1), (3, 1), (LIST_PAGE, 2), (LIST_PAGE + 1, 2)])
+def test_a_listing_asks_no_further_once_a_page_was_not_full(keys, pages, monkeypatch):
+    inner = MemoryStore()
+    for at in range(keys):
+        inner.put(f"k{at:05}", b"x")
+    watchdog = Watchdog()
+    run, asked = watchdog.run, []
+    monkeypatch.setattr(watchdog, "run", lambda *words, **facts: asked.append(words[2]) or run(*words, **facts))
+    policy = RetryPolicy()
+    call, tried = RetryPolicy.call, []
+    monkeypatch.setattr(
+        RetryPolicy, "call", lambda self, *words, **facts: tried.append(1) or call(self, *words, **facts)
+    )
+    store = RetryingStore(WatchedStore(inner, watchdog), policy)
+    assert len(list(store.list(""))) == keys
+    assert (len(asked), len(tried)) == (pages, pages)

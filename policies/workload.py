@@ -1,0 +1,118 @@
+"""What a simulation of one partition is told, and what it tells: its stream, its readers, requests and bytes.
+
+The engine between them is `policies.simulation`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+
+from policies.cost import DAY_MS
+from remote.segment import PART_BYTES
+
+RANGE_BYTES = 8 << 20  # what a long read asks for at once (`remote.range_reader`)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """Every `every_ms` somebody reads `share` of the segments whose records are at most `oldest_ms` old (None: all).
+
+    A share below 1 stands for many readers of single segments. `range_bytes` is what a GET of data brings on average.
+    `is_stream`: one reader of all of it, who fetches cells of RANGE_BYTES (`remote.read_ahead`), and `begins` GETs
+    more until it has proved itself; `range_bytes` does not count then.
+    """
+
+    every_ms: int
+    share: float = 1.0
+    oldest_ms: int | None = None
+    range_bytes: int = RANGE_BYTES
+    is_stream: bool = False
+    begins: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One partition's stream and what becomes of its bytes on the way; all of it measured (`tiered.cost_history`).
+
+    A batch of `batch_bytes` comes every `batch_ms`. Compaction leaves `compacted_share` of a segment, `stored_share` of
+    that is what compression in the bucket leaves. Indexes take `index_base_bytes` and `index_share` of a segment.
+    A head takes `head_base_bytes`, and so much more for each row, each object that waits for its deletion, each page.
+    """
+
+    batch_bytes: int
+    batch_ms: int
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    part_bytes: int = PART_BYTES
+    compacted_share: float = 1.0
+    stored_share: float = 1.0
+    index_base_bytes: float = 300.0
+    index_share: float = 0.005
+    head_base_bytes: float = 900.0
+    row_bytes: float = 65.0
+    unlinked_bytes: float = 26.0
+    spill_bytes: float = 110.0
+    page_row_bytes: float = 135.0
+    tick_ms: int = 30_000
+    reads: Reads | None = None
+
+    @property
+    def batches_per_segment(self) -> int:
+        """How many batches come before a segment rolls, by size or by time, as `local.rolling` has it."""
+        return max(1, min(self.segment_bytes // self.batch_bytes, self.segment_ms // self.batch_ms + 1))
+
+    @property
+    def rolled_bytes(self) -> int:
+        return self.batches_per_segment * self.batch_bytes
+
+    @property
+    def bytes_per_month(self) -> float:
+        return self.batch_bytes * 30 * DAY_MS / self.batch_ms
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Requests and bytes; names and meaning are those of `remote.metered_store.RequestCounts`."""
+
+    puts: float = 0
+    posts: float = 0
+    gets: float = 0
+    heads: float = 0
+    lists: float = 0
+    deletes: float = 0
+    bytes_in: float = 0
+    bytes_out: float = 0
+    data_puts: float = 0
+    data_gets: float = 0
+    data_bytes_in: float = 0
+    data_bytes_out: float = 0
+
+    def copy(self) -> Counts:
+        return replace(self)
+
+    def minus(self, before: Counts) -> Counts:
+        return Counts(**{each.name: getattr(self, each.name) - getattr(before, each.name) for each in fields(self)})
+
+    def times(self, factor: float) -> Counts:
+        return Counts(**{each.name: getattr(self, each.name) * factor for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What one partition did and held in `window_ms`. Bytes and objects are averages over the window.
+
+    `short_byte_days` has, for each minimum duration in days that was asked about, the byte-days that deleted data
+    objects fell short of it.
+    """
+
+    window_ms: int
+    counts: Counts
+    stored_bytes: float
+    objects: float
+    small_bytes: float
+    index_bytes: float
+    waiting_bytes: float
+    local_bytes: float
+    both_bytes: float
+    object_bytes: float
+    short_byte_days: dict[float, float] = field(default_factory=dict)
