@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPConnection
 
 import pytest
 from manager_world import COMPACTED, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
-from web_pages import Sound, data, page, site
+from web_pages import CountingStore, Sound, data, page, site
 
 from local.errors import Corrupt
 from local.names import TopicPartition
 from remote import metadata_log
-from remote.memory_store import MemoryStore
 from remote.spilling import SpillRule
 from tiered.metrics_server import LOOPBACK, MetricsServer
 from tiered.status_report import StatusReport, status_report
@@ -198,23 +196,6 @@ def test_no_page_asks_the_store(world: World, monkeypatch: pytest.MonkeyPatch) -
         assert asked == []
         manager.snapshots(NOW + 3 * 24 * HOUR)
         assert asked, "a look that may ask reads the oldest page: there was something to ask for"
-
-
-class CountingStore(SwitchableStore):
-    """Answers, and notes what it was asked."""
-
-    def __init__(self, inner: MemoryStore, asked: list[str]) -> None:
-        super().__init__(inner, is_down=False)
-        self.asked = asked
-
-    def __getattr__(self, verb: str) -> Callable[..., object]:
-        call = super().__getattr__(verb)
-
-        def noted(*args: object, **more: object) -> object:
-            self.asked.append(verb)
-            return call(*args, **more)
-
-        return noted
 
 
 def test_a_bucket_that_was_never_seen_has_no_figures(world: World) -> None:

@@ -26,6 +26,7 @@ from tiered.cost_simulation import simulate_streams
 from tiered.units import format_dollars
 from tiered.web.charts import _name_heights, nice_top
 from tiered.web.lab import lab_facts, lab_page
+from tiered.web.lab_words import value_words
 
 MIB = 1 << 20
 STREAM = Stream(
@@ -130,6 +131,14 @@ FIELDS = {
     "part": "part_bytes",
     "reads": "read_share",
 }
+
+
+@pytest.mark.parametrize("name", ["retention", "local", "segment", "part", "reads"])
+def test_the_words_of_a_value_are_that_value_to_the_last_digit(name: str) -> None:
+    values = {"segment": [20_000_001, 1 << 30, 4096], "reads": [0.0, 0.015, 0.3, 2.5]}
+    values["part"] = values["segment"]
+    for value in values.get(name, [90_061_001, 7 * DAY_MS, 3_723_000, HOUR]):
+        assert getattr(read_variant({name: value_words(FIELDS[name], value)}), FIELDS[name]) == value
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from http import HTTPStatus
 
 import msgspec
-from manager_world import NOW, World
+from manager_world import NOW, SwitchableStore, World
 
+from remote.memory_store import MemoryStore
 from tiered.cli.schemas import SCHEMAS
 from tiered.manager import LogManager
 from tiered.web.site import Site
@@ -114,3 +116,20 @@ class Sound(HTMLParser):
         if self.seen.count("table") != self.seen.count("caption"):
             found.append("a table without a caption")
         return found
+
+
+class CountingStore(SwitchableStore):
+    """Answers, and notes what it was asked."""
+
+    def __init__(self, inner: MemoryStore, asked: list[str]) -> None:
+        super().__init__(inner, is_down=False)
+        self.asked = asked
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        call = super().__getattr__(verb)
+
+        def noted(*args: object, **more: object) -> object:
+            self.asked.append(verb)
+            return call(*args, **more)
+
+        return noted
