@@ -15,7 +15,6 @@ from local.epochs import LeaderEpochs
 from local.storage import Storage
 from remote import (
     due_deletion,
-    forks,
     guest,
     head_collection,
     metadata_log,
@@ -290,10 +289,6 @@ def _announcements_go_when_their_pins_end(patch: Patch) -> None:
     patch.setattr(head_collection, "is_over", lambda store, fork: True)
 
 
-def _a_fork_is_asked_for_its_rows_alone(patch: Patch) -> None:
-    patch.setattr(forks, "named_by", spilling.named_keys)
-
-
 def _a_look_without_forks_is_good_for_ever(patch: Patch) -> None:
     patch.setattr(pin_watch.PinWatch, "has_forks", property(lambda self: False))
 
@@ -369,14 +364,13 @@ PLANTED = [
     Plant(_rows_in_pages_name_nothing, _HAS_PAGES),
     Plant(_a_job_carries_its_uploads_into_the_next_epoch, _in(lambda scene: scene.has_guest)),
     Plant(_an_epoch_is_taken_from_anybody, _in(lambda scene: scene.has_freer)),
-    Plant(_who_deletes_asks_no_fork, _HAS_FORK),
-    Plant(_who_collects_asks_no_fork, _HAS_FORK),
+    Plant(_who_deletes_asks_no_fork, _HAS_FORK, since=60),
+    Plant(_who_collects_asks_no_fork, _HAS_FORK, since=60),
     Plant(_a_fork_deletes_what_it_let_go_of, _HAS_FORK),
-    Plant(_a_fork_is_not_announced, _HAS_FORK),
-    Plant(_a_fork_is_told_of_without_a_look, _HAS_FORK),
-    Plant(_announcements_go_when_their_pins_end, _HAS_FORK),
-    Plant(_a_fork_is_asked_for_its_rows_alone, _HAS_FORK),
-    Plant(_a_look_without_forks_is_good_for_ever, _HAS_FORK),
+    Plant(_a_fork_is_not_announced, _HAS_FORK, since=200),
+    Plant(_a_fork_is_told_of_without_a_look, _HAS_FORK, since=360),
+    Plant(_announcements_go_when_their_pins_end, _HAS_FORK, since=280),
+    Plant(_a_look_without_forks_is_good_for_ever, _HAS_FORK, since=60),
     Plant(_a_pause_stops_nothing, _PAUSES),
     Plant(_a_pause_ends_with_its_process, _PAUSES),
 ]

@@ -156,6 +156,8 @@ class Truth:
         for key, unlinked_ms in self._waiting(head):
             self.unlinked_ms.setdefault(key, unlinked_ms)
             assert key not in self._named, f"listed for deletion and named: {key}"
+        if not self.is_told:
+            return  # a fork that may lack objects yet: nobody has looked
         for row in rows:
             if row.ulid not in known:
                 self._commit(row, head.log_start_offset)
@@ -180,6 +182,15 @@ class Truth:
     @property
     def _homes(self) -> tuple[str, ...]:
         return (self.source.prefix,) if self.source is not None else ()
+
+    @judging
+    def tell(self) -> None:
+        """Somebody was told that the fork is whole: all that it names is there, from now on for good."""
+        self.is_told = True
+        self.put_strangers()
+        for row in self._rows:
+            self._commit(row, self.log_start)
+        self._check_complete(self.heads[-1])
 
     def _waiting(self, head: Head) -> Iterator[tuple[str, int]]:
         """What is listed for deletion, and when it left the index."""
