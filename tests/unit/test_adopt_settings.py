@@ -90,7 +90,10 @@ def test_settings_of_topics_are_followed_as_the_controllers_write_them(tmp_path:
     controller.write(config("1", "log.retention.ms", "5", of=4), _record(26, b""), _record(4, b"?", version=7))
     found.refresh()
     assert found.of("t") == {"cleanup.policy": "delete"}
-    controller.write(removed(A), topic("t", B))
+    controller.write(config("t", "retention.ms", "7"), removed(A))
+    found.refresh()
+    assert found.of("t") == {}
+    controller.write(topic("t", B))
     found.refresh()
     assert found.of("t") == {}, "a topic that is made anew has none of the one before"
 

@@ -154,6 +154,29 @@ def test_what_only_a_fork_needed_is_nobodys_once_the_fork_is_gone() -> None:
     assert _data(world.store) == set()
 
 
+def test_what_a_fork_let_go_of_stays_for_the_grace_time_of_its_readers() -> None:
+    """Although its home deletes in between."""
+    world = _world()
+    _fork(world.store)
+    before = _data(world.store)
+    with world.open(now_ms=LATER - 23 * HOUR) as manager:
+        manager.delete_records({NAME: -1}, now_ms=LATER - 23 * HOUR)
+        settle(manager, LATER - 23 * HOUR)
+    with _manager_of_the_fork(world) as manager:
+        manager.delete_records({FORK: -1}, now_ms=LATER)
+        settle(manager, LATER)
+        head = manager.partition(FORK).head()
+        assert head is not None
+        assert not head.has_rows
+        assert head.unlinked
+    with world.open(now_ms=LATER + 2 * HOUR) as manager:
+        settle(manager, LATER + 2 * HOUR)
+        home = manager.partition(NAME).head()
+        assert home is not None
+        assert not home.unlinked, "it was due there"
+    assert _data(world.store) == before
+
+
 def test_both_topics_go_on_apart() -> None:
     world = _world()
     truth = _read(world.store, NAME)
