@@ -273,7 +273,7 @@ class ShrinkableLog(ReadableLog):
     ) -> None:
         old = self._view
         chosen = old.segments if segments is None else tuple(segments)
-        bases = old.bases if segments is None else tuple(s.base_offset for s in chosen)
+        bases = old.bases if segments is None else _bases(old, chosen)
         start = old.log_start_offset if log_start_offset is None else log_start_offset
         self._cuts += next_offset is not None and next_offset < old.next_offset
         times = old.times if segments is None else LargestTimes(chosen[:-1])
@@ -291,3 +291,10 @@ class ShrinkableLog(ReadableLog):
     def _mark_snapshot_deleted(self, offset: int, due_ms: int) -> None:
         if (path := self._snapshots.mark_deleted(offset)) is not None:
             self._deleted.append((due_ms, path))
+
+
+def _bases(old: LogView, chosen: tuple[Segment, ...]) -> tuple[int, ...]:
+    """Their base offsets. A roll adds one segment: those of thousands before it are not asked again."""
+    if chosen and chosen[:-1] == old.segments:
+        return (*old.bases, chosen[-1].base_offset)
+    return tuple(segment.base_offset for segment in chosen)

@@ -144,6 +144,11 @@ const scrolls = (e) => e.scrollWidth > e.clientWidth + 1 && ["auto", "scroll"].i
 for (const e of document.querySelectorAll("body *"))
   if (seen(e) && scrolls(e) && !e.hasAttribute("tabindex") && !e.matches("input, textarea, select"))
     found.push(`can be scrolled with a pointer alone: ${said(e)}`);
+for (const e of document.querySelectorAll("svg text")) {
+  if (!seen(e)) continue;
+  const px = parseFloat(getComputedStyle(e).fontSize) * Math.abs(e.getScreenCTM().a);
+  if (px < 10) found.push(`letters of ${px.toFixed(1)} px: ${said(e)}`);
+}
 const small = stops().filter((e) => e.matches("a[href], button, input, select, summary, textarea"))
   .filter((e) => !e.classList.contains("skip")).map((e) => [e, e.getBoundingClientRect()]);
 const near = (x, y, box) => Math.hypot(

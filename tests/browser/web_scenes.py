@@ -125,11 +125,12 @@ def huge() -> Scene:
     """A thousand partitions, one of them with ten thousand segments; each in trouble, as without a bucket."""
     scene = Scene()
     manager = scene.manager
-    manager.create_topic("huge", PARTITIONS, {"segment.bytes": "1024"}, now_ms=NOW)
+    wide = {"segment.bytes": "1024", "remote.storage.enable": "true"}
+    manager.create_topic("huge", PARTITIONS, wide, now_ms=NOW)
     for number in range(SEGMENTS):
         manager.append("huge", [Record(b"k", b"v" * 940, NOW - DAY + number)], 0, now_ms=NOW)
     for number in range(TOPICS):
-        manager.create_topic(f"topic-{number:03}", 1, {}, now_ms=NOW)
+        manager.create_topic(f"topic-{number:03}", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
     manager.problems = {name: Unavailable("the store is down", partition=name) for name in names(manager)}
     return scene
 

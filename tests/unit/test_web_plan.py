@@ -18,6 +18,7 @@ from remote.spilling import SpillRule
 from tiered.manager import LogManager
 from tiered.planning import priced_plan
 from tiered.web.compaction import compaction_page, look_at_compaction
+from tiered.web.parts import counted
 from tiered.web.plan import Asked, plan_page
 
 
@@ -45,7 +46,7 @@ def test_the_plan_page_says_what_plan_says(world: World) -> None:
         body = page(site(world, manager), "/plan")
         for each in priced.cost.lines:
             assert each.decision.reason.replace("'", "&#x27;") in body
-        assert f"{len(priced.cost.lines)} decisions, in their order" in body
+        assert f"{counted(len(priced.cost.lines), 'decision')}, in their order" in body
         assert "tiered plan --out plan.json" in body
         assert 'method="post"' not in body
 
@@ -188,7 +189,7 @@ def test_a_partition_in_trouble_is_named_above_the_plan(world: World) -> None:
         settle(manager)
     with world.open(store=SwitchableStore(world.store)) as manager:
         body = page(site(world, manager), "/plan")
-        assert "1 partitions in trouble (t/0)" in body
+        assert "1 partition in trouble (t/0)" in body
         assert data(site(world, manager), "/plan?format=json")["problems"].keys() == {"t/0"}
 
 

@@ -43,7 +43,7 @@ DARK = {
 _RULES = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 80rem; padding: 0 1rem 2rem; background: var(--ground); color: var(--text);
-  font: 1rem/1.5 system-ui, sans-serif; }
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 a { color: var(--link); }
 a:focus-visible, input:focus-visible, button:focus-visible, select:focus-visible, summary:focus-visible,
 .wide:focus-visible, .drawing:focus-visible { outline: 3px solid var(--link);
@@ -94,7 +94,7 @@ output { font-variant-numeric: tabular-nums; font-weight: 600; }
 svg { width: 100%; height: 6rem; display: block; }
 svg.bar { height: 1.1rem; width: 11rem; margin-top: .2rem; }
 @media (min-width: 60rem) { #kinds svg.bar { width: 22rem; } }
-svg.chart { height: auto; min-width: 22rem; max-width: 40rem; font: 13px system-ui, sans-serif; }
+svg.chart { height: auto; min-width: 28rem; max-width: 40rem; font: 13px system-ui, sans-serif; }
 svg text { fill: var(--text); paint-order: stroke; stroke: var(--ground); stroke-width: 3px; }
 svg text.faint { fill: var(--faint); }
 svg .grid, svg .rule { stroke: var(--line); stroke-width: .6; }

@@ -21,6 +21,7 @@ from tiered.web.parts import (
     Heading,
     asked_page,
     commands,
+    counted,
     figures,
     frame,
     link,
@@ -197,7 +198,7 @@ def _left_out(priced: PricedPlan) -> list[Html]:
     found = []
     if priced.problems:
         some = ", ".join(map(str, sorted(priced.problems)[:3]))
-        words = f"{len(priced.problems):,} partitions in trouble ({some}): what is planned for them may not be done. "
+        words = f"{counted(len(priced.problems), 'partition')} in trouble ({some}): what is planned may not be done. "
         found.append(tag("div", words, tag("a", "Troubles", href="/troubles"), class_="trouble"))
     if priced.unread:
         some = ", ".join(map(str, priced.unread[:3]))
@@ -243,8 +244,8 @@ def _sign(row: Row) -> Html:
 
 def _caption(count: int, asked: Asked) -> Html | str:
     if not asked.kind:
-        return f"{count:,} decisions, in their order"
-    return f"{count:,} decisions: {VERBS[asked.kind][1]}"
+        return f"{counted(count, 'decision')}, in their order"
+    return f"{counted(count, 'decision')}: {VERBS[asked.kind][1]}"
 
 
 def _commands(asked: Asked) -> Sequence[str]:

@@ -1,0 +1,106 @@
+"""The plan's form and the cost lab's sliders, worked with keys as a reader would; the page's clock moves by hand."""
+
+from __future__ import annotations
+
+import pytest
+from headless import PHONE, Chromium, Tab
+from page_audit import keyboard_problems, problems
+
+pytestmark = pytest.mark.browser
+
+FOCUS = "(id) => document.getElementById(id).focus()"
+STATUS = "document.getElementById('lab-status').textContent"
+TOLD = "document.getElementById('lab-status').textContent.includes('dollars a month as chosen')"
+MOVED_MS = 300  # a slider that rests so long is asked about
+
+
+@pytest.fixture
+def lab(chromium: Chromium, scenes):
+    with chromium.open(scenes("busy").root) as tab:
+        tab.hold_clock()
+        assert tab.go("/cost") == 200
+        yield tab
+
+
+def moved(tab: Tab, slider: str, *keys: str) -> None:
+    tab.js(FOCUS, slider)
+    tab.press(*keys)
+    tab.pass_time(MOVED_MS)
+
+
+def test_a_slider_is_moved_with_keys_and_the_results_and_the_address_follow(lab: Tab) -> None:
+    chosen = "document.getElementById('dollars-chosen').textContent"
+    before = lab.js(chosen)
+    lab.js("window.mark = 1")
+    moved(lab, "retention-slider", "Home", "ArrowRight")
+    lab.wait(TOLD)
+    assert lab.js("document.getElementById('retention-slider').getAttribute('aria-valuetext')") == lab.text(
+        "#retention-shown"
+    )
+    assert lab.js("document.activeElement.id") == "retention-slider", "the focus stays where it was"
+    after, address = lab.js(chosen), lab.js("location.pathname + location.search")
+    assert "retention=" in address
+    assert (after != before, lab.js("window.mark")) == (True, 1)
+    assert problems(lab) == []
+    assert (lab.said, lab.failed, lab.elsewhere()) == ([], [], [])
+    lab.go(address)
+    assert lab.js(chosen) == after, "the address leads to the same"
+    lab.click("form a[href^='/cost']")
+    lab.wait("location.search === '' && document.getElementById('retention-slider')")
+    assert lab.js(chosen) == before
+
+
+def test_of_many_moves_the_last_is_shown(lab: Tab) -> None:
+    lab.js(FOCUS, "retention-slider")
+    lab.press("Home")
+    asked = len(lab.asked)
+    for _ in range(5):
+        lab.press("ArrowRight")
+        lab.pass_time(50)
+    assert len(lab.asked) == asked, "nothing is asked while it moves"
+    lab.pass_time(MOVED_MS)
+    lab.wait(TOLD)
+    assert len(lab.asked) == asked + 1
+    shown = lab.text("#retention-shown")
+    assert lab.js("document.getElementById('retention').selectedOptions[0].text") == shown
+
+
+def test_a_lab_whose_manager_went_away_says_so_and_goes_on_when_it_is_back(lab: Tab, scenes) -> None:
+    scene = scenes("busy")
+    scene.hang_up()
+    try:
+        moved(lab, "retention-slider", "Home")
+        lab.wait(f"{STATUS}.includes('does not answer')")
+        assert lab.js("document.getElementById('dollars-chosen').textContent"), "what it said last is still shown"
+    finally:
+        scene.serve()
+    moved(lab, "retention-slider", "ArrowRight")
+    lab.wait(TOLD)
+
+
+def test_without_scripts_the_choices_are_lists_and_the_button_asks(chromium: Chromium, scenes) -> None:
+    with chromium.open(scenes("busy").root, PHONE, scripts=False) as tab:
+        assert tab.go("/cost?retention=7d") == 200
+        assert tab.js("document.getElementById('retention').value") == "7d"
+        assert tab.js("document.querySelectorAll('input[type=range]').length") == 0
+        assert keyboard_problems(tab) == []
+        assert tab.js("document.getElementById('dollars-chosen').textContent.length > 0")
+
+
+def test_the_plan_is_asked_about_other_settings_with_keys_alone(chromium: Chromium, scenes) -> None:
+    with chromium.open(scenes("busy").root, PHONE) as tab:
+        tab.go("/plan")
+        tab.js(FOCUS, "retention-ms")
+        tab.type("1h")
+        tab.press("Enter")
+        tab.wait("location.search.includes('retention.ms=1h') && document.querySelector('main table')")
+        assert "expire" in tab.text("main table")
+        assert "-X retention.ms=1h" in tab.text("main pre")
+        assert problems(tab) == []
+        tab.js(FOCUS, "retention-ms")
+        tab.js("document.activeElement.select()")
+        tab.type("no time")
+        tab.press("Enter")
+        tab.wait("document.querySelector('h1')?.textContent === 'Not understood'")
+        assert "retention.ms" in tab.text(".trouble")
+        assert [each for each in tab.said if "400" not in each] == []
