@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import re
 
 import pytest
 
@@ -35,3 +37,46 @@ def test_plain_lines_are_what_rich_prints(seed: int, capsys, monkeypatch) -> Non
 def test_what_does_not_fit_on_a_line_is_left_to_rich(capsys) -> None:
     render.emit("rows", [{"a": "one\ntwo", "b": 1}], [Column("a", "A"), Column("b", "B", is_number=True)], "table")
     assert capsys.readouterr().out == "A       B\none     1\ntwo\n"
+
+
+COLUMNS = (Column("name", "NAME"), Column("size", "SIZE", is_number=True), Column("why", "WHAT WAS SEEN"))
+ROWS = [
+    {"name": "orders", "size": 12345, "why": "a reason of quite a few words that goes on"},
+    {"name": "b", "size": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (
+            80,
+            "NAME     SIZE  WHAT WAS SEEN\n"
+            "orders  12345  a reason of quite a few words that goes on\n"
+            "b           1  -\n",
+        ),
+        (
+            40,
+            "NAME     SIZE  WHAT WAS SEEN\norders  12345  a reason of quite a few\n"
+            "               words that goes on\nb           1  -\n",
+        ),
+        (
+            30,
+            "NAME           orders\nSIZE           12345\nWHAT WAS SEEN  a reason of\n               quite a few\n"
+            "               words that goes\n               on\n\n"
+            "NAME           b\nSIZE           1\nWHAT WAS SEEN  -\n",
+        ),
+    ],
+)
+def test_on_a_terminal_no_heading_name_or_number_is_broken(width: int, shown: str, monkeypatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    for name, value in {"COLUMNS": str(width), "LINES": "20", "NO_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    render.emit("rows", ROWS, COLUMNS, "table")
+    lines = re.sub(r"\x1b\[\d*m", "", terminal.getvalue()).splitlines()
+    assert "".join(f"{line.rstrip()}\n" for line in lines) == shown

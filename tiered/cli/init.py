@@ -43,7 +43,8 @@ def init(session: Session, directory: str | None, url: str | None, options: dict
     with open(path, "x", encoding="utf-8") as file:
         file.write(configuration(url, options))
     click.echo(path)
-    session.say(f"next: tiered -C {shlex.quote(directory or session.directory)} topic create NAME")
+    place = directory or session.directory
+    session.say(f"next: tiered {'' if place == '.' else f'-C {shlex.quote(place)} '}topic create NAME")
 
 
 def configuration(url: str, options: Mapping[str, object]) -> str:

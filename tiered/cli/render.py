@@ -11,12 +11,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 SCHEMA_VERSION = 1
 ROWS_AT_ONCE = 1000
+FOLDED_MIN = 24  # cells; a text in a narrower column is a stack of syllables
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, object]
 
@@ -101,6 +106,8 @@ def _write_csv(rows: Iterable[Row], columns: Sequence[Column]) -> None:
 def _write_table(rows: Iterable[Row], columns: Sequence[Column]) -> None:
     """On a terminal as wide as that is, elsewhere as wide as it needs to be, without a code in it.
 
+    What a terminal has no room for, even with long texts on several lines, is shown there as lines of title and value.
+
     ROWS_AT_ONCE are laid out together, so that any number of them takes little memory. Elsewhere than on a terminal
     later ones are no narrower than those before, and only the first have a heading.
     """
@@ -143,22 +150,78 @@ def _write_rich(
     block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], *, with_header: bool
 ) -> None:
     from rich.console import Console
+
+    if not sys.stdout.isatty():
+        plain = io.StringIO()
+        table = _table(block, columns, [(width or None, None) for width in widths], with_header=with_header)
+        Console(file=plain, width=10_000, highlight=False, markup=False).print(table)
+        for line in plain.getvalue().splitlines():
+            _write(line.rstrip())
+        return
+    console = Console(file=sys.stdout, highlight=False, markup=False)
+    fitting = _fitting(block, columns, console.width)
+    if fitting is None:
+        _write_records(console, block, columns)
+    else:
+        console.print(_table(block, columns, [(width, width) for width in fitting], with_header=with_header))
+
+
+def _table(
+    block: Sequence[Sequence[str]],
+    columns: Sequence[Column],
+    widths: Sequence[tuple[int | None, int | None]],
+    *,
+    with_header: bool,
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=with_header)
-    for column, width in zip(columns, widths, strict=True):
+    for column, (least, most) in zip(columns, widths, strict=True):
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        table.add_column(column.title or "", justify=justify, overflow="fold", min_width=width or None)
+        table.add_column(column.title or "", justify=justify, overflow="fold", min_width=least, max_width=most)
     for cells in block:
         table.add_row(*map(Text, cells))
-    if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False, markup=False).print(table)
-        return
-    plain = io.StringIO()
-    Console(file=plain, width=10_000, highlight=False, markup=False).print(table)
-    for line in plain.getvalue().splitlines():
-        _write(line.rstrip())
+    return table
+
+
+def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: int) -> list[int] | None:
+    """The columns' widths on a terminal of `room`; None where they do not fit, and no column breaks well.
+
+    Long texts take several lines, the widest first, but none is made narrower than FOLDED_MIN. A number, a name or a
+    heading that is broken in two can be neither read nor copied.
+    """
+    from rich.cells import cell_len
+
+    lines = [[column.title or "" for column in columns], *block]
+    widths = [max(cell_len(part) for cells in lines for part in cells[at].split("\n")) for at in range(len(columns))]
+    surplus = sum(widths) + 2 * (len(widths) - 1) - room
+    while surplus > 0:
+        widest = max(range(len(widths)), key=lambda at: (not columns[at].is_number, widths[at]))
+        if columns[widest].is_number or widths[widest] <= FOLDED_MIN:
+            return None
+        widths[widest] -= 1
+        surplus -= 1
+    return widths
+
+
+def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Sequence[Column]) -> None:
+    """A row as lines of title and value, a blank line between two rows."""
+    from rich.table import Table
+    from rich.text import Text
+
+    titles = [Text(column.title or column.name, style="bold") for column in columns]
+    for number, cells in enumerate(block):
+        if number:
+            _write("")
+        record = Table(box=None, pad_edge=False, show_header=False)
+        record.add_column(no_wrap=True)
+        record.add_column(overflow="fold")
+        for title, cell in zip(titles, cells, strict=True):
+            record.add_row(title, Text(cell))
+        console.print(record)
+    if not block:
+        _write("  ".join(column.title or "" for column in columns))
 
 
 def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
