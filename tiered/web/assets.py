@@ -67,7 +67,8 @@ table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; color: var(--faint); padding: .25rem 0; }
 th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 td { overflow-wrap: break-word; }
-th[scope=row] { overflow-wrap: anywhere; }
+th[scope=row] { overflow-wrap: break-word; }
+th[scope=row] a { overflow-wrap: anywhere; }
 th[scope=row]:not(.number):not(.short) { min-width: 9rem; }
 .short { white-space: nowrap; }
 td:last-child:not(.number, .short) { min-width: 9rem; }
