@@ -1,0 +1,218 @@
+"""How each how-to page and runbook is followed by a test: what its reader has, and what of it does not run, and why.
+
+What is not run is listed line by line. A line that is neither run nor listed cannot be: a page runs whole. Whoever adds
+to the lists changes the number in `test_pages.py` as well.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from page_runner import Page, Until
+
+_INSTALLS = "installs packages; the environment of the tests has them"
+_CLUSTER = "needs a cluster; test_spark_submit.py submits to one of its own"
+_SYSTEM = "a tool of the system"
+_SPARK = "needs a session; the calls are those of tests/spark, the words are parsed by test_documented_commands.py"
+
+_MAKE_NODE = """python -c '
+import sys, time
+from pathlib import Path
+from local.record import Record
+from tiered import Config, LogManager
+home, url = Path(sys.argv[1]).absolute(), sys.argv[2:]
+(home / "bucket").mkdir(parents=True)
+place = url[0] if url else (home / "bucket").as_uri()
+tiers = "dir = " + chr(34) + "data" + chr(34) + chr(10) + "[remote]" + chr(10) + "url = " + chr(34) + place + chr(34)
+(home / "tiered.toml").write_text("[local]" + chr(10) + tiers + chr(10))
+now = time.time_ns() // 1_000_000 - 60_000
+small = {"segment.bytes": "2KiB", "append.batch.bytes": "256", "local.retention.ms": "1"}
+small["remote.storage.enable"] = "true"
+with LogManager.open(Config.load(str(home / "tiered.toml")), now_ms=now) as manager:
+    for topic, more in (("orders", {}), ("prices", {"cleanup.policy": "compact"})):
+        manager.create_topic(topic, 4 if topic == "orders" else 1, {**small, **more}, now_ms=now)
+        for at in range(20):
+            records = [Record(b"k%d" % (n % 13), b"a value of some length, %d" % n, now + at) for n in range(25)]
+            manager.append(topic, records, now_ms=now)
+    while manager.tick(now):
+        pass
+' """
+NODE = _MAKE_NODE + ".\n"
+_ON_S3 = _MAKE_NODE + ". s3://logs/prod\n"
+_ORPHAN = """object=$(find bucket -path '*orders*/0/data/*.log' | sort | head -1)
+cp "$object" "$(echo $object | sed 's/-0*1-[0-9A-Z]*.log$/-0000000000-01ARZ3NDEKTSV4RRFFQ69G5FAV.log/')"
+"""
+_FLIP = """flip() { printf '\\001\\002' | dd of="$1" bs=1 seek=100 conv=notrunc status=none; }
+for each in $(find bucket -path '*orders*/0/data/*.log' | sort | head -2); do chmod 600 $each; flip $each; done
+"""
+_BROKER = """python -c '
+import time
+from local import checkpoints
+from local.log_dirs import LogDirectory
+from local.names import TopicPartition, new_topic_id
+from local.record import Record
+from local.settings import LogSettings
+from local.storage import DiskStorage
+import os
+root, disk, now = "/var/kafka/data", DiskStorage(), time.time_ns() // 1_000_000
+os.makedirs(root)
+directory, ends = LogDirectory(disk, root), {}
+for topic in ("orders", "payments", "users"):
+    name = TopicPartition(topic, 0)
+    directory.create(name, new_topic_id())
+    log = directory.open_log(name, LogSettings(segment_bytes=2000, batch_bytes=300), now_ms=now)
+    for at in range(50):
+        log.append([Record(b"k%d" % (at % 7), b"value %d" % at, now)] * 5, now_ms=now)
+    ends[name] = log.next_offset
+checkpoints.write_offsets(disk, root + "/replication-offset-checkpoint", ends)
+'
+"""
+_IAM_ROLE = """python -c '
+import boto3
+boto3.client("iam").create_role(RoleName="backfill", AssumeRolePolicyDocument="{}")
+'
+"""
+
+_DAMAGE = """python -c '
+import boto3
+store = boto3.client("s3")
+keys = [each["Key"] for each in store.list_objects_v2(Bucket="bucket")["Contents"]]
+wrong = min(key for key in keys if key.endswith(".indexes") and "orders" in key)
+body = bytearray(store.get_object(Bucket="bucket", Key=wrong)["Body"].read())
+body[10] ^= 1
+store.put_object(Bucket="bucket", Key=wrong, Body=bytes(body))
+'
+tiered -q scrub --deep --report scrub-20261120-101112.json || test $? = 4
+"""
+_THREE_DISKS = """mkdir -p /disk1 /disk2 /disk3
+tiered -q init
+sed -i 's|^dir = .*|dirs = ["/disk1/logs", "/disk2/logs", "/disk3/logs"]|' tiered.toml
+tiered -q topic create orders -p 4
+"""
+_MORE = "seq 1 500 | tiered -q -C /srv/road append orders - --batch 20\n"
+_DOCTOR = {"tiered doctor": (0, 3, 10), "tiered doctor --problems": (0, 3, 10)}  # of this very machine
+HOW_TO = {
+    "adopt-a-broker": Page(
+        setup=_BROKER,
+        buckets=("logs",),
+        until={
+            "tiered adopt /var/kafka/data orders payments --remote s3://logs/kafka --every 30": Until("0 B wait"),
+            "tiered adopt /var/kafka/data --remote s3://logs/kafka --work /var/lib/tiered-adopt --metrics :9465": Until(
+                url="http://127.0.0.1:9465/metrics"
+            ),
+        },
+    ),
+    "compacted-views": Page(
+        setup=NODE,
+        preamble="""
+import time
+from local.names import TopicPartition
+from tiered import Config, LogManager
+manager = LogManager.open(Config.load("tiered.toml"), now_ms=time.time_ns() // 1_000_000, read_only=True)
+""",
+    ),
+    "cut-the-bill": Page(
+        setup=_ON_S3,
+        buckets=("logs",),
+        codes={"tiered cost advise": 3},
+    ),
+    "encrypt-the-bucket": Page(
+        setup="mkdir -p /etc/tiered\n" + _ON_S3,
+        buckets=("logs",),
+        not_run={"pip install 'tiered[encryption]'": _INSTALLS},
+    ),
+    "monitor": Page(
+        setup=NODE,
+        codes=_DOCTOR,
+        until={
+            "tiered status --watch": Until("TOPIC", by=signal.SIGINT),
+            "tiered run --metrics :9464": Until(url="http://127.0.0.1:9464/metrics"),
+        },
+        preamble="""
+import time
+from tiered import Config
+config, now = Config.load("tiered.toml"), time.time_ns() // 1_000_000
+""",
+    ),
+    "pause-uploads": Page(setup=NODE + "tiered -q topic create clicks\n"),
+    "restore-from-the-bucket": Page(
+        setup=_ON_S3,
+        buckets=("logs",),
+        preamble="""
+import time
+from remote.fsspec_store import open_store
+store, now = open_store("s3://logs/prod"), time.time_ns() // 1_000_000
+clock = lambda: now
+""",
+    ),
+    "rewrite-a-bucket": Page(
+        setup="mkdir /tmp; printf '[profile new]\\nregion = us-east-1\\n' > /tmp/aws\n" + _ON_S3,
+        buckets=("logs", "elsewhere"),
+        exports={"TIERED_KEYS": f"2026-b {'A' * 43}=", "AWS_CONFIG_FILE": "/tmp/aws"},
+        preamble="""
+import time
+from remote.fsspec_store import open_store
+store, now = open_store("s3://logs/prod"), time.time_ns() // 1_000_000
+clock, ring = (lambda: now), None
+""",
+    ),
+    "run-as-a-service": Page(
+        setup=f"mkdir -p /etc/systemd/system\n{_MAKE_NODE} /srv/road\n",
+        until={
+            "tiered -C /srv/road run": Until("applied: "),
+            "tiered -C /srv/road run --interval 5s": Until("applied: ", by=signal.SIGINT, code=130),
+        },
+        before=dict.fromkeys(("tiered -C /srv/road run", "tiered -C /srv/road run --interval 5s"), _MORE),
+    ),
+    "scrub-and-repair": Page(
+        setup=_ON_S3.replace("logs/prod", "bucket/prefix"),
+        buckets=("bucket",),
+        before={"tiered repair scrub-20261120-101112.json --dry-run": _DAMAGE},
+        codes={"tiered repair scrub-20261120-101112.json --dry-run": 3},
+    ),
+    "several-disks": Page(setup=_THREE_DISKS),
+    "size-a-deployment": Page(setup=NODE),
+    "tune-compaction": Page(setup=NODE),
+    "use-s3": Page(
+        buckets=("my-bucket", "logs"),
+        not_run={"pip install '.[s3]'": _INSTALLS},
+        codes={"tiered generate lifecycle --remote s3://logs/prod --check": 3},
+        exports={"AWS_CONFIG_FILE": "/etc/aws"},
+        setup=f"mkdir -p /etc\nprintf '[profile logs]\\nregion = us-east-1\\n' > /etc/aws\n{_IAM_ROLE}",
+    ),
+    "web-page": Page(setup=NODE, until={"tiered web": Until(url="http://127.0.0.1:8080/")}),
+}
+
+_LOOK = Page(setup=NODE, codes=_DOCTOR)
+RUNBOOKS = {
+    "at-risk-bytes": _LOOK,
+    "cleaner-stuck": _LOOK,
+    "clock-jumped": replace(_LOOK, not_run={"timedatectl": _SYSTEM}),
+    "copiers-busy": _LOOK,
+    "copy-lag-grows": _LOOK,
+    "corruption": replace(_LOOK, setup=NODE + _FLIP, codes={"tiered scrub --deep": 4}),
+    "delete-lag": _LOOK,
+    "disk-full": _LOOK,
+    "halted": _LOOK,
+    "log-dir-offline": _LOOK,
+    "no-rounds": replace(_LOOK, not_run={"journalctl -u tiered": _SYSTEM}),
+    "no-upload-finishes": _LOOK,
+    "rounds-fail": _LOOK,
+    "uploads-paused": _LOOK,
+    "store-fails": _LOOK,
+}
+
+# Pages that another test runs, or that are about what only a cluster, or the suite itself, can show.
+ELSEWHERE = {
+    "backfill-with-spark": _SPARK,
+    "compact-with-spark": _SPARK,
+    "embed-in-python": "test_docs.py runs it as one program",
+    "ingest-with-spark": _SPARK,
+    "look-inside-a-log": "test_docs.py runs it, but for the two lines that want a broker's segment",
+    "other-peoples-buckets": "test_foreign_on_s3.py and test_cli_import.py",
+    "run-a-pipeline": _SPARK,
+    "run-jobs-on-spark": _CLUSTER,
+    "run-the-tests": "the suite itself",
+}
+NOT_RUN_COUNT = 4
