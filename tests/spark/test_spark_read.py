@@ -10,6 +10,7 @@ from bucket_samples import NOW_MS, Row, batch_at
 from local.batch import encode_batch, encode_marker
 from local.compression import Codec
 from remote.head_changes import expire_segments
+from tiered.spark import read_arrow
 
 pytestmark = pytest.mark.spark
 
@@ -221,6 +222,21 @@ def test_a_segment_that_left_the_bucket_is_named(load, file_bucket):
     lose(file_bucket, 2)
     with pytest.raises(Exception, match=r"NotFound: reading a segment that has left the bucket.*topic=orders"):
         load(file_bucket, subscribe="orders").count()
+
+
+def test_a_segment_that_left_the_bucket_under_the_job_is_made_up_for_where_loss_is_no_failure(load, spark, file_bucket):
+    fill(file_bucket)
+    expired, merged = file_bucket.segments["orders", 0][0], file_bucket.segments["orders", 0][2]
+    asked = {"subscribe": "orders", "pin": "none", "failOnDataLoss": "false"}
+    frame = load(file_bucket, **asked)
+    assert frame.count() == 120, "planned by the heads of this moment"
+    fast = read_arrow(spark, file_bucket.url, columns=["offset"], **asked)
+    data = file_bucket.store.get(file_bucket.data_object(merged, "orders", 0))
+    file_bucket.add("orders", 0, [data], replaces=[merged], keep_rows=False, base_offset=merged.base_offset)
+    _, log = file_bucket.log("orders", 0)
+    log.commit(expire_segments([expired.ulid], now_ms=NOW_MS, log_start_offset=30), NOW_MS)
+    lose(file_bucket, 0, 2)
+    assert offsets(frame) == offsets(fast) == list(range(30, 120))
 
 
 @pytest.mark.damages_bucket

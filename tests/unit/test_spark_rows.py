@@ -10,6 +10,7 @@ from bucket_samples import NOW_MS, batch_at
 
 from local import kernels
 from local.batch import encode_batch
+from local.errors import InvalidRequest
 
 pa = pytest.importorskip("pyarrow")
 from tiered.spark import rows  # noqa: E402 - needs pyarrow
@@ -66,6 +67,16 @@ def test_null_and_empty_stay_apart():
     assert table["headers"] == [None, None, None]
 
 
+def test_a_timestamp_without_room_in_microseconds_is_named_and_never_another_year():
+    largest = (2**63 - 1) // 1000
+    fits = encode_batch([(b"k", b"v", largest)])
+    assert batches_of(fits, names=("timestamp",))[0]["timestamp"].cast("int64").to_pylist() == [largest * 1000]
+    nanoseconds = encode_batch([(b"k", b"v", NOW_MS), (b"k", b"v", largest + 1)])
+    with pytest.raises(InvalidRequest, match=r"does not fit its column.*partition=orders/3 offset=1"):
+        batches_of(nanoseconds)
+    assert batches_of(nanoseconds, names=("offset", "key"))[0].num_rows == 2
+
+
 def test_only_the_named_columns_are_made_in_their_order():
     (batch,) = batches_of(batch_at(0, 10), names=("offset", "key"))
     assert batch.schema.names == ["offset", "key"]
@@ -104,6 +115,7 @@ def test_a_worker_that_reads_need_not_import_pandas():
 import sys
 from local import kernels
 from local.batch import encode_batch
+from local.errors import InvalidRequest
 from tiered.spark.rows import TYPES, record_batches
 
 columns = kernels.decode_columns(encode_batch([(b"k", b"v", 7)]))

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.columns import Columns
+from local.errors import InvalidRequest
+from local.names import TopicPartition
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 TYPES: dict[str, pa.DataType] = {
@@ -38,6 +40,7 @@ TYPES: dict[str, pa.DataType] = {
 BATCH_ROWS = 20_000
 BATCH_BYTES = 8 << 20
 _LOG_APPEND_TIME = 1 << 3  # of a batch's attributes
+_MS_MAX = (2**63 - 1) // 1000
 
 
 def record_batches(columns: Columns, names: Sequence[str], topic: str, partition: int) -> Iterator[pa.RecordBatch]:
@@ -82,12 +85,26 @@ def _column(columns: Columns, name: str, topic: str, partition: int) -> pa.Array
         case "offset":
             return _numbers(TYPES[name], columns.offsets)
         case "timestamp":
-            return _numbers(TYPES[name], columns.timestamps * 1000)
+            return _numbers(TYPES[name], _microseconds(columns, topic, partition))
         case "timestampType":
             attributes = columns.table.attributes[columns.batch_ordinals]
             return _numbers(TYPES[name], ((attributes & _LOG_APPEND_TIME) != 0).astype(np.int32))
     assert name == "headers"
     return _headers(columns)
+
+
+def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.int64]:
+    """Raises InvalidRequest for a time that microseconds have no room for: who wrote nanoseconds gets no other year."""
+    strange = np.flatnonzero((columns.timestamps > _MS_MAX) | (columns.timestamps < -_MS_MAX))
+    if len(strange):
+        at = int(strange[0])
+        raise InvalidRequest(
+            "reading with spark, a timestamp that does not fit its column; leave it out by .schema(...)",
+            partition=TopicPartition(topic, partition),
+            offset=int(columns.offsets[at]),
+            timestamp_ms=int(columns.timestamps[at]),
+        )
+    return columns.timestamps * 1000
 
 
 def _lengths(columns: Columns, name: str) -> NDArray[np.int32]:

@@ -22,7 +22,7 @@ Spark's Kafka sink.
 |---|---|---|
 | value | string or binary | required; null is a tombstone |
 | key | string or binary | |
-| partition | int | without it, or null: Kafka's partitioner by key, and without a key by turns |
+| partition | int | without it, or null: Kafka's partitioner by key, and without a key by what the row says |
 | headers | array of struct of key string, value binary | |
 | timestamp | timestamp, or long in ms | without it, or null: the time of the job |
 | topic | string | |
@@ -46,12 +46,8 @@ from tiered.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, pla
 from tiered.spark.sink_options import WriteOptions, parse_write_options
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
-    from numpy.typing import NDArray
     from pyspark.sql.types import StructType
-
-    from tiered.ingest_task import IngestTask
 
 COLUMNS = {
     "key": ("string", "binary"),
@@ -81,6 +77,7 @@ class _Writing:
 
         from local.storage import DiskStorage
         from tiered.ingest_task import IngestTask
+        from tiered.spark.routing import Router
 
         context = TaskContext.get()
         assert context is not None, "runs in a task"
@@ -88,7 +85,7 @@ class _Writing:
         with bucket.opened() as store, bucket.scratch() as directory:
             task = IngestTask(store, self._plan, number, storage=DiskStorage(), directory=directory, keys=bucket.keys())
             try:
-                router = Router(task, self._plan, number)
+                router = Router(task, self._plan)
                 for batch in iterator:
                     router.add(batch)
                 return Written(pickle.dumps(task.end()))
@@ -164,67 +161,6 @@ def _planned(options: WriteOptions, schema: StructType, *, is_stream: bool = Fal
         )
 
 
-class Router:
-    """Sends the rows of one task to their partitions, in order."""
-
-    def __init__(self, task: IngestTask, plan: IngestPlan, number: int) -> None:
-        self._task, self._plan, self._turn = task, plan, number
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Raises InvalidRequest for another topic and for a partition that is none."""
-        import numpy as np
-        import pyarrow as pa
-
-        from local.record_columns import of_arrow
-
-        if not batch.num_rows:
-            return
-        names = batch.schema.names
-        others = set(batch["topic"].unique().to_pylist()) - {None, self._plan.topic} if "topic" in names else set()
-        if others:
-            other, expected = others.pop(), self._plan.topic
-            raise InvalidRequest("writing with spark, a row of another topic", topic=other, expected=expected)
-        columns: dict[str, Any] = {name: batch[name] for name in ("key", "value", "headers") if name in names}
-        if "timestamp" in names:
-            columns["timestamp"] = _in_ms(batch["timestamp"]).fill_null(self._plan.now_ms)
-        table = pa.table(columns)
-        partitions = self._partitions(batch)
-        for number in np.unique(partitions).tolist():
-            mine = table if (partitions == number).all() else table.filter(pa.array(partitions == number))
-            for chunk in of_arrow(mine, now_ms=self._plan.now_ms):
-                self._task.add(number, chunk)
-
-    def _partitions(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The partition of each row."""
-        import numpy as np
-
-        known: Any = batch["partition"] if "partition" in batch.schema.names else None
-        if known is not None and not known.null_count:
-            return np.asarray(known, np.int64)
-        found = self._by_key(batch)
-        if known is not None:
-            is_there = np.asarray(known.is_valid(), np.bool_)
-            found = np.where(is_there, np.asarray(known.fill_null(0), np.int64), found)
-        return found
-
-    def _by_key(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """As Kafka's default partitioner has it: murmur2 of the key; rows without one go together, in turns."""
-        import numpy as np
-        import pyarrow as pa
-
-        from local.kernels import hash_keys
-        from local.record_columns import of_arrow
-
-        count = len(self._plan.targets)
-        self._turn += 1
-        if "key" not in batch.schema.names:
-            return np.full(batch.num_rows, self._turn % count, np.int64)
-        (columns,) = of_arrow(pa.table({"key": batch["key"]}), now_ms=0)
-        hashed = hash_keys(columns.key_data, columns.key_starts, np.maximum(columns.key_lengths, 0))
-        found = (hashed.astype(np.int64) & 0x7FFFFFFF) % count
-        return np.where(columns.key_lengths < 0, self._turn % count, found)
-
-
 def _check_columns(schema: StructType) -> None:
     has = ", ".join(f"{name} {' or '.join(kinds)}" for name, kinds in COLUMNS.items())
     for field in schema.fields:
@@ -233,14 +169,6 @@ def _check_columns(schema: StructType) -> None:
             raise InvalidRequest("writing with spark, no such column", asked=asked, has=has)
     if "value" not in schema.fieldNames():
         raise InvalidRequest("writing with spark, the column value is needed", has=", ".join(schema.fieldNames()))
-
-
-def _in_ms(column: pa.Array[Any]) -> pa.Array[Any]:
-    import pyarrow as pa
-
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
-    return column.cast(pa.int64())
 
 
 def _parts(messages: list[WriterCommitMessage | None]) -> list[Ingested]:

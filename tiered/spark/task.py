@@ -44,12 +44,18 @@ _CACHE_BYTES = 4 * WINDOW_BYTES  # the window at hand, the next one, and room fo
 def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The split's records as Arrow batches of the columns `names`.
 
-    Raises NotFound when a segment has left the bucket since the split was planned, Corrupt for damaged bytes.
+    Raises NotFound when a segment has left the bucket since the split was planned (not without `fail_on_data_loss`),
+    Corrupt for damaged bytes.
     """
     store = open_store(options.url, options.store_options)
     try:
         for columns in split_columns(
-            store, split, load_key_ring(options.key_ring, os.environ), pin_ms=options.pin_ms, layout=options.layout
+            store,
+            split,
+            load_key_ring(options.key_ring, os.environ),
+            pin_ms=options.pin_ms,
+            fail_on_data_loss=options.fail_on_data_loss,
+            layout=options.layout,
         ):
             yield from record_batches(columns, names, split.topic, split.partition)
             del columns
