@@ -147,7 +147,8 @@ clock = lambda: now
 """,
     ),
     "rewrite-a-bucket": Page(
-        setup="mkdir /tmp; printf '[profile new]\\nregion = us-east-1\\n' > /tmp/aws\n" + _ON_S3,
+        setup="mkdir /tmp; printf '[profile new]\\naws_access_key_id = a\\naws_secret_access_key = b\\n' > /tmp/aws\n"
+        + _ON_S3,
         buckets=("logs", "elsewhere"),
         exports={"TIERED_KEYS": f"2026-b {'A' * 43}=", "AWS_CONFIG_FILE": "/tmp/aws"},
         preamble="""
@@ -178,6 +179,11 @@ clock, ring = (lambda: now), None
         buckets=("my-bucket", "logs"),
         not_run={"pip install '.[s3]'": _INSTALLS},
         codes={"tiered generate lifecycle --remote s3://logs/prod --check": 3},
+        before={
+            "tiered topic alter orders -X remote.log.copy.disable=true -X local.retention.ms=-2": (
+                "cp /srv/road/tiered.toml . && tiered -q topic create orders\n"
+            )
+        },
         exports={"AWS_CONFIG_FILE": "/etc/aws"},
         setup=f"mkdir -p /etc\nprintf '[profile logs]\\nregion = us-east-1\\n' > /etc/aws\n{_IAM_ROLE}",
     ),
