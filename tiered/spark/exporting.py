@@ -223,15 +223,12 @@ class _Job:
 
     def begin(self, splits: Sequence[Split]) -> None:
         """Fix what is exported. Raises InvalidRequest when another driver begins the same job."""
-        ranges = {  # every split has the offsets of all that is read of its partition
-            (split.topic, split.partition): _Range(
-                topic=split.topic,
-                partition=split.partition,
-                start_offset=split.start_offset,
-                next_offset=split.next_offset,
-            )
-            for split in splits
-        }
+        ranges: dict[tuple[str, int], _Range] = {}
+        for split in splits:  # of a partition there are several ranges: a view's and the log's, or of so many records
+            name, start, end = (split.topic, split.partition), split.start_offset, split.next_offset
+            if (known := ranges.get(name)) is not None:
+                start, end = min(start, known.start_offset), max(end, known.next_offset)
+            ranges[name] = _Range(topic=name[0], partition=name[1], start_offset=start, next_offset=end)
         self.ranges = list(ranges.values())
         plan = {"version": VERSION, "source": self._source, "ranges": [asdict(each) for each in self.ranges]}
         try:

@@ -1,0 +1,69 @@
+"""How far an export is, without Spark: what its record says is left, wherever the job was cut or split."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from manager_world import NOW, TIERED, World, send, settle
+
+from remote import fsspec_store
+from remote.memory_store import MemoryStore
+from tiered.spark import task
+from tiered.spark.exporting import ExportedFile, _due, _Job
+from tiered.spark.options import parse_options
+from tiered.spark.splits import Split
+from tiered.views import build_views, plan_views
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A view of the first records, and a log that goes on behind it."""
+    world = World()
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    send(manager, 120)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+    send(manager, 60, start=120)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    manager.close()
+    return world
+
+
+def wave(job: _Job, world, splits: list[Split], following: Split | None) -> list[int]:
+    """The offsets that these tasks export; the job's record of them is written."""
+    found, files = [], []
+    for split in splits:
+        offsets = [int(at) for part in task.split_columns(world.store, split) for at in part.offsets]
+        ends = {"base_offset": min(offsets, default=0), "next_offset": max(offsets, default=-1) + 1}
+        file = ExportedFile(key="k", topic="t", partition=0, records=len(offsets), size_bytes=1, **ends)
+        files += [file] if offsets else []
+        found += offsets
+    job.finish_wave(splits, files, following)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"maxRecordsPerPartition": "25"}, {"readCompacted": "true"}, {"readCompacted": "true", "minPartitions": "9"}],
+    ids=json.dumps,
+)
+def test_an_export_that_is_cut_anywhere_has_every_record_once(world, monkeypatch, options):
+    monkeypatch.setattr(fsspec_store, "open_store", lambda url, given: world.store)
+    asked = parse_options({"path": "memory://b", "subscribe": "t", "splitBytes": "300", "pin": "none", **options})
+    splits = _due(_Job(MemoryStore(), "whole", "memory://b"), asked)
+    everything = [int(at) for split in splits for part in task.split_columns(world.store, split) for at in part.offsets]
+    assert len(splits) > 3
+    assert everything == sorted(set(everything))
+    for cut in range(len(splits) + 1):
+        target = MemoryStore()
+        job = _Job(target, "cut", "memory://b")
+        begun = _due(job, asked)
+        found = wave(job, world, begun[:cut], begun[cut] if cut < len(begun) else None) if cut else []
+        again = _Job(target, "cut", "memory://b")
+        left = _due(again, asked)
+        found += wave(again, world, left, None) if left else []
+        assert found == everything, f"cut after {cut} of {len(begun)} tasks"
