@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 
 from local.errors import Conflict
 from local.kernels import implementation
-from policies.cost import GIB, monthly_storage
+from policies.cost import GIB
 from policies.plan import plan
+from policies.prices import STANDARD
 from policies.snapshot import PartitionSnapshot
+from policies.stored import storage_dollars
 from remote.keys import parse_topic_directory
 from remote.metered_store import RequestCounts
 from tiered import __version__
@@ -115,12 +117,15 @@ class Metrics:
         yield from self._dollars(found)
 
     def _dollars(self, found: Sequence[PartitionStatus]) -> Iterator[Sample]:
-        remote, local = Counter[str](), Counter[str]()
+        remote: dict[str, Counter[str]] = {}
+        local = Counter[str]()
         for each in found:
-            remote[each.partition.topic] += each.remote_bytes + each.unlinked_bytes
+            stored = remote.setdefault(each.partition.topic, Counter())
+            stored.update(each.stored_bytes)
+            stored[STANDARD] += each.unlinked_bytes  # of what class it was is not told any more
             local[each.partition.topic] += each.local_bytes
         for topic in sorted(remote):
-            storage = monthly_storage(remote[topic], self._prices.of(None))
+            storage = storage_dollars(remote[topic], self._prices)
             disk = local[topic] / GIB * self._prices.disk_per_gb_month
             for kind, dollars in (("storage", storage), ("disk", disk)):
                 yield Sample("tiered_cost_dollars_per_month", dollars, (("topic", topic), ("kind", kind)))

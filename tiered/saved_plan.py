@@ -1,7 +1,8 @@
 """A plan kept in a file: what it decided, with which settings, on which state; and doing it, if that state still holds.
 
-The fingerprint of a partition is of everything a decision could be about: topic id, log start, closed local segments,
-rows and pages, objects that wait for deletion, views. Records that arrive meanwhile change none of it, nor does another
+The fingerprint of a partition is of everything a decision could be about: the topic's settings, log start, closed local
+segments, rows and pages, objects that wait for deletion, views. Settings, because a plan to expire is not what anybody
+wants any more who has raised the retention since. Records that arrive meanwhile change none of it, nor does another
 writer that takes over and changes nothing. A plan is for the partitions that it has decisions for; what became of the
 others does not matter to it.
 """
@@ -65,6 +66,7 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     """16 hex digits that change with whatever a decision could be about (module text)."""
     state = hashlib.blake2b(digest_size=8)
     facts: list[object] = [snapshot.log_start_offset, snapshot.is_tiered, snapshot.cleaner_offset]
+    facts.append(snapshot.rules)
     facts += [(each.base_offset, each.next_offset, each.size_bytes) for each in snapshot.closed]
     # Rows of a page may be known one by one or not at all; what a page holds is told by its name alone.
     pages = sorted((spill.base_offset, spill.next_offset, spill.key) for spill in _pages(snapshot))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.rules import Pause
 from policies.snapshot import PartitionSnapshot
+from policies.stored import stored_by_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
     """Bytes are of ``.log`` data. `lag_*` is closed and yet to be copied, zero
-    while copying is switched off (KIP-950); `at_risk_bytes` is all that only this disk has.
+    while copying is switched off (KIP-950); `at_risk_bytes` are those of segments with retained records of which the
+    bucket lacks some. `remote_bytes` are those of the log that it holds, `stored_bytes` by storage class what lies
+    there for it: compressed, with indexes; that is what is paid for.
 
     `lag_since_ms` is when the oldest of what waits became due for copying, None when nothing is due (or it is due by
     size alone). `overdue_*` is what left the index longer ago than the grace time and is still in the bucket.
@@ -42,6 +45,7 @@ class PartitionStatus:
     overdue_since_ms: int | None = None
     problem: str | None = None
     paused: Pause | None = None
+    stored_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def paused_since_ms(self) -> int | None:
@@ -54,7 +58,7 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
     is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
     begin = max(copied_to, snapshot.log_start_offset)
     waiting = [each for each in snapshot.closed if is_copied and each.next_offset > begin and not each.is_empty]
-    only_here = [each for each in snapshot.segments if each.next_offset > copied_to]
+    only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
     grace_ms = snapshot.rules.delete_grace_ms
     due = [(each.unlinked_ms + grace_ms, each.size_bytes) for each in snapshot.unlinked]
     overdue = [(since, size) for since, size in due if since <= snapshot.now_ms]
@@ -79,6 +83,7 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
         overdue_since_ms=min((since for since, _ in overdue), default=None),
         problem=problem,
         paused=snapshot.paused,
+        stored_bytes=stored_by_class(snapshot),
     )
 
 

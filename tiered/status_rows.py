@@ -9,7 +9,7 @@ from local.names import TopicPartition
 from tiered.status import PartitionStatus
 
 if TYPE_CHECKING:
-    from policies.prices import Prices
+    from policies.prices import PriceTable
     from tiered.status_report import StatusReport
     from tiered.topics import Topic
 
@@ -40,7 +40,7 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
     """The sums over a topic's partitions that have figures."""
     names, found, problems = topic.partitions(), report.partitions, report.problems
     return {
-        **_figures([found[name] for name in names if name in found], report.prices.of(None)),
+        **_figures([found[name] for name in names if name in found], report.prices),
         "topic": topic.name,
         "partitions": topic.partition_count,
         "problems": [str(problems[name]) for name in names if name in problems],
@@ -50,7 +50,7 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
 def partition_row(report: StatusReport, name: TopicPartition) -> Row:
     """Without figures for a partition that did not open."""
     status, problems = report.partitions.get(name), report.problems
-    figures = _figures([status] if status is not None else [], report.prices.of(None))
+    figures = _figures([status] if status is not None else [], report.prices)
     del figures["offsets"]  # it has those it begins and ends with
     return {
         **figures,
@@ -85,9 +85,9 @@ def status_facts(report: StatusReport) -> dict[str, object]:
     }
 
 
-def _figures(some: Sequence[PartitionStatus], prices: Prices) -> dict[str, object]:
+def _figures(some: Sequence[PartitionStatus], prices: PriceTable) -> dict[str, object]:
     """The sums of some partitions; None for none."""
-    from policies.cost import monthly_storage
+    from policies.stored import storage_dollars
 
     if not some:
         return dict.fromkeys(_FIGURES)
@@ -104,10 +104,19 @@ def _figures(some: Sequence[PartitionStatus], prices: Prices) -> dict[str, objec
             (each.paused_since_ms for each in some if each.paused_since_ms is not None), default=None
         ),
         "pause_reason": next((each.paused.reason for each in some if each.paused is not None), None),
-        "dollars_per_month": round(monthly_storage(sums["remote_bytes"], prices), 6),
+        "dollars_per_month": round(storage_dollars(_stored(some), prices), 6),
     }
 
 
 def _lag(some: Sequence[PartitionStatus], sums: dict[str, int]) -> tuple[int, int, bool]:
     """Segments, bytes, and whether somebody paused them."""
     return sums["lag_segments"], sums["lag_bytes"], any(each.paused is not None for each in some)
+
+
+def _stored(some: Sequence[PartitionStatus]) -> dict[str, int]:
+    """Bytes by storage class of some partitions together, whose sum fills the price's bands."""
+    found: dict[str, int] = {}
+    for each in some:
+        for name, size in each.stored_bytes.items():
+            found[name] = found.get(name, 0) + size
+    return found

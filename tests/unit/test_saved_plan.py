@@ -90,6 +90,22 @@ def test_a_state_that_moved_is_refused_and_nothing_is_done(world, what):
         assert {info.key for info in world.store.list("")} == before
 
 
+@pytest.mark.parametrize("setting", [{"retention.ms": "-1"}, {"local.retention.ms": "2d"}])
+def test_a_topic_whose_settings_were_altered_meanwhile_loses_nothing_by_the_old_plan(world, setting):
+    later = NOW + 5 * DAY
+    with world.open() as manager:
+        settle(manager)
+        saved = saved_of(manager, later, later)
+        assert {"DropLocal", "ExpireRemote"} <= {type(each).__name__ for each in saved.plan.decisions[NAME]}
+        manager.alter_topic("t", setting, now_ms=later)
+        with pytest.raises(Conflict, match="the state has changed"):
+            apply_saved(manager, saved, now_ms=later)
+        assert len(values(manager.reader())) == 400
+    with world.open(read_only=True) as manager:
+        again = decode_plan(encode_plan(saved_of(manager, later, later)))
+        assert changed_partitions(again, manager.snapshots(later)) == []
+
+
 def test_a_plan_for_later_is_to_look_at(world):
     with world.open() as manager:
         settle(manager)
