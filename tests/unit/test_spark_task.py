@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from local import kernels
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
 from remote.memory_store import MemoryStore
-from tiered.spark import planning, task
+from remote.pins import list_pins
+from tiered.spark import pinning, planning, task
 from tiered.spark.options import parse_options
 from tiered.spark.planning import plan_read
 
@@ -124,6 +126,28 @@ def test_a_segment_that_is_gone_is_named_with_its_partition_and_head(bucket):
     bucket.store.delete([bucket.data_object(row, "orders", 0)])
     with pytest.raises(NotFound, match=rf"load\(\) again: topic=orders partition=0 head=\d+ .*{row.ulid}"):
         read(bucket, splits)
+
+
+def test_tasks_keep_the_pins_of_partitions_whose_turn_comes_hours_later(bucket, monkeypatch):
+    """And of those that are over: an action may run a second time."""
+    monkeypatch.setattr(pinning, "_known_ends", {})
+    for partition in range(20):
+        fill(bucket, segments=4, partition=partition)
+    minute, now = 60_000, [NOW_MS]
+    splits = plan_read(
+        bucket.store,
+        parse_options({"path": "memory://x", "subscribe": "orders", "pin": "1h", "minPartitions": "80"}),
+        now_ms=NOW_MS,
+    )
+    monkeypatch.setattr(task, "PinKeeper", partial(pinning.PinKeeper, clock=lambda: now[0]))
+    prefixes = {split.prefix for split in splits}
+    assert len(prefixes) == 20
+    for split in splits:
+        now[0] += 5 * minute
+        ends = {prefix: max(pin.expires_ms for pin in list_pins(bucket.store, prefix)) for prefix in prefixes}
+        assert min(ends.values()) > now[0], f"after {(now[0] - NOW_MS) // minute} minutes"
+        list(task.split_columns(bucket.store, split, pin_ms=60 * minute))
+    assert now[0] - NOW_MS > 6 * 60 * minute, "far longer than a pin's life"
 
 
 def left(bucket, splits):

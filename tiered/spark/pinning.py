@@ -2,7 +2,8 @@
 
 Who plans a read pins the heads it planned on (`remote.pins`). Nobody tells a batch source that its job is over, so such
 a pin ends by time, `PIN_MS` after the last task that said it still needs it: every task looks at it when it begins and
-while it reads, and renews it in the second half of its life. A job that crashes leaves pins that end by themselves.
+while it reads, at some of other partitions too when it begins, and renews what is in the second half of its life. A job
+that crashes leaves pins that end by themselves.
 
 A driver that can say when it is done holds the heads itself: `tiered.spark.held_heads`.
 

@@ -29,7 +29,7 @@ from tiered.key_rings import load_key_ring
 from tiered.spark.options import Bound, ReadOptions
 from tiered.spark.partitions import OpenPartition
 from tiered.spark.pinning import release_all, seen_head, wall_ms
-from tiered.spark.splits import PartitionRange, Split, plan_splits
+from tiered.spark.splits import PartitionRange, Split, plan_splits, with_others
 
 THREADS = 16  # requests under way; the driver waits for nothing else, and a store's client keeps 32 connections
 INDEX_THREADS = 8  # indexes of cut segments under way; an index of a large segment is tens of megabytes once decoded
@@ -56,7 +56,7 @@ def plan_read(store: ObjectStore, options: ReadOptions, *, now_ms: int | None = 
         raise
     read = {split.prefix for split in splits}
     _let_go(store, [each for each in opened if each.name.prefix not in read], options)
-    return splits
+    return with_others(splits)
 
 
 def splits_of(opened: Sequence[OpenPartition], ranges: Sequence[PartitionRange], options: ReadOptions) -> list[Split]:

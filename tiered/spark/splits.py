@@ -20,6 +20,7 @@ from remote.segment import RemoteSegment
 
 Entries = Sequence[tuple[int, int]]  # an offset index: (last offset of a batch, its position), ascending
 OFFSET_MAX = 2**63 - 1
+OTHERS = 8  # pins; a thousand partitions are looked at by every 125 tasks
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -75,7 +76,10 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One task. Records outside ``[start_offset, next_offset)`` that share a batch with wanted ones are dropped."""
+    """One task. Records outside ``[start_offset, next_offset)`` that share a batch with wanted ones are dropped.
+
+    `others` are pins of other partitions of the same read, with their prefixes, for which this task cares as well.
+    """
 
     topic: str
     partition: int
@@ -87,6 +91,7 @@ class Split:
     aborted: tuple[AbortedTransaction, ...] = ()
     pin: Pin | None = None
     layout: str = OURS.layout
+    others: tuple[tuple[str, Pin], ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -165,6 +170,20 @@ def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_of
 def is_partial(segment: RemoteSegment, start_offset: int, next_offset: int) -> bool:
     """The segment holds offsets outside the range."""
     return segment.base_offset < start_offset or segment.next_offset > next_offset
+
+
+def with_others(splits: Sequence[Split]) -> list[Split]:
+    """The splits, each with up to OTHERS pins of other partitions, all of them in turns.
+
+    Tasks of one partition may wait for hours behind those of others, or run once more, and its pin must not end.
+    """
+    pins = list(dict.fromkeys((split.prefix, split.pin) for split in splits if split.pin is not None))
+    found, at = [], 0
+    for split in splits:
+        turn = [pins[(at + step) % len(pins)] for step in range(min(OTHERS, len(pins)))]
+        at += len(turn)
+        found.append(replace(split, others=tuple(each for each in turn if each[0] != split.prefix)))
+    return found
 
 
 def _whole(segment: RemoteSegment) -> Piece:

@@ -74,11 +74,13 @@ def split_columns(
 ) -> Iterator[Columns]:
     """The split's records in offset order, none of them outside its offsets or of an aborted transaction.
 
-    `pin_ms` is for how long its pin is renewed, None leaves it alone. Raises as `read_split`; without
-    `fail_on_data_loss` segments that are gone are made up for by what the newest head has of their offsets.
+    `pin_ms` is for how long its pin and those of `others` are renewed, None leaves them alone. Raises as `read_split`;
+    without `fail_on_data_loss` segments that are gone are made up for by what the newest head has of their offsets.
     """
     remote = _remote(store, split, keys, layout)
     with ThreadPoolExecutor(1, "tiered-ahead") as threads:
+        for prefix, pin in split.others:
+            threads.submit(PinKeeper(store, prefix, pin, pin_ms).keep)
         fetch = _Fetch(remote, threads, PinKeeper(store, split.prefix, split.pin, pin_ms))
         for piece, following in zip(split.pieces, [*split.pieces[1:], None], strict=True):
             reached = 0
