@@ -20,6 +20,7 @@ __all__ = [
     "early_deletion",
     "equal_object_bytes",
     "intelligent_storage",
+    "last_price",
     "monthly_storage",
     "request_cost",
     "retrieval_cost",
@@ -41,6 +42,16 @@ def monthly_storage(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
         dollars += in_band * price
         left -= in_band
     return dollars
+
+
+def last_price(size_bytes: float, prices: Prices = S3_STANDARD) -> float:
+    """Dollars per GB-month of the last of so many bytes: what leaving the class saves first."""
+    left = size_bytes / GIB
+    for width, price in prices.storage_bands:
+        if width is None or left <= width:
+            return price
+        left -= width
+    return prices.storage_bands[-1][1]
 
 
 def billed_bytes(size_bytes: float, object_count: int, prices: Prices = S3_STANDARD) -> float:
@@ -78,13 +89,16 @@ def request_cost(*, puts: float = 0, gets: float = 0, lists: float = 0, prices: 
     return (puts * prices.put_per_1000 + gets * prices.get_per_1000 + lists * prices.list_per_1000) / 1000
 
 
-def break_even_reads(colder: Prices, warmer: Prices = S3_STANDARD, *, range_bytes: int | None = None) -> float | None:
+def break_even_reads(
+    colder: Prices, warmer: Prices = S3_STANDARD, *, range_bytes: int | None = None, stored_bytes: float = 0
+) -> float | None:
     """The share of the stored bytes read in a month (1.05 = all and a little more) at which both classes cost the same.
 
-    Below it the colder one is cheaper. By the first storage band of both, with GETs of `range_bytes` where given. None
-    where reading the colder one costs no more: then storage alone decides.
+    Below it the colder one is cheaper. By the storage band that the last of `stored_bytes` in the warmer class lies in
+    and the first of the colder, with GETs of `range_bytes` where given. None where reading the colder one costs no
+    more: then storage alone decides.
     """
-    saved = warmer.storage_bands[0][1] - colder.storage_bands[0][1]
+    saved = last_price(stored_bytes, warmer) - colder.storage_bands[0][1]
     dearer = colder.retrieval_per_gb - warmer.retrieval_per_gb
     if range_bytes:
         dearer += (colder.get_per_1000 - warmer.get_per_1000) / 1000 * GIB / range_bytes

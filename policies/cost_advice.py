@@ -10,7 +10,7 @@ least, and with more of its retention left than the class's minimum duration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -19,6 +19,7 @@ from policies.cost import (
     GIB,
     break_even_reads,
     early_deletion,
+    monthly_storage,
     request_cost,
     retrieval_cost,
     upload_requests,
@@ -76,9 +77,10 @@ def advise_costs(
 ) -> list[CostAdvice]:
     """What saves at least `least_dollars` a month and pays for itself within a year, the largest saving first."""
     found: list[CostAdvice] = []
+    stored = _by_class(each for kept in segments.values() for each in kept)
     for stream in streams:
         found += _settings(stream, prices)
-        moves = [_move(stream, segments.get(stream.topic, ()), prices.of(to), prices) for to in MOVES_TO]
+        moves = [_move(stream, segments.get(stream.topic, ()), prices.of(to), prices, stored) for to in MOVES_TO]
         best = max((each for each in moves if each is not None), key=lambda each: each.saved_dollars, default=None)
         found += [best] if best is not None else []
     worth = [each for each in found if each.saved_dollars >= least_dollars]
@@ -126,15 +128,27 @@ def _candidates(stream: Stream) -> list[tuple[Variant, str, str, str]]:
     return found
 
 
-def _move(stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: PriceTable) -> CostAdvice | None:
+def _by_class(segments: Iterable[KeptSegment]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in segments:
+        found[each.storage_class] = found.get(each.storage_class, 0) + each.stored_bytes
+    return found
+
+
+def _move(
+    stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
+) -> CostAdvice | None:
+    """`stored` by class of all topics: what leaves one leaves its last and cheapest bands."""
     movable = [each for each in segments if _may_move(each, to)]
-    stored = sum(each.stored_bytes for each in movable)
+    moved = _by_class(movable)
     cheaper = sum(
-        _a_month(each, prices.of(each.storage_class), stream) - _a_month(each, to, stream) for each in movable
-    )
+        monthly_storage(stored[name], prices.of(name)) - monthly_storage(stored[name] - size, prices.of(name))
+        for name, size in moved.items()
+    ) - monthly_storage(sum(moved.values()), to)
+    cheaper += sum(_use(each, prices.of(each.storage_class), stream) - _use(each, to, stream) for each in movable)
     if not movable or cheaper <= 0:
         return None
-    limit = break_even_reads(to, prices.of(STANDARD))
+    limit = break_even_reads(to, prices.of(STANDARD), stored_bytes=stored.get(STANDARD, 0))
     reads = f"{stream.read_share:.2f} of it is read in a month, break-even {limit:.2f}" if limit is not None else ""
     return CostAdvice(
         topic=stream.topic,
@@ -144,7 +158,7 @@ def _move(stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: P
         reason=f"settled, kept longer than {to.min_days:g} days; {reads}",
         command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class}",
         segments=len(movable),
-        size_bytes=stored,
+        size_bytes=sum(moved.values()),
     )
 
 
@@ -154,11 +168,11 @@ def _may_move(segment: KeptSegment, to: Prices) -> bool:
     return segment.is_settled and is_other and is_long_kept and segment.stored_bytes >= to.min_bytes
 
 
-def _a_month(segment: KeptSegment, of: Prices, stream: Stream) -> float:
-    """Keeping one segment and reading its share of it."""
+def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
+    """A month of one segment but for its bytes: what is billed beside them, and reading its share of it."""
     gets = stream.read_share * max(1.0, segment.stored_bytes / RANGE_BYTES)
-    kept = (segment.stored_bytes + of.overhead_bytes) / GIB * of.storage_bands[0][1]
-    return kept + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
+    beside = of.overhead_bytes / GIB * of.storage_bands[0][1]
+    return beside + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
 
 
 def _once(segment: KeptSegment, before: Prices, to: Prices) -> float:

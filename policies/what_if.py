@@ -256,11 +256,12 @@ def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven
     share = read / stored if stored else 0.0
     size = stored / objects if objects else 0.0
     kept = [each.rules.log_limits.ms for each in streams]
+    in_standard = sum(_stored(each, month) for each, month in months if _is_standard(each, prices))
     days = min((each / DAY_MS for each in kept if each is not None), default=float("inf"))
     found = []
     for of in (each for each in prices.classes.values() if each.is_readable and each.retrieval_per_gb):
         if of.storage_bands[0][1] < prices.of(STANDARD).storage_bands[0][1]:
-            found += _class_lines(of, share, size, days, prices)
+            found += _class_lines(of, share, size, days, prices, in_standard)
     found.append(
         BreakEven(
             what="object size where a PUT costs as much as a month of storage",
@@ -273,8 +274,10 @@ def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven
     return found
 
 
-def _class_lines(of: Prices, share: float, size: float, days: float, prices: PriceTable) -> list[BreakEven]:
-    reads = break_even_reads(of, prices.of(STANDARD))
+def _class_lines(
+    of: Prices, share: float, size: float, days: float, prices: PriceTable, in_standard: float
+) -> list[BreakEven]:
+    reads = break_even_reads(of, prices.of(STANDARD), stored_bytes=in_standard)
     name = of.storage_class
     lines = [
         BreakEven(

@@ -68,6 +68,17 @@ def test_settled_segments_move_to_the_cheapest_class_that_their_reads_allow():
     assert moves(replace(STREAM, read_share=1.1)) == []
 
 
+def test_what_leaves_a_class_saves_its_last_bands_and_not_the_first():
+    tera = replace(SETTLED, stored_bytes=1000 * GIB)
+    (all_of_it,) = [each for each in advice(segments=[tera] * 600) if each.segments]
+    standard = 50_000 * 0.023 + 450_000 * 0.022 + 100_000 * 0.021
+    assert all_of_it.saved_dollars == pytest.approx(standard - 600_000 * 0.004)
+    young = replace(tera, is_settled=False)
+    (last,) = [each for each in advice(segments=[tera] * 50 + [young] * 550) if each.segments]
+    assert last.saved_dollars == pytest.approx(50_000 * (0.021 - 0.004))
+    assert "break-even 0.57" in last.reason
+
+
 @pytest.mark.parametrize(
     ("segment", "classes"),
     [

@@ -19,6 +19,8 @@ from policies.cost import (
     monthly_storage,
     request_cost,
     retrieval_cost,
+    segment_requests,
+    upload_requests,
 )
 from tiered.config import Config
 from tiered.price_file import configured_prices, load_prices, price_rows, with_prices
@@ -42,11 +44,33 @@ def test_a_month_of_storage_costs_what_the_manual_shows(stored_gb, standard, ia,
 
 
 @pytest.mark.parametrize(
-    ("range_mib", "gets", "dollars"), [(1, 1_048_576, 0.42), (4, 262_144, 0.10), (16, 65_536, 0.03)]
+    ("range_mib", "gets", "dollars"),
+    [(1, 1_048_576, 0.419), (4, 262_144, 0.105), (8, 131_072, 0.052), (16, 65_536, 0.026)],
 )
 def test_reading_a_tebibyte_costs_gets_by_the_range(range_mib, gets, dollars):
     assert 1024 * 1024 // range_mib == gets
-    assert request_cost(gets=gets) == pytest.approx(dollars, abs=0.005)
+    assert request_cost(gets=gets) == pytest.approx(dollars, abs=0.0005)
+
+
+def test_each_further_object_beside_a_segment_costs_eight_cents_a_tebibyte():
+    assert request_cost(puts=1024 * 1024 // 64) == pytest.approx(0.08, abs=0.005)
+
+
+def test_merging_fifty_small_objects_leaves_one_row_in_fifty_and_uploads_everything_twice():
+    """1 MiB a minute, copied every 10 minutes, merged into 500 MiB."""
+    small, merged = 10 * MIB, 500 * MIB
+    assert (1 - small / merged, (50 * small + merged) / (50 * small)) == (0.98, 2)
+    once = 50 * upload_requests(small, 16 * MIB)
+    assert (once, upload_requests(merged, 16 * MIB)) == (50, 34)
+
+
+def test_the_plan_of_the_manual_adds_up():
+    """Two segments of 205 MiB in parts of 16 MiB go up with one head, 61.3 GiB expire."""
+    assert 2 * (segment_requests(205 * MIB, 16 * MIB) - 1) + 1 == 33
+    before = monthly_storage(2_132_547_747_840)
+    after = before + monthly_storage(410 * MIB) - monthly_storage(61.3 * GIB)
+    assert (round(before, 2), round(after, 2), round(100 * (after / before - 1), 1)) == (45.68, 44.28, -3.1)
+    assert monthly_storage(8.70 * 1024 * GIB) == pytest.approx(204.91, abs=0.01)
 
 
 def test_reading_a_tebibyte_from_glacier_instant_costs_requests_and_retrieval():
@@ -81,9 +105,10 @@ def test_an_audit_of_ten_million_objects_costs_five_cents():
 def test_colder_classes_pay_below_these_shares_of_reads():
     assert break_even_reads(IA) == pytest.approx(1.05, abs=0.005)
     assert break_even_reads(GIR) == pytest.approx(0.63, abs=0.005)
-    cheapest = S3_STANDARD.storage_bands[-1][1]
-    assert (cheapest - 0.0125) / 0.01 == pytest.approx(0.85, abs=0.005)
-    assert (cheapest - 0.004) / 0.03 == pytest.approx(0.57, abs=0.005)
+    assert break_even_reads(IA, stored_bytes=50_000 * GIB) == pytest.approx(1.05, abs=0.005)
+    assert break_even_reads(IA, stored_bytes=50_001 * GIB) == pytest.approx(0.95, abs=0.005)
+    assert break_even_reads(IA, stored_bytes=500_001 * GIB) == pytest.approx(0.85, abs=0.005)
+    assert break_even_reads(GIR, stored_bytes=500_001 * GIB) == pytest.approx(0.57, abs=0.005)
     with_gets = break_even_reads(GIR, range_bytes=8 * MIB)
     assert with_gets is not None
     assert with_gets < 0.63
@@ -112,6 +137,8 @@ def test_intelligent_tiering_costs_its_monitoring_and_moves_by_itself():
     prices = BUILT_IN.of("INTELLIGENT_TIERING")
     assert intelligent_storage(GIB, 16, 0, prices) - 0.023 == pytest.approx(0.00004, abs=1e-6)
     assert intelligent_storage(GIB, 1024, 0, prices) - 0.023 == pytest.approx(0.00256, abs=1e-6)
+    monitored, saved = prices.monitoring_per_1000 / 1000, 0.023 - prices.later_bands[-1][1]
+    assert monitored / saved * GIB / KB == pytest.approx(138, abs=0.5), "near 128 KB the fee is what it saves"
     by_age = [intelligent_storage(1000 * GIB, 0, days, prices) for days in (0, 29, 30, 89, 90)]
     assert by_age == pytest.approx([23, 23, 12.5, 12.5, 4], abs=0.005)
 
