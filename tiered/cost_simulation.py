@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HOUR_MS = 3_600_000
+PART_BYTES_LEAST = 5 << 20  # S3's for all parts but the last
 CLASS_NAMES = {
     "standard": "STANDARD",
     "ia": "STANDARD_IA",
@@ -199,5 +200,7 @@ def _check_value(name: str, value: int | float | str, prices: PriceTable) -> Non
         raise InvalidRequest("simulating costs, no such compression", compression=value, known="none,zstd")
     if name.endswith("_bytes") and not (isinstance(value, int) and value > 0):
         raise InvalidRequest("simulating costs, a size has to be above 0", setting=name, value=value)
+    if name == "part_bytes" and isinstance(value, int) and value < PART_BYTES_LEAST:
+        raise InvalidRequest("simulating costs, no store takes parts below 5 MiB", setting=name, value=value)
     if name == "read_share" and not (isinstance(value, (int, float)) and value >= 0):
         raise InvalidRequest("simulating costs, a share of reads is 0 or more", value=value)

@@ -73,6 +73,8 @@ TOPICS = (
         hint="expected='start end OFFSET",
     ),
     _row("a time that is none", "plan orders --at tomorrow", 2, "'tomorrow'", hint="2026-11-20T12:00:00Z"),
+    _row("a plan for a time that is past", "plan orders --at -1d", 2, "at=-1d", hint="such as +7d"),
+    _row("a part smaller than stores take", "cost simulate --part 1MiB", 2, "value=1048576", hint="5 MiB"),
     _row("records deleted above the log end", "delete-records orders/0 --before 5000 --yes", 1, "offset=5000"),
     _row("records deleted of no partition", "delete-records orders --before 5", 2, "'orders'", hint="TOPIC/PARTITION"),
     _row("something for good, without a terminal to ask", "topic delete orders", 2, "orders", hint="say --yes"),

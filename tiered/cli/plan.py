@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
@@ -38,6 +39,8 @@ def plan(
 
     made_ms = now_ms()
     at_ms = made_ms if at is None else parse_moment(at, made_ms)
+    if at_ms < made_ms:
+        raise InvalidRequest("planning, the moment is past: say a later one, such as +7d", at=at)
     with session.manager(read_only=True, overrides=settings) as manager:
         priced = priced_plan(manager, at_ms, topics or None)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
