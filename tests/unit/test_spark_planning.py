@@ -330,6 +330,20 @@ def test_without_failure_on_data_loss_what_expired_is_left_out_and_the_rest_is_r
 
 
 @pytest.mark.damages_bucket
+def test_a_views_segment_that_is_gone_is_never_made_up_for_by_the_log_below_it(world, monkeypatch):
+    """It has older records of the keys."""
+    manager = filled(world, 120)
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+    asked = {"pin": "none", "readCompacted": "true", "failOnDataLoss": "false"}
+    splits = plan(world, **asked)
+    monkeypatch.setattr(task, "open_store", lambda url, given: world.store)
+    assert sum(batch.num_rows for split in splits for batch in task.read_split(split, ask(**asked), ["offset"])) > 0
+    world.store.delete([splits[0].prefix + splits[0].pieces[0].segment.data_key])
+    with pytest.raises(NotFound, match="has left the bucket"):
+        list(task.read_split(splits[0], ask(**asked), ["offset"]))
+
+
+@pytest.mark.damages_bucket
 def test_a_missing_object_that_the_newest_head_names_is_damage(world):
     filled(world)
     splits = plan(world, pin="none")

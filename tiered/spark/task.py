@@ -44,8 +44,8 @@ _CACHE_BYTES = 4 * WINDOW_BYTES  # the window at hand, the next one, and room fo
 def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The split's records as Arrow batches of the columns `names`.
 
-    Raises NotFound when a segment has left the bucket since the split was planned (not without `fail_on_data_loss`),
-    Corrupt for damaged bytes.
+    Raises NotFound when a segment has left the bucket since the split was planned (not without `fail_on_data_loss`,
+    unless a compacted view is read), Corrupt for damaged bytes.
     """
     store = open_store(options.url, options.store_options)
     try:
@@ -54,7 +54,8 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
             split,
             load_key_ring(options.key_ring, os.environ),
             pin_ms=options.pin_ms,
-            fail_on_data_loss=options.fail_on_data_loss,
+            # The log below a view has what the view let go of: older records of a key, and aborted ones.
+            fail_on_data_loss=options.fail_on_data_loss or options.view is not None,
             layout=options.layout,
         ):
             yield from record_batches(columns, names, split.topic, split.partition)
