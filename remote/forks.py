@@ -17,14 +17,15 @@ States of a fork, and the effect that leads to each:
 | announced | the source's newest head is pinned, the fork's prefix in the pin | a pin that ends by itself |
 | begun | the fork's heads without rows: its epoch above the source's, its log start | the same; the fork is empty |
 | filled | a head with all rows (pages of them first) | a fork that may lack objects: nobody has looked |
-| whole | looked: the pin is there, the source's newest head names every row | a fork, a pin that ends by itself |
+| whole | looked: the pin stands, the source's newest head names every row | a fork, a pin that ends by itself |
 | done | the pin ends; what it says of the fork stays | |
 
-Why the look is enough, without a clock: at that moment a durable announcement, a durable head of the fork and the index
-of the source all name the object. Whoever deletes it takes it out of the index later, and looks for forks later still.
-A source that is a fork itself holds objects of other homes: those are told before anything is named, and the same look
-at the source's head protects them. Whoever reads the heads of forks lists the forks before **and** after: between a
-list and a head a new fork could have come and the old one gone.
+Why the look is enough, without a clock: at that moment a durable announcement, a durable head of the fork and the
+index of the source all name the object. Whoever deletes it takes it out of the index later, and looks for forks later
+still. A source that is a fork itself holds objects of other homes: those are told before anything is named, and the
+same look at the source's head protects them. A clock counts in one place: an announcement that lapsed before there was
+a fork may be judged then and removed much later, so the look wants one with time left. Whoever reads the heads of
+forks lists the forks before **and** after: between a list and a head a new fork could have come and the old one gone.
 
 Another run takes the fork's epoch before it looks, and removes nothing once a pin of the fork has ended; who made it
 looks after that whether the epoch is still its own, else nobody is told. So what somebody was told is whole stays.

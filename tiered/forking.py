@@ -130,13 +130,11 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
         if head.log_start_offset:  # before the rows: what was deleted below it in the first of them stays deleted
             log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
         log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
-    if not _is_in_time(store, log, source, each, announced):
+    if not (_is_in_time(store, log, source, each, announced, now_ms) and _end_pins(store, announced, now_ms)):
         if _is_whole(store, each):  # another run was in time: nobody takes that back
             return replace(each, is_there=True)
         _remove(store, plan, now_ms)
         raise Conflict("forking a partition, objects may have gone before all was written: again", source=head.topic)
-    for home, told in announced:
-        end_pin(store, home, told, now_ms=now_ms())
     _check_still_ours(log, head)
     return replace(each, head=head, rows=tuple(rows), is_there=True)
 
@@ -176,8 +174,13 @@ def _is_in_time(
     source: MetadataLog,
     each: PartitionFork,
     announced: Sequence[tuple[str, Pin]],
+    now_ms: Callable[[], int],
 ) -> bool:
-    """The look: the fork is announced still, and the source's newest head names every object of its rows still."""
+    """The look: the fork is announced still, and the source's newest head names every object of its rows still.
+
+    The announcements must have time left: one that had lapsed while there was no fork yet may be removed late, by
+    somebody who decided that long ago. Whoever finds it lapsed from now on finds the fork as well.
+    """
     if any(pin.key not in {found.key for found in list_pins(store, home)} for home, pin in announced):
         return False
     newest = source.refresh(exact=True)
@@ -185,7 +188,13 @@ def _is_in_time(
         return False
     named = source.ask(newest, lambda index: named_keys(index.head, index.page))
     known = {foreign_key(each.source.prefix, key) for key in named}
-    return log.ask(log.refresh(), lambda index: set(keys_of(index.rows()))) <= known
+    has_all = log.ask(log.refresh(), lambda index: set(keys_of(index.rows()))) <= known
+    return has_all and all(pin.expires_ms > now_ms() + PIN_MS // 24 for _, pin in announced)
+
+
+def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: Callable[[], int]) -> bool:
+    """End the pins, the source's last, by which others know that the look is over; False where one is gone."""
+    return all(end_pin(store, home, told, now_ms=now_ms()) is not None for home, told in reversed(announced))
 
 
 def _remove(store: ObjectStore, plan: ForkPlan, now_ms: Callable[[], int]) -> None:

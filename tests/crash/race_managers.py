@@ -47,6 +47,7 @@ class Machine:
     truth: Truth
     acked: dict[int, Record] = field(default_factory=dict)
     sent: dict[int, set[Record]] = field(default_factory=dict)
+    seen: dict[bytes, int] = field(default_factory=dict)  # the newest offset of a key that this disk ever held
     count: int = 0
     is_paused: bool | None = False  # None: it died while it changed that
 
@@ -66,8 +67,11 @@ class Machine:
         truth = self.truth
         held, start = self.holds(), truth.log_start
         newest: dict[bytes, int] = {}
-        for offset, record in (*held.items(), *truth.committed.items(), *self.acked.items()):
+        for offset, record in held.items():  # also those of an append that was killed: they may have replaced others
+            self.seen[record.key or b""] = max(offset, self.seen.get(record.key or b"", offset))
+        for offset, record in (*truth.committed.items(), *self.acked.items()):
             newest[record.key or b""] = max(offset, newest.get(record.key or b"", offset))
+        newest |= {key: max(offset, newest.get(key, offset)) for key, offset in self.seen.items()}
         for offset, record in self.acked.items():
             if held.get(offset) == record or truth.committed.get(offset) == record or offset < start:
                 continue
@@ -75,6 +79,16 @@ class Machine:
             is_superseded = offset < last or self._may_be_gone(offset, record, held)
             is_kept = self.scene.is_compacted and is_superseded
             assert is_kept, f"{self.name} let go of offset {offset}, which nobody else holds"
+
+    def lose_power(self, rng: random.Random) -> None:
+        """What had made place for a tombstone is not asked for any more, once that has left, too. A newer record that
+        the disk still held, and loses now, was no reason to let go of an older one."""
+        before = self.holds()
+        for offset, record in list(self.acked.items()):
+            last = self.seen.get(record.key or b"", offset)
+            if offset not in before and offset < last and last not in before:
+                del self.acked[offset]
+        self.disk, self.seen = self.disk.crash(rng), {}
 
     def _may_be_gone(self, offset: int, record: Record, held: dict[int, Record]) -> bool:
         """A tombstone, of whose key nothing older is left on this disk."""
@@ -126,7 +140,7 @@ def manage(machine: Machine, actor: Actor) -> None:
         actor.step("between two lives")
         fate = rng.random()
         if fate < 0.2:
-            machine.disk = machine.disk.crash(random.Random(rng.random()))
+            machine.lose_power(random.Random(rng.random()))
         elif fate < 0.4 or manager is None or machine.partition in manager.problems:
             _replace_disk(machine, is_killed=life.is_dead and fate >= 0.4)
 
@@ -139,7 +153,7 @@ def open_manager(machine: Machine, life: Life) -> LogManager:
 def _replace_disk(machine: Machine, *, is_killed: bool) -> None:
     """An operator's decision, which a killed process is no reason for: what only this disk held is given up."""
     if not is_killed:
-        machine.disk, machine.acked, machine.sent = fresh_disk(machine.disk), {}, {}
+        machine.disk, machine.acked, machine.sent, machine.seen = fresh_disk(machine.disk), {}, {}, {}
         machine.is_paused = False
 
 

@@ -15,10 +15,11 @@ from local.names import TopicPartition
 from local.record import StoredRecord
 from remote import forks
 from remote.catalog import RemotePartitionName, list_partitions
-from remote.forks import kept_by_forks
+from remote.forks import forks_of, is_over, kept_by_forks
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
+from remote.pins import Pin, list_pins, release
 from remote.spilling import SpillRule
 from remote.store import ObjectStore
 from tiered.bucket_check import check_bucket, damage
@@ -348,6 +349,28 @@ def test_between_any_two_calls_the_source_may_delete_everything() -> None:
                 ), at
             assert damage(check_bucket(other.store)) == [], at
     assert made > 8
+
+
+def test_whoever_collects_pins_may_be_late_with_what_it_decided() -> None:
+    """While the forking process sleeps, somebody finds that its pin has lapsed and that there is no fork yet; the pin
+    goes when the fork says that it was made."""
+    world, judged = _world(150), 0
+    for at in range(1, _calls(world) + 1):
+        lapsed: list[Pin] = []
+
+        def look(other: World, now_ms: int, lapsed: list[Pin] = lapsed) -> None:
+            prefix = _names(other.store, "t")[0].prefix
+            pins = [pin for pin in list_pins(other.store, prefix) if pin.expires_ms <= now_ms]
+            lapsed += [pin for pin in pins if pin.fork is not None and is_over(other.store, pin.fork)]
+
+        other, is_made = _race(world, at, passes_ms=2 * PIN_MS, deed=look)
+        source = _names(other.store, "t")[0].prefix
+        release(other.store, source, lapsed)
+        judged += bool(lapsed)
+        if is_made:
+            assert forks_of(list_pins(other.store, source)), f"nobody knows of the fork any more: {at}"
+        assert damage(check_bucket(other.store)) == [], at
+    assert judged > 2
 
 
 def _begun(count: int) -> World:
