@@ -17,12 +17,14 @@ from local.names import TopicPartition
 from local.producer_state import Producer
 from local.record import Record
 from remote import metadata_log
+from remote.catalog import list_partitions
 from remote.fsspec_store import open_store
 from remote.pins import list_pins
 from remote.spilling import SpillRule
 from tiered.config import Config
 from tiered.manager import LogManager
 from tiered.remote_view import open_remote
+from tiered.rewriting import plan_merge, plan_recode, run_rewrite
 from tiered.spark import read_arrow
 from tiered.spark.held_heads import pinned
 
@@ -230,6 +232,48 @@ def test_offsets_deleted_while_the_job_runs_are_read_by_the_pinned_head(spark, t
     bucket.settle(NOW + 4 * DAY)
     with pytest.raises(Exception, match="has left the bucket since this was planned"):
         frame.collect()
+    bucket.manager.close()
+
+
+REWRITINGS = {
+    "merge": lambda store, name: plan_merge(store, name, now_ms=NOW, target_bytes=20_000),
+    "recode": lambda store, name: plan_recode(store, name, now_ms=NOW, codec="zstd"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(REWRITINGS))
+def test_a_job_and_a_reader_see_every_record_once_while_segments_are_rewritten(spark, tmp_path, kind):
+    """What is replaced is deleted by a manager at work while both are under way; the job has a pin, the reader none."""
+    bucket = open_bucket(tmp_path / "home", **{"remote.log.delete.grace.ms": str(HOUR)})
+    bucket.manager.create_topic("orders", 1, now_ms=NOW)
+    bucket.append("orders", drawn(random.Random(3), 300))
+    bucket.settle()
+    everything = list(range(300))
+    source = spark.read.format("tiered").options(subscribe="orders", splitBytes="4KiB", **bucket.options)
+    planned = source.load(bucket.url).select("offset")
+    assert planned.count() == 300
+    (held,) = bucket.manager.partitions()
+    store = open_store(bucket.url)
+    replaced = {row.data_key for row in held.head().segments}
+    with open_remote(bucket.url) as remote:
+        records = remote.reader().records(held.name, 0, 300)
+        read = [next(records).offset for _ in range(40)]
+        (name,) = list_partitions(store)
+        run_rewrite(store, REWRITINGS[kind](store, name), now_ms=lambda: NOW)
+        half = [row["offset"] for row in planned.collect()]
+        bucket.append("orders", drawn(random.Random(4), 1))  # its commit tells the manager of the job's
+        bucket.settle()
+        bucket.settle(NOW + 2 * HOUR)
+        there = {info.key.removeprefix(held.prefix) for info in store.list(held.prefix)}
+        assert there >= replaced, "the job's pin keeps what its head names"
+        assert sorted(half) == sorted(row["offset"] for row in planned.collect()) == everything
+        for pin in list_pins(store, held.prefix):
+            store.delete([held.prefix + pin.key])
+        bucket.settle(NOW + 4 * HOUR)
+        there = {info.key.removeprefix(held.prefix) for info in store.list(held.prefix)}
+        assert len(replaced & there) < len(replaced), "what was replaced has been deleted under the reader"
+        assert read + [record.offset for record in records] == everything
+    assert sorted(row["offset"] for row in source.load(bucket.url).select("offset").collect()) == [*everything, 300]
     bucket.manager.close()
 
 
