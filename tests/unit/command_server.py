@@ -55,7 +55,10 @@ class Commands:
             script.write_text(_CLIENT.format(python=sys.executable, path=self._path, program=program))
             script.chmod(0o755)
         self._server = subprocess.Popen(
-            [sys.executable, __file__, self._path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, __file__, self._path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
@@ -63,7 +66,7 @@ class Commands:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._server is not None
-        self._server.terminate()
+        os.killpg(self._server.pid, signal.SIGKILL)  # with what a failed test left at work, which would hold our pipe
         self._server.communicate()
 
 

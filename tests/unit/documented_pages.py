@@ -174,7 +174,7 @@ clock, ring = (lambda: now), None
     ),
     "several-disks": Page(setup=_THREE_DISKS),
     "size-a-deployment": Page(setup=NODE),
-    "tune-compaction": Page(setup=NODE),
+    "tune-compaction": Page(setup=NODE + "tiered -q topic alter orders -X cleanup.policy=compact\n"),
     "use-s3": Page(
         buckets=("my-bucket", "logs"),
         not_run={"pip install '.[s3]'": _INSTALLS},
@@ -187,7 +187,7 @@ clock, ring = (lambda: now), None
         exports={"AWS_CONFIG_FILE": "/etc/aws"},
         setup=f"mkdir -p /etc\nprintf '[profile logs]\\nregion = us-east-1\\n' > /etc/aws\n{_IAM_ROLE}",
     ),
-    "web-page": Page(setup=NODE, until={"tiered web": Until(url="http://127.0.0.1:8080/")}),
+    "web-page": Page(setup=NODE, until={"tiered web": Until(url="http://127.0.0.1:8080/", and_with="--listen :8080")}),
 }
 
 _LOOK = Page(setup=NODE, codes=_DOCTOR)

@@ -30,10 +30,14 @@ _PATIENCE_S = 100
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """A command that goes on by itself: it is ready once its output has `told`, or `url` answers; then it is ended."""
+    """A command that goes on by itself: it is ready once its output has `told`, or `url` answers; then it is ended.
+
+    `and_with` are words added to it, where its default may be taken on this machine.
+    """
 
     told: str = ""
     url: str = ""
+    and_with: str = ""
     by: signal.Signals = signal.SIGTERM
     code: int = 0
 
@@ -189,7 +193,7 @@ class Reader:
         told = self.folder / ".until"
         with told.open("w") as output:
             child = subprocess.Popen(
-                ["bash", "-c", f"exec {self.here(line)}"],
+                ["bash", "-c", f"exec {self.here(f'{line} {until.and_with}')}"],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
