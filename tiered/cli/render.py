@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 ROWS_AT_ONCE = 1000
-FOLDED_MIN = 24  # cells; a text in a narrower column is a stack of syllables
+FOLDED_MIN = 20  # cells; a text in a narrower column is a stack of syllables
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, object]
 
