@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
 import msgspec
 import pytest
 from recorded_sessions import FOLDER, SESSIONS, WIDTHS, WITH_SCHEMA, Session, file_of, play
@@ -11,10 +15,17 @@ from tiered.cli.schemas import SCHEMAS
 AGAIN = "look at what changed, then: python tests/unit/recorded_sessions.py --write"
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """A process of its own, as a person's commands have: what other tests left behind in this one is not recorded."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("session", SESSIONS, ids=lambda session: session.name)
-def test_a_terminal_shows_what_was_recorded(session: Session) -> None:
+def test_a_terminal_shows_what_was_recorded(session: Session, process: ProcessPoolExecutor) -> None:
     for width in WIDTHS:
-        seen, printed = play(session, width)
+        seen, printed = process.submit(play, session, width).result()
         assert seen == file_of(session, width).read_text(), AGAIN
         assert "Traceback" not in seen
         assert "internal error" not in seen
