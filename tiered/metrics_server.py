@@ -37,21 +37,13 @@ _HEADERS = {
 }
 
 
-class MetricsServer:
+class ServerInThreads:
     """Serves from threads of its own between `start` and `close`."""
 
-    def __init__(self, host: str, port: int, answers: dict[str, Answer], pages: Pages | None = None) -> None:
-        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
-
-        Raises InvalidRequest for an address that cannot be had.
-        """
-
-        class Handler(_Handler):
-            known = answers
-            others = (pages,) if pages is not None and is_loopback(host) else ()
-
-        self._server = listening(host, port, Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="tiered-metrics", daemon=True)
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler], *, name: str) -> None:
+        """Port 0 takes any free one. Raises InvalidRequest for an address that cannot be had."""
+        self._server = listening(host, port, handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -66,6 +58,22 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class MetricsServer(ServerInThreads):
+    """``/metrics``, ``/health``, and pages."""
+
+    def __init__(self, host: str, port: int, answers: dict[str, Answer], pages: Pages | None = None) -> None:
+        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
+
+        Raises InvalidRequest for an address that cannot be had.
+        """
+
+        class Handler(_Handler):
+            known = answers
+            others = (pages,) if pages is not None and is_loopback(host) else ()
+
+        super().__init__(host, port, Handler, name="tiered-metrics")
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -6,12 +6,11 @@ that says why and nothing of what the others show.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import ClassVar
 
-from tiered.metrics_server import BoundHandler, listening
+from tiered.metrics_server import BoundHandler, ServerInThreads
 from tiered.web.gate import Gate
 from tiered.web.html import Html, tag
 from tiered.web.parts import bare_page
@@ -23,8 +22,8 @@ OPEN = frozenset({"/page.css", "/page.js"})  # what the page that asks for the t
 Pages = Callable[[str], tuple[HTTPStatus, str, str]]  # of a path with its query
 
 
-class WebServer:
-    """Serves from threads of its own between `start` and `close`."""
+class WebServer(ServerInThreads):
+    """The pages, to whom the gate lets through."""
 
     def __init__(self, host: str, port: int, pages: Pages, gate: Gate) -> None:
         """Port 0 takes any free one. Raises InvalidRequest for an address that cannot be had."""
@@ -32,22 +31,7 @@ class WebServer:
         class Handler(_PageHandler):
             given = (pages, gate)
 
-        self._server = listening(host, port, Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="tiered-web", daemon=True)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return str(host), int(port)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(host, port, Handler, name="tiered-web")
 
 
 class _PageHandler(BoundHandler):
