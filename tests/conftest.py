@@ -43,6 +43,18 @@ def log_levels_of_a_fresh_process():
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def commands_keep_their_clock():
+    """A command is imported when it is first called: in a test that put another clock there, it keeps that."""
+    yield
+    session = sys.modules.get("tiered.cli.session")
+    clocks = {
+        name: vars(module).get("now_ms") for name, module in list(sys.modules.items()) if name[:11] == "tiered.cli."
+    }
+    strange = [name for name, clock in clocks.items() if clock is not None and clock is not session.now_ms]
+    assert not strange, f"patch time.time_ns: what these go by from now on is the clock of a test: {strange}"
+
+
 @pytest.fixture(autouse=True)
 def buckets_stay_sound(request):
     """Every bucket that a test's managers wrote to is decoded whole in the end, to the last record."""

@@ -7,10 +7,10 @@ The pages lie in ``tests/unit/pages``; after a change on purpose:
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,6 @@ from tiered.cli.schemas import SCHEMAS
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 DAY = 86_400_000
-MODULES = ("append", "apply", "cost", "cost_simulate", "init", "plan", "run", "session", "status", "topic")
 PAGES = Path(__file__).parent / "pages"
 
 
@@ -37,8 +36,7 @@ def home(tmp_path: Path, monkeypatch, capfd) -> Path:
     monkeypatch.setattr(cost_history, "head_costs", lambda head: {})
     monkeypatch.setattr(cost, "_index_bytes", lambda head: 10_000)
     clock = {"now": NOON}
-    for name in MODULES:
-        monkeypatch.setattr(importlib.import_module(f"tiered.cli.{name}"), "now_ms", lambda: clock["now"])
+    monkeypatch.setattr(time, "time_ns", lambda: clock["now"] * 1_000_000)
     assert invoke(["init"]) == 0
     words = ["-X", "segment.bytes=64KiB", "-X", "local.retention.ms=1d", "-X", "retention.ms=3d"]
     assert invoke(["topic", "create", "orders", "-p", "1", *words]) == 0
