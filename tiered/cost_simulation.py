@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 HOUR_MS = 3_600_000
 PART_BYTES_LEAST = 5 << 20  # S3's for all parts but the last
+READ_SHARE_MOST = 1_000_000  # times over, in a month: more is a slip of the finger
 CLASS_NAMES = {
     "standard": "STANDARD",
     "ia": "STANDARD_IA",
@@ -153,6 +154,8 @@ _KEYS = {
     "read_share": "reads",
 }
 
+_LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # as the settings have them: no limit, as retention.ms
+
 _SHORT = {
     "retention_ms": "retention",
     "local_retention_ms": "local",
@@ -202,5 +205,8 @@ def _check_value(name: str, value: int | float | str, prices: PriceTable) -> Non
         raise InvalidRequest("simulating costs, a size has to be above 0", setting=name, value=value)
     if name == "part_bytes" and isinstance(value, int) and value < PART_BYTES_LEAST:
         raise InvalidRequest("simulating costs, no store takes parts below 5 MiB", setting=name, value=value)
-    if name == "read_share" and not (isinstance(value, (int, float)) and value >= 0):
-        raise InvalidRequest("simulating costs, a share of reads is 0 or more", value=value)
+    if name == "read_share" and not (isinstance(value, (int, float)) and 0 <= value <= READ_SHARE_MOST):
+        raise InvalidRequest("simulating costs, a share of reads is 0 or more", value=value, at_most=READ_SHARE_MOST)
+    if name in _LEAST_MS and not (isinstance(value, int) and value >= _LEAST_MS[name]):
+        facts = {"setting": _KEYS[name], "value": value, "least": _LEAST_MS[name]}
+        raise InvalidRequest("simulating costs, no such retention: -1 is no limit", **facts)

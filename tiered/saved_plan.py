@@ -16,13 +16,13 @@ from typing import get_args
 
 import msgspec
 
-from local.errors import Conflict, InvalidRequest, NotFound
+from local.errors import Conflict, InvalidRequest
 from local.names import TopicPartition
-from local.storage import DiskStorage, Storage, replace_file
 from policies.decisions import Decision, Plan
 from policies.snapshot import PartitionSnapshot
 from remote.head import SpillRow
 from tiered.apply import Applied
+from tiered.given_files import read_given, write_given
 from tiered.manager import LogManager
 
 SCHEMA_VERSION = 1
@@ -201,16 +201,18 @@ def _decision(fields: Mapping[str, object]) -> Decision:
     return msgspec.convert(given, _KINDS[name])
 
 
-def write_plan(saved: SavedPlan, path: str, storage: Storage | None = None) -> None:
-    """Put the file at `path`, whole; one that is there is replaced."""
-    replace_file(storage or DiskStorage(), path, encode_plan(saved))
+WRITING = "writing the plan"
 
 
-def read_plan(path: str, storage: Storage | None = None) -> SavedPlan:
-    """Raises NotFound, and InvalidRequest for a file that is no plan."""
+def write_plan(saved: SavedPlan, path: str) -> None:
+    """Put the file at `path`, whole; one that is there is replaced. Raises as `tiered.given_files.write_given`."""
+    write_given(path, encode_plan(saved), WRITING)
+
+
+def read_plan(path: str) -> SavedPlan:
+    """Raises NotFound, and InvalidRequest for what is no plan."""
+    body = read_given(path, "reading a saved plan", "make one with 'tiered plan --out FILE'")
     try:
-        return decode_plan((storage or DiskStorage()).read(path))
-    except NotFound:
-        raise NotFound("reading a saved plan, no such file", file=path) from None
+        return decode_plan(body)
     except InvalidRequest as error:
         raise InvalidRequest(error.attempt, **error.facts, file=path) from None

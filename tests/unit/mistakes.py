@@ -75,6 +75,10 @@ TOPICS = (
     _row("a time that is none", "plan orders --at tomorrow", 2, "'tomorrow'", hint="2026-11-20T12:00:00Z"),
     _row("a plan for a time that is past", "plan orders --at -1d", 2, "at=-1d", hint="such as +7d"),
     _row("a part smaller than stores take", "cost simulate --part 1MiB", 2, "value=1048576", hint="5 MiB"),
+    _row("a retention of less than none, among others", "cost simulate --retention 7d,-5", 2, "value=-5", hint="-1 is"),
+    _row("a local retention of less than none", "cost simulate --local -3", 2, "value=-3", hint="least=-2"),
+    _row("reads without end", "cost simulate --reads inf", 2, "value=inf", hint="at_most=1000000"),
+    _row("no records for a partition that is not there", "append orders/9 /dev/null", 1, "partition=orders/9"),
     _row("records deleted above the log end", "delete-records orders/0 --before 5000 --yes", 1, "offset=5000"),
     _row("records deleted of no partition", "delete-records orders --before 5", 2, "'orders'", hint="TOPIC/PARTITION"),
     _row("something for good, without a terminal to ask", "topic delete orders", 2, "orders", hint="say --yes"),
@@ -267,6 +271,32 @@ RECORDS = (
         hint="run 'tiered plan --out' again",
         world="changed",
     ),
+    _row(
+        "a directory given as a saved plan", "apply data --yes", 2, "file=data", "directory", hint="tiered plan --out"
+    ),
+    _row("an empty file given as a saved plan", "apply nothing --yes", 2, "file=nothing", hint="tiered plan --out"),
+    _row("a plan saved where there is no directory", "plan --out no/p.json", 1, "file=no/p.json", hint="make it"),
+    _row("a plan saved as a directory", "plan --out data", 2, "file=data", hint="name a file in it"),
+    _row("a plan saved under no name", "plan --out=", 2, "file=''", "the name is empty"),
+    _row(
+        "a page saved where there is no directory",
+        "cost simulate --html no/p.html",
+        1,
+        "file=no/p.html",
+        hint="make it",
+    ),
+    _row("a page saved as a directory", "cost simulate --html data", 2, "file=data", hint="name a file in it"),
+    _row("a report written as a directory", "scrub --report data", 2, "file=data", hint="name a file in it"),
+    _row("a report written to no directory", "scrub --report no/r.json", 1, "file=no/r.json", hint="make it"),
+    _row("a directory given as a report", "repair data", 2, "path=data", hint="run 'tiered scrub --deep'"),
+    _row(
+        "a directory given as a list of orphans",
+        "gc --delete --list data",
+        2,
+        "path=data",
+        hint="run 'tiered gc' first",
+    ),
+    _row("orphans listed as a directory", "gc --list data", 2, "file=data", hint="name a file in it"),
     _row("a report that is not there", "repair no.json", 1, "path=no.json", hint="run 'tiered scrub --deep'"),
 )
 SECTIONS = {

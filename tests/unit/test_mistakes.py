@@ -34,6 +34,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert invoke(["append", "orders", "lines", "-K", ":", "--batch", "5"]) == 0
         assert invoke(["plan", "--out", "old.json"]) == 0
         (home / "broken.json").write_text((home / "old.json").read_text()[:-9])
+        (home / "nothing").touch()
         yield home
 
 

@@ -39,12 +39,12 @@ def world():
     return world
 
 
-def test_a_plan_read_back_is_the_same(world):
+def test_a_plan_read_back_is_the_same(world, tmp_path):
     with world.open(read_only=True) as manager:
         saved = saved_of(manager)
     assert not saved.plan.is_empty
-    write_plan(saved, "./plan.json", world.disk)
-    again = read_plan("./plan.json", world.disk)
+    write_plan(saved, str(tmp_path / "plan.json"))
+    again = read_plan(str(tmp_path / "plan.json"))
     assert again.fingerprint == saved.fingerprint
     assert {name: list(each) for name, each in again.plan.decisions.items()} == dict(saved.plan.decisions)
     assert json.loads(encode_plan(saved))["schema_version"] == 1
@@ -154,10 +154,11 @@ def test_a_file_that_is_no_plan_is_refused(world, change, told):
         decode_plan(edited(body, **change))
 
 
-def test_a_file_that_is_not_there_or_not_json_is_told(world):
+def test_a_file_that_is_not_there_or_not_json_is_told(tmp_path):
     with pytest.raises(NotFound, match="no such file"):
-        read_plan("./none.json", world.disk)
-    world.disk.create("./bad.json").append(b"{")
+        read_plan(str(tmp_path / "none.json"))
+    bad = tmp_path / "bad.json"
+    bad.write_bytes(b"{")
     with pytest.raises(InvalidRequest) as error:
-        read_plan("./bad.json", world.disk)
-    assert error.value.facts["file"] == "./bad.json"
+        read_plan(str(bad))
+    assert error.value.facts["file"] == str(bad)

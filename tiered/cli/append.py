@@ -72,6 +72,8 @@ def append(
     with open_lines(source) as lines, stop_signals() as stop:
         with session.manager(overrides=overrides) as manager:
             manager.topic(topic)
+            if partition is not None:
+                manager.partition(TopicPartition(topic, partition))  # before anything is read, and for no line as well
             given = _Given(manager, topic, partition)
             try:
                 for records in _records(line_runs(lines, batch, stop), read):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 STEPS = 6  # of a range such as 1d..365d
 _WIDTH = 100
+_WRITING = "writing the page"
 
 
 @click.command("simulate")
@@ -42,8 +43,11 @@ def simulate(
     Rates, compaction and compression are measured on the topics' own segments, reads on the metered requests.
     """
     from tiered.cost_simulation import simulate_costs
+    from tiered.given_files import check_target
 
     axes = read_axes(asked)
+    if page is not None:
+        check_target(page, _WRITING)
     with session.manager(read_only=True) as manager:
         simulation = simulate_costs(manager, now_ms(), axes or None, topics or None)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
@@ -122,9 +126,9 @@ def _width() -> int:
 
 def _write_page(path: str, simulation: CostSimulation) -> None:
     from tiered.cost_chart import cost_page
+    from tiered.given_files import write_given
 
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(cost_page(simulation))
+    write_given(path, cost_page(simulation).encode(), _WRITING)
 
 
 def _words(simulation: CostSimulation) -> list[str]:

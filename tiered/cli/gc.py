@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tiered.spark.bucket import Bucket as TaskBucket
 
 LIST = "gc-list.json"
+_WRITING = "writing the list of orphans"
 
 
 @click.command("gc")
@@ -112,14 +113,15 @@ def _list(
     grace_ms: int,
     output: str,
 ) -> int:
-    from local.storage import DiskStorage, replace_file
     from tiered.garbage import encode_garbage
+    from tiered.given_files import check_target, write_given
 
+    check_target(path, _WRITING)
     now, listed = now_ms(), work.list(names)
     if listed is None:
         session.say("interrupted; nothing was listed")
         return _interrupted(work.stop)
-    replace_file(DiskStorage(), os.path.abspath(path), encode_garbage(listed))
+    write_given(path, encode_garbage(listed), _WRITING)
     dollars = listed.dollars_per_month(_prices(session))
     facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": dollars}
     emit(
@@ -150,14 +152,11 @@ def _prices(session: Session) -> Prices:
 
 def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool) -> int:
     from tiered.garbage import decode_garbage
+    from tiered.given_files import read_given
 
     if work.is_configured and session.config().topic_properties("")["remote.immutable"] == "true":
         raise InvalidRequest("deleting orphans, the bucket is immutable (remote.immutable): its lifecycle deletes")
-    try:
-        with open(path, "rb") as file:
-            listed = decode_garbage(file.read(), path)
-    except FileNotFoundError:
-        raise NotFound("deleting orphans, there is no list: run 'tiered gc' first", path=path) from None
+    listed = decode_garbage(read_given(path, "deleting orphans by a list", "run 'tiered gc' first", name="path"), path)
     if not yes:
         _ask(listed, work.bucket)
     done = work.delete(listed, grace_ms)

@@ -34,13 +34,17 @@ def plan(
     output: str,
 ) -> None:
     """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after."""
+    from tiered.given_files import check_target
     from tiered.plan_rows import decision_row, total_rows
     from tiered.planning import priced_plan
+    from tiered.saved_plan import WRITING
 
     made_ms = now_ms()
     at_ms = made_ms if at is None else parse_moment(at, made_ms)
     if at_ms < made_ms:
         raise InvalidRequest("planning, the moment is past: say a later one, such as +7d", at=at)
+    if out is not None:
+        check_target(out, WRITING)
     with session.manager(read_only=True, overrides=settings) as manager:
         priced = priced_plan(manager, at_ms, topics or None)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}

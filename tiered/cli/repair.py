@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import NotFound
 from tiered.cli.bucket import bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
@@ -60,13 +59,10 @@ def repair(
 
 
 def _read(path: str) -> ScrubReport:
+    from tiered.given_files import read_given
     from tiered.scrub_report import decode_report
 
-    try:
-        with open(path, "rb") as file:
-            return decode_report(file.read(), path)
-    except FileNotFoundError:
-        raise NotFound("reading a scrub's report, there is none: run 'tiered scrub --deep'", path=path) from None
+    return decode_report(read_given(path, "reading a scrub's report", "run 'tiered scrub --deep'", name="path"), path)
 
 
 def _ask(plan: RepairPlan) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiered.scrub_report import ScrubReport
 
 STATE = "scrub-state.jsonl"
+_WRITING = "writing the report of a scrub"
 
 
 @click.command("scrub")
@@ -56,6 +57,7 @@ def scrub(
     on_spark: OnSpark,
 ) -> int:
     """Check a bucket: heads and their chain, pages, tiling, names, sizes; with --deep every byte. Changes nothing."""
+    from tiered.given_files import check_target
     from tiered.scrub import plan_scrub
 
     if resume and not deep:
@@ -63,6 +65,8 @@ def scrub(
     if on_spark.is_wanted and not deep:
         raise click.UsageError("--spark is for --deep; a shallow scrub reads metadata alone")
     refuse_rate(on_spark, rate)
+    if report is not None:
+        check_target(report, _WRITING)
     started_ms = now_ms()
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate, copies=True) as bucket:
         names = bucket.partitions(targets, topic_id)
@@ -153,10 +157,10 @@ def _default_report(session: Session, found: ScrubReport) -> str:
 
 
 def _write(path: str, found: ScrubReport) -> None:
-    from local.storage import DiskStorage, replace_file
+    from tiered.given_files import write_given
     from tiered.scrub_report import encode_report
 
-    replace_file(DiskStorage(), os.path.abspath(path), encode_report(found))
+    write_given(path, encode_report(found), _WRITING)
 
 
 def _tell(session: Session, found: ScrubReport, path: str | None) -> None:

@@ -1,0 +1,89 @@
+"""Files that people name: what is wrong is told of the name as typed, and what is no regular file is not replaced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from local.errors import AccessDenied, DiskFailed, InvalidRequest, LogError, NotFound
+from tiered import given_files
+from tiered.given_files import check_target, read_given, write_given
+
+
+def test_what_was_written_is_read_back_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    for body in (b"first", b"", b"second"):
+        write_given(path, body, "writing")
+        assert read_given(path, "reading", "none") == body
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+    for body in (b"one", b"two"):
+        write_given(str(tmp_path / "link"), body, "writing")
+        assert (tmp_path / "far").read_bytes() == body
+        assert (tmp_path / "link").is_symlink()
+
+
+def test_what_is_no_regular_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = Thread(target=lambda: got.append(read_given(str(pipe), "reading", "none")))
+    reader.start()
+    write_given(str(pipe), b"through", "writing")
+    reader.join()
+    assert got == [b"through"]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("", InvalidRequest, "the name is empty"),
+        ("there", InvalidRequest, "it is a directory"),
+        ("there/", InvalidRequest, "it is a directory"),
+        ("no/", InvalidRequest, "it is a directory"),
+        ("no/such/file", NotFound, "its directory is not there"),
+        ("file/below", NotFound, "its directory is not there"),
+        ("x" * 300, DiskFailed, "enametoolong"),
+    ],
+)
+def test_a_target_that_cannot_be_one_is_told_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type[LogError], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    Path("file").touch()
+    with pytest.raises(kind, match=told) as error:
+        write_given(name, b"body", "writing the plan")
+    assert error.value.attempt.startswith("writing the plan")
+    assert error.value.facts["file"] == (name or "''")
+    assert sorted(os.listdir()) == ["file", "there"]
+
+
+def test_a_directory_that_may_not_be_written_to_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may everything
+    with pytest.raises(AccessDenied, match="eacces"):
+        check_target(str(tmp_path / "plan.json"), "writing the plan")
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {"none": (NotFound, "no such file: made by x"), "": (NotFound, "no such file: made by x")}
+    for name, (kind, told) in cases.items():
+        with pytest.raises(kind, match=told):
+            read_given(str(tmp_path / name) if name else "", "reading", "made by x")
+    with pytest.raises(InvalidRequest, match="it is a directory: made by x"):
+        read_given(str(tmp_path), "reading", "made by x")
+    (tmp_path / "file").write_bytes(b"12345")
+    with pytest.raises(AccessDenied, match="enotdir"):
+        read_given(str(tmp_path / "file" / "below"), "reading", "made by x")
+    monkeypatch.setattr(given_files, "BYTES_MAX", 4)
+    with pytest.raises(InvalidRequest, match="it has no end"):
+        read_given(str(tmp_path / "file"), "reading", "made by x")
