@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.errors import one_line, worst
+from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
@@ -19,13 +19,33 @@ if TYPE_CHECKING:
 
 
 @click.command("apply")
-@click.argument("file", metavar="PLAN.json", type=click.Path())
+@click.argument("file", metavar="PLAN.json", type=click.Path(), required=False)
+@click.option("--auto", is_flag=True, help="No file: plan and apply until nothing is left; the same as 'run --once'.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only look whether the state still holds.")
 @output_option()
-@click.pass_obj
-def apply(session: Session, file: str, yes: bool, dry_run: bool, output: str) -> int:
+@click.pass_context
+def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: bool, output: str) -> int:
     """Do what 'tiered plan --out PLAN.json' decided. A state that has changed since then is refused (exit 5)."""
+    if auto == (file is not None):
+        raise click.UsageError("either a plan to apply, PLAN.json, or --auto")
+    if file is None:
+        return _auto(ctx, dry_run=dry_run, output=output)
+    return _of_file(ctx.obj, file, yes=yes, dry_run=dry_run, output=output)
+
+
+def _auto(ctx: click.Context, *, dry_run: bool, output: str) -> int:
+    """What `run --once` does; what `plan` shows."""
+    from tiered.cli.plan import plan
+    from tiered.cli.run import run
+
+    if dry_run:
+        ctx.invoke(plan, settings={}, output=output)
+        return Exit.DONE
+    return int(ctx.invoke(run, once=True))
+
+
+def _of_file(session: Session, file: str, *, yes: bool, dry_run: bool, output: str) -> int:
     from tiered.saved_plan import apply_saved, check_unchanged, read_plan
 
     saved = read_plan(file)
@@ -34,7 +54,7 @@ def apply(session: Session, file: str, yes: bool, dry_run: bool, output: str) ->
         with session.manager(read_only=True, overrides=saved.settings) as manager:
             check_unchanged(saved, manager.snapshots(now_ms(), _topics(saved)))
         session.say("the state is as it was; nothing changed")
-        return 0
+        return Exit.DONE
     _confirm(yes)
     with stop_signals() as stop, session.manager(overrides=saved.settings) as manager:
         applied = apply_saved(manager, saved, now_ms=now_ms(), should_stop=lambda: stop.is_set)

@@ -39,6 +39,9 @@ _LINE_EVERY_S = 5.0
 @click.option("--until", "end", default="end", show_default=True, metavar="POSITION", help="end, OFFSET, @TIME.")
 @click.option("--codec", default="zstd", show_default=True, metavar="NAME", help="Of the files.")
 @click.option("--read-committed", is_flag=True, help="Leave out records of aborted transactions.")
+@click.option(
+    "--parallel", default="auto", show_default=True, metavar="auto|N", help="Tasks at a time; auto: Spark's own."
+)
 @click.option("--resume", "job_id", metavar="JOB", help="Go on with this job, or begin one of this name.")
 @bucket_options
 @output_option()
@@ -53,6 +56,7 @@ def backfill(
     end: str,
     codec: str,
     read_committed: bool,
+    parallel: str,
     job_id: str | None,
     url: str | None,
     options: dict[str, object],
@@ -63,7 +67,7 @@ def backfill(
     """Write records of the bucket as Parquet, by topic and day of their time, with Spark. Changes nothing in it."""
     from remote.fsspec_store import open_store
 
-    now = now_ms()
+    now, tasks = now_ms(), parse_parallel(parallel)
     with open_bucket(session, url, options) as bucket:
         bucket.partitions(targets, topic_id)  # mistakes are told before Spark takes its seconds to start
         open_store(target, to_options).close()  # no request: the url and the options are looked at
@@ -86,6 +90,7 @@ def backfill(
             to_options=to_options,
             job_id=job_id,
             codec=codec,
+            wave_tasks=tasks,
             should_stop=lambda: stop.is_set,
             progress=lines.tell,
             **asked,
@@ -95,6 +100,15 @@ def backfill(
         return Exit.DONE
     session.say(f"interrupted; go on with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
     return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+
+
+def parse_parallel(text: str) -> int | None:
+    """How many tasks run at a time; None: as many as Spark has cores. Raises InvalidRequest."""
+    if text == "auto":
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 20):
+        raise InvalidRequest("reading --parallel", text=repr(text), expected="auto or a number of tasks")
+    return int(text)
 
 
 def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: Position) -> dict[str, str]:

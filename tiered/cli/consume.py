@@ -32,7 +32,9 @@ VIEW = "compacted"  # `remote.view.DEFAULT_VIEW`
 @click.option("--from", "start", default="start", show_default=True, help="start, end, OFFSET, -N, @TIME or @-2h.")
 @click.option("-n", "--count", type=count_type(0), help="Stop after this many records.")
 @click.option("-f", "--format", "template", default=r"%v\n", show_default=True, help=r"%T %p %o %k %v %t %d %h, \n \t.")
-@click.option("-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True, help="How to print."
+)
 @click.option(
     "--isolation",
     type=click.Choice(ISOLATIONS),

@@ -106,7 +106,13 @@ class _Asked:
 @click.option("--deep-iteration", "--deep", is_flag=True, help="Every batch and its records.")
 @click.option("--print-data-log", "--print", is_flag=True, help="Keys and values too; implies --deep-iteration.")
 @click.option("-n", "--count", type=count_type(1), help="Stop after this many rows.")
-@click.option("--encoding", type=click.Choice(["utf8", "base64", "hex"]), default="utf8", show_default=True)
+@click.option(
+    "--encoding",
+    type=click.Choice(["utf8", "base64", "hex"]),
+    default="utf8",
+    show_default=True,
+    help="Of keys and values.",
+)
 @click.option("--key-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
 @click.option("--value-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
 @click.option("--offsets-decoder", is_flag=True, help="Records of __consumer_offsets.")

@@ -9,14 +9,20 @@ from collections.abc import Callable
 import click
 
 from local.errors import InvalidRequest
+from tiered.cli.aliases import AliasedGroup
+from tiered.cli.completion import completion
 from tiered.cli.errors import Exit
 from tiered.cli.session import Session, store_options
 from tiered.units import parse_bytes, parse_ms
 
 
-@click.group("generate")
+@click.group("generate", cls=AliasedGroup)
 def generate() -> None:
     """Print a dashboard, alert rules, a unit, a policy, lifecycle rules, to be kept in a file or applied."""
+
+
+generate.aliases = {"grafana-dashboard": "grafana", "prometheus-alerts": "alerts"}
+generate.add_command(completion)  # the same one as ``tiered completion``
 
 
 @generate.command("grafana")
@@ -77,7 +83,13 @@ def _bucket_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 @generate.command("iam-policy")
-@click.option("--role", type=click.Choice(["manager", "reader", "spark", "gc"]), default="manager", show_default=True)
+@click.option(
+    "--role",
+    type=click.Choice(["manager", "reader", "spark", "gc"]),
+    default="manager",
+    show_default=True,
+    help="Whose.",
+)
 @click.option("--kms-key", metavar="ARN", help="The key that encrypts the bucket.")
 @click.option("--check", metavar="user/NAME|role/NAME", help="Compare with that one's policy; exit 3 if it differs.")
 @click.option("--apply", metavar="user/NAME|role/NAME", help="Give that one this policy.")

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 @click.argument("file", required=False, metavar="[FILE|-]", type=click.Path(allow_dash=True))
 @click.option("--brokers", metavar="ID[:RACK],...", help="The fleet, in place of FILE.")
 @click.option("--topic", default="topic", show_default=True, metavar="NAME", help="The name in the JSON.")
-@click.option("-p", "--partitions", type=click.IntRange(min=1), required=True, metavar="N")
-@click.option("-r", "--replication-factor", type=click.IntRange(min=1), required=True, metavar="R")
+@click.option("-p", "--partitions", type=click.IntRange(min=1), required=True, metavar="N", help="Of the topic.")
+@click.option("-r", "--replication-factor", type=click.IntRange(min=1), required=True, metavar="R", help="Of each.")
 @click.option("--start", type=click.IntRange(min=0), metavar="N", help="Where the leaders begin; default: drawn.")
 @click.option("--shift", type=click.IntRange(min=0), metavar="N", help="How far followers stand off; default: drawn.")
-@click.option("-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to print."
+)
 @click.pass_obj
 def placement(
     session: Session,

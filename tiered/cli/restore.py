@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     help="Which segments get files; all others are read from the bucket, which takes --take-over.",
 )
 @click.option("--to-offset", type=click.IntRange(0), help="Only the records below this offset, of each partition.")
-@click.option("--to-time", metavar="TIME", help="Only what lies before the first record of that time or later.")
+@click.option(
+    "--to-time", "--at", "to_time", metavar="TIME", help="Only what lies before the first record of that time or later."
+)
 @click.option("--take-over", is_flag=True, help="Become the topics' writer; whoever was it before is fenced.")
 @click.option("--accept-missing-keys", is_flag=True, help="Cut a compacted topic where keys may be missing below.")
 @click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars.")

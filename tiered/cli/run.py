@@ -21,6 +21,7 @@ from tiered.cli.copy_progress import copy_progress
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
+from tiered.cli.web import gate_options, serving_pages
 from tiered.clock_properties import JUMP_HOLD
 from tiered.units import format_ms, parse_ms
 
@@ -38,8 +39,19 @@ _log = logging.getLogger(__name__)
 @click.option("--interval", metavar="TIME", help="How long to rest between rounds; default: the configured one.")
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages there; :9464 is loopback.")
 @click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
+@click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' there, about this manager.")
+@gate_options
 @click.pass_obj
-def run(session: Session, once: bool, interval: str | None, metrics: str | None, by_partition: bool) -> int:
+def run(
+    session: Session,
+    once: bool,
+    interval: str | None,
+    metrics: str | None,
+    by_partition: bool,
+    ui: str | None,
+    token_file: str | None,
+    hosts: tuple[str, ...],
+) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
     from tiered.observations import Observations
     from tiered.service_manager import Heartbeat, ServiceManager
@@ -57,6 +69,10 @@ def run(session: Session, once: bool, interval: str | None, metrics: str | None,
         worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms, waits=once, observations=seen, keeper=keeper)
         if metrics is not None:
             stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
+        if ui is not None:
+            from tiered.web.site import Site
+
+            stack.enter_context(serving_pages(session, ui, Site(manager, now_ms).answer, token_file, hosts))
         if not once:
             session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")
         service.ready(f"{len(manager.partitions())} partitions")

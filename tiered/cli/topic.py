@@ -23,7 +23,7 @@ def topic() -> None:
 
 @topic.command("create")
 @click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True)
+@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @settings_option("A property of this topic; may be repeated.")
 @click.pass_obj
 def create(session: Session, name: str, partitions: int, settings: dict[str, str]) -> None:
