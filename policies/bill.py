@@ -12,7 +12,7 @@
 `double` is the part of `disk` whose bytes are in the bucket as well: paid twice. `idle` is what a month without any
 append or read costs: everything but requests and retrieval, since an idle partition sends none.
 
-The bill's bands are of the whole bucket, so each topic pays the average price of its class over all topics.
+What is kept is priced as everywhere (`policies.stored`).
 """
 
 from __future__ import annotations
@@ -22,23 +22,9 @@ from dataclasses import dataclass, field, fields
 
 from policies.cost import DAY_MS, DAYS_PER_MONTH, GIB, billed_bytes, intelligent_storage, monthly_storage, request_cost
 from policies.prices import STANDARD, PriceTable
+from policies.stored import KeepingDollars, Lying, Stored, keeping_dollars
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """Objects of one storage class: how many, their bytes, and their bytes where one is billed as at least so much.
-
-    `floored` has for each minimum size of the price table the sum of max(size, minimum) over the objects.
-    """
-
-    objects: int = 0
-    size_bytes: int = 0
-    floored: Mapping[int, int] = field(default_factory=dict)
-
-    def billed(self, min_bytes: int) -> int:
-        return self.floored.get(min_bytes, max(self.size_bytes, min_bytes * self.objects))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +50,18 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """What a topic holds now and what was sent for it in `period_ms`. Sizes are bytes as stored.
+    """What a topic holds now and what was sent for it in `period_ms`.
 
-    `data` by storage class; `small_bytes` are indexes objects, `index_bytes` heads and pages, `waiting_bytes` what is
-    unlinked. `both_bytes` of `local_bytes` are in the bucket too. `requests` None where nothing was metered.
+    `both_bytes` of `local_bytes` are in the bucket too. `requests` None where nothing was metered.
     """
 
     topic: str
-    data: Mapping[str, Stored] = field(default_factory=dict)
-    small_bytes: int = 0
-    index_bytes: int = 0
-    waiting_bytes: int = 0
+    lying: Lying = field(default_factory=Lying)
     local_bytes: int = 0
     both_bytes: int = 0
     segments: int = 0
     requests: Requests | None = None
     period_ms: int = 0
-
-    @property
-    def data_bytes(self) -> int:
-        return sum(each.size_bytes for each in self.data.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,29 +94,25 @@ class TopicBill:
 
 def bills(facts: Sequence[TopicFacts], prices: PriceTable) -> list[TopicBill]:
     """A bill for each topic, in the order given; their sum is the bucket's."""
-    standard = _average(sum(each.small_bytes + each.index_bytes + each.waiting_bytes for each in facts), prices, facts)
-    return [_bill(each, prices, facts, standard) for each in facts]
+    kept = keeping_dollars([each.lying for each in facts], prices)
+    return [_bill(each, kept_for, prices) for each, kept_for in zip(facts, kept, strict=True)]
 
 
-def _bill(of: TopicFacts, prices: PriceTable, facts: Sequence[TopicFacts], standard: float) -> TopicBill:
-    """`standard` is the average price of a byte in the class of everything small."""
-    storage = of.small_bytes * standard
-    for name, stored in of.data.items():
-        storage += _class_storage(name, stored, prices, facts, standard)
+def _bill(of: TopicFacts, kept: KeepingDollars, prices: PriceTable) -> TopicBill:
     month = of.requests.scaled(_to_month(of.period_ms)) if of.requests is not None else Requests()
-    requests, retrieval = request_dollars(month, of.data, prices)
+    requests, retrieval = request_dollars(month, of.lying.data, prices)
     disk = prices.disk_per_gb_month / GIB
     return TopicBill(
         topic=of.topic,
-        storage=storage,
-        index=of.index_bytes * standard,
-        waiting=of.waiting_bytes * standard,
+        storage=kept.storage,
+        index=kept.index,
+        waiting=kept.waiting,
         requests=requests,
         retrieval=retrieval,
         disk=of.local_bytes * disk,
         double=of.both_bytes * disk,
         months=of.period_ms / DAY_MS / DAYS_PER_MONTH,
-        data_bytes=of.data_bytes,
+        data_bytes=sum(each.size_bytes for each in of.lying.data.values()),
         local_bytes=of.local_bytes,
         both_bytes=of.both_bytes,
         segments=of.segments,
@@ -163,43 +137,9 @@ def request_dollars(month: Requests, data: Mapping[str, Stored], prices: PriceTa
     return dollars, retrieval
 
 
-def _class_storage(
-    name: str, stored: Stored, prices: PriceTable, facts: Sequence[TopicFacts], standard: float
-) -> float:
-    of = prices.of(name)
-    if of is prices.of(STANDARD):
-        return stored.size_bytes * standard
-    billed = stored.billed(of.min_bytes) + of.overhead_bytes * stored.objects
-    if of.later_bands:
-        # As dear as it can be: how long each object has been unread is known to the store alone.
-        return intelligent_storage(billed, stored.objects, 0, of)
-    everybody = [each.data[name] for each in facts if name in each.data]
-    total = sum(each.billed(of.min_bytes) + of.overhead_bytes * each.objects for each in everybody)
-    return monthly_storage(total, of) * billed / total if total else 0.0
-
-
-def _average(small_bytes: int, prices: PriceTable, facts: Sequence[TopicFacts]) -> float:
-    """Dollars for a byte in a month in STANDARD, over everything that lies there."""
-    of = prices.of(STANDARD)
-    total = small_bytes + sum(
-        stored.size_bytes for each in facts for name, stored in each.data.items() if prices.of(name) is of
-    )
-    return monthly_storage(total, of) / total if total else monthly_storage(1, of)
-
-
 def _to_month(period_ms: int) -> float:
     """From the metered period to a month. Less than a day is taken as a day: half an hour foretells nothing."""
     return DAYS_PER_MONTH * DAY_MS / max(period_ms, DAY_MS)
-
-
-def stored_of(sizes: Sequence[int], prices: PriceTable) -> Stored:
-    """Objects of these sizes in one class."""
-    floors = sorted({each.min_bytes for each in prices.classes.values() if each.min_bytes})
-    return Stored(
-        objects=len(sizes),
-        size_bytes=sum(sizes),
-        floored={floor: sum(max(size, floor) for size in sizes) for floor in floors},
-    )
 
 
 def moved(stored: Stored, to: str, prices: PriceTable) -> float:

@@ -1,43 +1,158 @@
-"""How many bytes of a partition lie in which storage class, and what keeping them costs a month. Pure, in US dollars.
+"""What lies in the bucket for a partition or a topic, and what keeping it costs a month. Pure, in US dollars.
 
-As the bill counts: bytes as stored, so after compression, and indexes, which stay in STANDARD. Of a page of rows that
-is not known its data is told; its class is taken as that of the newest row, its indexes by the share of the known rows.
+Every figure of storage comes from here: the status, the bill, the gauges, the pages. Counted is what is paid for: data
+as stored, so after compression, views too; indexes; heads, and pages of rows; objects that left the index and wait for
+their deletion. All but data lies in STANDARD, but of what waits the class is not told any more.
+
+A price's bands are filled by the whole bucket. So everybody's share is asked about together (`keeping_dollars`), and
+each pays the average price of its class.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from policies.prices import STANDARD
 
 if TYPE_CHECKING:
-    from policies.prices import PriceTable
-    from policies.snapshot import PartitionSnapshot
+    from policies.prices import Prices, PriceTable
+    from remote.head import Head
+    from remote.segment import RemoteSegment
 
 
-def stored_by_class(snapshot: PartitionSnapshot) -> dict[str, int]:
-    """Bytes by storage class of what readers see; empty for nothing."""
-    found = Counter[str]()
-    rows = snapshot.committed
-    for row in rows:
-        found[row.storage_class or STANDARD] += row.stored_bytes
-        found[STANDARD] += row.indexes_bytes
-    size = sum(row.size_bytes for row in rows)
-    share = sum(row.indexes_bytes for row in rows) / size if size else 0.0
-    newest = rows[-1].storage_class if rows else None
-    for spill in snapshot.spills:
-        found[newest or STANDARD] += spill.stored_bytes
-        found[STANDARD] += round(spill.size_bytes * share)
-    return {name: size for name, size in found.items() if size}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Objects of one storage class: how many, their bytes, and their bytes where one is billed as at least so much.
+
+    `floored` has for each minimum size of the price table the sum of max(size, minimum) over the objects.
+    """
+
+    objects: int = 0
+    size_bytes: int = 0
+    floored: Mapping[int, int] = field(default_factory=dict)
+
+    def billed(self, min_bytes: int) -> int:
+        return self.floored.get(min_bytes, max(self.size_bytes, min_bytes * self.objects))
+
+    def __add__(self, other: Stored) -> Stored:
+        floors = sorted({*self.floored, *other.floored})
+        return Stored(
+            objects=self.objects + other.objects,
+            size_bytes=self.size_bytes + other.size_bytes,
+            floored={floor: self.billed(floor) + other.billed(floor) for floor in floors},
+        )
 
 
-def storage_dollars(stored: Mapping[str, int], prices: PriceTable) -> float:
-    """Dollars a month for bytes by class; smallest objects and what an object has beside its bytes are left out."""
-    from policies.cost import monthly_storage  # the status is shown without it where it has no dollars
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lying:
+    """Bytes in the bucket: `data` by storage class, `small_bytes` indexes, `index_bytes` heads and pages of rows,
+    `waiting_bytes` what left the index."""
 
-    by_price = Counter[str]()
-    for name, size in stored.items():
-        by_price[prices.of(name).storage_class] += size
-    return sum(monthly_storage(size, prices.of(name)) for name, size in by_price.items())
+    data: Mapping[str, Stored] = field(default_factory=dict)
+    small_bytes: int = 0
+    index_bytes: int = 0
+    waiting_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepingDollars:
+    """Dollars a month: `storage` of data and its indexes, the rest as in `Lying`."""
+
+    storage: float
+    index: float
+    waiting: float
+
+    @property
+    def total(self) -> float:
+        return self.storage + self.index + self.waiting
+
+
+def lying_of(head: Head, prices: PriceTable, *, head_bytes: int, rows: Iterable[RemoteSegment] | None = None) -> Lying:
+    """What a head of `head_bytes` says lies there. `rows`: all of them, where the pages' were read.
+
+    Without, a page's data is taken to be of the class of the newest row, and its indexes in proportion. Of the heads
+    that are kept each is taken to be as large as the newest.
+    """
+    known = list(rows) if rows is not None else [*head.segments, *head.view_rows]
+    sizes: dict[str, list[int]] = {}
+    for row in known:
+        sizes.setdefault(row.storage_class or STANDARD, []).append(row.stored_bytes)
+    data = {name: stored_of(each, prices) for name, each in sorted(sizes.items())}
+    small = sum(row.indexes_bytes for row in known)
+    if rows is None and head.spills:
+        newest = (head.segments[-1].storage_class if head.segments else None) or STANDARD
+        count, size, whole = (
+            sum(getattr(spill, name) for spill in head.spills)
+            for name in ("segment_count", "stored_bytes", "size_bytes")
+        )
+        data[newest] = data.get(newest, Stored()) + Stored(objects=count, size_bytes=size)
+        held = sum(row.size_bytes for row in known)
+        small += round(whole * small / held) if held else 0
+    kept = max(1, head.sequence - head.void_upto)
+    return Lying(
+        data=data,
+        small_bytes=small,
+        index_bytes=head_bytes * kept + sum(spill.page_bytes for spill in head.spills),
+        waiting_bytes=head.waiting_bytes,
+    )
+
+
+def together(parts: Iterable[Lying]) -> Lying:
+    """All of it as one."""
+    data: dict[str, Stored] = {}
+    sums = Counter[str]()
+    for each in parts:
+        for name, stored in each.data.items():
+            data[name] = data.get(name, Stored()) + stored
+        for name in ("small_bytes", "index_bytes", "waiting_bytes"):
+            sums[name] += getattr(each, name)
+    return Lying(data=data, **sums)
+
+
+def keeping_dollars(parts: Sequence[Lying], prices: PriceTable) -> list[KeepingDollars]:
+    """What each of `parts` pays, in their order; together they are the whole bucket, which fills the bands."""
+    from policies.cost import monthly_storage  # whoever has no dollars to show does without it
+
+    whole = together(parts)
+    standard = prices.of(STANDARD)
+    in_standard = whole.small_bytes + whole.index_bytes + whole.waiting_bytes
+    in_standard += sum(each.size_bytes for name, each in whole.data.items() if prices.of(name) is standard)
+    per_byte = monthly_storage(in_standard, standard) / in_standard if in_standard else monthly_storage(1, standard)
+    found = []
+    for part in parts:
+        storage = part.small_bytes * per_byte
+        for name, stored in part.data.items():
+            of = prices.of(name)
+            is_standard = of is standard
+            storage += stored.size_bytes * per_byte if is_standard else _in_class(stored, whole.data[name], of)
+        found.append(
+            KeepingDollars(storage=storage, index=part.index_bytes * per_byte, waiting=part.waiting_bytes * per_byte)
+        )
+    return found
+
+
+def _in_class(stored: Stored, everybody: Stored, of: Prices) -> float:
+    from policies.cost import intelligent_storage, monthly_storage
+
+    if of.later_bands:
+        # As dear as it can be: how long each object has been unread is known to the store alone.
+        return intelligent_storage(_billed(stored, of), stored.objects, 0, of)
+    total = _billed(everybody, of)
+    return monthly_storage(total, of) * _billed(stored, of) / total if total else 0.0
+
+
+def _billed(stored: Stored, of: Prices) -> int:
+    return stored.billed(of.min_bytes) + of.overhead_bytes * stored.objects
+
+
+def stored_of(sizes: Sequence[int], prices: PriceTable) -> Stored:
+    """Objects of these sizes in one class."""
+    floors = sorted({each.min_bytes for each in prices.classes.values() if each.min_bytes})
+    return Stored(
+        objects=len(sizes),
+        size_bytes=sum(sizes),
+        floored={floor: sum(max(size, floor) for size in sizes) for floor in floors},
+    )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
 
-from policies.bill import Requests, Stored, request_dollars
+from policies.bill import Requests, request_dollars
 from policies.cost import (
     DAY_MS,
     DAYS_PER_MONTH,
@@ -24,6 +24,7 @@ from policies.cost import (
 from policies.prices import STANDARD, Prices, PriceTable
 from policies.rules import PartitionRules
 from policies.simulation import Counts, Reads, Simulated, Workload, simulate
+from policies.stored import Stored
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion", "disk")
 VARIANTS_MAX = 2000

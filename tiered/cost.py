@@ -12,12 +12,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
-from policies.bill import KINDS, Requests, Stored, TopicBill, TopicFacts, bills, stored_of
-from policies.prices import STANDARD, PriceTable
-from remote.head import Head, encode_head
+from policies.bill import KINDS, Requests, TopicBill, TopicFacts, bills
+from policies.prices import PriceTable
+from policies.stored import together
 from remote.keys import topic_directory
 from remote.metered_store import RequestCounts
 from remote.segment import RemoteSegment
+from tiered.keeping import lying_for
 from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
 from tiered.partition import Partition
@@ -79,25 +80,21 @@ def topic_facts(
 ) -> TopicFacts:
     """Both tiers of one topic, and what was sent for it."""
     held = manager.partitions([topic])
-    rows = [row for each in held for row in all_rows(each)]
+    rows = {each.name: list(all_rows(each)) for each in held}
     local_bytes = both_bytes = 0
     for snapshot in manager.snapshots(now_ms, [topic]):
         for segment in snapshot.segments:
             local_bytes += segment.size_bytes
             if snapshot.is_committed(segment.base_offset, segment.next_offset):
                 both_bytes += segment.size_bytes
-    heads = [head for head in (each.head() for each in held) if head is not None]
     asked = manager.topic(topic)
     counts = history.of_topic(topic_directory(topic, asked.topic_id)) if history is not None else None
     return TopicFacts(
         topic=topic,
-        data=stored_by_class(rows, prices),
-        small_bytes=sum(row.indexes_bytes for row in rows),
-        index_bytes=sum(_index_bytes(head) for head in heads),
-        waiting_bytes=sum(head.waiting_bytes for head in heads),
+        lying=together(lying_for(each, prices, rows[each.name]) for each in held),
         local_bytes=local_bytes,
         both_bytes=both_bytes,
-        segments=len(rows),
+        segments=sum(map(len, rows.values())),
         requests=as_requests(counts) if counts is not None else None,
         period_ms=max(0, now_ms - history.since_ms) if history is not None else 0,
     )
@@ -134,16 +131,3 @@ def bill_row(bill: TopicBill) -> dict[str, object]:
         **{f"{each.name}_per_month": round(getattr(bill.month_requests, each.name)) for each in fields(Requests)},
         "metered_months": bill.months,
     }
-
-
-def stored_by_class(rows: Iterable[RemoteSegment], prices: PriceTable) -> dict[str, Stored]:
-    """Segments' data by storage class."""
-    sizes: dict[str, list[int]] = {}
-    for row in rows:
-        sizes.setdefault(row.storage_class or STANDARD, []).append(row.stored_bytes)
-    return {name: stored_of(each, prices) for name, each in sorted(sizes.items())}
-
-
-def _index_bytes(head: Head) -> int:
-    kept = max(1, head.sequence - head.void_upto)
-    return len(encode_head(head)) * kept + sum(spill.page_bytes for spill in head.spills)

@@ -390,7 +390,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_cost_dollars_per_month",
         kind=Kind.GAUGE,
-        doc="List price of what is stored now: storage in the bucket, disk. Requests are in `tiered cost show`.",
+        doc="List price of what is stored now: storage, index and waiting for deletion in the bucket, disk. "
+        "Requests are in `tiered cost show`.",
         labels=("topic", "kind"),
     ),
     Metric(

@@ -17,14 +17,13 @@ from local.errors import Conflict
 from local.kernels import implementation
 from policies.cost import GIB
 from policies.plan import plan
-from policies.prices import STANDARD
 from policies.snapshot import PartitionSnapshot
-from policies.stored import storage_dollars
 from remote.keys import parse_topic_directory
 from remote.metered_store import RequestCounts
 from tiered import __version__
 from tiered.compaction_status import cleaner_metrics
 from tiered.exposition import Sample, exposition
+from tiered.keeping import keeping_costs
 from tiered.manager import LogManager
 from tiered.observations import HistogramCounts, Observations
 from tiered.price_file import configured_prices
@@ -49,6 +48,7 @@ _AGES = {
     "tiered_remote_copy_paused_seconds": "paused_since_ms",
     "tiered_remote_delete_overdue_seconds": "overdue_since_ms",
 }
+_KINDS = ("storage", "index", "waiting", "disk")
 _OFFSETS = {"tiered_log_start_offset": "log_start_offset", "tiered_log_end_offset": "next_offset"}
 _BY_TOPIC = {
     "tiered_append_bytes_total": "appended_bytes",
@@ -117,18 +117,14 @@ class Metrics:
         yield from self._dollars(found)
 
     def _dollars(self, found: Sequence[PartitionStatus]) -> Iterator[Sample]:
-        remote: dict[str, Counter[str]] = {}
-        local = Counter[str]()
+        dollars = {(each.partition.topic, kind): 0.0 for each in found for kind in _KINDS}
+        for name, kept in keeping_costs(self._manager, self._prices).items():
+            for kind in ("storage", "index", "waiting"):
+                dollars[name.topic, kind] = dollars.get((name.topic, kind), 0.0) + getattr(kept, kind)
         for each in found:
-            stored = remote.setdefault(each.partition.topic, Counter())
-            stored.update(each.stored_bytes)
-            stored[STANDARD] += each.unlinked_bytes  # of what class it was is not told any more
-            local[each.partition.topic] += each.local_bytes
-        for topic in sorted(remote):
-            storage = storage_dollars(remote[topic], self._prices)
-            disk = local[topic] / GIB * self._prices.disk_per_gb_month
-            for kind, dollars in (("storage", storage), ("disk", disk)):
-                yield Sample("tiered_cost_dollars_per_month", dollars, (("topic", topic), ("kind", kind)))
+            dollars[each.partition.topic, "disk"] += each.local_bytes / GIB * self._prices.disk_per_gb_month
+        for (topic, kind), value in sorted(dollars.items()):
+            yield Sample("tiered_cost_dollars_per_month", value, (("topic", topic), ("kind", kind)))
 
     def _appends(self) -> Iterator[Sample]:
         records = Counter[str]()

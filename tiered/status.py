@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.rules import Pause
 from policies.snapshot import PartitionSnapshot
-from policies.stored import stored_by_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
     """Bytes are of ``.log`` data. `lag_*` is closed and yet to be copied, zero
     while copying is switched off (KIP-950); `at_risk_bytes` are those of segments with retained records of which the
-    bucket lacks some. `remote_bytes` are those of the log that it holds, `stored_bytes` by storage class what lies
-    there for it: compressed, with indexes; that is what is paid for.
+    bucket lacks some. `remote_bytes` are those of the log that it holds; what is paid for there is `tiered.keeping`'s.
 
     `lag_since_ms` is when the oldest of what waits became due for copying, None when nothing is due (or it is due by
     size alone). `overdue_*` is what left the index longer ago than the grace time and is still in the bucket.
@@ -45,7 +43,6 @@ class PartitionStatus:
     overdue_since_ms: int | None = None
     problem: str | None = None
     paused: Pause | None = None
-    stored_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def paused_since_ms(self) -> int | None:
@@ -83,7 +80,6 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
         overdue_since_ms=min((since for since, _ in overdue), default=None),
         problem=problem,
         paused=snapshot.paused,
-        stored_bytes=stored_by_class(snapshot),
     )
 
 

@@ -21,6 +21,7 @@ from tiered.work_report import Trouble, WorkReport, read_report
 if TYPE_CHECKING:
     from policies.prices import PriceTable
     from policies.snapshot import PartitionSnapshot
+    from policies.stored import KeepingDollars
     from tiered.manager import LogManager
     from tiered.topics import Topic
 
@@ -61,7 +62,8 @@ class Stuck:
 class StatusReport:
     """`partitions` are those with figures, `problems` what keeps others from having some.
 
-    `work` is what the manager that worked last said, None where none did.
+    `work` is what the manager that worked last said, None where none did. `kept` is what keeping each partition's
+    objects in the bucket costs, of every topic.
     """
 
     now_ms: int
@@ -71,6 +73,7 @@ class StatusReport:
     stuck: tuple[Stuck, ...]
     prices: PriceTable
     work: WorkReport | None
+    kept: Mapping[TopicPartition, KeepingDollars]
 
     @property
     def is_healthy(self) -> bool:
@@ -96,8 +99,10 @@ def status_report(
 
     Unless it `may_ask` no request is sent for it.
     """
+    from tiered.keeping import keeping_costs
     from tiered.price_file import configured_prices
 
+    prices = configured_prices(manager.config)
     names = None if topics is None else sorted(set(topics))
     chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
     snapshots = manager.snapshots(now_ms, names) if may_ask else snapshots_at_hand(manager, now_ms, names)
@@ -121,8 +126,9 @@ def status_report(
         partitions=found,
         problems=problems,
         stuck=tuple(stuck),
-        prices=configured_prices(manager.config),
+        prices=prices,
         work=work,
+        kept=keeping_costs(manager, prices),
     )
 
 

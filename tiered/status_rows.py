@@ -9,7 +9,6 @@ from local.names import TopicPartition
 from tiered.status import PartitionStatus
 
 if TYPE_CHECKING:
-    from policies.prices import PriceTable
     from tiered.status_report import StatusReport
     from tiered.topics import Topic
 
@@ -40,7 +39,7 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
     """The sums over a topic's partitions that have figures."""
     names, found, problems = topic.partitions(), report.partitions, report.problems
     return {
-        **_figures([found[name] for name in names if name in found], report.prices),
+        **_figures(report, [found[name] for name in names if name in found]),
         "topic": topic.name,
         "partitions": topic.partition_count,
         "problems": [str(problems[name]) for name in names if name in problems],
@@ -50,7 +49,7 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
 def partition_row(report: StatusReport, name: TopicPartition) -> Row:
     """Without figures for a partition that did not open."""
     status, problems = report.partitions.get(name), report.problems
-    figures = _figures([status] if status is not None else [], report.prices)
+    figures = _figures(report, [status] if status is not None else [])
     del figures["offsets"]  # it has those it begins and ends with
     return {
         **figures,
@@ -85,12 +84,11 @@ def status_facts(report: StatusReport) -> dict[str, object]:
     }
 
 
-def _figures(some: Sequence[PartitionStatus], prices: PriceTable) -> dict[str, object]:
+def _figures(report: StatusReport, some: Sequence[PartitionStatus]) -> dict[str, object]:
     """The sums of some partitions; None for none."""
-    from policies.stored import storage_dollars
-
     if not some:
         return dict.fromkeys(_FIGURES)
+    kept_of = [report.kept.get(each.partition) for each in some]
     sums = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
     return {
         "is_tiered": some[0].is_tiered,
@@ -104,19 +102,10 @@ def _figures(some: Sequence[PartitionStatus], prices: PriceTable) -> dict[str, o
             (each.paused_since_ms for each in some if each.paused_since_ms is not None), default=None
         ),
         "pause_reason": next((each.paused.reason for each in some if each.paused is not None), None),
-        "dollars_per_month": round(storage_dollars(_stored(some), prices), 6),
+        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6),
     }
 
 
 def _lag(some: Sequence[PartitionStatus], sums: dict[str, int]) -> tuple[int, int, bool]:
     """Segments, bytes, and whether somebody paused them."""
     return sums["lag_segments"], sums["lag_bytes"], any(each.paused is not None for each in some)
-
-
-def _stored(some: Sequence[PartitionStatus]) -> dict[str, int]:
-    """Bytes by storage class of some partitions together, whose sum fills the price's bands."""
-    found: dict[str, int] = {}
-    for each in some:
-        for name, size in each.stored_bytes.items():
-            found[name] = found.get(name, 0) + size
-    return found

@@ -8,9 +8,10 @@ import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import NotFound
-from policies.bill import KINDS, Requests, Stored, TopicFacts, bills, moved, stored_of
+from policies.bill import KINDS, Requests, TopicFacts, bills, moved
 from policies.cost import GIB, monthly_storage
 from policies.prices import BUILT_IN
+from policies.stored import Lying, Stored, stored_of
 from remote import metadata_log
 from remote.metered_store import RequestCounts
 from remote.spilling import SpillRule
@@ -20,8 +21,9 @@ MIB = 1 << 20
 
 
 def facts(**more):
-    given = {"topic": "t", "data": {"STANDARD": stored_of([GIB] * 100, BUILT_IN)}, "period_ms": 30 * DAY}
-    return TopicFacts(**{**given, **more})
+    lying = {"data": {"STANDARD": stored_of([GIB] * 100, BUILT_IN)}}
+    lying |= {name: more.pop(name) for name in ("data", "small_bytes", "waiting_bytes") if name in more}
+    return TopicFacts(**{"topic": "t", "lying": Lying(**lying), "period_ms": 30 * DAY, **more})
 
 
 def test_two_topics_pay_together_what_one_bucket_pays():

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tiered import cost, cost_history
+from tiered import cost_history, keeping
 from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 
@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch, capfd) -> Path:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     # A head holds random names, and how well those compress would be seen in the last digit.
     monkeypatch.setattr(cost_history, "head_costs", lambda head: {})
-    monkeypatch.setattr(cost, "_index_bytes", lambda head: 10_000)
+    monkeypatch.setattr(keeping, "_size", lambda head: 2_000)
     clock = {"now": NOON}
     monkeypatch.setattr(time, "time_ns", lambda: clock["now"] * 1_000_000)
     assert invoke(["init"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,16 +11,20 @@ from policy_samples import LOCAL, REMOTE, local, row, snapshot
 
 from local.names import TopicPartition
 from policies.cost import GIB, monthly_storage
-from policies.prices import BUILT_IN
-from policies.stored import storage_dollars, stored_by_class
-from remote.head import SpillRow
+from policies.prices import BUILT_IN, Prices, PriceTable
+from policies.stored import Lying, keeping_dollars, lying_of, stored_of, together
+from remote.head import Head, SpillRow, UnlinkedObject
 from remote.segment import SegmentState
+from tiered.cost import cost_report
 from tiered.metrics import Metrics
 from tiered.observations import Observations
 from tiered.planning import priced_plan
+from tiered.price_file import price_rows
 from tiered.status import partition_status
 from tiered.status_report import status_report
-from tiered.status_rows import topic_row
+from tiered.status_rows import partition_row, topic_row
+from tiered.units import format_dollars
+from tiered.web.overview import overview
 
 
 @pytest.mark.parametrize(
@@ -57,36 +62,133 @@ def test_at_risk_is_what_the_bucket_lacks_of_the_retained_records(taken, at_risk
     assert partition_status(taken).at_risk_bytes == at_risk
 
 
-def test_bytes_are_told_by_the_class_they_lie_in_and_indexes_stay_in_standard():
+# -- what is paid for -------------------------------------------------------------------------------------------------
+
+
+def head_of(*rows, spills=(), **more):
+    known = {"sequence": 9, "epoch": 1, "commit_id": "c", "parent_id": None, "writer_id": "w", "topic": "t"}
+    known |= {"topic_id": "A" * 22, "partition": 0, "log_start_offset": 0, "committed_ms": NOW, "properties": {}}
+    return Head(**known, segments=rows, spills=spills, void_upto=7, **more)
+
+
+PAGE = SpillRow(
+    key="k",
+    base_offset=0,
+    next_offset=2,
+    min_timestamp_ms=1,
+    max_timestamp_ms=1,
+    first_stamp_ms=1,
+    segment_count=1,
+    record_count=2,
+    size_bytes=200,
+    stored_bytes=70,
+    page_bytes=9,
+    page_crc32c=0,
+)
+
+
+def sizes(lying):
+    return {name: each.size_bytes for name, each in lying.data.items()}
+
+
+def test_bytes_are_told_by_the_class_they_lie_in_beside_indexes_heads_and_what_waits():
     cold = replace(row(2, 4), storage_class="GLACIER_IR", stored_bytes=40)
-    assert stored_by_class(snapshot(*LOCAL, remote=(row(0, 2), cold))) == {"STANDARD": 1 + 2 * 10, "GLACIER_IR": 40}
-    assert stored_by_class(snapshot(*LOCAL)) == {}
+    gone = UnlinkedObject(key="data/x.log", size_bytes=33, unlinked_ms=NOW, epoch=1)
+    found = lying_of(head_of(row(0, 2), cold, unlinked=(gone,)), BUILT_IN, head_bytes=100)
+    assert sizes(found) == {"STANDARD": 1, "GLACIER_IR": 40}
+    assert (found.small_bytes, found.index_bytes, found.waiting_bytes) == (20, 2 * 100, 33)
+    assert found.data["GLACIER_IR"].billed(128 << 10) == 128 << 10
 
 
 def test_a_pages_bytes_are_those_stored_in_the_class_of_the_newest_row():
     known = replace(row(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
-    page = SpillRow(
-        key="k",
-        base_offset=0,
-        next_offset=2,
-        min_timestamp_ms=1,
-        max_timestamp_ms=1,
-        first_stamp_ms=1,
-        segment_count=1,
-        record_count=2,
-        size_bytes=200,
-        stored_bytes=70,
-        page_bytes=9,
-        page_crc32c=0,
-    )
-    taken = replace(snapshot(*LOCAL, remote=(known,)), spills=(page,))
-    assert stored_by_class(taken) == {"STANDARD_IA": 110, "STANDARD": 10 + 20}
+    found = lying_of(head_of(known, spills=(PAGE,)), BUILT_IN, head_bytes=100)
+    assert sizes(found) == {"STANDARD_IA": 110}
+    assert (found.small_bytes, found.index_bytes) == (10 + 20, 2 * 100 + 9)
+    read = lying_of(head_of(known, spills=(PAGE,)), BUILT_IN, head_bytes=100, rows=[row(0, 2), known])
+    assert (sizes(read), read.small_bytes) == ({"STANDARD": 1, "STANDARD_IA": 40}, 20)
 
 
-def test_dollars_are_band_by_band_for_all_bytes_of_a_price_together():
-    stored = {"STANDARD": 40_000 * GIB, "OF ANOTHER STORE": 40_000 * GIB, "GLACIER_IR": 1000 * GIB}
-    assert storage_dollars(stored, BUILT_IN) == pytest.approx(monthly_storage(80_000 * GIB) + 4.0)
-    assert storage_dollars({}, BUILT_IN) == 0
+def test_bands_are_filled_by_the_whole_deployment():
+    large, other = Lying(data={"STANDARD": stored_of([GIB] * 40_000, BUILT_IN)}), "OF ANOTHER STORE"
+    second = Lying(data={other: stored_of([GIB] * 40_000, BUILT_IN), "GLACIER_IR": stored_of([GIB] * 1000, BUILT_IN)})
+    costs = keeping_dollars([large, second, Lying()], BUILT_IN)
+    assert costs[0].total == pytest.approx(monthly_storage(80_000 * GIB) / 2)
+    assert costs[1].total == pytest.approx(monthly_storage(80_000 * GIB) / 2 + 4.0)
+    assert costs[2].total == 0
+    (whole,) = keeping_dollars([together([large, second])], BUILT_IN)
+    assert whole.total == pytest.approx(sum(each.total for each in costs))
+
+
+DEAR = Prices(
+    as_of="today",
+    region="here",
+    storage_class="STANDARD",
+    storage_bands=((20_000 / GIB, GIB / 100), (None, GIB / 400)),  # a cent for a byte, a quarter for the rest
+    put_per_1000=0,
+    get_per_1000=0,
+    list_per_1000=0,
+)
+
+
+def dear(manager, tmp_path):
+    """The manager's own prices, in which every byte is seen."""
+    rows = price_rows(PriceTable(as_of="today", region="here", classes={"STANDARD": DEAR}, disk_per_gb_month=0))
+    (tmp_path / "dear.json").write_text(json.dumps(rows))
+    return str(tmp_path / "dear.json")
+
+
+def deployment(world, tmp_path):
+    """Three topics whose bytes go beyond the first band; a third of each has expired and waits for its deletion."""
+    with world.open(cost_prices=dear(world, tmp_path)) as manager:
+        for topic, more in (("t", {}), ("u", {"remote.compression": "zstd"}), ("w", {})):
+            manager.create_topic(topic, 2, {**TIERED, **more}, now_ms=NOW)
+            send(manager, 600, topic=topic)
+            manager.roll(topic, now_ms=NOW)
+        settle(manager)
+        for topic in "tuw":
+            manager.delete_records({TopicPartition(topic, 0): 200}, now_ms=NOW)
+        settle(manager)
+
+
+def in_the_bucket(store, topic):
+    """What a bucket's owner pays for, by a listing: all but pins, locks and whatever is no topic's."""
+    return sum(info.size_bytes for info in store.list("") if info.key.startswith(f"{topic}-"))
+
+
+def test_status_cost_metrics_and_pages_tell_the_same_cents_and_the_buckets_listing_too(tmp_path):
+    world = World()
+    deployment(world, tmp_path)
+    with world.open(read_only=True, cost_prices=dear(world, tmp_path)) as manager:
+        report, bill = status_report(manager, NOW, storage=world.disk), cost_report(manager, NOW)
+        assert all(manager.partition(TopicPartition(each, 0)).head().waiting_bytes > 1000 for each in "tuw")
+        told = {row["topic"]: row["dollars_per_month"] for row in (topic_row(report, each) for each in report.topics)}
+        gauges = dict.fromkeys(told, 0.0)
+        for each in Metrics(manager, Observations()).samples(NOW):
+            if each.name == "tiered_cost_dollars_per_month":
+                gauges[dict(each.labels)["topic"]] += each.value
+        for of in bill.bills:
+            assert told[of.topic] == pytest.approx(of.storage + of.index + of.waiting, abs=0.005)
+            assert gauges[of.topic] == pytest.approx(told[of.topic], abs=0.005)
+            assert of.waiting > 2.5, "a thousand bytes"
+            parts = [partition_row(report, TopicPartition(of.topic, number)) for number in (0, 1)]
+            assert sum(each["dollars_per_month"] for each in parts) == pytest.approx(told[of.topic], abs=0.005)
+        assert format_dollars(sum(told.values())) in overview(report, {}, has_remote=True)
+        listed = {topic: in_the_bucket(world.store, topic) for topic in "tuw"}
+        # Heads before the newest were smaller than it is taken to be; all else is exact.
+        assert sum(told.values()) == pytest.approx(monthly_storage(sum(listed.values()), DEAR), rel=0.05)
+
+
+def test_the_status_of_one_topic_costs_what_it_costs_beside_the_others(tmp_path):
+    world = World()
+    deployment(world, tmp_path)
+    with world.open(read_only=True, cost_prices=dear(world, tmp_path)) as manager:
+        whole, one = (
+            status_report(manager, NOW, storage=world.disk),
+            status_report(manager, NOW, ["u"], storage=world.disk),
+        )
+        (row,) = (topic_row(one, each) for each in one.topics)
+        assert row == next(topic_row(whole, each) for each in whole.topics if each.name == "u")
 
 
 def test_status_plan_and_metrics_price_a_compressed_topic_alike():
@@ -99,17 +201,12 @@ def test_status_plan_and_metrics_price_a_compressed_topic_alike():
         rows = manager.partition(NAME).head().segments
         stored = sum(each.stored_bytes + each.indexes_bytes for each in rows)
         assert sum(each.stored_bytes for each in rows) < sum(each.size_bytes for each in rows) / 2
-        report = status_report(manager, NOW, storage=world.disk)
-        status = report.partitions[TopicPartition("t", 0)]
-        assert storage_dollars(status.stored_bytes, BUILT_IN) == pytest.approx(monthly_storage(stored))
-        dear = replace(BUILT_IN.of(None), storage_bands=((None, 1e6),))
-        report = replace(report, prices=replace(BUILT_IN, classes={**BUILT_IN.classes, "STANDARD": dear}))
-        assert topic_row(report, report.topics[0])["dollars_per_month"] == pytest.approx(stored / GIB * 1e6)
+        kept = status_report(manager, NOW, storage=world.disk).kept[NAME]
+        assert kept.storage == pytest.approx(monthly_storage(stored))
         assert priced_plan(manager, NOW + DAY).cost.now_dollars == pytest.approx(monthly_storage(stored))
-        waiting = manager.partition(NAME).snapshot(NOW).unlinked_bytes
         (told,) = (
             each.value
             for each in Metrics(manager, Observations()).samples(NOW)
             if each.name == "tiered_cost_dollars_per_month" and ("kind", "storage") in each.labels
         )
-        assert told == pytest.approx(monthly_storage(stored + waiting))
+        assert told == pytest.approx(monthly_storage(stored))

@@ -48,7 +48,7 @@ def status(
     interval: str,
     output: str,
 ) -> int:
-    """What each tier holds. AT RISK is what exists on this disk only; the price is for storage alone.
+    """What each tier holds. AT RISK is what exists on this disk only; the price is for keeping what is in the bucket.
 
     What is stuck is told on stderr, since when, and what to do. A partition that cannot be opened has no figures.
     """

@@ -223,7 +223,8 @@ def _fine_print(report: StatusReport) -> Html:
     prices = report.prices
     return tag(
         "p",
-        "At risk is what only this disk has. Offsets count gaps, too. Dollars are of storage in the bucket alone, ",
+        "At risk is what only this disk has. Offsets count gaps, too. Dollars are of keeping what lies in the bucket ",
+        "(what waits for its deletion too), ",
         f"{prices.region}, prices of {prices.as_of}.",
         class_="faint",
     )
