@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from local.names import TopicPartition
 from tiered.adopting import AdoptedPartition
-from tiered.exposition import Sample, exposition
+from tiered.exposition import Form, Sample, exposition
 
 _GAUGES = {
     "tiered_unreplicated_bytes": "at_risk_bytes",
@@ -54,10 +54,10 @@ class AdoptMetrics:
                 self._copied_bytes[topic] += each.copied_bytes
                 self._lost[topic] += sum(end - start for start, end in each.lost)
 
-    def text(self, now_ms: int) -> str:
+    def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
         """What Prometheus reads."""
         with self._lock:
-            return exposition(list(self._samples(now_ms)))
+            return exposition(list(self._samples(now_ms)), form)
 
     def _samples(self, now_ms: int) -> Iterator[Sample]:
         by_topic: dict[str, list[AdoptedPartition]] = {}

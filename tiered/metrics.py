@@ -22,7 +22,7 @@ from remote.keys import parse_topic_directory
 from remote.metered_store import RequestCounts
 from tiered import __version__
 from tiered.compaction_status import cleaner_metrics
-from tiered.exposition import Sample, exposition
+from tiered.exposition import Form, Sample, exposition
 from tiered.keeping import keeping_costs
 from tiered.manager import LogManager
 from tiered.observations import HistogramCounts, Observations
@@ -76,16 +76,19 @@ class Metrics:
         self._by_partition = by_partition
         self._prices = configured_prices(manager.config)
         self._lock = threading.Lock()
-        self._text, self._text_ms = "", -KEPT_MS
+        self._texts: dict[Form, str] = {}
+        self._text_ms = -KEPT_MS
         # Where the logs ended when counting began.
         self._begun = {held.name: held.log.next_offset for held in manager.partitions()}
 
-    def text(self, now_ms: int) -> str:
+    def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
         """What Prometheus reads."""
         with self._lock:
             if not 0 <= now_ms - self._text_ms < KEPT_MS:
-                self._text, self._text_ms = exposition(self.samples(now_ms)), now_ms
-            return self._text
+                self._texts, self._text_ms = {}, now_ms
+            if form not in self._texts:
+                self._texts[form] = exposition(self.samples(now_ms), form)
+            return self._texts[form]
 
     def samples(self, now_ms: int) -> Iterator[Sample]:
         """Every sample at this moment."""

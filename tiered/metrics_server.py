@@ -18,14 +18,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 from local.errors import InvalidRequest
-from tiered.exposition import CONTENT_TYPE
+from tiered.exposition import Form, form_of
 from tiered.web.gate import host_name
 
 LOOPBACK = "127.0.0.1"
 REQUEST_S = 10
 REQUESTS_MAX = 32  # browsers open connections ahead of need, and each keeps its place until REQUEST_S is over
 
-Answer = Callable[[], tuple[HTTPStatus, str, str]]  # status, content type, body
+Answer = Callable[[str], tuple[HTTPStatus, str, str]]  # of an Accept header: status, content type, body
 Pages = Callable[[str], tuple[HTTPStatus, str, str]]  # of a path with its query
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -180,21 +180,26 @@ class _Handler(BoundHandler):
         if verb == "POST":
             status = HTTPStatus.METHOD_NOT_ALLOWED
         elif answer is not None:
-            status, kind, text = answer()
+            status, kind, text = answer(self.headers.get("Accept", ""))
         elif self.others and is_loopback(host_name(self.headers.get("Host", ""))):
             status, kind, text = self.others[0](self.path)
         self.send_page(status, kind, text, with_body=verb != "HEAD")
 
 
-def metrics_answer(text: Callable[[], str]) -> Answer:
-    """What ``/metrics`` says."""
-    return lambda: (HTTPStatus.OK, CONTENT_TYPE, text())
+def metrics_answer(text: Callable[[Form], str]) -> Answer:
+    """What ``/metrics`` says, in the form that is asked for."""
+
+    def answer(accept: str) -> tuple[HTTPStatus, str, str]:
+        form = form_of(accept)
+        return HTTPStatus.OK, form.value, text(form)
+
+    return answer
 
 
 def health_answer(troubles: Callable[[], list[str]]) -> Answer:
     """What ``/health`` says: 200 while there is no trouble, 503 and the troubles otherwise."""
 
-    def answer() -> tuple[HTTPStatus, str, str]:
+    def answer(accept: str = "") -> tuple[HTTPStatus, str, str]:
         found = troubles()
         status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
         return status, "text/plain; charset=utf-8", "".join(f"{line}\n" for line in found or ["ok"])

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,18 @@ def test_a_wheel_has_all_that_a_job_needs(installed, file_bucket, tmp_path_facto
     installed.submit("local[2]", installed.script(), *words)
     rows = pq.read_table(target / "topic=t").to_pylist()
     assert {row["key"]: (row["offset"], row["value"]) for row in rows} == newest
+
+
+def test_every_file_of_the_packages_is_in_the_wheel(installed):
+    """Scripts of the pages, stubs of types, sources of kernels: what is no module is only there when it is declared."""
+    made = {".so", ".c", ".pyc"}  # by builds
+    rooms = [ROOT / room for room in ("local", "remote", "policies", "tiered")]
+    found = [each for room in rooms for each in room.rglob("*") if each.is_file() and each.name[0] != "."]
+    files = {str(each.relative_to(ROOT)) for each in found}
+    with zipfile.ZipFile(installed.wheel) as wheel:
+        missing = {each for each in files if Path(each).suffix not in made} - set(wheel.namelist())
+    assert "tiered/web/lab.js" in files
+    assert {each for each in missing if not each.startswith("tiered/spark/discovery/")} == set(), "as pyspark_tiered"
 
 
 def test_the_command_of_the_wheel_runs_by_itself(installed):

@@ -14,7 +14,7 @@ from local.names import TopicPartition
 from remote import metadata_log
 from remote.memory_store import MemoryStore
 from remote.spilling import SpillRule
-from tiered.exposition import Sample, exposition
+from tiered.exposition import Form, Sample, exposition, form_of
 from tiered.metric_table import BY_NAME, METRICS, Kind
 from tiered.metrics import KEPT_MS, Metrics
 from tiered.metrics_server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
@@ -223,6 +223,53 @@ def test_the_text_is_what_prometheus_own_parser_reads(world: World) -> None:
             assert (dict(sample.labels), sample.value) in [(each.labels, each.value) for each in family.samples]
 
 
+def test_the_text_is_what_the_strict_parser_of_open_metrics_reads(world: World) -> None:
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    station = Station(world, by_partition=True)
+    with station.manager as manager:
+        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        send(manager, 200)
+        station.settle()
+        samples, text = list(station.metrics.samples(NOW)), station.metrics.text(NOW, Form.OPEN_METRICS)
+        assert station.metrics.text(NOW) != text
+    families = {family.name: family for family in parser.text_string_to_metric_families(text)}
+    for sample in samples:
+        metric = BY_NAME[sample.name]
+        family = families[sample.name.removesuffix("_total") if metric.kind is Kind.COUNTER else sample.name]
+        assert (family.type, family.documentation) == (metric.kind.value, metric.doc)
+        if isinstance(sample.value, (int, float)) and not sample.name.startswith("process_"):
+            assert (dict(sample.labels), sample.value) in [(each.labels, each.value) for each in family.samples]
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", Form.PROMETHEUS),
+        ("*/*", Form.PROMETHEUS),
+        ("text/html, */*;q=0.1", Form.PROMETHEUS),
+        ("application/openmetrics-text", Form.OPEN_METRICS),
+        ("Application/OpenMetrics-Text; version=1.0.0; charset=utf-8", Form.OPEN_METRICS),
+        # What Prometheus 2 and 3 send.
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+            Form.OPEN_METRICS,
+        ),
+        (
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6,"
+            "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            Form.PROMETHEUS,
+        ),
+        ("application/openmetrics-text;q=0.3,text/plain;q=0.5", Form.PROMETHEUS),
+        ("application/openmetrics-text;q=0", Form.PROMETHEUS),
+        ("application/openmetrics-text;q=much", Form.PROMETHEUS),
+        ("application/openmetrics-text;q=0.5,text/plain;q=0.5", Form.PROMETHEUS),
+        (",;;q=,=;\x00", Form.PROMETHEUS),
+    ],
+)
+def test_the_form_is_the_one_that_is_liked_most(accept: str, form: Form) -> None:
+    assert form_of(accept) is form
+
+
 def test_labels_are_escaped_and_numbers_are_exact() -> None:
     odd = Sample("tiered_log_dir_offline", 1, (("directory", 'a"b\\c\nd'),))
     text = exposition([odd, Sample("tiered_cache_bytes", 2**53), Sample("process_cpu_seconds_total", 0.1)])
@@ -299,20 +346,27 @@ def test_what_is_done_round_the_calls_lets_errors_pass(world: World) -> None:
 
 def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
     troubles: list[str] = []
-    answers = {"/metrics": metrics_answer(lambda: "tiered_halted 0\n"), "/health": health_answer(lambda: troubles)}
+    answers = {
+        "/metrics": metrics_answer(lambda form: f"tiered_halted 0 {form.name}\n"),
+        "/health": health_answer(lambda: troubles),
+    }
     server = MetricsServer(LOOPBACK, 0, answers)
     server.start()
     try:
 
-        def ask(verb: str, path: str) -> tuple[int, str, str]:
+        def ask(verb: str, path: str, accept: str = "*/*") -> tuple[int, str, str]:
             connection = HTTPConnection(*server.address, timeout=30)
-            connection.request(verb, path)
+            connection.request(verb, path, headers={"Accept": accept})
             answer = connection.getresponse()
             found = answer.status, answer.headers["Content-Type"], answer.read().decode()
             connection.close()
             return found
 
-        assert ask("GET", "/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", "tiered_halted 0\n")
+        told = (200, "text/plain; version=0.0.4; charset=utf-8", "tiered_halted 0 PROMETHEUS\n")
+        assert ask("GET", "/metrics") == told
+        status, kind, text = ask("GET", "/metrics", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+        assert (status, kind) == (200, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+        assert text == "tiered_halted 0 OPEN_METRICS\n"
         assert ask("GET", "/metrics?x=y")[0] == 200
         assert ask("HEAD", "/metrics")[2] == ""
         assert ask("GET", "/health") == (200, "text/plain; charset=utf-8", "ok\n")

@@ -102,17 +102,13 @@ def _serving(address: str | None, figures: AdoptMetrics) -> Iterator[tuple[str, 
         return
     from http import HTTPStatus
 
-    from tiered.exposition import CONTENT_TYPE
-    from tiered.metrics_server import MetricsServer, parse_address
+    from tiered.metrics_server import MetricsServer, metrics_answer, parse_address
 
-    def health() -> tuple[HTTPStatus, str, str]:
+    def health(accept: str) -> tuple[HTTPStatus, str, str]:
         status = HTTPStatus.OK if figures.is_well else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "text/plain", "ok\n" if figures.is_well else "a partition is in trouble\n"
 
-    answers = {
-        "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, figures.text(now_ms())),
-        "/health": health,
-    }
+    answers = {"/metrics": metrics_answer(lambda form: figures.text(now_ms(), form)), "/health": health}
     server = MetricsServer(*parse_address(address), answers)
     server.start()
     try:

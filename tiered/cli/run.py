@@ -95,7 +95,8 @@ def _served(
     from tiered.web.site import Site
 
     figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
-    answers = {"/metrics": metrics_answer(lambda: figures.text(now_ms())), "/health": health_answer(worker.troubles)}
+    told = metrics_answer(lambda form: figures.text(now_ms(), form))
+    answers = {"/metrics": told, "/health": health_answer(worker.troubles)}
     site = Site(worker.manager, now_ms)
     server = MetricsServer(*parse_address(address), answers, site.answer)
     server.start()
