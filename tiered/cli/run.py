@@ -23,7 +23,7 @@ from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.web import gate_options, serving_pages
 from tiered.clock_properties import JUMP_HOLD
-from tiered.units import format_ms, parse_ms
+from tiered.units import counted, format_ms, parse_ms
 
 if TYPE_CHECKING:
     from tiered.manager import LogManager
@@ -75,7 +75,7 @@ def run(
             stack.enter_context(serving_pages(session, ui, Site(manager, now_ms).answer, token_file, hosts))
         if not once:
             session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")
-        service.ready(f"{len(manager.partitions())} partitions")
+        service.ready(counted(len(manager.partitions()), "partition"))
         loop = _Loop(session, worker, stop, service, seen, rest_ms)
         with Heartbeat(service, loop.last_seen_s):
             code = _work_off(worker, stop) if once else loop.work()
@@ -168,7 +168,7 @@ class _Loop:
         else:
             for name in done.at_restart:
                 _log.warning("a setting holds only after the next start: setting=%s", name)
-        self._service.ready(f"{len(self._worker.manager.partitions())} partitions")
+        self._service.ready(counted(len(self._worker.manager.partitions()), "partition"))
 
     def _changed_ns(self) -> int:
         path = self._worker.manager.config.path
