@@ -21,7 +21,6 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
 from local.moving import Progress
-from local.names import TopicPartition, check_topic, new_topic_id
+from local.names import TopicPartition
 from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
 from local.record_columns import record_columns
@@ -54,6 +53,7 @@ from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
 from tiered.pausing import Pausable
 from tiered.reloading import Reloadable
+from tiered.topic_changes import Foreseeable
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
 from tiered.view_reader import Readable
@@ -70,7 +70,7 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 _OPENERS = 8
 
 
-class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
+class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Foreseeable):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
@@ -143,13 +143,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
         for a later `tick` to take up.
         """
         self._check_writable()
-        check_topic(name)
-        topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
-        self._opener.check_settings(topic)
-        self._registry.check_new(topic)
-        if self._opener.begins_tiering(topic):
-            self._opener.check_reachable(topic)
-            topic = replace(topic, was_tiered=True)
+        topic = self._checked_new(name, partitions, properties)
         with self._topics_lock:
             self._opener.check_room()
             self._registry.add(topic)
