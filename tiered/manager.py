@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -53,6 +52,7 @@ from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
 from tiered.pausing import Pausable
 from tiered.reloading import Reloadable
+from tiered.side_by_side import side_by_side
 from tiered.topic_changes import Foreseeable
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
@@ -481,8 +481,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Fores
         if len(waiting) < 2:
             found = [self._opener.take_up(each, now_ms) for each in waiting]
         else:
-            with ThreadPoolExecutor(_OPENERS) as pool:
-                found = list(pool.map(lambda each: self._opener.take_up(each, now_ms), waiting))
+            take_up = partial(self._opener.take_up, now_ms=now_ms)
+            found = side_by_side(take_up, waiting, threads=_OPENERS, name="take-up")
         for each, error in zip(waiting, found, strict=True):
             if error is not None:
                 self._note(each.name, error)
