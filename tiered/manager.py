@@ -355,9 +355,9 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Fores
         """Until no thread is at work for rounds that did not wait; False when the time is over before."""
         return self._own_rounds is None or self._own_rounds.tasks.wait_idle(timeout_s)
 
-    def copier_load(self) -> Load | None:
-        """How busy the threads are that wait for the store; None for a manager that only looks."""
-        return self._own_rounds.tasks.copiers.load if self._own_rounds is not None else None
+    def task_loads(self) -> dict[str, Load]:
+        """How busy the threads are that wait for the store, by kind; nothing for a manager that only looks."""
+        return self._own_rounds.tasks.loads if self._own_rounds is not None else {}
 
     def close(self, *, drain_s: float = DRAIN_S) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.
