@@ -64,6 +64,12 @@ def hadoop_jars() -> Path:
     return _once(f"hadoop-{HADOOP_VERSION}", _copy_hadoop)
 
 
+def promtool() -> Path:
+    """Prometheus' own judge of rules: PATH's, or Debian's, unpacked and not installed: nothing is started."""
+    found = shutil.which("promtool")
+    return Path(found) if found else _once("promtool", _unpack_prometheus) / "promtool"
+
+
 def java() -> str:
     """A Java that Hadoop runs on: JAVA_HOME, then PATH. Raises Missing."""
     home = os.environ.get("JAVA_HOME")
@@ -79,7 +85,7 @@ def _java_major(command: str) -> int:
     return int(found[1]) if found else 0
 
 
-# --- the three of them ------------------------------------------------------------------------------------------------
+# --- each of them ----------------------------------------------------------------------------------------------------
 
 
 def _install_localstack(folder: Path) -> None:
@@ -112,6 +118,16 @@ def _copy_hadoop(folder: Path) -> None:
         # -C: a jar whose checksum differs is refused.
         words = [mvn, "-q", "-B", "-C", "-f", str(pom), _COPY, "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
         _run(words, "fetching Hadoop")
+
+
+def _unpack_prometheus(folder: Path) -> None:
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise Missing("there is no promtool on PATH, and no apt-get to fetch it (Debian: prometheus)")
+    with tempfile.TemporaryDirectory() as aside:
+        _run(["apt-get", "download", "-q", "prometheus"], "fetching Prometheus", where=aside)
+        (package,) = Path(aside).glob("prometheus_*.deb")
+        _run(["dpkg-deb", "-x", str(package), aside], "unpacking Prometheus")
+        shutil.copy(Path(aside, "usr", "bin", "promtool"), folder)
 
 
 # --- once -------------------------------------------------------------------------------------------------------------
@@ -148,7 +164,9 @@ def _make(root: Path, whole: Path, make: Callable[[Path], None]) -> None:
         raise
 
 
-def _run(words: Sequence[str], attempt: str, environment: Mapping[str, str] | None = None) -> None:
+def _run(
+    words: Sequence[str], attempt: str, environment: Mapping[str, str] | None = None, where: str | None = None
+) -> None:
     try:
         done = subprocess.run(  # noqa: S603 - our own commands
             words,
@@ -157,6 +175,7 @@ def _run(words: Sequence[str], attempt: str, environment: Mapping[str, str] | No
             text=True,
             timeout=FETCH_SECONDS_MAX,
             env={**os.environ, **(environment or {})},
+            cwd=where,
         )
     except subprocess.TimeoutExpired:
         raise Missing(f"{attempt}: not done in {FETCH_SECONDS_MAX} s") from None

@@ -1,5 +1,4 @@
-"""Every alert: when it fires, and the page that tells what to do. One table; rules and runbook pages are made "
-"from it.
+"""Every alert: when it fires, and the page that tells what to do. One table; rules and runbook pages are made from it.
 
 Expressions name metrics of `tiered.metric_table` alone, and a test demands it. Limits that depend on a deployment are
 arguments of `alert_rules`.
@@ -88,7 +87,8 @@ ALERTS: tuple[Alert, ...] = (
         "disk fills.",
         look=("tiered status", "tiered doctor --problems"),
         mend=(
-            "Is a manager at work? `tiered status` says when the last round was; see [no rounds](no-rounds.md).",
+            "Is a manager at work? `tiered status` says when the last round was; see [no rounds](no-rounds.md). What "
+            "hangs in the store is in `tiered_copier_oldest_turn_seconds`.",
             "Is copying switched off (`remote.log.copy.disable`)? Then this is meant; silence the alert for the topic.",
             "Does the doctor reach the store, with the same user and environment? Mend network or credentials.",
             "Restart the manager: an upload that it was killed in is begun anew, and leaves only what `tiered "
@@ -120,7 +120,8 @@ ALERTS: tuple[Alert, ...] = (
         look=("tiered status -p --section lag",),
         mend=(
             "Is it lag? See [copy lag grows](copy-lag-grows.md).",
-            "Is it active segments? Lower `segment.ms` or `segment.bytes`, so that they close sooner.",
+            "Is it active segments? Lower `segment.ms` or `segment.bytes` in `tiered.toml`, so that they close sooner; "
+            "a manager at work reads it again by itself.",
             "Is a topic not tiered that should be? `tiered topic describe NAME --settings`, `remote.storage.enable`.",
         ),
     ),
@@ -154,7 +155,9 @@ ALERTS: tuple[Alert, ...] = (
         look=("tiered status", "tiered verify --deep", "tiered scrub --deep"),
         mend=(
             "Keep the evidence: copy the files that are named before anything else.",
-            "On the disk: `tiered verify` names file, offsets and whether the bucket has a good copy.",
+            "On the disk: `tiered verify --deep` names file and offsets. Put the file back from a copy (a snapshot of "
+            "the disk, a replica's, the Kafka broker that it came from), byte for byte; the partition goes on with "
+            "the next round, without a restart.",
             "In the bucket: `tiered scrub --deep`, then `tiered repair REPORT --dry-run`, then without.",
             "Look at the disk's own errors (SMART, the kernel's log) and replace it if it has any.",
         ),
@@ -166,18 +169,19 @@ ALERTS: tuple[Alert, ...] = (
         severity=Severity.PAGE,
         summary="{{ $value }} partitions are stopped: another writer has them, or the tiers contradict each other",
         means="Somebody else committed to the bucket. This manager writes nothing more to the partition, on "
-        "purpose: two "
-        "writers would lose records.",
+        "purpose: two writers would lose records. One that meets it at work ends with exit 5 "
+        "([no rounds](no-rounds.md) fires then); one that meets it at its start goes on with its other partitions.",
         look=("tiered status", "tiered doctor --problems"),
         mend=(
             "Find the other writer: the newest head names it (`writer_id`), see "
             "[the commit protocol](../explanation/commit-protocol.md).",
             "Stop one of the two. Was a copy of this machine started, or an old one by mistake? Keep the one "
-            "with the newer "
-            "records.",
-            "Restart the one that stays; it takes the partition back. Records that only the other one has are "
-            "refused, "
-            "never overwritten.",
+            "with the newer records.",
+            "Restart the one that stays; it takes the partition back.",
+            "Is it refused, as `another writer committed other records`? The bucket has other records at offsets that "
+            "this disk has, and neither is ever overwritten. Stop the manager, move the partition's directory out of "
+            "the log directory, and start again: the log begins at the bucket's end. `tiered dump` reads what only "
+            "the directory that was moved has; append of it what is to stay.",
         ),
     ),
     Alert(
@@ -191,9 +195,9 @@ ALERTS: tuple[Alert, ...] = (
         look=("tiered log-dirs", "tiered plan --summary", "tiered status --section local,lag"),
         mend=(
             "Is it lag? See [copy lag grows](copy-lag-grows.md): nothing leaves the disk before it is in the bucket.",
-            "Lower `local.retention.ms` or `local.retention.bytes` of the largest topics; effective with the "
-            "next round.",
-            "Move partitions to another directory: `tiered log-dirs move`.",
+            "Lower `local.retention.ms` or `local.retention.bytes` of the largest topics in `tiered.toml`; a "
+            "manager at work reads it again by itself, effective with the next round.",
+            "Move partitions to another directory: stop the manager, `tiered log-dirs move`, start it.",
             "Never delete segment files by hand.",
         ),
     ),
@@ -206,23 +210,24 @@ ALERTS: tuple[Alert, ...] = (
         means="They are out of the index, nobody reads them, and they cost money.",
         look=("tiered doctor --problems", "tiered plan"),
         mend=(
-            "Does a reader hold on to them? `tiered doctor` names pins that last for long.",
+            "Does a reader hold on to them? `tiered doctor` says how many do, and names the pins that last for another "
+            "week, with the object to delete if nobody reads by it.",
             "May this user delete (`s3:DeleteObject`)? The doctor tries it. Is there an object lock?",
-            "Does the store hang? `tiered_expirer_oldest_turn_seconds` tells. Are there very many partitions, and "
-            "`tiered_expirer_oldest_wait_seconds` grows? Raise `remote.log.manager.expiration.thread.pool.size`.",
             "Is a manager at work? See [no rounds](no-rounds.md). What nobody names any more is `tiered gc`'s.",
         ),
     ),
     Alert(
         name="TieredNoRounds",
-        expr="time() - tiered_last_round_timestamp_seconds > 1800",
+        expr="time() - tiered_last_round_timestamp_seconds > 1800 or absent(tiered_last_round_timestamp_seconds)",
         lasts="5m",
         severity=Severity.PAGE,
-        summary="No round of background work has ended for {{ $value | humanizeDuration }}",
+        summary="No round of background work has ended for half an hour, or no manager tells its metrics at all",
         means="Nothing is uploaded, dropped, cleaned or deleted. A round that uploads very much may take long "
-        "by itself.",
+        "by itself. Where one of several managers is gone, it is Prometheus' own `up` that tells.",
         look=("tiered status", "journalctl -u tiered"),
         mend=(
+            "Has it ended? Its last line says why, and systemd does not start it again where that would not help: "
+            "exit 5 is [another writer](halted.md), 4 [damage](corruption.md), 2 a setting.",
             "Does it upload? `tiered_objstore_operations_total` rises: wait, or raise the rate.",
             "Does it hang? systemd's watchdog restarts it where `WatchdogSec` is set (`tiered generate systemd`).",
             "Restarting is always safe.",
@@ -235,10 +240,10 @@ ALERTS: tuple[Alert, ...] = (
         severity=Severity.PAGE,
         summary="The log directory {{ $labels.directory }} has failed",
         means="Its disk gave an error. Its partitions are refused, the other directories go on. It stays so "
-        "until the next "
-        "start.",
-        look=("tiered log-dirs", "tiered status"),
+        "until the next start, even where the disk answers again.",
+        look=("tiered status", "tiered log-dirs"),
         mend=(
+            "`tiered status` names the error that the manager met, `tiered log-dirs` whether the disk answers now.",
             "Read the kernel's log for the disk's errors.",
             "A loose cable, a lost mount: mend it and restart; the logs are recovered.",
             "A dead disk: put an empty one in its place and make the directory by hand; partitions begin at the "
@@ -257,7 +262,8 @@ ALERTS: tuple[Alert, ...] = (
         mend=(
             "`tiered compaction status` says why. Damaged batches: [corruption](corruption.md). No room: "
             "[disk full](disk-full.md).",
-            "A log left alone is tried again by itself later; `tiered compact TOPIC` tries at once.",
+            "A log left alone is tried again by itself after `log.cleaner.uncleanable.retry.ms` (10 minutes); with the "
+            "manager stopped, `tiered compact TOPIC` tries at once.",
         ),
     ),
     Alert(
@@ -302,9 +308,10 @@ ALERTS: tuple[Alert, ...] = (
         summary="Rounds of background work break off",
         means="The disk or the store refuses what every round needs: a checkpoint cannot be written, a head not "
         "be read.",
-        look=("tiered status", "tiered doctor --problems"),
+        look=("tiered status", "tiered doctor --problems", "journalctl -u tiered"),
         mend=(
-            "`tiered status` names the error and since when.",
+            "`tiered status` names the error and since when. Where the disk takes not even that report, it says that "
+            "nobody is at work, and the error is in the manager's log and at `/health`.",
             "No room: [disk full](disk-full.md). A disk that fails: [log dir offline](log-dir-offline.md). The "
             "store: "
             "[store fails](store-fails.md).",
