@@ -15,7 +15,7 @@ from local.cleaning_history import CleaningRun
 from local.names import TopicPartition
 from policies.compaction import LogToClean
 from policies.rules import DAY_MS, PartitionRules
-from policies.words import format_ms
+from policies.words import counted, format_ms
 
 FULL = 0.99  # of what the load factor allows: the map was full and the pass ended early
 BUSY = 0.9  # of the time
@@ -85,7 +85,7 @@ def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Adv
             rule="full-buffer",
             partition=worst.name,
             setting="log.cleaner.dedupe.buffer.size",
-            text=f"the last pass over {len(full)} log(s) filled the key map ({worst.buffer_utilization:.0%}, "
+            text=f"the last pass over {counted(len(full), 'log')} filled the key map ({worst.buffer_utilization:.0%}, "
             f"{worst.distinct_keys} keys of {worst.name}) and ended early; give the buffer at least "
             f"{2 * cleaner.buffer_bytes * cleaner.threads} bytes, or use fewer threads: each has its share",
         )
@@ -126,7 +126,7 @@ def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]
                 rule="throttled" if is_held_back else "too-few-threads",
                 partition=None,
                 setting="log.cleaner.io.max.bytes.per.second" if is_held_back else "log.cleaner.threads",
-                text=f"{cleaner.threads} cleaner thread(s) were busy {busy:.0%} of {span_ms / 1000:.0f} s at {speed}; "
+                text=f"{counted(cleaner.threads, 'thread')} busy {busy:.0%} of {span_ms / 1000:.0f} s at {speed}; "
                 + ("the limit is what holds them back" if is_held_back else "more of them clean more logs at a time"),
             )
         )

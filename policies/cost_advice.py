@@ -27,6 +27,7 @@ from policies.cost import (
 from policies.prices import STANDARD, Prices, PriceTable
 from policies.simulation import RANGE_BYTES
 from policies.what_if import Stream, Variant, cost_of
+from policies.words import counted
 
 MOVES_TO = ("STANDARD_IA", "GLACIER_IR")
 SEGMENT_BYTES_MAX = 1 << 30
@@ -152,7 +153,7 @@ def _move(
     reads = f"{stream.read_share:.2f} of it is read in a month, break-even {limit:.2f}" if limit is not None else ""
     return CostAdvice(
         topic=stream.topic,
-        change=f"{len(movable)} segments to {to.storage_class}",
+        change=f"{counted(len(movable), 'segment')} to {to.storage_class}",
         saved_dollars=cheaper,
         once_dollars=sum(_once(each, prices.of(each.storage_class), to) for each in movable),
         reason=f"settled, kept longer than {to.min_days:g} days; {reads}",

@@ -1,4 +1,4 @@
-"""How decisions speak of durations to people."""
+"""How decisions speak of durations and counts to people."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def format_ms(ms: int) -> str:
         if whole:
             parts.append(f"{whole}{unit}")
     return " ".join(parts[:2]) or "0ms"
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 topic``, ``1,000 topics``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"

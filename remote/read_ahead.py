@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
@@ -188,11 +189,20 @@ def _left_of_cell(position: int) -> int:
     return RANGE_BYTES - position % RANGE_BYTES
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderLoad:
+    """How many ranges wait for a thread, and the share of the threads that have nothing to do (0..1)."""
+
+    queued: int
+    idle_share: float
+
+
 class _Threads:
     """A few threads that no process waits for at its end: a store that hangs would hold that up. Begun when needed."""
 
     def __init__(self, count: int) -> None:
-        self._left = count
+        self._count = self._left = count
+        self._busy = 0
         self._lock = threading.Lock()
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
@@ -214,9 +224,30 @@ class _Threads:
                 threading.Thread(target=self._work, name=f"tiered-read-ahead-{self._left}", daemon=True).start()
         return future
 
+    @property
+    def load(self) -> ReaderLoad:
+        with self._lock:
+            return ReaderLoad(queued=self._asked.qsize(), idle_share=1 - self._busy / self._count)
+
     def _work(self) -> None:
         while True:
-            self._asked.get()()
+            call = self._asked.get()
+            self._tell(1)
+            try:
+                call()
+            finally:
+                self._tell(-1)
+
+    def _tell(self, by: int) -> None:
+        with self._lock:
+            self._busy += by
+
+
+def reader_load() -> ReaderLoad:
+    """How busy the threads of this process are that fetch ahead."""
+    with _lock:
+        threads = _threads
+    return threads.load if threads is not None else ReaderLoad(queued=0, idle_share=1.0)
 
 
 def _pool() -> _Threads:

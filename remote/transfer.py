@@ -23,7 +23,6 @@ found by the first read of them and never given out; the local copy may be gone 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,11 +33,10 @@ from remote.encryption import ObjectCipher
 from remote.file_ahead import FileAhead
 from remote.index_bundle import IndexBundle, encode_bundle
 from remote.keys import data_key, indexes_key, new_ulid, stem_of
+from remote.left_behind import left_behind
 from remote.outgoing import Inspector, Outgoing, SegmentFacts
 from remote.segment import IndexRange, RemoteSegment
 from remote.store import Body, ObjectStore
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +96,14 @@ def copy_segment(
     names = segment.base_offset, segment.next_offset - 1, epoch, new_ulid(now_ms)
     copy = _Copy(store, prefix, segment, names, view, at_rest, chunk_bytes, progress)
     try:
-        return copy.row()
+        row = copy.row()
     except LogError as error:
         copy.remove()
         if isinstance(error, Corrupt):
             raise Corrupt(error.attempt, **{"base_offset": segment.base_offset, **error.facts}) from error
         raise
+    left_behind(store).end()
+    return row
 
 
 class _Copy:
@@ -182,7 +182,9 @@ class _Copy:
         try:
             self._store.delete(keys)
         except LogError as error:
-            log.warning("leaving objects of a failed upload behind: keys=%s cause=%s", ",".join(keys), error)
+            left_behind(self._store).note(keys, error)
+        else:
+            left_behind(self._store).end()
 
     def _codec(self, chunk_bytes: int) -> int:
         """Zstd where it is wanted and pays, by the segment's first chunk."""

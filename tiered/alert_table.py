@@ -213,6 +213,8 @@ ALERTS: tuple[Alert, ...] = (
             "Does a reader hold on to them? `tiered doctor` says how many do, and names the pins that last for another "
             "week, with the object to delete if nobody reads by it.",
             "May this user delete (`s3:DeleteObject`)? The doctor tries it. Is there an object lock?",
+            "Does the store hang? `tiered_expirer_oldest_turn_seconds` tells. Are there very many partitions, and "
+            "`tiered_expirer_oldest_wait_seconds` grows? Raise `remote.log.manager.expiration.thread.pool.size`.",
             "Is a manager at work? See [no rounds](no-rounds.md). What nobody names any more is `tiered gc`'s.",
         ),
     ),

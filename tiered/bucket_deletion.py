@@ -45,7 +45,7 @@ from policies.decisions import DeletePage, DeleteUnlinked
 from policies.head_collection import collectable_upto
 from policies.remote_retention import deletions
 from policies.rules import PartitionRules
-from policies.words import format_ms
+from policies.words import counted, format_ms
 from remote.catalog import RemotePartitionName
 from remote.due_deletion import delete_due_objects, delete_due_pages, free_of_pins
 from remote.head import Head
@@ -115,7 +115,7 @@ def plan_deletion(
         heads=max(0, upto - log.void_upto),
     )
     if not plan.is_due:
-        return replace(bare, left_alone=f"{len(due)} objects are due, and a reader's pin holds them")
+        return replace(bare, left_alone=f"{counted(len(due), 'object')} due, and a reader's pin holds them")
     if not is_ingests and _GRACE not in known:
         return replace(bare, left_alone=f"its {_GRACE} is not known here")
     return replace(plan, left_alone=None if takes_over else at_work(head, now_ms))

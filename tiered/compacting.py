@@ -24,6 +24,7 @@ from local.segment_info import SegmentInfo
 from local.segment_reading import batch_slices
 from policies.compaction import LogToClean, forced_cleaning, log_to_clean
 from policies.decisions import Plan
+from policies.words import counted
 from tiered.apply import Applied
 from tiered.manager import LogManager
 
@@ -69,7 +70,7 @@ class Estimate:
     @property
     def basis(self) -> str:
         """What the figures rest on, in words."""
-        words = f"all {self.dirty_records} records of the dirty section"
+        words = f"all {counted(self.dirty_records, 'record')} of the dirty section"
         if self.clean_bytes:
             words += f", a sample of {self.sampled_bytes} of {self.clean_bytes} clean bytes"
         return words

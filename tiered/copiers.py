@@ -51,6 +51,11 @@ class Load:
     oldest_wait_s: float
     oldest_turn_s: float
 
+    @property
+    def idle_share(self) -> float:
+        """Of the turns that there may be at once those that nobody has, 0..1."""
+        return max(0.0, 1 - self.running / self.threads)
+
 
 class Copiers(Generic[K]):
     """See the module text. Thread safe. `work` handles its own errors; one that escapes is logged, and ends a slice."""

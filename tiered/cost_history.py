@@ -20,6 +20,7 @@ from policies.cost import DAY_MS, DAYS_PER_MONTH
 from policies.prices import STANDARD
 from policies.simulation import Reads, Workload
 from policies.what_if import Stream
+from policies.words import counted
 from remote.at_rest import Seal
 from remote.chunks import CHUNK_BYTES, ZSTD
 from remote.head import Head, encode_line
@@ -113,7 +114,11 @@ def measured(
         zstd_share=zstd,
     )
     where = "on the disk" if samples else "in the bucket"
-    basis = (*said, f"{len(rows)} segments in the bucket", f"{len(looked_at)} segments sampled {where}")
+    basis = (
+        *said,
+        f"{counted(len(rows), 'segment')} in the bucket",
+        f"{counted(len(looked_at), 'segment')} sampled {where}",
+    )
     older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
     if older:
         basis = (*basis, f"{older} older ones not asked for")

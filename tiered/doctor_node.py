@@ -13,7 +13,7 @@ from local.errors import InvalidRequest, LogError
 from local.names import CLEAN_SHUTDOWN, LOCK
 from local.storage import join
 from tiered.doctor import Check, Finding, Patient, State
-from tiered.units import format_bytes, format_ms
+from tiered.units import counted, format_bytes, format_ms
 
 if TYPE_CHECKING:
     from tiered.log_dirs import LogDirStatus
@@ -93,7 +93,7 @@ def settings(patient: Patient) -> Iterator[Finding]:
         if topics and not any(fnmatchcase(each.name, glob) for each in topics):
             what = f'[topics."{glob}"] of tiered.toml matches no topic: {", ".join(sorted(t.name for t in topics)[:5])}'
             found.append(Finding(check="settings", state=State.WARNING, what=what, next_step="mend the name"))
-    yield from found or [Finding(check="settings", state=State.OK, what=f"sound for {len(topics)} topics")]
+    yield from found or [Finding(check="settings", state=State.OK, what=f"sound for {counted(len(topics), 'topic')}")]
 
 
 def _of_topic(topic: Topic, values: Mapping[str, str], keys: object, *, has_store: bool) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from remote.store import ObjectStore
 from tiered.doctor import Check, Finding, Patient, State, failed
 from tiered.manager import LogManager
 from tiered.partition import Partition
-from tiered.units import format_bytes, format_ms
+from tiered.units import counted, format_bytes, format_ms
 
 SKEW_WARNING_MS = 30_000
 SKEW_ERROR_MS = 5 * 60_000  # S3 refuses what is signed 15 minutes off
@@ -153,7 +153,8 @@ def _of_head(held: Partition) -> Iterator[Finding]:
         yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
     size_bytes = len(encode_head(head))
     if size_bytes > HEAD_BYTES_LARGE:
-        what = f"{held.name}: its head has {format_bytes(size_bytes)}, {len(head.unlinked)} objects wait for deletion"
+        waits = f"{counted(len(head.unlinked), 'object')} to be deleted"
+        what = f"{held.name}: its head has {format_bytes(size_bytes)}, {waits}"
         yield Finding(check="index", state=State.WARNING, what=what, next_step="is a manager at work? tiered run")
 
 
@@ -176,7 +177,7 @@ def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[
                 step = "it holds nothing; the next collection of heads removes it"
                 yield Finding(check="pins", state=State.WARNING, what=what, next_step=step)
     more = f", of the first {PARTITIONS_LOOKED_AT} partitions" if len(looked_at) > PARTITIONS_LOOKED_AT else ""
-    yield Finding(check="pins", state=State.OK, what=f"{count} readers hold on to heads{more}")
+    yield Finding(check="pins", state=State.OK, what=f"{counted(count, 'reader')} with a hold on heads{more}")
 
 
 def _store(patient: Patient) -> ObjectStore:

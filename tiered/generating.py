@@ -147,14 +147,24 @@ PANELS: tuple[Panel, ...] = (
     Panel(
         row="Store",
         title="Turns at the store",
-        exprs=(("sum by (state) (tiered_copier_tasks)", "{{state}}"), ("tiered_copier_threads", "threads")),
+        exprs=(
+            ("sum by (state) (tiered_copier_tasks)", "copies {{state}}"),
+            ("sum by (state) (tiered_expirer_tasks)", "expiry {{state}}"),
+            ("tiered_copier_threads", "copiers"),
+            ("tiered_expirer_threads", "expirers"),
+        ),
         unit="short",
         width=12,
     ),
     Panel(
         row="Store",
         title="Longest wait and longest turn",
-        exprs=(("tiered_copier_oldest_wait_seconds", "wait"), ("tiered_copier_oldest_turn_seconds", "turn")),
+        exprs=(
+            ("tiered_copier_oldest_wait_seconds", "copies, wait"),
+            ("tiered_copier_oldest_turn_seconds", "copies, turn"),
+            ("tiered_expirer_oldest_wait_seconds", "expiry, wait"),
+            ("tiered_expirer_oldest_turn_seconds", "expiry, turn"),
+        ),
         unit="s",
         width=12,
     ),

@@ -22,6 +22,7 @@ import msgspec
 from local.errors import LogError, NotFound
 from local.log_dir_set import LogDirectories
 from local.storage import Storage, join, replace_file
+from remote.left_behind import left_behind
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
 
@@ -127,6 +128,10 @@ class Metered:
     def request_counts_by_topic(self) -> dict[str, RequestCounts]:
         """The same by the topic's directory in the store; nothing without a store."""
         return self._store.counts_by_topic() if self._store is not None else {}
+
+    def left_objects(self) -> int:
+        """Objects of failed uploads that could not be removed at once, since it was opened (`remote.left_behind`)."""
+        return left_behind(self._store).objects if self._store is not None else 0
 
     def request_history(self) -> RequestHistory | None:
         """Requests of this and earlier managers of the directory, by month and topic; None without a store."""

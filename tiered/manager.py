@@ -20,8 +20,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -31,7 +29,7 @@ from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
 from local.moving import Progress
-from local.names import TopicPartition, check_topic, new_topic_id
+from local.names import TopicPartition
 from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
 from local.record_columns import record_columns
@@ -54,6 +52,8 @@ from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
 from tiered.pausing import Pausable
 from tiered.reloading import Reloadable
+from tiered.side_by_side import side_by_side
+from tiered.topic_changes import Foreseeable
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
 from tiered.view_reader import Readable
@@ -70,7 +70,7 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 _OPENERS = 8
 
 
-class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
+class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Foreseeable):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
@@ -143,13 +143,7 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
         for a later `tick` to take up.
         """
         self._check_writable()
-        check_topic(name)
-        topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
-        self._opener.check_settings(topic)
-        self._registry.check_new(topic)
-        if self._opener.begins_tiering(topic):
-            self._opener.check_reachable(topic)
-            topic = replace(topic, was_tiered=True)
+        topic = self._checked_new(name, partitions, properties)
         with self._topics_lock:
             self._opener.check_room()
             self._registry.add(topic)
@@ -361,9 +355,9 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
         """Until no thread is at work for rounds that did not wait; False when the time is over before."""
         return self._own_rounds is None or self._own_rounds.tasks.wait_idle(timeout_s)
 
-    def copier_load(self) -> Load | None:
-        """How busy the threads are that wait for the store; None for a manager that only looks."""
-        return self._own_rounds.tasks.copiers.load if self._own_rounds is not None else None
+    def task_loads(self) -> dict[str, Load]:
+        """How busy the threads are that wait for the store, by kind; nothing for a manager that only looks."""
+        return self._own_rounds.tasks.loads if self._own_rounds is not None else {}
 
     def close(self, *, drain_s: float = DRAIN_S) -> None:
         """Seal and checkpoint the logs, mark the directory clean, let go of the store.
@@ -487,8 +481,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable):
         if len(waiting) < 2:
             found = [self._opener.take_up(each, now_ms) for each in waiting]
         else:
-            with ThreadPoolExecutor(_OPENERS) as pool:
-                found = list(pool.map(lambda each: self._opener.take_up(each, now_ms), waiting))
+            take_up = partial(self._opener.take_up, now_ms=now_ms)
+            found = side_by_side(take_up, waiting, threads=_OPENERS, name="take-up")
         for each, error in zip(waiting, found, strict=True):
             if error is not None:
                 self._note(each.name, error)

@@ -38,6 +38,36 @@ _CLEANER = "kafka.log:type=LogCleaner,name="
 _CLEANER_MANAGER = "kafka.log:type=LogCleanerManager,name="
 _TOPIC = ("topic",)
 
+
+def _pool(name: str, does: str) -> tuple[Metric, ...]:
+    """The metrics of one kind of threads for what waits for the store (`tiered.tier_tasks`)."""
+    asked = "remote.log.manager.copier" if name == "copier" else "remote.log.manager.expiration"
+    of = f" ({does})"
+    return (
+        Metric(
+            name=f"tiered_{name}_tasks",
+            kind=Kind.GAUGE,
+            doc=f"Partitions whose turn at the store{of} has come (`running`) or is waited for (`queued`).",
+            labels=("state",),
+        ),
+        Metric(
+            name=f"tiered_{name}_threads",
+            kind=Kind.GAUGE,
+            doc=f"How many such turns there may be at once (`{asked}.thread.pool.size`).",
+        ),
+        Metric(
+            name=f"tiered_{name}_oldest_wait_seconds",
+            kind=Kind.GAUGE,
+            doc="How long the partition that has waited longest for such a turn has waited; 0 while none does.",
+        ),
+        Metric(
+            name=f"tiered_{name}_oldest_turn_seconds",
+            kind=Kind.GAUGE,
+            doc="How long the longest such turn that is under way has lasted; 0 while there is none.",
+        ),
+    )
+
+
 METRICS: tuple[Metric, ...] = (
     # -- records come in
     Metric(
@@ -265,6 +295,11 @@ METRICS: tuple[Metric, ...] = (
         doc="Bytes into and out of the store since the start.",
         labels=("direction",),
     ),
+    Metric(
+        name="tiered_remote_left_objects_total",
+        kind=Kind.COUNTER,
+        doc="Objects of failed uploads that could not be removed at once; `tiered gc` finds what is left of them.",
+    ),
     Metric(name="tiered_cache_hits_total", kind=Kind.COUNTER, doc="Pieces of remote segments found in memory."),
     Metric(
         name="tiered_cache_misses_total", kind=Kind.COUNTER, doc="Pieces of remote segments that had to be fetched."
@@ -346,26 +381,26 @@ METRICS: tuple[Metric, ...] = (
         doc="How far the machine's clock has jumped ahead (below 0: back) of the time that rounds go by; 0 while it is "
         "believed.",
     ),
+    *_pool("copier", "all that waits for the store, uploads first"),
+    *_pool("expirer", "expiry, deletions, what is left of deleted topics"),
     Metric(
-        name="tiered_copier_tasks",
+        name="tiered_remote_log_manager_tasks_idle_ratio",
         kind=Kind.GAUGE,
-        doc="Partitions whose turn at the store has come (`running`) or is waited for (`queued`).",
-        labels=("state",),
+        doc="Of the turns that there may be at once those that nobody has, 0 to 1.",
+        labels=("pool",),
+        kafka="kafka.log.remote:type=RemoteLogManager,name=RemoteLogManagerTasksAvgIdlePercent",
     ),
     Metric(
-        name="tiered_copier_threads",
+        name="tiered_remote_log_reader_task_queue_size",
         kind=Kind.GAUGE,
-        doc="How many turns there may be at once (`remote.log.manager.copier.thread.pool.size`).",
+        doc="Ranges that wait for a thread which fetches ahead of a reader of this process.",
+        kafka="org.apache.kafka.storage.internals.log:type=RemoteStorageThreadPool,name=RemoteLogReaderTaskQueueSize",
     ),
     Metric(
-        name="tiered_copier_oldest_wait_seconds",
+        name="tiered_remote_log_reader_idle_ratio",
         kind=Kind.GAUGE,
-        doc="How long the partition that has waited longest for its turn has waited; 0 while none does.",
-    ),
-    Metric(
-        name="tiered_copier_oldest_turn_seconds",
-        kind=Kind.GAUGE,
-        doc="How long the longest turn that is under way has lasted; 0 while there is none.",
+        doc="Of the threads that fetch ahead those that have nothing to do, 0 to 1.",
+        kafka="org.apache.kafka.storage.internals.log:type=RemoteStorageThreadPool,name=RemoteLogReaderAvgIdlePercent",
     ),
     Metric(
         name="tiered_log_dir_free_bytes",

@@ -20,6 +20,7 @@ from policies.plan import plan
 from policies.snapshot import PartitionSnapshot
 from remote.keys import parse_topic_directory
 from remote.metered_store import RequestCounts
+from remote.read_ahead import reader_load
 from tiered import __version__
 from tiered.compaction_status import cleaner_metrics
 from tiered.exposition import Form, Sample, exposition
@@ -169,6 +170,7 @@ class Metrics:
         for topic, each in sorted(by_topic.items()):
             yield Sample("tiered_remote_copy_bytes_total", each.data_bytes_in, (("topic", topic),))
             yield Sample("tiered_remote_fetch_bytes_total", each.data_bytes_out, (("topic", topic),))
+        yield Sample("tiered_remote_left_objects_total", self._manager.left_objects())
         cache = self._manager.fetch_cache()
         yield Sample("tiered_cache_hits_total", cache.hits)
         yield Sample("tiered_cache_misses_total", cache.misses)
@@ -199,16 +201,19 @@ class Metrics:
             yield Sample("tiered_last_round_timestamp_seconds", self._worker.report.round_ms / 1000)
             keeper = self._worker.keeper
             yield Sample("tiered_clock_jump_seconds", keeper.off_ms / 1000 if keeper is not None else 0)
-        yield from self._copiers()
+        yield from self._pools()
 
-    def _copiers(self) -> Iterator[Sample]:
-        load = self._manager.copier_load()
-        if load is not None:
-            yield Sample("tiered_copier_tasks", load.queued, (("state", "queued"),))
-            yield Sample("tiered_copier_tasks", load.running, (("state", "running"),))
-            yield Sample("tiered_copier_threads", load.threads)
-            yield Sample("tiered_copier_oldest_wait_seconds", load.oldest_wait_s)
-            yield Sample("tiered_copier_oldest_turn_seconds", load.oldest_turn_s)
+    def _pools(self) -> Iterator[Sample]:
+        for kind, load in self._manager.task_loads().items():
+            yield Sample(f"tiered_{kind}_tasks", load.queued, (("state", "queued"),))
+            yield Sample(f"tiered_{kind}_tasks", load.running, (("state", "running"),))
+            yield Sample(f"tiered_{kind}_threads", load.threads)
+            yield Sample(f"tiered_{kind}_oldest_wait_seconds", load.oldest_wait_s)
+            yield Sample(f"tiered_{kind}_oldest_turn_seconds", load.oldest_turn_s)
+            yield Sample("tiered_remote_log_manager_tasks_idle_ratio", load.idle_share, (("pool", kind),))
+        reader = reader_load()
+        yield Sample("tiered_remote_log_reader_task_queue_size", reader.queued)
+        yield Sample("tiered_remote_log_reader_idle_ratio", reader.idle_share)
 
     def _cleaner(self, now_ms: int) -> Iterator[Sample]:
         figures = cleaner_metrics(self._manager, now_ms)

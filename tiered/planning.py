@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ from policies.prices import PriceTable
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
+from tiered.config import Config
 from tiered.manager import LogManager
+from tiered.plan_basis import plan_basis
 from tiered.price_file import configured_prices
 from tiered.properties import canonical, find_property, parse
 from tiered.status_report import snapshots_at_hand
@@ -31,7 +33,8 @@ COPY_DISABLE = "remote.log.copy.disable"
 class PricedPlan:
     """`plan` and what it costs; `snapshots` are what it was made from. `problems` are the partitions left out.
 
-    `unread` are those whose oldest page of rows may expire in part and was not asked for.
+    `unread` are those whose oldest page of rows may expire in part and was not asked for. `basis` is what else it rests
+    on (`tiered.plan_basis`).
     """
 
     plan: Plan
@@ -40,6 +43,7 @@ class PricedPlan:
     snapshots: tuple[PartitionSnapshot, ...]
     problems: Mapping[TopicPartition, str]
     unread: tuple[TopicPartition, ...] = ()
+    basis: Mapping[str, str] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
         """A line for each decision, with its requests and dollars. Raises ImportError without pandas."""
@@ -67,9 +71,10 @@ def priced_plan(
     for name in names or ():
         manager.topic(name)
     look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
-    snapshots = look(at_ms, names)
+    snapshots, config = look(at_ms, names), manager.config
     if overrides:
-        snapshots = _under(manager, snapshots, overrides)
+        config = _overridden(config, overrides)
+        snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
     known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # a tier never seen has no plan
     prices = configured_prices(manager.config)
     plan = plan_snapshots(known, at_ms)
@@ -81,28 +86,32 @@ def priced_plan(
         snapshots=tuple(snapshots),
         problems=problems,
         unread=tuple(each.partition for each in known if page_to_know(each) is not None),
+        basis=plan_basis(manager, config, {each.topic for each in plan.decisions}, prices),
     )
 
 
-def _under(
-    manager: LogManager, snapshots: Sequence[PartitionSnapshot], overrides: Mapping[str, str]
-) -> list[PartitionSnapshot]:
-    """The same logs under other settings of their topics. A tier that is being given up stays that."""
+def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:
     where = {"option": "what if"}
     for name, text in overrides.items():
         find_property(name, where, per_topic=True)
         parse(name, text, where)
     asked = {name: canonical(name, text) for name, text in overrides.items()}
-    config = replace(manager.config, overrides={**manager.config.overrides, **asked})
+    return replace(config, overrides={**config.overrides, **asked})
+
+
+def _under(
+    manager: LogManager, config: Config, snapshots: Sequence[PartitionSnapshot], asks_for_copies: bool
+) -> list[PartitionSnapshot]:
+    """The same logs under other settings of their topics. A tier that is being given up stays that."""
     rules: dict[str, PartitionRules] = {}
     for topic in {each.partition.topic for each in snapshots}:
         rules[topic] = resolve_rules(config.topic_properties(topic, manager.topic(topic).properties))
-    return [replace(each, rules=_kept(each.rules, rules[each.partition.topic], asked)) for each in snapshots]
+    return [replace(each, rules=_kept(each.rules, rules[each.partition.topic], asks_for_copies)) for each in snapshots]
 
 
-def _kept(before: PartitionRules, after: PartitionRules, asked: Mapping[str, str]) -> PartitionRules:
+def _kept(before: PartitionRules, after: PartitionRules, asks_for_copies: bool) -> PartitionRules:
     """`after`, with what depends on more than settings."""
-    if before.gives_up_remote or COPY_DISABLE not in asked:
+    if before.gives_up_remote or not asks_for_copies:
         return replace(after, gives_up_remote=before.gives_up_remote, copy_disabled=before.copy_disabled)
     return after
 

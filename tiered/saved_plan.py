@@ -1,8 +1,9 @@
 """A plan kept in a file: what it decided, with which settings, on which state; and doing it, if that state still holds.
 
-The fingerprint of a partition is of everything a decision could be about: the topic's settings, log start, closed local
-segments, rows and pages, objects that wait for deletion, views. Settings, because a plan to expire is not what anybody
-wants any more who has raised the retention since. Records that arrive meanwhile change none of it, nor does another
+The fingerprint of a partition is of everything a decision could be about: the topic's rules, log start, closed local
+segments, rows and pages, objects that wait for deletion, views. Beside them stands what else it rests on: settings,
+because a plan to expire is not what anybody wants any more who has raised the retention since, and prices, because it
+was looked at with its dollars (`tiered.plan_basis`). Records that arrive meanwhile change none of it, nor does another
 writer that takes over and changes nothing. A plan is for the partitions that it has decisions for; what became of the
 others does not matter to it.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -24,6 +25,11 @@ from remote.head import SpillRow
 from tiered.apply import Applied
 from tiered.given_files import read_given, write_given
 from tiered.manager import LogManager
+from tiered.plan_basis import basis_changes, plan_basis
+from tiered.price_file import configured_prices
+
+if TYPE_CHECKING:
+    from tiered.planning import PricedPlan
 
 SCHEMA_VERSION = 1
 KIND = "tiered-plan"
@@ -34,13 +40,14 @@ _KINDS: dict[str, type[Decision]] = {kind.__name__: kind for kind in get_args(De
 class SavedPlan:
     """`plan` as it was made at `made_ms` for the moment `plan.now_ms`, under `settings` (those after ``-X``).
 
-    `fingerprints` by partition are of the state that it was made from.
+    `fingerprints` by partition are of the state that it was made from, `basis` is what else it rests on.
     """
 
     plan: Plan
     made_ms: int
     settings: Mapping[str, str]
     fingerprints: Mapping[TopicPartition, str]
+    basis: Mapping[str, str]
 
     @property
     def is_for_later(self) -> bool:
@@ -51,15 +58,15 @@ class SavedPlan:
     def fingerprint(self) -> str:
         """One for all of it."""
         text = "".join(f"{name} {each}\n" for name, each in sorted(self.fingerprints.items()))
+        text += "".join(f"{name} {each}\n" for name, each in sorted(self.basis.items()))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def save_plan(
-    plan: Plan, snapshots: Iterable[PartitionSnapshot], *, made_ms: int, settings: Mapping[str, str]
-) -> SavedPlan:
+def save_plan(priced: PricedPlan, *, made_ms: int, settings: Mapping[str, str]) -> SavedPlan:
     """The plan with the fingerprints of the state that it was made from."""
-    found = {each.partition: fingerprint(each) for each in snapshots if each.partition in plan.decisions}
-    return SavedPlan(plan=plan, made_ms=made_ms, settings=dict(settings), fingerprints=found)
+    plan = priced.plan
+    found = {each.partition: fingerprint(each) for each in priced.snapshots if each.partition in plan.decisions}
+    return SavedPlan(plan=plan, made_ms=made_ms, settings=dict(settings), fingerprints=found, basis=dict(priced.basis))
 
 
 def fingerprint(snapshot: PartitionSnapshot) -> str:
@@ -67,7 +74,7 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     state = hashlib.blake2b(digest_size=8)
     facts: list[object] = [snapshot.log_start_offset, snapshot.is_tiered, snapshot.cleaner_offset]
     facts.append(snapshot.rules)
-    facts += [(each.base_offset, each.next_offset, each.size_bytes) for each in snapshot.closed]
+    facts += [(each.base_offset, each.next_offset, each.size_bytes, each.max_timestamp_ms) for each in snapshot.closed]
     # Rows of a page may be known one by one or not at all; what a page holds is told by its name alone.
     pages = sorted((spill.base_offset, spill.next_offset, spill.key) for spill in _pages(snapshot))
     facts += pages
@@ -101,24 +108,27 @@ def apply_saved(
 
     The manager has to be opened with the plan's settings. Raises InvalidRequest for a plan that is for a later moment.
     """
-    topics = {name.topic for name in saved.plan.decisions}
-    check_unchanged(saved, manager.snapshots(now_ms, topics))
+    check_unchanged(saved, manager, now_ms)
     plan = Plan(now_ms=max(now_ms, saved.plan.now_ms), decisions=saved.plan.decisions)
     return manager.apply(plan, progress=progress, should_stop=should_stop)
 
 
-def check_unchanged(saved: SavedPlan, snapshots: Iterable[PartitionSnapshot]) -> None:
-    """Raises Conflict where a partition of the plan has changed, InvalidRequest for a plan of a later moment."""
+def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
+    """Raises Conflict where a partition of the plan or what it rests on has changed, InvalidRequest for a plan of a
+    later moment."""
     if saved.is_for_later:
         raise InvalidRequest("applying a saved plan, it was made for a later moment", at_ms=saved.plan.now_ms)
-    changed = changed_partitions(saved, snapshots)
+    topics = {name.topic for name in saved.plan.decisions}
+    facts: dict[str, object] = {}
+    others = basis_changes(saved.basis, plan_basis(manager, manager.config, topics, configured_prices(manager.config)))
+    if others:
+        facts["settings"] = "; ".join(others[:5])
+    changed = changed_partitions(saved, manager.snapshots(now_ms, topics))
     if changed:
-        raise Conflict(
-            "applying a saved plan, the state has changed since it was made: run 'tiered plan --out' again",
-            partitions=",".join(map(str, changed[:5])),
-            changed=len(changed),
-            of=len(saved.fingerprints),
-        )
+        facts |= {"partitions": ",".join(map(str, changed[:5])), "changed": len(changed)}
+    if facts:
+        wrong = "applying a saved plan, the state has changed since it was made: run 'tiered plan --out' again"
+        raise Conflict(wrong, **facts, of=len(saved.fingerprints))
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -133,6 +143,7 @@ def encode_plan(saved: SavedPlan) -> bytes:
         "at_ms": saved.plan.now_ms,
         "settings": saved.settings,
         "fingerprint": saved.fingerprint,
+        "basis": saved.basis,
         "partitions": [
             {
                 "topic": name.topic,
@@ -160,6 +171,7 @@ class _File(msgspec.Struct):
     at_ms: int
     settings: dict[str, str]
     fingerprint: str
+    basis: dict[str, str]
     partitions: list[_Partition]
 
 
@@ -187,6 +199,7 @@ def decode_plan(body: bytes) -> SavedPlan:
         made_ms=file.made_ms,
         settings=file.settings,
         fingerprints={TopicPartition(each.topic, each.partition): each.fingerprint for each in file.partitions},
+        basis=file.basis,
     )
     if saved.fingerprint != file.fingerprint:
         raise InvalidRequest("reading a saved plan, its fingerprints do not belong together")

@@ -15,7 +15,7 @@ from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
 from tiered.status import PartitionStatus, partition_status
 from tiered.timekeeping import JUMPED
-from tiered.units import format_bytes
+from tiered.units import counted, format_bytes
 from tiered.work_report import Trouble, WorkReport, read_report
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool)
     for each in found:
         # What somebody paused is not stuck; the status says it beside the figures.
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
-            what = f"upload waits: {each.lag_segments} segments, {format_bytes(each.lag_bytes)}"
+            what = f"upload waits: {counted(each.lag_segments, 'segment')}, {format_bytes(each.lag_bytes)}"
             yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
         if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:
             what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace time"

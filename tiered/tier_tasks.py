@@ -64,7 +64,7 @@ from remote.store import ObjectStore
 from tiered.apply import SENDING, apply_in_task
 from tiered.cleaning import Cleaning
 from tiered.committing import Clock
-from tiered.copiers import Copiers, State
+from tiered.copiers import Copiers, Load, State
 from tiered.opening import Opener
 from tiered.partition import Partition
 from tiered.topic_deletion import TopicDeletion
@@ -135,6 +135,11 @@ class TierTasks:
     def states(self) -> dict[_Key, State]:
         """Of every key that is not idle, by the one or the other."""
         return {**self.expirers.states, **dict[_Key, State](self.copiers.states.items())}
+
+    @property
+    def loads(self) -> dict[str, Load]:
+        """How busy the two kinds of threads are."""
+        return {"copier": self.copiers.load, "expirer": self.expirers.load}
 
     def is_in_trouble(self, name: TopicPartition) -> bool:
         """Whether the last task of a partition failed: what goes well on its disk says nothing of that."""

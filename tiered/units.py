@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from policies.words import format_ms
+from policies.words import counted, format_ms
 
-__all__ = ["format_bytes", "format_count", "format_dollars", "format_ms", "parse_bytes", "parse_ms"]
+__all__ = ["counted", "format_bytes", "format_count", "format_dollars", "format_ms", "parse_bytes", "parse_ms"]
 
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BYTES = {"b": 1} | {

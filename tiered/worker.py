@@ -41,6 +41,7 @@ class Worker:
         self.manager = manager
         self.keeper = keeper
         self.waits = waits
+        self.interval_ms = interval_ms
         self.trouble: LogError | None = None
         self.rounds = self.failures = 0
         self._observations = observations or Observations()

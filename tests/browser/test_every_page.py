@@ -135,6 +135,15 @@ def test_the_pages_of_a_huge_partition_can_be_walked_with_keys_to_the_last(chrom
         tab.go("/topics/huge")
         assert f"{PARTITIONS:,} partitions" in tab.text("caption")
         tab.go("/troubles")
+        assert f"{PARTITIONS + TOPICS:,} partitions: the store is down" in tab.text(".trouble")
+        assert tab.js("document.querySelectorAll('.trouble').length") == 1, "one bucket is one trouble"
+        tab.js("document.querySelector('.trouble summary').focus()")
+        tab.press("Enter")
+        tab.wait("document.querySelector('.trouble details').open")
+        assert tab.js("document.querySelectorAll('.trouble li a').length") == 50
+        tab.js("[...document.querySelectorAll('.trouble a')].at(-1).focus()")
+        tab.press("Enter")
+        tab.wait("location.search.includes('alike=') && document.querySelector('main nav')")
         assert f"1 to 100 of {PARTITIONS + TOPICS:,}" in tab.text("main nav")
         tab.go("/?page=2")
         assert f"101 to {TOPICS + 1} of" in tab.text("main nav")

@@ -13,6 +13,8 @@ from local.names import TopicPartition
 from remote.memory_store import MemoryStore
 from remote.store import UploadSource
 from tiered.manager import LogManager
+from tiered.metrics import Metrics
+from tiered.observations import Observations
 
 LIMIT_S = 30.0  # nothing takes so long; a test that would hang fails instead
 OTHER = TopicPartition("o", 0)
@@ -215,3 +217,33 @@ def test_whoever_finds_the_other_at_work_leaves_nothing_undone(world: World, sto
         assert manager.wait_for_tasks(LIMIT_S)
         assert rows(manager, OTHER) == 2
         assert manager.problems == {}
+
+
+def gauges(manager: LogManager, kind: str) -> dict[str, float]:
+    """The samples of one kind of threads, by their names without it; those with a label by that."""
+    found: dict[str, float] = {}
+    for each in Metrics(manager, Observations()).samples(NOW):
+        labels = dict(each.labels)
+        if each.name.startswith(f"tiered_{kind}_") or labels.get("pool") == kind:
+            assert isinstance(each.value, (int, float))
+            found[labels.get("state") or each.name.rpartition(f"{kind}_")[2]] = each.value
+    return found
+
+
+def test_a_pool_that_hangs_is_seen_in_its_own_gauges_alone(world: World, store: Selective) -> None:
+    with opened(world, store) as manager:
+        at_rest = {"queued": 0, "running": 0, "threads": 1, "oldest_wait_seconds": 0, "oldest_turn_seconds": 0}
+        at_rest["tiered_remote_log_manager_tasks_idle_ratio"] = 1
+        assert gauges(manager, "expirer") == gauges(manager, "copier") == at_rest
+        store.hanging |= {("delete", "o"), ("delete", "t")}
+        manager.tick(NOW + HOUR, waits=False)  # two partitions for one thread
+        assert store.has(store.begun, ("delete", "o")) or store.has(store.begun, ("delete", "t"))
+        busy = gauges(manager, "expirer")
+        assert (busy["queued"], busy["running"], busy["threads"]) == (1, 1, 1)
+        assert busy["oldest_wait_seconds"] > 0
+        assert busy["oldest_turn_seconds"] > 0
+        assert busy["tiered_remote_log_manager_tasks_idle_ratio"] == 0
+        assert gauges(manager, "copier") == at_rest
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert gauges(manager, "expirer") == at_rest

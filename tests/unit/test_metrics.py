@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.client import HTTPConnection
 
@@ -11,7 +14,7 @@ from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, 
 
 from local.errors import Corrupt, DiskFailed, Unavailable
 from local.names import TopicPartition
-from remote import metadata_log
+from remote import metadata_log, read_ahead
 from remote.memory_store import MemoryStore
 from remote.spilling import SpillRule
 from tiered.exposition import Form, Sample, exposition, form_of
@@ -160,6 +163,56 @@ def test_a_partition_that_another_writer_took_is_halted(world: World) -> None:
         assert station.values()["tiered_halted"] == 1
         manager.problems = {TopicPartition("t", 0): Corrupt("reading", cause="crc")}
         assert station.values()["tiered_partition_problems{class=Corrupt}"] == 1
+
+
+class NeitherWay(SwitchableStore):
+    """While it is down it takes no segment and removes none; all else goes on."""
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        return super().__getattr__(verb) if verb in ("upload", "delete") else getattr(self.inner, verb)
+
+
+def test_what_failed_uploads_leave_is_counted_each_time_and_told_once_per_trouble(world: World, caplog) -> None:
+    store = NeitherWay(world.store, is_down=False)
+    station = Station(world, store)
+    with station.manager as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        for trouble in (1, 2):
+            send(manager, 30, start=manager.partition(TopicPartition("t", 0)).log.next_offset)
+            manager.roll("t", now_ms=NOW)
+            store.is_down = True
+            for _ in range(5):
+                station.worker.round(NOW)
+            told = [each for each in caplog.records if "objects of a failed upload" in each.message]
+            assert [each.levelname for each in told if each.levelno >= logging.INFO] == ["WARNING"] * trouble
+            assert station.values()["tiered_remote_left_objects_total"] == trouble * 5 * 2
+            store.is_down = False
+            station.settle()
+    assert manager.problems == {}
+
+
+def test_ranges_that_wait_for_a_reader_are_counted(world: World, monkeypatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    pool = read_ahead._Threads(2)
+    monkeypatch.setattr(read_ahead, "_threads", pool)
+
+    def fetch() -> None:
+        begun.release()
+        go_on.wait(30)
+
+    station = Station(world)
+    with station.manager:
+        idle = station.values()
+        fetched = [pool.submit(fetch) for _ in range(5)]
+        for _ in range(2):
+            assert begun.acquire(timeout=30)
+        busy = station.values()
+        go_on.set()
+        for each in fetched:
+            each.result(30)
+    names = "tiered_remote_log_reader_task_queue_size", "tiered_remote_log_reader_idle_ratio"
+    assert [idle[name] for name in names] == [0, 1]
+    assert [busy[name] for name in names] == [3, 0]
 
 
 def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:

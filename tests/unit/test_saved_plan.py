@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from dataclasses import replace
 
 import pytest
-from manager_world import DAY, NAME, NOW, TIERED, World, send, settle, values
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import Conflict, InvalidRequest, NotFound
-from policies.decisions import CopySegment
+from policies.decisions import CopySegment, DeleteUnlinked
 from remote import metadata_log
+from remote.catalog import list_partitions
+from remote.pins import pin_newest
 from remote.spilling import SpillRule
+from tiered.forking import plan_fork, run_fork
+from tiered.plan_basis import WITHOUT_EFFECT
 from tiered.planning import priced_plan
+from tiered.properties import PROPERTIES
+from tiered.property_table import Kind
 from tiered.saved_plan import (
     apply_saved,
     changed_partitions,
+    check_unchanged,
     decode_plan,
     encode_plan,
     fingerprint,
@@ -26,7 +35,7 @@ from tiered.saved_plan import (
 
 def saved_of(manager, at_ms=NOW, made_ms=NOW):
     priced = priced_plan(manager, at_ms)
-    return save_plan(priced.plan, priced.snapshots, made_ms=made_ms, settings={})
+    return save_plan(priced, made_ms=made_ms, settings={})
 
 
 @pytest.fixture
@@ -125,6 +134,178 @@ def test_a_fingerprint_does_not_depend_on_which_rows_of_a_page_were_looked_at(wo
         assert fingerprint(now) == fingerprint(later)
         manager.delete_records({NAME: 100}, now_ms=NOW)
         assert fingerprint(manager.snapshots(NOW)[0]) != fingerprint(now)
+
+
+# -- what it rests on -------------------------------------------------------------------------------------------------
+
+OTHER = {  # a value that is not the built-in one and goes with the others
+    "cleanup.policy": "compact,delete",
+    "retention.ms": "4d",
+    "retention.bytes": "1GiB",
+    "local.retention.ms": "2d",
+    "local.retention.bytes": "1MiB",
+    "segment.bytes": "3000",
+    "message.timestamp.type": "LogAppendTime",
+    "compression.type": "zstd",
+    "remote.compression": "zstd",
+    "remote.compression.zstd.level": "9",
+    "remote.storage.class": "GLACIER_IR",
+    "remote.sse": "aws:kms",
+    "remote.s3.client": "obstore",
+    "remote.log.copy.disable": "true",
+    "compaction.records.without.key": "drop",
+    "max.compaction.lag.ms": "6d",
+    "log.cleaner.io.buffer.load.factor": "0.5",
+    "min.cleanable.dirty.ratio": "0.3",
+    "remote.recompaction.min.reduction.ratio": "0.3",
+    "remote.fetch.cache.dir": "/tmp/cache",
+    "log.dir.free.share.min": "0.2",
+}
+NOT_BY_ITSELF = {"remote.encryption.key.id", "remote.storage.enable", "cost.prices", "remote.sse.kms.key.id"}
+
+
+def other(each) -> str:
+    if each.name in OTHER:
+        return OTHER[each.name]
+    match each.kind:
+        case Kind.BOOL:
+            return "false" if each.default == "true" else "true"
+        case Kind.MS:
+            return "77m"
+        case Kind.BYTES:
+            return "77MiB"
+        case _:
+            return "77"
+
+
+def refusal(saved, manager):
+    """Which settings a refusal names; None for none."""
+    try:
+        check_unchanged(saved, manager, NOW)
+    except Conflict as error:
+        return str(error.facts["settings"])
+    return None
+
+
+def test_a_setting_that_is_changed_meanwhile_is_told_by_name_unless_it_has_no_effect(world):
+    """Every setting there is, one by one."""
+    with world.open(read_only=True) as manager:
+        saved = decode_plan(encode_plan(saved_of(manager)))
+    refused, held = set(), set()
+    for each in PROPERTIES.values():
+        if each.name in NOT_BY_ITSELF:
+            continue
+        changed = {each.name.replace(".", "_"): other(each)}
+        with world.open(read_only=True, **changed) as manager:
+            told = refusal(saved, manager)
+        assert told is None or f"t {each.name} " in told, each.name
+        (held if told is None else refused).add(each.name)
+    assert held == set(WITHOUT_EFFECT) - NOT_BY_ITSELF
+    assert refused | held | NOT_BY_ITSELF == set(PROPERTIES)
+    assert {"remote.compression", "remote.storage.class", "remote.sse", "segment.bytes"} <= refused
+
+
+def test_a_setting_of_before_written_otherwise_is_no_change(world):
+    with world.open(read_only=True, retention_ms="3d", remote_compression="none") as manager:
+        saved = saved_of(manager)
+    with world.open(read_only=True, retention_ms=str(3 * DAY), flush_ms="10") as manager:
+        check_unchanged(saved, manager, NOW)
+
+
+@pytest.mark.parametrize("what", ["prices", "remote.url", "key", "anew", "-X"])
+def test_prices_the_bucket_the_key_and_another_topic_of_that_name_are_refused(world, tmp_path, what):
+    with world.open() as manager:
+        saved = saved_of(manager)
+        if what == "anew":
+            properties = manager.topic("t").properties
+            manager.delete_topic("t", now_ms=NOW)
+            manager.create_topic("t", 1, properties, now_ms=NOW)
+            send(manager, 400)
+            manager.roll("t", now_ms=NOW)
+    match what:
+        case "prices":
+            (tmp_path / "p.json").write_text(json.dumps({"classes": {"STANDARD": {"put_per_1000": 0.0051}}}))
+            told, world.config = (
+                "prices 2026-06 us-east-1",
+                with_override(world, "cost.prices", str(tmp_path / "p.json")),
+            )
+        case "remote.url":
+            told, world.config = "remote.url memory://b -> memory://c", replace(world.config, remote_url="memory://c")
+        case "key":
+            (tmp_path / "ring").write_text(f"a {base64.b64encode(b'k' * 32).decode()}\n")
+            told, config = (
+                "t remote.encryption.key.id as built in -> a",
+                replace(world.config, key_ring=str(tmp_path / "ring")),
+            )
+            world.config = replace(config, overrides={**config.overrides, "remote.encryption.key.id": "a"})
+        case "anew":
+            told = "t topic id"
+        case "-X":
+            told, world.config = "t retention.bytes as built in -> 9", with_override(world, "retention.bytes", "9")
+    with world.open() as manager:
+        before = {info.key for info in world.store.list("")}
+        with pytest.raises(Conflict) as error:
+            apply_saved(manager, decode_plan(encode_plan(saved)), now_ms=NOW)
+        assert told in str(error.value.facts["settings"])
+        assert {info.key for info in world.store.list("")} == before
+
+
+def with_override(world, name, value):
+    return replace(world.config, overrides={**world.config.overrides, name: value})
+
+
+def expired_of(world, later):
+    """A plan whose only deed is to delete what expired: its objects."""
+    with world.open(now_ms=NOW) as manager:
+        settle(manager)
+        manager.delete_records({NAME: 200}, now_ms=NOW)
+        settle(manager)
+        due = {each.key for each in manager.partition(NAME).head().unlinked}
+        saved = saved_of(manager, later, later)
+        assert due == {each.key for each in saved.plan.decisions[NAME] if isinstance(each, DeleteUnlinked)}
+        return saved, due
+
+
+@pytest.mark.parametrize("what", ["pinned before it expired", "pinned since", "forked before it expired", "nothing"])
+def test_what_a_reader_or_a_fork_needs_is_left_without_a_refusal(world, what):
+    """It does not matter to a plan: each deletion looks for pins and forks itself, and a new pin needs none of it."""
+    later = NOW + 2 * DAY
+    with world.open() as manager:
+        settle(manager)
+        held = manager.partition(NAME)
+        if what == "pinned before it expired":
+            pin_newest(world.store, held.prefix, held.metadata, now_ms=NOW, expires_ms=later + DAY, holder="reader")
+        if what == "forked before it expired":
+            names = [each for each in list_partitions(world.store) if each.topic == "t"]
+            run_fork(world.store, plan_fork(world.store, names, "f", known=[]), now_ms=lambda: NOW)
+    saved, due = expired_of(world, later)
+    with world.open(now_ms=later) as manager:
+        held = manager.partition(NAME)
+        if what == "pinned since":
+            pin_newest(world.store, held.prefix, held.metadata, now_ms=later, expires_ms=later + DAY, holder="reader")
+        applied = apply_saved(manager, saved, now_ms=later)[NAME]
+        left = {key for key in due if list(world.store.list(held.prefix + key))}
+        assert left == (due if what.endswith("before it expired") else set())
+        assert bool(applied.skipped) == (what == "pinned before it expired")
+
+
+@pytest.mark.parametrize("hours", [-30, -1, 0, 24 * 30])
+def test_a_clock_that_is_elsewhere_when_it_is_applied_adds_no_deed(world, hours):
+    later = NOW + 2 * DAY
+    saved, due = expired_of(world, later)
+    with world.open(now_ms=later) as manager:
+        applied = apply_saved(manager, saved, now_ms=later + hours * HOUR)[NAME]
+        assert {type(each) for each in applied.done} <= {type(each) for each in saved.plan.decisions[NAME]}
+        assert {each.key for each in applied.done if isinstance(each, DeleteUnlinked)} == due
+
+
+def test_uploads_that_were_paused_meanwhile_are_left_without_a_refusal(world):
+    with world.open() as manager:
+        saved = saved_of(manager)
+        manager.pause_uploads(["t"], now_ms=NOW)
+        applied = apply_saved(manager, saved, now_ms=NOW)[NAME]
+        assert not any(isinstance(each, CopySegment) for each in applied.done)
+        assert any(isinstance(each, CopySegment) for each in applied.skipped)
 
 
 def holding(decision: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -15,7 +16,7 @@ from local.errors import AccessDenied, NotFound, Unavailable
 from remote.memory_store import MemoryStore
 from tiered.manager import LogManager
 from tiered.web import looks as looks_module
-from tiered.web.gathering import KEPT_MAX, THREADS_MAX, Gathering
+from tiered.web.gathering import KEPT_MAX, THREADS_MAX, Gathering, Patience
 from tiered.web.looks import FRESH_MS, STALE_MS, Looks
 from tiered.web.silent_store import silent_store
 from tiered.web.site import KEPT_MS, Site
@@ -336,3 +337,19 @@ def test_a_manager_that_opens_after_the_pages_were_closed_is_closed_too(world: W
         look.may_go.set()
         assert over.wait(30)
         waiting.join()
+
+
+def test_a_page_that_needs_two_looks_waits_for_one_deadline_in_all() -> None:
+    passed = [0.0]
+    patience = Patience(30, lambda: passed[0])
+    found, hangs = Gathering(Clock(), deadline_s=30), Hanging()
+    began = time.monotonic()
+    try:
+        assert found.get("measured", lambda: "late", patience=patience).value == "late"
+        passed[0] = 30
+        with pytest.raises(Unavailable):
+            found.get("lab", hangs, patience=patience)
+    finally:
+        hangs.may_go.set()
+    assert time.monotonic() - began < 20, "nothing was left of the deadline for the second"
+    assert found.patience().left_s() > 0, "the next reader has one of his own"

@@ -17,8 +17,8 @@ from remote import metadata_log
 from remote.spilling import SpillRule
 from tiered.manager import LogManager
 from tiered.planning import priced_plan
+from tiered.units import counted
 from tiered.web.compaction import compaction_page, look_at_compaction
-from tiered.web.parts import counted
 from tiered.web.plan import Asked, plan_page
 
 

@@ -14,7 +14,7 @@ from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.cli.signals import stop_signals
-from tiered.units import format_bytes, format_count
+from tiered.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from tiered.adopt_metrics import AdoptMetrics
@@ -82,11 +82,13 @@ def adopt(
                 for start, end in each.lost:
                     click.echo(f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before", err=True)
                 if each.ahead:
-                    behind = f"the broker's high watermark lies {each.ahead} offsets below the bucket's end"
+                    behind = f"the broker's high watermark lies {counted(each.ahead, 'offset')} below the bucket's end"
                     click.echo(f"! {each.partition}: {behind}", err=True)
             copied = sum(each.copied for each in done)
             lag, risk = sum(each.lag_bytes for each in done), sum(each.at_risk_bytes for each in done)
-            session.say(f"{copied} segments copied, {format_bytes(lag)} wait, {format_bytes(risk)} only on this disk")
+            session.say(
+                f"{counted(copied, 'segment')} copied, {format_bytes(lag)} wait, {format_bytes(risk)} only on this disk"
+            )
             if once:
                 break
             stop.wait(every)

@@ -52,7 +52,7 @@ def _of_file(session: Session, file: str, *, yes: bool, dry_run: bool, output: s
     session.say(_summary(saved))
     if dry_run:
         with session.manager(read_only=True, overrides=saved.settings) as manager:
-            check_unchanged(saved, manager.snapshots(now_ms(), _topics(saved)))
+            check_unchanged(saved, manager, now_ms())
         session.say("the state is as it was; nothing changed")
         return Exit.DONE
     _confirm(yes)
@@ -74,10 +74,6 @@ def _of_file(session: Session, file: str, *, yes: bool, dry_run: bool, output: s
     for name, problem in sorted(problems.items()):
         click.echo(f"{one_line(problem)} (partition {name})", err=True)
     return worst(problems.values())
-
-
-def _topics(saved: SavedPlan) -> set[str]:
-    return {name.topic for name in saved.plan.decisions}
 
 
 def _summary(saved: SavedPlan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from dataclasses import dataclass
 
@@ -51,6 +52,17 @@ def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
 def count_type(at_least: int) -> click.IntRange:
     """The click type of a ``-n``."""
     return click.IntRange(at_least, _COUNT_MAX)
+
+
+def parse_share(option: str, text: str) -> float:
+    """``5%`` or ``0.05``; any number, no bounds but that it is one."""
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = math.nan
+    if not math.isfinite(share):
+        raise InvalidRequest(f"reading {option}", text=repr(text), expected="a share such as 5%")
+    return share
 
 
 def parse_position(text: str, now_ms: int) -> Position:

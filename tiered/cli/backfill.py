@@ -19,7 +19,7 @@ from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options
-from tiered.units import format_bytes
+from tiered.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from tiered.spark.exporting import ExportResult
@@ -159,7 +159,9 @@ def _tell(session: Session, result: ExportResult, output: str) -> None:
     facts = {"job": result.job_id, "is_complete": result.is_complete, "records": result.records}
     emit("files", [dataclasses.asdict(each) for each in result.files], _COLUMNS, output, **facts)
     size = format_bytes(result.size_bytes)
-    session.say(f"{result.records:,} records in {len(result.files)} files, {size}, job {result.job_id}")
+    session.say(
+        f"{counted(result.records, 'record')} in {counted(len(result.files), 'file')}, {size}, job {result.job_id}"
+    )
 
 
 _COLUMNS = (

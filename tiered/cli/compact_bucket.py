@@ -14,7 +14,7 @@ from tiered.cli.render import Column, Row, emit
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_job, task_bucket
-from tiered.units import format_bytes, format_count, format_dollars
+from tiered.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
@@ -134,7 +134,8 @@ def _here(
             errors[name.topic_partition] = error
             continue
         done.append(outcome)
-        session.say(f"{name.topic}/{name.partition}: {outcome.records_before} records, {outcome.records_after} left")
+        records = f"{counted(outcome.records_before, 'record')}, {outcome.records_after:,} left"
+        session.say(f"{name.topic}/{name.partition}: {records}")
     return done
 
 

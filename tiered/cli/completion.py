@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from local.errors import LogError
 from tiered.cli.session import Session
+from tiered.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +115,7 @@ def _takes_partitions(command: click.Command) -> bool:
 
 
 def _topics(context: click.Context) -> dict[str, str]:
-    return {each.name: f"{each.partition_count} partitions" for each in _known(context)}
+    return {each.name: counted(each.partition_count, "partition") for each in _known(context)}
 
 
 def _partitions(context: click.Context, incomplete: str) -> dict[str, str]:

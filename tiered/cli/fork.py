@@ -13,7 +13,7 @@ from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
-from tiered.units import format_bytes, format_count, format_dollars
+from tiered.units import counted, format_bytes, format_count, format_dollars
 
 
 @click.command("fork")
@@ -50,7 +50,7 @@ def fork(
         if not dry_run:
             if not yes and not sys.stdin.isatty():
                 raise click.UsageError(
-                    f"{len(plan.partitions)} partitions for ${format_dollars(plan.dollars)}: say --yes"
+                    f"{counted(len(plan.partitions), 'partition')} for ${format_dollars(plan.dollars)}: say --yes"
                 )
             if not yes:
                 click.confirm(f"fork {topic} as {fork_topic}?", abort=True, err=True)

@@ -18,7 +18,7 @@ from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
-from tiered.units import format_bytes, format_dollars, format_ms, parse_ms
+from tiered.units import counted, format_bytes, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
     from policies.prices import Prices
@@ -131,7 +131,8 @@ def _list(
         click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
     due = sum(each.is_due(now, grace_ms) for each in listed.entries)
     price = format_dollars(dollars)
-    session.say(f"{len(listed.entries)} orphans, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
+    found = counted(len(listed.entries), "orphan")
+    session.say(f"{found}, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
     if listed.more:
         session.say(f"and {listed.more} more than one list holds: list again once these are deleted")
     if due:
@@ -176,10 +177,10 @@ def _interrupted(stop: Stop) -> int:
 
 
 def _ask(listed: GarbageList, bucket: Bucket) -> None:
-    count, size = len(listed.entries), format_bytes(listed.size_bytes)
+    count, size = counted(len(listed.entries), "orphan"), format_bytes(listed.size_bytes)
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{count} orphans, {size}, would be deleted from {bucket.store.url}; say --yes")
-    click.confirm(f"delete up to {count} orphans, {size}, from {bucket.store.url}?", abort=True, err=True)
+        raise click.UsageError(f"{count}, {size}, would be deleted from {bucket.store.url}; say --yes")
+    click.confirm(f"delete up to {count}, {size}, from {bucket.store.url}?", abort=True, err=True)
 
 
 def _uploads(bucket: Bucket) -> UnfinishedUploads | None:

@@ -18,7 +18,7 @@ from tiered.cli.layouts import layout_options, layout_words
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
-from tiered.units import format_bytes, format_count, format_dollars
+from tiered.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from remote.foreign_layout import ForeignFormat, ForeignName
@@ -220,7 +220,7 @@ def _done(each: ImportOutcome) -> Row:
 
 def _ask(plans: list[ImportPlan], dollars: float) -> None:
     count, size = sum(len(plan.rows) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
-    told = f"{count} segments, {size}, for about ${format_dollars(dollars)}"
+    told = f"{counted(count, 'segment')}, {size}, for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told} would be imported; say --yes")
     click.confirm(f"import {told}?", abort=True, err=True)

@@ -70,7 +70,7 @@ def plan(
 def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str]) -> None:
     from tiered.saved_plan import save_plan, write_plan
 
-    write_plan(save_plan(priced.plan, priced.snapshots, made_ms=made_ms, settings=settings), path)
+    write_plan(save_plan(priced, made_ms=made_ms, settings=settings), path)
 
 
 def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:

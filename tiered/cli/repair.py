@@ -11,7 +11,7 @@ from tiered.cli.bucket import bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
-from tiered.units import format_bytes
+from tiered.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from tiered.repairing import PageRepair, RepairPlan, SegmentRepair, Untouched
@@ -66,7 +66,8 @@ def _read(path: str) -> ScrubReport:
 
 
 def _ask(plan: RepairPlan) -> None:
-    told = f"{len(plan.segments)} segments and {len(plan.pages)} pages, {format_bytes(plan.size_bytes)}"
+    told = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
+    told = f"{told}, {format_bytes(plan.size_bytes)}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told} would be written anew; say --yes")
     click.confirm(f"write {told} anew?", abort=True, err=True)

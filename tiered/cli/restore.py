@@ -16,7 +16,7 @@ from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
-from tiered.units import format_bytes, format_count, format_dollars
+from tiered.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from tiered.restore_running import RestoredPartition
@@ -110,7 +110,7 @@ def restore(
 def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: str, dollars: float) -> None:
     size = format_bytes(sum(each.read_bytes for each in parts))
     fenced = "; the present writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
-    told = f"{len(parts)} partitions, {size} to {root} for about ${format_dollars(dollars)}{fenced}"
+    told = f"{counted(len(parts), 'partition')}, {size} to {root} for about ${format_dollars(dollars)}{fenced}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told}: say --yes")
     click.confirm(f"restore {told}?", abort=True, err=True)

@@ -19,7 +19,7 @@ from tiered.cli.rewrite_tables import COPIED, DONE, PLANNED, copied, done_row, p
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, target_bucket, task_bucket
-from tiered.units import format_bytes, format_dollars, parse_bytes
+from tiered.units import counted, format_bytes, format_dollars, parse_bytes
 
 if TYPE_CHECKING:
     from remote.catalog import RemotePartitionName
@@ -185,7 +185,9 @@ def _copied_here(
             done.append(
                 run_copy(bucket.store, target, plan, now_ms=now_ms, keys=bucket.keys, should_stop=lambda: stop.is_set)
             )
-            session.say(f"{plan.name.topic}/{plan.name.partition}: {done[-1].rows} of {len(plan.rows)} segments")
+            session.say(
+                f"{plan.name.topic}/{plan.name.partition}: {done[-1].rows:,} of {counted(len(plan.rows), 'segment')}"
+            )
     return done
 
 
@@ -215,7 +217,7 @@ def _opened(
 
 def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
     count, size = sum(len(plan.rows) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
-    told = f"{count} segments, {size}, to {url} for about ${format_dollars(dollars)}"
+    told = f"{counted(count, 'segment')}, {size}, to {url} for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told} would be copied; say --yes")
     click.confirm(f"copy {told}?", abort=True, err=True)
@@ -331,7 +333,7 @@ def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
 def _ask(plans: Sequence[RewritePlan], dollars: float) -> None:
     groups = sum(len(plan.groups) for plan in plans)
     size = format_bytes(sum(plan.cost.write_bytes for plan in plans))
-    told = f"{groups} segments, {size}, for about ${format_dollars(dollars)}"
+    told = f"{counted(groups, 'segment')}, {size}, for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told} would be written; say --yes")
     click.confirm(f"write {told}?", abort=True, err=True)

@@ -1,8 +1,13 @@
 """``tiered run``: the loop around `LogManager.tick`. Only here does background work know the time.
 
-The first SIGTERM or Ctrl-C lets the step under way finish, seals the logs and ends cleanly, telling what is in trouble;
-uploads have ten seconds for it. A second one breaks the step off; whatever it had begun, the next start finishes or
-undoes. With ``--once`` everything is done in order before it ends; without, uploads run in threads of their own.
+| a SIGTERM or Ctrl-C | what happens |
+|---|---|
+| while it starts | what is loaded is let go of as after a crash; a bucket that hangs is not waited for |
+| from then on | the step under way finishes, logs are sealed, troubles are told; uploads have ten seconds |
+| a second one | the step is broken off; whatever it had begun, the next start finishes or undoes |
+
+With ``--once`` everything is done in order before it ends; without, uploads run in threads of their own. A SIGHUP is
+remembered from the first moment on, and taken once all is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.web import gate_options, serving_pages
 from tiered.clock_properties import JUMP_HOLD
-from tiered.units import format_ms, parse_ms
+from tiered.units import counted, format_ms, parse_ms
 
 if TYPE_CHECKING:
     from tiered.manager import LogManager
@@ -53,36 +58,61 @@ def run(
     hosts: tuple[str, ...],
 ) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
-    from tiered.observations import Observations
-    from tiered.service_manager import Heartbeat, ServiceManager
+    with stop_signals(reloads=not once) as stop, ExitStack() as stack:  # before all imports: those take their time
+        try:
+            with stop.breaking_off():
+                from tiered.observations import Observations
+
+                seen = Observations()
+                worker = _started(session, stack, seen, interval, is_once=once)
+                if metrics is not None:
+                    stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
+                if ui is not None:
+                    from tiered.web.site import Site
+
+                    stack.enter_context(
+                        serving_pages(session, ui, Site(worker.manager, now_ms).answer, token_file, hosts)
+                    )
+        except KeyboardInterrupt:
+            if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
+                raise
+            return Exit.DONE  # as whoever stops a service wants it
+        code = _worked(session, worker, stop, seen, is_once=once)
+    return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
+
+
+def _started(session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool) -> Worker:
+    """Everything is loaded; `stack` closes it."""
     from tiered.timekeeping import Timekeeper
     from tiered.worker import Worker
 
-    seen = Observations()
-    with ExitStack() as stack:
-        stop = stack.enter_context(stop_signals(reloads=not once))
-        service = ServiceManager.of(os.environ)
-        manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
-        stack.enter_context(copy_progress(session, manager))
-        rest_ms = _interval_ms(interval, manager)
-        keeper = Timekeeper(manager.config.ms_of(JUMP_HOLD))
-        worker = Worker(manager, now_ms=now_ms(), interval_ms=rest_ms, waits=once, observations=seen, keeper=keeper)
-        if metrics is not None:
-            stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
-        if ui is not None:
-            from tiered.web.site import Site
+    manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
+    stack.enter_context(copy_progress(session, manager))
+    return Worker(
+        manager,
+        now_ms=now_ms(),
+        interval_ms=_interval_ms(interval, manager),
+        waits=is_once,
+        observations=seen,
+        keeper=Timekeeper(manager.config.ms_of(JUMP_HOLD)),
+    )
 
-            stack.enter_context(serving_pages(session, ui, Site(manager, now_ms).answer, token_file, hosts))
-        if not once:
-            session.say(f"running, a round every {format_ms(rest_ms)}: topics={len(manager.topics())}")
-        service.ready(f"{len(manager.partitions())} partitions")
-        loop = _Loop(session, worker, stop, service, seen, rest_ms)
-        with Heartbeat(service, loop.last_seen_s):
-            code = _work_off(worker, stop) if once else loop.work()
-        service.stopping()
-        worker.end(now_ms())
-        _tell(session, manager)
-    return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
+
+def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *, is_once: bool) -> int:
+    """Round after round until told to stop; the exit code."""
+    from tiered.service_manager import Heartbeat, ServiceManager
+
+    manager, service = worker.manager, ServiceManager.of(os.environ)
+    if not is_once:
+        session.say(f"running, a round every {format_ms(worker.interval_ms)}: topics={len(manager.topics())}")
+    service.ready(counted(len(manager.partitions()), "partition"))
+    loop = _Loop(session, worker, stop, service, seen)
+    with Heartbeat(service, loop.last_seen_s):
+        code = _work_off(worker, stop) if is_once else loop.work()
+    service.stopping()
+    worker.end(now_ms())
+    _tell(session, manager)
+    return code
 
 
 @contextmanager
@@ -131,10 +161,8 @@ class _Loop:
         stop: Stop,
         service: ServiceManager,
         seen: Observations,
-        rest_ms: int,
     ) -> None:
         self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
-        self._rest_ms = rest_ms
         self._is_resting = False
         self._read_ns = 0
         self._read_ns = self._changed_ns()
@@ -150,7 +178,7 @@ class _Loop:
                 return Exit.CONFLICT
             if not is_busy:
                 self._is_resting = True
-                self._stop.wait(self._rest_ms / 1000)
+                self._stop.wait(self._worker.interval_ms / 1000)
                 self._is_resting = False
             changed_ns = self._changed_ns()
             if self._stop.take_reload() or changed_ns != self._read_ns:
@@ -168,7 +196,7 @@ class _Loop:
         else:
             for name in done.at_restart:
                 _log.warning("a setting holds only after the next start: setting=%s", name)
-        self._service.ready(f"{len(self._worker.manager.partitions())} partitions")
+        self._service.ready(counted(len(self._worker.manager.partitions()), "partition"))
 
     def _changed_ns(self) -> int:
         path = self._worker.manager.config.path

@@ -16,7 +16,7 @@ from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, task_bucket
-from tiered.units import format_bytes
+from tiered.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,7 +167,9 @@ def _tell(session: Session, found: ScrubReport, path: str | None) -> None:
     objects = sum(count for each in found.partitions for count in each.objects.values())
     size = sum(each.size_bytes for each in found.partitions)
     depth = f"every byte of {format_bytes(found.read_bytes)} read" if found.is_deep else "metadata only, see --deep"
-    session.say(f"{len(found.partitions)} partitions, {objects} objects, {format_bytes(size)}: {depth}")
+    session.say(
+        f"{counted(len(found.partitions), 'partition')}, {counted(objects, 'object')}, {format_bytes(size)}: {depth}"
+    )
     counts = {weight: len(found.of(weight)) for weight in ("corrupt", "warning", "info")}
     session.say(" ".join(f"{weight}={count}" for weight, count in counts.items()))
     if found.of("corrupt"):

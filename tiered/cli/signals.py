@@ -1,8 +1,9 @@
 """Being told to stop: the first SIGTERM or Ctrl-C is remembered and wakes a sleeper, the second breaks off at once.
 Being told to read the configuration again: a SIGHUP is remembered and wakes a sleeper, however many come.
 
-The first one interrupts nothing, so that what is under way ends well and everything is closed in order. Only the main
-thread may use this (signals go there).
+The first one interrupts nothing, so that what is under way ends well and everything is closed in order; but for a
+start (`Stop.breaking_off`), which has nothing that is worth ending well. Only the main thread may use this (signals go
+there).
 """
 
 from __future__ import annotations
@@ -28,11 +29,29 @@ class Stop:
     def __init__(self, wake_fd: int) -> None:
         self.signal: int | None = None
         self._is_to_reload = False
+        self._is_breaking_off = False
+        self._count = 0
         self._wake_fd = wake_fd
 
     @property
     def is_set(self) -> bool:
         return self.signal is not None
+
+    @property
+    def was_asked_once(self) -> bool:
+        """Whether nobody has insisted so far."""
+        return self._count == 1
+
+    @contextmanager
+    def breaking_off(self) -> Iterator[None]:
+        """Meanwhile the first signal breaks off, too: raises KeyboardInterrupt, or Terminated for a SIGTERM."""
+        self._is_breaking_off = True
+        try:
+            if self.signal is not None:
+                raise self._interrupt(self.signal)
+            yield
+        finally:
+            self._is_breaking_off = False
 
     def take_reload(self) -> bool:
         """Whether a SIGHUP came since this was last asked."""
@@ -58,9 +77,14 @@ class Stop:
         if number == signal.SIGHUP:
             self._is_to_reload = True
             return
-        if self.signal is not None:
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
-        self.signal = number
+        self._count += 1
+        self.signal = number if self.signal is None else self.signal
+        if self._count > 1 or self._is_breaking_off:
+            raise self._interrupt(number)
+
+    @staticmethod
+    def _interrupt(number: int) -> KeyboardInterrupt:
+        return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tiered.cli.errors import Exit
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.status_rows import partition_row, status_facts, topic_row
-from tiered.units import format_bytes, format_count, format_dollars, format_ms, parse_ms
+from tiered.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
     from tiered.status_report import StatusReport, Stuck
@@ -114,9 +114,9 @@ def paused_lines(report: StatusReport) -> list[str]:
         )
         reason = f" ({row['pause_reason']})" if row["pause_reason"] else ""
         waiting, at_risk = (format_bytes(int(str(row[name]))) for name in ("lag_bytes", "at_risk_bytes"))
+        waits = f"{counted(int(str(row['lag_segments'])), 'segment')} waiting, {waiting}"
         found.append(
-            f"{row['topic']}: uploads paused{lasted}{reason}; {row['lag_segments']} segments of {waiting} wait, "
-            f"{at_risk} on this disk only; next: tiered resume"
+            f"{row['topic']}: uploads paused{lasted}{reason}; {waits}, {at_risk} on this disk only; next: tiered resume"
         )
     return found
 

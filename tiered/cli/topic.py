@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import LogError
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.status import PartitionStatus, partition_status
 from tiered.units import format_bytes, format_count
@@ -25,16 +25,26 @@ def topic() -> None:
 @click.argument("name")
 @click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @settings_option("A property of this topic; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Only check, and show its settings and where they come from.")
+@output_option()
 @click.pass_obj
-def create(session: Session, name: str, partitions: int, settings: dict[str, str]) -> None:
+def create(session: Session, name: str, partitions: int, settings: dict[str, str], dry_run: bool, output: str) -> None:
     """Create the topic NAME."""
     from local.names import check_topic
 
     check_topic(name)
+    if dry_run:
+        from tiered.cli.topic_dry_runs import show_new
+
+        with session.manager(read_only=True) as manager:
+            planned = manager.plan_new_topic(name, partitions, settings)
+        show_new(session, planned, output)
+        return
     with session.manager() as manager:
         created = manager.create_topic(name, partitions, settings, now_ms=now_ms())
         is_tiered = manager.config.topic_properties(name, created.properties)["remote.storage.enable"] == "true"
     session.say(f"created {created.name}: partitions={created.partition_count} topic_id={created.topic_id}")
+    _print(created, output)
     if is_tiered:
         _warn_of_namesakes(session, created)
 
@@ -67,16 +77,26 @@ def _warn_of_namesakes(session: Session, created: Topic) -> None:
 @click.argument("name")
 @settings_option("A property to set; an empty value takes the topic's own back. May be repeated.")
 @click.option("--yes", is_flag=True, help="Do not ask before a remote tier is given up.")
+@click.option("--dry-run", is_flag=True, help="Only check, and show which settings would be others.")
+@output_option()
 @click.pass_obj
-def alter(session: Session, name: str, settings: dict[str, str], yes: bool) -> None:
+def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_run: bool, output: str) -> None:
     """Change the topic NAME's own settings."""
     if not settings:
         raise click.UsageError("nothing to alter: give at least one -X KEY=VALUE")
+    if dry_run:
+        from tiered.cli.topic_dry_runs import show_altered
+
+        with session.manager(read_only=True) as manager:
+            planned = manager.plan_altered_topic(name, settings, now_ms=now_ms())
+        show_altered(session, planned, output)
+        return
     with session.manager() as manager:
         if gives_up(manager.topic(name), settings) and not yes:
             _confirm(f"give up all records of the topic {name} that are in the bucket alone, for good?")
         altered = manager.alter_topic(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {_settings(altered.properties) or 'no settings of its own'}")
+    _print(altered, output)
 
 
 def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
@@ -99,15 +119,25 @@ def _confirm(question: str) -> None:
 @topic.command("delete")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be lost in both tiers, and what holds on to it.")
+@output_option()
 @click.pass_obj
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -> None:
     """Delete the topic NAME, in both tiers. Files and objects go with the next rounds of `tiered run`."""
+    if dry_run:
+        from tiered.cli.topic_dry_runs import show_deleted
+
+        with session.manager(read_only=True) as manager:
+            planned = manager.plan_deleted_topic(name, now_ms=now_ms())
+        show_deleted(session, planned, output)
+        return
     with session.manager() as manager:
         found = manager.topic(name)
         if not yes:
             _confirm(f"delete the topic {name} with all its records for good?")
         manager.delete_topic(name, now_ms=now_ms())
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
+    _print(found, output)
 
 
 @topic.command("list")
@@ -115,22 +145,22 @@ def delete(session: Session, name: str, yes: bool) -> None:
 @click.pass_obj
 def list_topics(session: Session, output: str) -> None:
     """The topics of this directory."""
-    rows = [
-        {
-            "topic": each.name,
-            "partitions": each.partition_count,
-            "topic_id": each.topic_id,
-            "settings": dict(each.properties) if output in ("json", "jsonl") else _settings(each.properties),
-        }
-        for each in session.topics().all()
-    ]
-    columns = (
-        Column("topic", "TOPIC"),
-        Column("partitions", "PARTS", is_number=True),
-        Column("topic_id", "ID"),
-        Column("settings", "SETTINGS"),
-    )
-    emit("topics", rows, columns, output)
+    emit("topics", [_topic_row(each, output) for each in session.topics().all()], _TOPIC_COLUMNS, output)
+
+
+def _print(topic: Topic, output: str) -> None:
+    """What was done, for programs; a person was told on stderr."""
+    if output != "table":
+        emit("topics", [_topic_row(topic, output)], _TOPIC_COLUMNS, output)
+
+
+def _topic_row(each: Topic, output: str) -> Row:
+    return {
+        "topic": each.name,
+        "partitions": each.partition_count,
+        "topic_id": each.topic_id,
+        "settings": dict(each.properties) if output in ("json", "jsonl") else _settings(each.properties),
+    }
 
 
 @topic.command("describe")
@@ -159,6 +189,12 @@ def _row(status: PartitionStatus) -> dict[str, object]:
     return {"partition": status.partition.partition, **{name: getattr(status, name) for name in names}}
 
 
+_TOPIC_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partitions", "PARTS", is_number=True),
+    Column("topic_id", "ID"),
+    Column("settings", "SETTINGS"),
+)
 _PARTITION_COLUMNS = (
     Column("partition", "PARTITION", is_number=True),
     Column("log_start_offset", "START", format_count, is_number=True),

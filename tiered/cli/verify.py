@@ -27,14 +27,47 @@ _BAR_BYTES_MIN = 256 << 20  # less is done before a bar is read
 @click.command("verify")
 @click.argument("targets", nargs=-1, metavar="[PATH|TOPIC[/PARTITION] ...]")
 @click.option("--deep", is_flag=True, help="Decode every record, to the last byte.")
+@click.option("--remote", is_flag=True, help="What is in the bucket, not the disk: heads, pages, rows, objects, sizes.")
+@click.option(
+    "--sample",
+    metavar="SHARE",
+    help="With --remote: all metadata, and the bytes of this share of the segments that the heads name, such as 5%.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Which of them; default: drawn, and told.")
 @click.option("--fix-index", is_flag=True, help="Build wrong or missing indexes anew; nobody may hold the directory.")
 @click.option("--threads", type=click.IntRange(1, 64), help="Segments looked at at a time; default: the processors.")
 @output_option()
 @click.pass_obj
 def verify(
-    session: Session, targets: tuple[str, ...], deep: bool, fix_index: bool, threads: int | None, output: str
+    session: Session,
+    targets: tuple[str, ...],
+    deep: bool,
+    remote: bool,
+    sample: str | None,
+    seed: int | None,
+    fix_index: bool,
+    threads: int | None,
+    output: str,
 ) -> int:
-    """Check segments, partitions and log directories: batches, indexes, side files, checkpoints, strays."""
+    """Check segments, partitions and log directories: batches, indexes, side files, checkpoints, strays.
+
+    With --remote the topics in the bucket, as 'tiered scrub' does; damage is then mended by 'tiered repair'.
+    """
+    if remote:
+        if fix_index:
+            raise click.UsageError("--fix-index is for the disk; what is damaged in the bucket is for 'tiered repair'")
+        from tiered.cli.verify_remote import read_sample, verify_remote
+
+        drawn = read_sample(sample, seed)
+        return verify_remote(session, targets, drawn, _COLUMNS, output, deep=deep, threads=threads)
+    if sample is not None or seed is not None:
+        raise click.UsageError("--sample and --seed are for --remote; the disk is read whole")
+    return _verify_local(session, targets, output, deep=deep, fix_index=fix_index, threads=threads)
+
+
+def _verify_local(
+    session: Session, targets: tuple[str, ...], output: str, *, deep: bool, fix_index: bool, threads: int | None
+) -> int:
     from local.findings import Severity, worst
     from local.log_dir_checks import check_together
     from local.storage import DiskStorage

@@ -11,7 +11,7 @@ from tiered.cli.errors import Exit, worst
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
-from tiered.units import format_bytes, format_count, format_ms
+from tiered.units import counted, format_bytes, format_count, format_ms
 
 if TYPE_CHECKING:
     from policies.decisions import Plan
@@ -95,7 +95,7 @@ def drop(session: Session, topic: str, name: str, yes: bool) -> None:
                 raise click.UsageError("the view would be dropped; say --yes")
             click.confirm(f"drop the view {name} of {topic}?", abort=True, err=True)
         dropped = drop_views(manager, topic, name=name, now_ms=now_ms())
-    session.say(f"dropped {name} of {len(dropped)} partitions")
+    session.say(f"dropped {name} of {counted(len(dropped), 'partition')}")
 
 
 def _troubles(each: ViewStatus) -> list[str]:

@@ -149,12 +149,15 @@ SCRIPT = """"use strict";
     const here = document.activeElement, where = here.parentElement?.tagName;
     if (here.matches("main a")) return () => all("main a").find((each) =>
       each.href === here.href && each.parentElement.tagName === where);
-    const at = all("main .wide").indexOf(here);
-    return () => all("main .wide")[at];
+    const stops = "main .wide, main .drawing, main summary", at = all(stops).indexOf(here);
+    return () => all(stops)[at];
   };
+  const kept = (each) => each.dataset.kept ?? each.textContent;
   const show = (page, fresh) => {
     const focused = place(), scrolled = all("main .wide").map((each) => each.scrollLeft);
+    const open = new Set(all("main details[open]").map(kept));
     document.querySelector("main").replaceWith(fresh);
+    all("main details").forEach((each) => { each.open = open.has(kept(each)); });
     all("main .wide").forEach((each, at) => { each.scrollLeft = scrolled[at] ?? 0; });
     focused()?.focus({preventScroll: true});
     told.textContent = page.getElementById("asked").textContent;
@@ -190,6 +193,13 @@ def stylesheet() -> str:
     """Light or dark as the reader's system is."""
     dark = f"@media (prefers-color-scheme: dark) {{ {_colours(DARK)} }}"
     return f":root {{ color-scheme: light dark; }}\n{_colours(LIGHT)}\n{dark}\n{_RULES}{_classes()}"
+
+
+def icon() -> str:
+    """The sign of the pages: a short log on a disk over a long one in a bucket. Seen on light and dark alike."""
+    ground = f'<rect width="16" height="16" rx="3" fill="{LIGHT["local"]}"/>'
+    bars = '<path fill="#fff" d="M9 3.5h4.5v3.5h-4.5zM2.5 9h11v3.5h-11z"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">{ground}{bars}</svg>'
 
 
 def lab_script() -> str:

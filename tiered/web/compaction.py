@@ -18,7 +18,7 @@ from tiered.compaction_status import (
 )
 from tiered.manager import LogManager
 from tiered.status_rows import Row
-from tiered.units import format_bytes, format_count, format_ms
+from tiered.units import counted, format_bytes, format_count, format_ms
 from tiered.web.charts import bar
 from tiered.web.html import Child, Html, tag
 from tiered.web.overview import shown
@@ -27,7 +27,6 @@ from tiered.web.parts import (
     Heading,
     asked_page,
     commands,
-    counted,
     figures,
     frame,
     lasted,
@@ -209,7 +208,7 @@ def _passes(found: Compaction) -> Html:
     if not found.runs:
         return tag("p", "None yet.")
     some = list(reversed(found.runs[-RUNS_SHOWN:]))
-    caption = f"The last {len(some):,} of {len(found.runs):,} passes that are remembered, the newest first"
+    caption = f"Passes that are remembered, {len(some):,} of {len(found.runs):,}, the newest first"
     return table(caption, _RUNS, (_pass(each) for each in some))
 
 

@@ -8,6 +8,7 @@ THREADS_MAX looks go on at a time: one that hangs for ever costs a thread, not t
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,17 @@ class Told(Generic[T]):
     late_since_ms: int | None = None
 
 
+class Patience:
+    """What one reader waits in all, over as many looks as the page needs."""
+
+    def __init__(self, deadline_s: float, elapsed_s: Callable[[], float] = time.monotonic) -> None:
+        self._elapsed_s = elapsed_s
+        self._until_s = elapsed_s() + deadline_s
+
+    def left_s(self) -> float:
+        return max(0.0, self._until_s - self._elapsed_s())
+
+
 class Gathering:
     """Finds by key. Thread safe."""
 
@@ -40,9 +52,13 @@ class Gathering:
         self._found: OrderedDict[str, Told[object]] = OrderedDict()
         self._running: dict[str, _Look] = {}
 
-    def get(self, key: str, make: Callable[[], T], *, keep_ms: int = 0) -> Told[T]:
+    def patience(self) -> Patience:
+        """A whole deadline, to be shared by the looks of a page that needs one after the other."""
+        return Patience(self._deadline_s)
+
+    def get(self, key: str, make: Callable[[], T], *, keep_ms: int = 0, patience: Patience | None = None) -> Told[T]:
         """What `make` gives, or gave less than `keep_ms` ago under this key (0: what is found is only of use to
-        those who waited for it).
+        those who waited for it). Waits for a deadline of its own, or for what is left of a `patience`.
 
         Raises what `make` raises, and Unavailable for what is not there by the deadline and never was.
         """
@@ -52,7 +68,8 @@ class Gathering:
             if known is not None and 0 <= now - known.at_ms < keep_ms:
                 return known
             look = self._running.get(key) or self._begin(key, make, now)
-        if look is not None and look.done.wait(self._deadline_s):
+        wait_s = self._deadline_s if patience is None else patience.left_s()
+        if look is not None and look.done.wait(wait_s):
             if look.error is not None:
                 raise look.error
             return Told(cast(T, look.value), look.since_ms)

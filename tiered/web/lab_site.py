@@ -10,7 +10,7 @@ from tiered.cost_history import Measured, measured_streams
 from tiered.cost_lab import ALONG, CostLab, cost_lab, read_variant
 from tiered.manager import LogManager
 from tiered.price_file import configured_prices
-from tiered.web.gathering import Gathering, Told
+from tiered.web.gathering import Gathering, Patience, Told
 from tiered.web.lab import TOPICS_MAX, lab_facts, lab_page, nothing_page
 from tiered.web.lab_words import FIELD_OF
 from tiered.web.looks import Looks
@@ -28,29 +28,32 @@ class Laboratory:
 
     def page(self, query: Mapping[str, str]) -> str:
         """Raises InvalidRequest for settings that cannot be, NotFound for a topic that is not there."""
-        basis = self._measured(query)
+        patience = self._gathering.patience()
+        basis = self._measured(query, patience)
         measured, left_out, _ = basis.value
         if not any(each.stream is not None for each in measured):
             note = note_on(self._looks, basis, self._now_ms())
             return nothing_page(self._now_ms(), "no tiered topic has stored anything yet", note)
-        told = self._lab(query)
+        told = self._lab(query, patience)
         note = note_on(self._looks, told, self._now_ms())
         return lab_page(told.value, query, told.at_ms, left_out, note)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:
         """The same for programs. Raises InvalidRequest where there is nothing to simulate, too."""
-        return lab_facts(self._lab(query).value)
+        return lab_facts(self._lab(query, self._gathering.patience()).value)
 
-    def _lab(self, query: Mapping[str, str]) -> Told[CostLab]:
+    def _lab(self, query: Mapping[str, str], patience: Patience) -> Told[CostLab]:
         asked, along = read_variant(query), _along(query)
-        measured, _, prices = self._measured(query).value
+        measured, _, prices = self._measured(query, patience).value
 
         def look() -> CostLab:
             return cost_lab(measured, asked, prices, along=along)
 
-        return self._gathering.get(f"lab?{_topic(query)}&{along}&{asked}", look, keep_ms=ANSWER_MS)
+        return self._gathering.get(f"lab?{_topic(query)}&{along}&{asked}", look, keep_ms=ANSWER_MS, patience=patience)
 
-    def _measured(self, query: Mapping[str, str]) -> Told[tuple[Sequence[Measured], int, PriceTable]]:
+    def _measured(
+        self, query: Mapping[str, str], patience: Patience
+    ) -> Told[tuple[Sequence[Measured], int, PriceTable]]:
         topic = _topic(query)
 
         def look() -> tuple[Sequence[Measured], int, PriceTable]:
@@ -61,7 +64,7 @@ class Laboratory:
                 found = measured_streams(manager, now, chosen, may_ask=False)
                 return found, 0 if topic else len(tiered) - len(chosen), configured_prices(manager.config)
 
-        return self._gathering.get(f"measured?{topic}", look, keep_ms=MEASURED_MS)
+        return self._gathering.get(f"measured?{topic}", look, keep_ms=MEASURED_MS, patience=patience)
 
 
 def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:

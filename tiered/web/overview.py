@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tiered.status_report import StatusReport
 from tiered.status_rows import Row, status_facts, topic_row
-from tiered.units import format_bytes, format_count, format_dollars
+from tiered.units import counted, format_bytes, format_count, format_dollars
+from tiered.web.grouping import Group, boxes, group_of, grouped, worst_troubles
 from tiered.web.html import Child, Html, tag
 from tiered.web.parts import (
     ROWS_ON_A_PAGE,
     Heading,
     asked_page,
     commands,
-    counted,
     figures,
     frame,
     lasted,
@@ -24,8 +24,6 @@ from tiered.web.parts import (
     stamp,
     table,
     topic_path,
-    troubles,
-    worst_troubles,
 )
 from tiered.web.pauses import pauses
 
@@ -72,7 +70,9 @@ def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mappi
     sorts = {name: link("/", {**asked, "sort": "" if name == "topic" else name}) for name in SORTS}
     caption = counted(len(everything), "topic")
     caption = f"{len(rows):,} of {caption}" if asked["q"] else caption
-    found = [_search(asked), table(caption, _HEADINGS, (_cells(row, stuck) for row in shown), sorts=sorts)]
+    sorted_by = asked["sort"] if asked["sort"] in SORTS else "topic"
+    cells = (_cells(row, stuck) for row in shown)
+    found = [_search(asked), table(caption, _HEADINGS, cells, sorts=sorts, sorted_by=sorted_by)]
     if asked["q"] and not rows:
         found.append(tag("p", "No topic has ", tag("q", asked["q"]), " in its name. ", tag("a", "Show all", href="/")))
     return [*found, pager("/", asked, page, len(rows))]
@@ -85,16 +85,24 @@ def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, ob
 
 
 def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
-    """Everything that is stuck, or all of one ``topic``; a ``page`` of it."""
-    here, now, topic = "/troubles", report.now_ms, query.get("topic", "")
+    """Everything that is stuck, or all of one ``topic``, equal troubles as one; a ``page`` of it.
+
+    ``alike`` is a place: those that have the same trouble as it has, each by itself.
+    """
+    here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
     stuck = [each for each in report.stuck if not topic or (each.partition and each.partition.topic == topic)]
+    stuck = group_of(stuck, alike) if alike else stuck
+    parts = [("of", topic), ("like that of", alike)]
+    told = " ".join(f"{words} {name}" for words, name in parts if name)
+    of_some = tag("p", f"Those {told} alone. ", tag("a", "Show all", href=here)) if told else None
     if not stuck:
-        return frame("Troubles", here, now, note, _work(report), tag("p", "Nothing is stuck."))
-    page = min(page_count(len(stuck)), asked_page(query))
-    some = stuck[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
-    of_one = tag("p", f"Of {topic} alone. ", tag("a", "Show all", href=here)) if topic else None
-    pages = pager(here, {"topic": topic}, page, len(stuck))
-    return frame("Troubles", here, now, note, _work(report), of_one, troubles(report, some), pages)
+        return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "Nothing is stuck."))
+    groups = [Group((each,)) for each in stuck] if alike else grouped(stuck, now)
+    page = min(page_count(len(groups)), asked_page(query))
+    some = groups[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    asked = {"topic": topic, "alike": alike}
+    pages = pager(here, asked, page, len(groups))
+    return frame("Troubles", here, now, note, _work(report), of_some, boxes(report, some, {"topic": topic}), pages)
 
 
 def unknown_remote(row: Row) -> bool:

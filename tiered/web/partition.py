@@ -9,14 +9,13 @@ from policies.snapshot import PartitionSnapshot
 from remote.head import SpillRow
 from tiered.status_report import StatusReport
 from tiered.status_rows import Row, partition_row, status_facts
-from tiered.units import format_bytes, format_count
+from tiered.units import counted, format_bytes, format_count
 from tiered.web.html import Child, Html, tag
 from tiered.web.overview import dollars, lag, remote, shown
 from tiered.web.parts import (
     ROWS_ON_A_PAGE,
     Heading,
     asked_page,
-    counted,
     figures,
     frame,
     page_count,

@@ -15,7 +15,6 @@ from tiered.web.html import Child, Html, join, tag
 REFRESH_S = 30
 SOON_S = 8  # for what could not be shown yet
 ROWS_ON_A_PAGE = 100
-TROUBLES_SHOWN = 5  # at the head of a page
 SECTIONS = {
     "/": "Overview",
     "/plan": "Plan",
@@ -57,6 +56,7 @@ def frame(
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", f"{title} · tiered"),
         tag("link", rel="stylesheet", href="/page.css"),
+        tag("link", rel="icon", href="/favicon.svg", type="image/svg+xml"),
         tag("script", src="/page.js", defer=True),
         tag("script", src=script, type="module") if script is not None else None,
         by_itself,
@@ -99,10 +99,15 @@ def table(
     rows: Iterable[Sequence[Child]],
     *,
     sorts: Mapping[str, str] | None = None,
+    sorted_by: str | None = None,
 ) -> Html:
-    """Rows under headings; the first cell names its row. `sorts` are links by a heading's `sort`."""
+    """Rows under headings; the first cell names its row.
+
+    `sorts` are links by a heading's `sort`; numbers come largest first, names as they are spelt. `sorted_by` is the one
+    that holds.
+    """
     links = sorts or {}
-    head = [tag("th", _title(each, links), scope="col", class_=each.style) for each in headings]
+    head = [_heading(each, links, is_sorted=each.sort is not None and each.sort == sorted_by) for each in headings]
     lines = [tag("tr", [_cell(at, each, headings[at]) for at, each in enumerate(row)]) for row in rows]
     inner = tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", lines))
     return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=caption)
@@ -114,27 +119,14 @@ def figures(facts: Mapping[str, Child]) -> Html:
 
 
 def troubles(report: StatusReport, stuck: Iterable[Stuck]) -> list[Html]:
-    """A box for each thing that is stuck: where, what, since when, what to do."""
-    return [
-        tag(
-            "div",
-            tag("strong", place(each)),
-            ": ",
-            each.what,
-            f" ({since(each, report.now_ms)})",
-            tag("div", "Next: ", each.next_step),
-            class_="trouble",
-        )
-        for each in stuck
-    ]
+    """A box for each thing that is stuck."""
+    return [trouble(report, each) for each in stuck]
 
 
-def worst_troubles(report: StatusReport, stuck: Sequence[Stuck], topic: str = "") -> list[Html]:
-    """Those that last longest; a link to the page of all, of one `topic` alone where it is named."""
-    first = sorted(stuck, key=lambda each: each.since_ms if each.since_ms is not None else report.now_ms)
-    rest = len(first) - TROUBLES_SHOWN
-    to_all = tag("a", counted(rest, "more trouble"), href=link("/troubles", {"topic": topic}))
-    return [*troubles(report, first[:TROUBLES_SHOWN]), *([tag("p", to_all)] if rest > 0 else [])]
+def trouble(report: StatusReport, stuck: Stuck) -> Html:
+    """Where it is stuck, what, since when, what to do."""
+    words = f": {stuck.what} ({since(stuck, report.now_ms)})"
+    return tag("div", tag("strong", place(stuck)), words, tag("div", "Next: ", stuck.next_step), class_="trouble")
 
 
 def place(stuck: Stuck) -> Child:
@@ -182,11 +174,6 @@ def link(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(said)}" if said else path
 
 
-def counted(count: int, thing: str) -> str:
-    """``1 topic``, ``1,000 topics``."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def topic_path(topic: str) -> str:
     return f"/topics/{quote(topic, safe='')}"
 
@@ -211,9 +198,12 @@ def commands(*lines: str) -> Html:
     return tag("pre", tag("code", "\n".join(lines)))
 
 
-def _title(heading: Heading, links: Mapping[str, str]) -> Child:
+def _heading(heading: Heading, links: Mapping[str, str], *, is_sorted: bool) -> Html:
     to = links.get(heading.sort or "")
-    return heading.title if to is None else tag("a", heading.title, href=to, title=f"Sort by {heading.title}")
+    title: Child = heading.title if to is None else tag("a", heading.title, href=to, title=f"Sort by {heading.title}")
+    order = ("descending" if heading.is_number else "ascending") if is_sorted else None
+    sign = tag("span", " ▼" if heading.is_number else " ▲", aria_hidden="true") if is_sorted else None
+    return tag("th", title, sign, scope="col", class_=heading.style, aria_sort=order)
 
 
 def _cell(at: int, content: Child, heading: Heading) -> Html:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tiered.status_report import StatusReport
 from tiered.status_rows import Row
-from tiered.units import format_bytes
+from tiered.units import counted, format_bytes
 from tiered.web.html import Html, tag
 from tiered.web.parts import lasted, stamp
 
@@ -18,7 +18,9 @@ def pauses(report: StatusReport, rows: Sequence[Row]) -> list[Html]:
     paused = [row for row in rows if row.get("is_paused")]
     found = [_line(report, row) for row in paused[:SHOWN]]
     return (
-        [*found, tag("p", f"Uploads of {len(paused) - SHOWN:,} more topics are paused.")] if paused[SHOWN:] else found
+        [*found, tag("p", f"Uploads are paused of {counted(len(paused) - SHOWN, 'more topic')}.")]
+        if paused[SHOWN:]
+        else found
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from local.errors import InvalidRequest
 from tiered.plan_rows import VERBS, Row, decision_row, kind_of, total_rows
 from tiered.planning import PricedPlan
-from tiered.units import format_bytes, format_count, format_dollars, parse_ms
+from tiered.units import counted, format_bytes, format_count, format_dollars, parse_ms
 from tiered.web.forms import button, choice, field
 from tiered.web.html import Child, Html, tag
 from tiered.web.overview import shown
@@ -21,7 +21,6 @@ from tiered.web.parts import (
     Heading,
     asked_page,
     commands,
-    counted,
     figures,
     frame,
     link,
@@ -203,8 +202,8 @@ def _left_out(priced: PricedPlan) -> list[Html]:
     if priced.unread:
         some = ", ".join(map(str, priced.unread[:3]))
         words = (
-            f"Of {len(priced.unread):,} partitions ({some}) old rows lie in pages of the bucket, which this page does "
-            "not ask for: more may expire than is shown. The command tiered plan asks."
+            f"Of {counted(len(priced.unread), 'partition')} ({some}) old rows lie in pages of the bucket, which this "
+            "page does not ask for: more may expire than is shown. The command tiered plan asks."
         )
         found.append(tag("p", words, id="unread"))
     return found

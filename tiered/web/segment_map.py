@@ -22,6 +22,7 @@ from local.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
 from remote.head import SpillRow
 from remote.segment import RemoteSegment
+from tiered.units import counted
 from tiered.web.html import Html, tag
 from tiered.web.parts import stamp
 
@@ -46,7 +47,7 @@ def segment_map(snapshot: PartitionSnapshot) -> Html:
     local, stored = local_pieces(snapshot), remote_pieces(snapshot)
     begin = min([snapshot.log_start_offset, *(each.start for each in [*local, *stored])])
     end = max(snapshot.next_offset, begin + 1)
-    words = f"Offsets {begin:,} to {end:,}: {len(local):,} local segments, {snapshot.committed_count:,} remote"
+    words = f"Offsets {begin:,} to {end:,}: {counted(len(local), 'local segment')}, {snapshot.committed_count:,} remote"
     used = [kind for kind in KINDS if any(each.kind == kind for each in [*local, *stored])]
     return tag(
         "section",

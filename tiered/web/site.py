@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import Storage
 from tiered.status_report import StatusReport, status_report
-from tiered.web.assets import SCRIPT, lab_script, stylesheet
+from tiered.web.assets import SCRIPT, icon, lab_script, stylesheet
 from tiered.web.compaction import Compaction, compaction_facts, compaction_page, look_at_compaction
 from tiered.web.gathering import DEADLINE_S, Gathering, Told
 from tiered.web.html import Html, tag
@@ -43,6 +43,8 @@ HTML_TYPE = "text/html; charset=utf-8"
 JSON_TYPE = "application/json"
 _ASSETS = {
     "/page.css": ("text/css; charset=utf-8", stylesheet),
+    "/favicon.svg": ("image/svg+xml", icon),
+    "/favicon.ico": ("image/svg+xml", icon),  # asked for by browsers that show what is no page
     "/page.js": ("text/javascript; charset=utf-8", lambda: SCRIPT),
     "/lab.js": ("text/javascript; charset=utf-8", lab_script),
 }

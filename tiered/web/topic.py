@@ -9,21 +9,20 @@ from local.names import TopicPartition
 from tiered.status_report import StatusReport
 from tiered.status_rows import partition_row, status_facts, topic_row
 from tiered.topics import Topic
-from tiered.units import format_bytes
+from tiered.units import counted, format_bytes
+from tiered.web.grouping import worst_troubles
 from tiered.web.html import Child, tag
 from tiered.web.overview import dollars, lag, remote, shown, state
 from tiered.web.parts import (
     ROWS_ON_A_PAGE,
     Heading,
     asked_page,
-    counted,
     frame,
     page_count,
     pager,
     partition_path,
     table,
     topic_path,
-    worst_troubles,
 )
 from tiered.web.pauses import pauses
 

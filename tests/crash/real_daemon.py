@@ -1,0 +1,191 @@
+"""A directory with `tiered run` at work in it, as a process of its own, for tests of what goes wrong around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from local.log import Durability
+from local.names import TopicPartition
+from local.record import Record
+from tiered.config import Config
+from tiered.manager import LogManager
+
+T = TypeVar("T")
+NOW = 1_700_000_000_000
+LIMIT_S = 120.0
+END_S = 45.0  # a call to a store that hangs ends after 60
+COUNT = 200
+# The daemon, but that it is less patient: two tries for a call, a client may be made anew at once, and the store is
+# waited for less long at the end.
+IMPATIENT = """
+import functools, sys
+from remote import fsspec_store, s3_store
+from remote.retrying_store import RetryPolicy
+from tiered import manager
+s3_store.CLIENT_AGE_MIN_S = 0.0
+manager.DRAIN_S = 2.0
+fsspec_store.RetryPolicy = functools.partial(RetryPolicy, attempts_max=2, wait_first_s=0.05, wait_max_s=0.1)
+from tiered.cli.main import run
+run(sys.argv[1:])
+"""
+AS_IT_IS = ("-m", "tiered")
+FOR_EVER = ("run", "--interval", "100ms", "--metrics", ":0")
+
+
+class Node:
+    """A directory, where its bucket is, and what was sent."""
+
+    def __init__(self, home: Path, url: str | None, bucket: str = "fault-days") -> None:
+        """`url` is the server's; None for a node without a remote tier. The directory may be full one day, so what is
+        known of it stays in here."""
+        self.home, self.url, self.bucket = home, url, bucket
+        self.copied: list[str] = []
+        self.options = {"key": "loopback", "secret": "loopback"}
+        self.defaults = {"segment.bytes": "2000", "append.batch.bytes": "500", "remote.log.copy.disable": "true"}
+        self.sent: dict[str, list[Record]] = {}
+        self.configure()
+
+    @property
+    def config_path(self) -> Path:
+        return self.home / "tiered.toml"
+
+    def configure(self, *copied: str) -> None:
+        """Let the segments of these topics be copied, too."""
+        self.copied += copied
+        lines = ['[local]\ndir = "data"']
+        if self.url is not None:
+            lines += [f'[remote]\nurl = "s3://{self.bucket}/p"\n[remote.options]']
+            lines += [f"{key} = {json.dumps(value)}" for key, value in self.options.items()]
+            lines += [f"endpoint_url = {json.dumps(self.url)}"]
+            lines += ['client_kwargs = { region_name = "us-east-1" }\nconfig_kwargs = { proxies = {} }']
+        lines += ["[defaults]", *(f'"{key}" = "{value}"' for key, value in self.defaults.items())]
+        lines += [f'[topics."{topic}"]\n"remote.log.copy.disable" = "false"' for topic in self.copied]
+        aside = self.config_path.with_suffix(".new")
+        aside.write_text("\n".join(lines) + "\n")
+        aside.rename(self.config_path)
+
+    def manager(self) -> LogManager:
+        return LogManager.open(Config.load(str(self.config_path), {}, {}), now_ms=NOW)
+
+    def fill(self, *topics: str, count: int = COUNT, at_ms: int = NOW, **settings: str) -> None:
+        """Topics of one partition with records of that time, everything in closed segments."""
+        told = {"remote.storage.enable": "true" if self.url else "false", "retention.ms": "-1"}
+        told |= {key.replace("_", "."): value for key, value in settings.items()}
+        with self.manager() as manager:
+            for topic in topics:
+                manager.create_topic(topic, 1, told, now_ms=at_ms)
+                self.sent[topic] = [Record(b"k", b"%s %d" % (topic.encode(), at), at_ms) for at in range(count)]
+                manager.append(topic, self.sent[topic], 0, now_ms=at_ms, durability=Durability.FLUSHED)
+                manager.roll(topic, now_ms=at_ms)
+
+    def file(self, topic: str) -> Path:
+        return self.files(topic)[1]
+
+    def files(self, topic: str) -> list[Path]:
+        return sorted((self.home / "data" / f"{topic}-0").glob("*.log"))
+
+    def check_read(self, manager: LogManager) -> None:
+        """Every record that was sent is there, in both tiers' one stream."""
+        for topic, records in self.sent.items():
+            found = [record.value for record in manager.reader().records(TopicPartition(topic, 0), 0)]
+            assert found == [record.value for record in records], topic
+
+
+class Daemon:
+    """The process, and what it says."""
+
+    def __init__(
+        self,
+        node: Node,
+        words: Sequence[str] = FOR_EVER,
+        *,
+        program: Sequence[str] = ("-c", IMPATIENT),
+        before: Sequence[str] = (),
+        environ: Mapping[str, str] = {},
+        is_served: bool = True,
+    ) -> None:
+        """`before` is what starts it. With `is_served` it is waited for until it serves its metrics."""
+        self.said = node.home.with_name(node.home.name + ".said")
+        path = os.pathsep.join(each for each in sys.path if each)
+        with self.said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [*before, sys.executable, *program, "-C", str(node.home), *words],
+                stderr=said,
+                stdout=said,
+                env={**os.environ, "PYTHONPATH": path, **environ},
+            )
+        self.url = self.wait_for(self._url, "it serves") if is_served else ""
+
+    @property
+    def words(self) -> str:
+        return self.said.read_text()
+
+    def _url(self) -> str | None:
+        found = [line for line in self.words.splitlines() if line.startswith("metrics at ")]
+        return found[0].split()[2].rstrip(",").removesuffix("metrics") if found else None
+
+    def ask(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def metric(self, name: str) -> float:
+        """The sum over all labels."""
+        lines = [line.split() for line in self.ask("metrics")[1].splitlines() if not line.startswith("#")]
+        return sum(float(value) for sample, value in lines if sample.partition("{")[0] == name)
+
+    def wait_for_trouble(self, *parts: str) -> str:
+        """What it says of its health, once that is bad and speaks of all these."""
+
+        def told() -> str | None:
+            code, text = self.ask("health")
+            return text if code == 503 and all(part in text for part in parts) else None
+
+        return self.wait_for(told, f"trouble that tells of {parts}")
+
+    def wait_until_well(self) -> None:
+        self.wait_for(lambda: True if self.ask("health")[0] == 200 else None, "all is well")
+
+    def wait_until_copied(self, topic: str) -> None:
+        line = f'tiered_remote_copy_lag_segments{{topic="{topic}"}} 0'
+        self.wait_for(lambda: True if line in self.ask("metrics")[1].splitlines() else None, f"{topic} in the bucket")
+
+    def wait_for(self, look: Callable[[], T | None], what: str) -> T:
+        try:
+            return wait_for(look, what, lambda: self.process.poll() is None)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.words[-4000:]}") from None
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(END_S)
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def wait_for(look: Callable[[], T | None], what: str, may_wait: Callable[[], bool] = lambda: True) -> T:
+    begun = time.monotonic()
+    while time.monotonic() - begun < LIMIT_S:
+        if (found := look()) is not None:
+            return found
+        assert may_wait(), f"waited for {what}, and it ended"
+        time.sleep(0.05)
+    raise AssertionError(f"waited for {what}")

@@ -1,0 +1,182 @@
+"""What the real `tiered run` does with signals, from its first moment to its last: one table, a process for each line.
+
+A configuration that is a pipe holds the start there until it is written; a server that does not answer holds it where
+the bucket is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from between_server import BetweenServer, Request
+from real_daemon import AS_IT_IS, FOR_EVER, NOW, Daemon, Node
+
+from tiered.demo.s3_endpoint import S3Endpoint
+
+pytestmark = pytest.mark.server
+
+SLOW_IMPORTS = """
+import os, sys, time
+from tiered.cli.main import run
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tiered.observations":
+            print("importing", flush=True)
+            while not os.path.exists({go!r}):
+                time.sleep(0.05)
+sys.meta_path.insert(0, Slow())
+run(sys.argv[1:])
+"""
+ONCE = ("run", "--once")
+SOON_S = 8.0  # what hangs would hang for a minute
+
+
+class Stage:
+    """A node whose bucket answers, or does not."""
+
+    def __init__(self, home: Path, endpoint: S3Endpoint) -> None:
+        self.hangs, self.asked = threading.Event(), threading.Event()
+        self._let_go = threading.Event()
+        self.server = BetweenServer(endpoint.url, self._answer)
+        self.server.__enter__()
+        home.mkdir()
+        self.go = home / "go"
+        self.node = Node(home, self.server.url)
+
+    def _answer(self, request: Request) -> tuple[int, str] | None:
+        if self.hangs.is_set():
+            self.asked.set()
+            self._let_go.wait(120)
+            return 503, "SlowDown"
+        return None
+
+    def close(self) -> None:
+        self._let_go.set()
+        self.server.__exit__()
+
+    # -- stages of a start; each gives the process as it is there
+
+    def while_modules_are_imported(self, words: tuple[str, ...]) -> Daemon:
+        program = ("-c", SLOW_IMPORTS.format(go=str(self.go)))
+        daemon = Daemon(self.node, words, program=program, is_served=False)
+        daemon.wait_for(lambda: True if "importing" in daemon.words else None, "it imports")
+        return daemon
+
+    def while_settings_are_read(self, words: tuple[str, ...]) -> Daemon:
+        self.node.config_path.rename(self.node.home / "settings")
+        os.mkfifo(self.node.config_path)
+        daemon = Daemon(self.node, words, program=AS_IT_IS, is_served=False)
+        daemon.wait_for(lambda: self._pipe(), "it reads its settings")
+        return daemon
+
+    def put_settings_back(self) -> None:
+        if (self.node.home / "settings").exists():
+            os.close(self.pipe)
+            (self.node.home / "settings").rename(self.node.config_path)
+
+    def _pipe(self) -> bool | None:
+        try:
+            self.pipe = os.open(self.node.config_path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # ENXIO: nobody reads it yet
+            return None
+        return True
+
+    def while_the_bucket_hangs(self, words: tuple[str, ...]) -> Daemon:
+        self.hangs.set()
+        daemon = Daemon(self.node, words, program=AS_IT_IS, is_served=False)
+        daemon.wait_for(lambda: True if self.asked.is_set() else None, "it asks the bucket")
+        return daemon
+
+    def at_work(self, words: tuple[str, ...]) -> Daemon:
+        return Daemon(self.node, words, program=AS_IT_IS)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[S3Endpoint]:
+    with S3Endpoint() as running:
+        running.create_bucket("fault-days")
+        yield running
+
+
+@pytest.fixture
+def stage(tmp_path: Path, endpoint: S3Endpoint) -> Iterator[Stage]:
+    found = Stage(tmp_path / "home", endpoint)
+    found.node.fill("orders")
+    with found.node.manager() as manager:
+        manager.create_topic("all", 3, {"remote.storage.enable": "true"}, now_ms=NOW)  # taken up side by side
+    yield found
+    found.close()
+
+
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+ENDS = [
+    (Stage.while_settings_are_read, FOR_EVER, TERM, 0),
+    (Stage.while_modules_are_imported, ONCE, INT, 130),
+    (Stage.while_the_bucket_hangs, FOR_EVER, TERM, 0),
+    (Stage.while_the_bucket_hangs, ONCE, TERM, 143),
+    (Stage.at_work, FOR_EVER, INT, 130),
+]
+
+
+@pytest.mark.parametrize(("reach", "words", "number", "code"), ENDS, ids=lambda each: getattr(each, "__name__", None))
+def test_it_ends_at_once_and_in_order_wherever_it_is(stage: Stage, reach, words, number: int, code: int) -> None:
+    with reach(stage, words) as daemon:
+        begun = time.monotonic()
+        assert daemon.end(number) == code
+        assert time.monotonic() - begun < SOON_S
+        assert "Traceback" not in daemon.words
+        assert "error:" not in daemon.words, daemon.words
+    stage.put_settings_back()
+    stage.hangs.clear()
+    with stage.node.manager() as manager:
+        stage.node.check_read(manager)
+
+
+def test_a_hang_up_ends_no_start_and_is_taken_once_all_is_loaded(stage: Stage) -> None:
+    with stage.while_modules_are_imported(FOR_EVER) as daemon:
+        daemon.process.send_signal(HUP)
+        time.sleep(0.1)  # it has nothing to say of it
+        stage.go.touch()
+        daemon.wait_for(lambda: True if "configuration read again" in daemon.words else None, "it was heard")
+        assert daemon.end() == 0
+
+
+def _upload_hangs(stage: Stage, daemon: Daemon) -> None:
+    stage.hangs.set()
+    stage.node.configure("orders")
+    daemon.wait_for(lambda: True if stage.asked.is_set() else None, "an upload hangs")
+
+
+def test_an_end_waits_for_a_store_that_hangs_as_long_as_is_said_and_no_longer(stage: Stage) -> None:
+    with Daemon(stage.node) as daemon:
+        _upload_hangs(stage, daemon)
+        begun = time.monotonic()
+        assert daemon.end() == 0
+        assert 2.0 <= time.monotonic() - begun < 2.0 + SOON_S
+        assert "closing before the store has answered" in daemon.words
+        assert "Traceback" not in daemon.words
+    stage.hangs.clear()
+    with stage.node.manager() as manager:
+        stage.node.check_read(manager)
+
+
+@pytest.mark.parametrize(("number", "code"), [(TERM, 143), (INT, 130)])
+def test_a_second_one_waits_for_nothing(stage: Stage, number: int, code: int) -> None:
+    with Daemon(stage.node, program=AS_IT_IS) as daemon:
+        _upload_hangs(stage, daemon)
+        daemon.process.send_signal(number)
+        time.sleep(0.5)  # it waits for the upload now
+        assert daemon.process.poll() is None
+        begun = time.monotonic()
+        assert daemon.end(number) == code
+        assert time.monotonic() - begun < SOON_S
+        assert "Traceback" not in daemon.words
+    stage.hangs.clear()
+    with stage.node.manager() as manager:
+        stage.node.check_read(manager)

@@ -1,0 +1,165 @@
+"""A bucket verified whole or by a sample: the library, and ``tiered verify --remote``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from local.errors import InvalidRequest
+from remote.catalog import list_partitions
+from remote.fsspec_store import open_store
+from tiered.bucket_verifying import Sample, verify_bucket
+from tiered.cli.main import invoke
+from tiered.scrub import SegmentJob, plan_scrub
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("lines").write_text("".join(f"k{at}:value {at} of many\n" for at in range(400)))
+    settings = ["-X", "segment.bytes=1KiB", "-X", "local.retention.ms=1ms"]
+    for words in (
+        ["init"],
+        ["topic", "create", "orders", "-p", "2", *settings],
+        ["topic", "create", "others", *settings],
+        ["append", "orders", "lines", "-K", ":", "--batch", "9"],
+        ["append", "others", "lines", "--batch", "50"],
+        ["run", "--once"],
+    ):
+        assert invoke(["-q", *words]) == 0
+    capfd.readouterr()
+    return tmp_path
+
+
+def jobs_of(home: Path) -> tuple[SegmentJob, ...]:
+    store = open_store((home / "bucket").as_uri(), {})
+    return plan_scrub(store, list_partitions(store), deep=True).jobs
+
+
+def names_of(jobs: Iterable[SegmentJob]) -> set[str]:
+    return {job.name for job in jobs}
+
+
+def flip(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(bytes(body))
+
+
+def test_a_sample_has_its_share_the_seed_alone_draws_it_and_seeds_differ(home: Path) -> None:
+    jobs = jobs_of(home)
+    assert len(jobs) > 20
+    for share in (1e-9, 0.05, 0.3, 0.999, 1):
+        for seed in range(20):
+            drawn = Sample(share=share, seed=seed).of(jobs)
+            assert len(drawn) == math.ceil(share * len(jobs))
+            places = [jobs.index(job) for job in drawn]
+            assert places == sorted(set(places)), "in their order"
+            assert names_of(Sample(share=share, seed=seed).of(jobs[::-1])) == names_of(drawn), "not by their order"
+    tries = (Sample(share=0.1, seed=seed).of(jobs) for seed in range(60))
+    assert {name for drawn in tries for name in names_of(drawn)} == names_of(jobs), "each comes to its turn"
+    assert Sample(share=0.5, seed=1).of(()) == ()
+
+
+def test_of_a_bucket_that_grew_a_seed_draws_mostly_the_same(home: Path) -> None:
+    jobs = jobs_of(home)
+    before = names_of(Sample(share=0.3, seed=7).of(jobs[:-4]))
+    assert len(before & names_of(Sample(share=0.3, seed=7).of(jobs))) >= len(before) - 4
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, math.nan, math.inf])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(InvalidRequest, match="above 0%"):
+        Sample(share=share, seed=1)
+
+
+@pytest.mark.damages_bucket
+def test_a_sample_finds_what_lies_in_it_and_all_that_metadata_tells(home: Path) -> None:
+    store = open_store((home / "bucket").as_uri(), {})
+    names, jobs = list_partitions(store), jobs_of(home)
+    bad = jobs[len(jobs) // 2]
+    flip(home / "bucket" / bad.name)
+    outcomes = set()
+    for seed in range(12):
+        sample = Sample(share=0.4, seed=seed)
+        verdict = verify_bucket(store, names, now_ms=0, sample=sample)
+        assert verdict is not None
+        assert (verdict.segments, verdict.read_segments) == (len(jobs), math.ceil(0.4 * len(jobs)))
+        is_drawn = bad in sample.of(jobs)
+        assert {each.base_offset for each in verdict.report.of("corrupt")} == (
+            {bad.row.base_offset} if is_drawn else set()
+        )
+        outcomes.add(is_drawn)
+    assert outcomes == {True, False}
+    gone = jobs[0]
+    (home / "bucket" / gone.name).unlink()
+    for seed in range(3):
+        verdict = verify_bucket(store, names, now_ms=0, sample=Sample(share=0.01, seed=seed))
+        assert verdict is not None
+        assert any(gone.row.data_key in each.object for each in verdict.report.of("corrupt")), "whatever is drawn"
+
+
+def test_it_stops_when_told_and_looks_at_metadata_alone_without_depth(home: Path) -> None:
+    store = open_store((home / "bucket").as_uri(), {})
+    names = list_partitions(store)
+    assert verify_bucket(store, names, now_ms=0, deep=True, should_stop=lambda: True) is None
+    shallow = verify_bucket(store, names, now_ms=0)
+    deep = verify_bucket(store, names, now_ms=0, deep=True)
+    assert shallow is not None
+    assert deep is not None
+    assert (shallow.read_segments, shallow.report.read_bytes) == (0, 0)
+    assert deep.read_segments == deep.segments == shallow.segments > 0
+    assert replace(shallow, report=deep.report, read_segments=deep.segments) == deep
+
+
+def test_the_command_tells_of_how_many_how_many_and_which_seed(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    count = len([job for job in jobs_of(home) if "orders-" in job.prefix])
+    assert invoke(["verify", "orders", "--remote", "--sample", "30%", "--seed", "5"]) == 0
+    said = capfd.readouterr().err
+    assert f"bytes of {math.ceil(0.3 * count)} of {count} segments decoded" in said
+    assert "drawn by --seed 5" in said
+    assert invoke(["verify", "orders", "--remote", "--sample", "0.3", "-o", "json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["segments"], told["read_segments"], told["sample_share"]) == (count, math.ceil(0.3 * count), 0.3)
+    assert isinstance(told["seed"], int)
+    assert invoke(["verify", "--remote"]) == 0
+    assert "metadata only" in capfd.readouterr().err
+
+
+@pytest.mark.damages_bucket
+def test_the_exit_code_is_3_for_what_is_odd_and_4_for_damage(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (bad, *_) = [job for job in jobs_of(home) if "others-" in job.prefix]
+    (home / "bucket" / bad.prefix / "data" / "notes.txt").write_text("mine")
+    assert invoke(["verify", "others", "--remote", "--deep"]) == 3
+    flip(home / "bucket" / bad.name)
+    assert invoke(["verify", "others", "--remote"]) == 3, "the bytes are not looked at"
+    capfd.readouterr()
+    assert invoke(["verify", "others/0", "--remote", "--deep", "-o", "json"]) == 4
+    out, said = capfd.readouterr()
+    corrupt = [each for each in json.loads(out)["findings"] if each["severity"] == "corrupt"]
+    assert {each["path"] for each in corrupt} == {bad.name}
+    assert "next: tiered scrub --deep others/0 --report found.json; tiered repair found.json" in said
+    assert invoke(["verify", "orders", "--remote", "--deep"]) == 0
+
+
+def test_what_does_not_belong_together_is_a_mistake(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for words, told in {
+        "--sample 5%": "--sample and --seed are for --remote",
+        "--seed 5": "--sample and --seed are for --remote",
+        "--remote --seed 5": "--seed is for --sample",
+        "--remote --sample 0": "above 0%",
+        "--remote --sample 101%": "above 0%",
+        "--remote --sample nan": "a share such as 5%",
+        "--remote --sample %": "a share such as 5%",
+        "--remote --fix-index": "tiered repair",
+        "--remote ./data": "not a path: ./data",
+    }.items():
+        assert invoke(["verify", *words.split()]) == 2, words
+        assert told in capfd.readouterr().err
+    assert invoke(["verify", "nosuch", "--remote"]) == 1

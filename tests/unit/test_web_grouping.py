@@ -1,0 +1,120 @@
+"""Equal troubles are one line that opens; a list says by what it is sorted; a count is followed by the right word."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from manager_world import NOW, TIERED, World, send
+from web_pages import Sound, page, site
+
+from local.names import TopicPartition
+from tiered.status_report import StatusReport, Stuck, status_report
+from tiered.units import counted
+from tiered.web.grouping import MEMBERS_SHOWN, SHOWN, group_of, grouped
+from tiered.web.overview import overview, troubles_page
+from tiered.web.site import Site
+
+MINUTE = 60_000
+
+
+def stuck(number: int, what: str, kind: str = "Unavailable", since_ms: int | None = None, topic: str = "t") -> Stuck:
+    name = TopicPartition(topic, number)
+    return Stuck(where=str(name), partition=name, kind=kind, what=what, next_step="tiered doctor", since_ms=since_ms)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_one"),
+    [
+        ("the store is down: partition=t/1", "the store is down: partition=t/2", True),
+        ("putting an object: key=a/b.log cause=slow down", "putting an object: key=c/d.log cause=slow down", True),
+        ("putting an object: key=a/b.log cause=slow down", "putting an object: key=a/b.log cause=forbidden", False),
+        ("putting an object: key=a", "reading an object: key=a", False),
+        ("t/1 has lost its head", "t/2 has lost its head", True),
+        ("putting an object: cause=http 503", "putting an object: cause=http 403", False),
+        ("status=503", "status=404", False),
+    ],
+)
+def test_troubles_are_one_where_they_differ_in_place_alone(first: str, second: str, is_one: bool) -> None:
+    found = grouped([stuck(1, first), stuck(2, second)], NOW)
+    assert [len(each.members) for each in found] == ([2] if is_one else [1, 1])
+
+
+def test_uploads_that_wait_are_one_trouble_the_oldest_first_and_other_classes_are_not() -> None:
+    waits = [stuck(n, f"upload waits: {n} segments, {n} KiB", "upload", NOW - n * MINUTE) for n in range(1, 101)]
+    damaged = stuck(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
+    found = grouped([*waits, damaged], NOW)
+    assert [len(each.members) for each in found] == [100, 1]
+    assert found[0].what == "uploads wait"
+    assert [each.where for each in found[0].members[:2]] == ["t/100", "t/99"]
+    assert len(group_of([*waits, damaged], "t/3")) == 100
+    assert group_of([*waits, damaged], "u/7") == [damaged]
+    assert group_of(waits, "elsewhere") == []
+
+
+@pytest.fixture
+def report() -> StatusReport:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 30)
+        found = status_report(manager, NOW, storage=world.disk)
+    waits = [stuck(n, f"the store is down: partition=t/{n}", since_ms=NOW - n * MINUTE) for n in range(200)]
+    return replace(found, stuck=(*waits, stuck(3, "another <b>trouble</b>", "Corrupt")))
+
+
+def test_a_hundred_equal_troubles_are_one_box_that_opens(report: StatusReport) -> None:
+    for body in (overview(report, {}, has_remote=True), troubles_page(report, {})):
+        assert Sound.problems(body) == []
+        assert body.count('class="trouble"') == 2
+        assert "200 partitions</strong>: the store is down, the oldest for 3h 19m" in body
+        assert body.count("<li>") == MEMBERS_SHOWN
+        assert "another &lt;b&gt;" in body
+        assert body.count("<details") == 1
+    (alike,) = re.findall(r'href="(/troubles\?alike=[^"]*)"', troubles_page(report, {}))
+    assert alike == "/troubles?alike=t%2F199"
+    singly = troubles_page(report, {"alike": "t/199", "page": "2"})
+    assert Sound.problems(singly) == []
+    assert singly.count('class="trouble"') == 100
+    assert "101 to 200 of 200" in singly
+    assert "Nothing is stuck" in troubles_page(report, {"alike": "none"})
+
+
+def test_many_different_troubles_are_cut_at_the_head_of_a_page_with_the_way_to_all(report: StatusReport) -> None:
+    words = "ABCDEFGHIJ"
+    many = replace(report, stuck=tuple(stuck(n, f"trouble of kind {words[n]}") for n in range(10)))
+    body = overview(many, {}, has_remote=True)
+    assert body.count('class="trouble"') == SHOWN
+    assert ">5 more troubles</a>" in body
+
+
+def test_a_list_says_by_what_it_is_sorted(report: StatusReport) -> None:
+    def sorted_by(query: dict[str, str]) -> list[str]:
+        return re.findall(r'aria-sort="(\w+)"[^>]*>(?:<a[^>]*>)?([^<]+)', overview(report, query, has_remote=True))
+
+    assert sorted_by({}) == sorted_by({"sort": "nonsense"}) == [("ascending", "Topic")]
+    assert sorted_by({"sort": "local_bytes"}) == [("descending", "Local")]
+
+
+def test_the_pages_have_a_sign_of_their_own_and_nobody_asks_for_another() -> None:
+    world = World()
+    with world.open() as manager:
+        found: Site = site(world, manager)
+        assert '<link rel="icon" href="/favicon.svg" type="image/svg+xml">' in page(found, "/")
+        for path in ("/favicon.svg", "/favicon.ico"):
+            status, kind, body = found.answer(path)
+            assert (status, kind) == (200, "image/svg+xml")
+            assert "style" not in body, "the policy of contents forbids it"
+
+
+def test_a_count_is_followed_by_the_right_word() -> None:
+    words = ["0 segments", "1 segment", "2 segments", "1,000 segments"]
+    assert [counted(count, "segment") for count in (0, 1, 2, 1000)] == words
+
+
+def test_one_segment_is_said_to_be_one() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        assert "1 local segment, 0 remote" in page(site(world, manager), "/topics/t/0")
