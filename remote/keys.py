@@ -252,6 +252,14 @@ def new_ulid(now_ms: int) -> str:
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
 
+def ulid_ms(name: str) -> int:
+    """When that ULID was made, in ms."""
+    found = 0
+    for letter in name[:10]:
+        found = found << 5 | _CROCKFORD.index(letter)
+    return found
+
+
 def is_ulid(name: str) -> bool:
     """Whether `new_ulid` could have made this name."""
     return len(name) == 26 and set(name) <= set(_CROCKFORD)

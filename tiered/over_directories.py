@@ -43,6 +43,10 @@ class OverDirectories:
         """Where the node keeps what it needs once: the first log directory that is online, and how to reach it."""
         return self._directory.first_online()
 
+    def directory_places(self) -> Sequence[tuple[Storage, str]]:
+        """Every log directory with how to reach it; one that is offline refuses."""
+        return self._directory.places()
+
     def drop_early(self, plan: Plan) -> Mapping[TopicPartition, Applied]:
         """Do a plan's local drops (`tiered.disk_pressure`), and nothing else of it, without waiting for a copy that is
         under way. A partition that somebody is changing on the disk is left out; errors are in `problems`."""

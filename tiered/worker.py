@@ -1,4 +1,5 @@
-"""Rounds of background work, one after the other, and the report of them (`tiered.work_report`).
+"""Rounds of background work, one after the other, the report of them (`tiered.work_report`), notes on the tiers
+(`tiered.tier_journal`).
 
 A round that the disk or the store breaks off as a whole (no room for a checkpoint, no answer) ends no loop: it is noted
 and the next one tries again. Whatever else a round raises (another configuration, another owner of the directory) goes
@@ -15,6 +16,7 @@ from local.errors import DiskFailed, LogError, Unavailable
 from tiered.disk_pressure import DiskRelief
 from tiered.manager import LogManager
 from tiered.observations import Observations
+from tiered.tier_journal import TierJournal
 from tiered.timekeeping import Timekeeper
 from tiered.tracing import tracer
 from tiered.work_report import WorkJournal, WorkReport
@@ -47,6 +49,7 @@ class Worker:
         self._observations = observations or Observations()
         self._relief = DiskRelief(manager)
         self._spans = tracer()
+        self._notes = TierJournal(manager)
         self._journal = WorkJournal(
             manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
         )
@@ -78,6 +81,7 @@ class Worker:
                 _log.error("round broken off: error=%s", error)
         self.rounds += 1
         self._note(now_ms)
+        self._notes.note(now_ms)
         return is_busy
 
     def end(self, now_ms: int) -> None:

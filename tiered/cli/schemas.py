@@ -289,6 +289,28 @@ class StatusByPartition(_StatusFacts):
     partitions: list[PartitionFigures]
 
 
+class TierNote(_Strict):
+    """How the tiers stood at a time, of one topic or (null) of all together. Null: the bucket was not seen then."""
+
+    topic: str | None
+    at_ms: int
+    local_bytes: int
+    remote_bytes: int | None
+    lag_bytes: int | None
+    at_risk_bytes: int | None
+    dollars_per_month: float | None
+    missing_partitions: int
+
+
+class StatusHistory(_Strict):
+    """``tiered status --history``; notes within ``[since_ms, until_ms]``, by topic and time."""
+
+    schema_version: int
+    since_ms: int
+    until_ms: int
+    notes: list[TierNote]
+
+
 class PausedTopic(_Strict):
     """A topic whose uploads are paused; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
 
@@ -330,6 +352,7 @@ SCHEMAS: dict[str, type[_Strict]] = {
     "doctor": Doctor,
     "pause": Paused,
     "status": Status,
+    "status-history": StatusHistory,
     "status-partitions": StatusByPartition,
 }
 

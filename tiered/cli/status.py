@@ -35,6 +35,7 @@ _CLEAR = "\x1b[H\x1b[2J"  # home, and everything away
 @click.option("--stuck-after", default="30m", metavar="TIME", show_default=True, help="How long work may wait.")
 @click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
 @click.option("--interval", default="10s", metavar="TIME", show_default=True, help="The pause of --watch.")
+@click.option("--history", metavar="TIME", help="How it stood over the last 2d, 30d or 1y, by the notes of `run`.")
 @output_option()
 @click.pass_obj
 def status(
@@ -46,12 +47,20 @@ def status(
     stuck_after: str,
     watch: bool,
     interval: str,
+    history: str | None,
     output: str,
 ) -> int:
     """What each tier holds. AT RISK is what exists on this disk only; the price is for keeping what is in the bucket.
 
     What is stuck is told on stderr, since when, and what to do. A partition that cannot be opened has no figures.
     """
+    if history is not None:
+        from tiered.cli.status_history import show_history
+
+        if by_partition or section or check or watch:
+            raise click.UsageError("--history has columns of its own, and neither -p, --section, --check nor --watch")
+        show_history(session, topics, _ms("--history", history), output)
+        return Exit.DONE
     columns = _chosen(_PARTITIONS if by_partition else _TOPICS, section)
     stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
 

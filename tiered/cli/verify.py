@@ -107,10 +107,10 @@ def _verify_local(
 
 def _own_names() -> frozenset[str]:
     """What a manager keeps in a log directory beside what Kafka has there."""
-    from tiered import kept_meter, pausing, store_check, topics, work_report
+    from tiered import kept_meter, pausing, store_check, tier_series, topics, work_report
 
-    own = (topics.FILE, store_check.FILE, kept_meter.FILE, work_report.FILE, pausing.FILE, pausing.LOCK)
-    return frozenset(own)
+    of_managers = (topics.FILE, store_check.FILE, kept_meter.FILE, work_report.FILE, tier_series.FILE)
+    return frozenset((*of_managers, pausing.FILE, pausing.LOCK))
 
 
 def _paths(session: Session, targets: Sequence[str]) -> list[str]:
