@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from local import kernels, legacy
+from local import legacy
 from local.batch_header import (
     CODEC_BITS,
     CONTROL,
@@ -103,6 +103,8 @@ def encode_batch(
     Under LOG_APPEND_TIME `append_time_ms` is what every record's time will read as. Raises InvalidRequest for no
     record, for one that is no record, for a number outside its field and for a level the codec has not.
     """
+    from local import kernels
+
     attributes = codec | (LOG_APPEND_TIME if timestamp_type else 0) | (TRANSACTIONAL if is_transactional else 0)
     if (append_time_ms is None) is bool(timestamp_type):
         raise InvalidRequest("encoding a batch, append time and timestamp type disagree", append_time_ms=append_time_ms)
@@ -128,6 +130,8 @@ def encode_marker(
     leader_epoch: int = 0,
 ) -> bytes:
     """The control batch that ends a producer's transaction: one record, key int16 version 0 and int16 type."""
+    from local import kernels
+
     key = _MARKER_KEY.pack(0, _COMMIT if is_commit else _ABORT)
     record = (key, _MARKER_VALUE.pack(0, coordinator_epoch), timestamp_ms)
     attributes = TRANSACTIONAL | CONTROL
@@ -145,6 +149,8 @@ def read_marker(data: Buffer, at: int = 0) -> Marker | None:
     if header is None or header.record_count == 0:
         return None
     view = memoryview(data).cast("B")[at : at + header.size_bytes]
+    from local import kernels
+
     columns = kernels.decode_columns(view, verify=False, include_control=True)
     key, value = (columns.key(0), columns.value(0)) if len(columns) else (None, None)
     if key is None or len(key) < _MARKER_KEY.size:

@@ -34,7 +34,7 @@ from local import kernels, swap
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
 from local.errors import CleaningAborted, Corrupt, InvalidRequest, NotFound
-from local.index_files import IndexRows
+from local.index_building import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, segment_file
 from local.newest_records import Buffer, find_newest

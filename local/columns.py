@@ -13,12 +13,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from local.batch_checks import TORN as TORN
 from local.batch_header import LENGTH_OVERHEAD, LOG_APPEND_TIME, MAGIC, BatchHeader
 from local.errors import Corrupt, InvalidRequest
 from local.record import Header, StoredRecord, TimestampType
 from local.varint import read_varint
-
-TORN = "torn"
 
 TABLE_DTYPES = {
     "positions": np.int64,

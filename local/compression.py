@@ -25,7 +25,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import cramjam
-import numpy as np
 
 from local.errors import Corrupt, InvalidRequest
 
@@ -57,6 +56,7 @@ LEVELS: dict[Codec, tuple[int, int, int]] = {
 
 _GZIP_RATIO = 1032  # deflate's ceiling: a match of 258 bytes in two bits
 _SNAPPY_RATIO = 22  # a copy of 64 bytes costs three
+_ZEROED_BYTES_MAX = 1 << 20
 _ZSTD_BLOCK = 128 << 10  # RFC 8878, Block_Maximum_Size
 _ZSTD_MAGIC = 0xFD2FB528
 _SKIPPABLE = 0x184D2A50  # and the fifteen after it; the same in zstd and lz4
@@ -96,13 +96,22 @@ def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
     view = memoryview(data).cast("B")
     damage: Corrupt | None = None
     for size in size_guesses(codec, view, limit):
-        out = np.empty(size, np.uint8).data
+        out = _room(size)
         try:
             return out[: decompress_into(codec, view, out)]
         except Corrupt as error:
             damage = error
     assert damage is not None
     raise damage
+
+
+def _room(size_bytes: int) -> memoryview:
+    """Memory to inflate into. A little is filled with zeros first; for more numpy pays, which need not do that."""
+    if size_bytes <= _ZEROED_BYTES_MAX:
+        return memoryview(bytearray(size_bytes))
+    import numpy as np
+
+    return np.empty(size_bytes, np.uint8).data
 
 
 def decompress_into(codec: Codec, data: memoryview, out: memoryview) -> int:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-from local.batch_header import CONTROL, TRANSACTIONAL
-from local.columns import BatchTable, Columns
-from local.txn_index import AbortedTransaction
+    from local.columns import BatchTable, Columns
+    from local.txn_index import AbortedTransaction
 
 
 class Isolation(Enum):
@@ -33,6 +34,10 @@ def aborted_batches(table: BatchTable, aborted: Sequence[AbortedTransaction]) ->
 
     `aborted` may be in any order and may hold transactions that lie elsewhere. Base offsets of `table` ascend.
     """
+    import numpy as np
+
+    from local.batch_header import CONTROL, TRANSACTIONAL
+
     found = np.zeros(len(table), np.bool_)
     for each in aborted:
         first, end = np.searchsorted(table.base_offsets, (each.first_offset, each.last_offset))

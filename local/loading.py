@@ -28,28 +28,15 @@ from dataclasses import dataclass, field
 
 from local import index_files, kernels, names, offset_index, recovery, time_index
 from local.epochs import LeaderEpochs
-from local.errors import Corrupt, Unavailable
+from local.errors import Corrupt
+from local.looking import LoadedLog, found_segment
 from local.producer_files import ProducerFiles
 from local.producer_state import ProducerState
 from local.sealed_indexes import LOOKING, Access
 from local.segment import RELATIVE_OFFSET_MAX, Segment
-from local.segment_reading import end_of, trim_to_whole_batches
+from local.segment_reading import end_of
 from local.settings import LogSettings
 from local.storage import FileFacts, Storage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedLog:
-    """Sealed segments, ascending, and the log end; `epochs` and `producers` with what the recovered batches said.
-
-    `recovered_count` of the segments were read whole and checked.
-    """
-
-    segments: list[Segment]
-    next_offset: int
-    epochs: LeaderEpochs
-    producers: ProducerState
-    recovered_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +166,7 @@ def _trusted(place: _Place, at: int) -> Segment:
         recovery.rebuild_txn_index(storage, directory, base, place.snapshots.state_at(base, bases[:at]))
     if at + 1 < len(bases) and not _are_indexes_off(place.files, base):
         unchecked = Access(is_trusted=False, interval_bytes=place.settings.index_interval_bytes)
-        return _found(storage, directory, base, place.files, unchecked)
+        return found_segment(storage, directory, base, place.files, unchecked)
     _check_now(storage, directory, base, place.files, place.settings)
     return Segment.load(storage, directory, base)
 
@@ -192,7 +179,7 @@ def _outgrew(place: _Place, base: int) -> bool:
     bases, files = place.bases, place.files
     if bases[-2:-1] != [base] or files[names.segment_file(bases[-1], names.LOG)].size_bytes:
         return False
-    segment = _found(place.storage, place.directory, base, files, LOOKING)
+    segment = found_segment(place.storage, place.directory, base, files, LOOKING)
     position = segment.position_of(base + RELATIVE_OFFSET_MAX)
     table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
     return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])
@@ -233,26 +220,6 @@ def load_moved(storage: Storage, directory: str, old: Sequence[Segment]) -> list
     return segments
 
 
-def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
-    """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment.
-
-    Raises Unavailable between steps 3 and 5 of a swap (`local.swap`), where no file has its name: what lies around it
-    would look whole, with a hole in it.
-    """
-    files = storage.list_files(directory) if storage.exists(directory) else {}
-    parsed = [found for name in files if (found := names.parse_segment_file(name))]
-    bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
-    missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
-    if missing:
-        facts = {"directory": directory, "base_offset": min(missing)}
-        raise Unavailable("looking at a log, a swap is under way; look again, or let its owner finish it", **facts)
-    segments = [_found(storage, directory, base, files, LOOKING) for base in bases]
-    next_offset = trim_to_whole_batches(segments[-1]) if segments else log_start_offset
-    if not segments:
-        segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
-    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
-
-
 def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> None:
     """Remove segments at once, newest first, so that a crash leaves a log without a hole."""
     for segment in reversed(segments):
@@ -261,12 +228,6 @@ def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> No
         for suffix in suffixes:
             storage.unlink(segment.path(suffix))
         storage.sync_directory(directory)
-
-
-def _found(storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], access: Access) -> Segment:
-    log = files[names.segment_file(base, names.LOG)]
-    has_aborted = names.segment_file(base, names.TXN_INDEX) in files
-    return Segment.found(storage, directory, base, log, access, has_aborted)
 
 
 def _are_indexes_off(files: Mapping[str, FileFacts], base: int) -> bool:

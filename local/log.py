@@ -24,12 +24,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from local import checkpoints, loading, names, recovery
+from local import checkpoints, looking, names
 from local.append_result import AppendResult, Durability
-from local.append_validation import validate_batch
 from local.batch import BatchHeader, assign_offset, encode_marker, read_header, read_marker
-from local.column_encoding import encode_column_batches
-from local.encoding import encode_batches
 from local.epochs import LeaderEpochs
 from local.errors import DiskFailed, LogError, NotFound
 from local.log_shrinking import ShrinkableLog
@@ -38,7 +35,6 @@ from local.names import TopicPartition
 from local.producer_files import ProducerFiles
 from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
 from local.record import Record
-from local.record_columns import record_columns
 from local.rolling import Draw, Rolling
 from local.segment import Segment
 from local.settings import LogSettings
@@ -91,6 +87,8 @@ class Log(ShrinkableLog):
         if read_only:
             log._look(log_start_offset or 0, is_tiered=is_tiered)
             return log
+        from local import loading
+
         storage.make_directory(directory)
         written = LeaderEpochs(tuple(checkpoints.read_epochs(storage, log._path(names.LEADER_EPOCHS))))
         trusted = None if was_clean else recovery_point
@@ -138,6 +136,8 @@ class Log(ShrinkableLog):
 
     def encode(self, records: Sequence[Record], *, now_ms: int, producer: Producer | None = None) -> list[bytearray]:
         """The records as batches for `append_encoded`, with everything checked; adds nothing. Raises as `append`."""
+        from local.encoding import encode_batches
+
         return encode_batches(records, self.settings, partition=self.partition, now_ms=now_ms, producer=producer)
 
     def append_columns(
@@ -152,6 +152,9 @@ class Log(ShrinkableLog):
 
     def encode_columns(self, columns: object, *, now_ms: int) -> Iterable[memoryview]:
         """The same as batches for `append_encoded`, once, all checked; adds nothing. Raises as `append_columns`."""
+        from local.column_encoding import encode_column_batches
+        from local.record_columns import record_columns
+
         chunks = record_columns(columns, now_ms=now_ms)
         return encode_column_batches(chunks, self.settings, partition=self.partition, now_ms=now_ms)
 
@@ -171,6 +174,8 @@ class Log(ShrinkableLog):
         recovery or a reader would refuse, InvalidRequest for what does not belong here (`local.append_validation`;
         control batches are `append_marker`'s), OutOfOrderSequence and ProducerFenced as `local.producer_state` tells.
         """
+        from local.append_validation import validate_batch
+
         accepted = validate_batch(batch, self.settings, partition=self.partition, now_ms=now_ms)
         return self.append_encoded([accepted], now_ms=now_ms, durability=durability)
 
@@ -309,7 +314,7 @@ class Log(ShrinkableLog):
         self._failed = True
         self._look_again = partial(self._look, log_start_offset, is_tiered=is_tiered)
         with self._lock:
-            loaded = loading.look(self._storage, self.directory, log_start_offset)
+            loaded = looking.look(self._storage, self.directory, log_start_offset)
             if loaded.next_offset > loaded.segments[0].base_offset and not is_tiered:
                 log_start_offset = max(log_start_offset, loaded.segments[0].base_offset)
             self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
@@ -411,6 +416,8 @@ class Log(ShrinkableLog):
         Every batch that was written whole is found again; when the disk gives back less, or had failed to sync them,
         somebody may be waiting for what is lost, and the log is unusable.
         """
+        from local import recovery
+
         *sealed, broken = self._view.segments
         with self._failing():
             broken.retire()

@@ -10,10 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from local import kernels
-from local.columns import Columns
 from local.epochs import LeaderEpochs
 from local.errors import Corrupt, NotFound
 from local.isolation import Isolation, without_aborted
@@ -27,6 +25,9 @@ from local.segment import Segment
 from local.segment_info import SegmentInfo
 from local.segment_reading import BatchRun, ReadLimits
 from local.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from local.columns import Columns
 
 READ_BYTES = 1 << 20
 _Answer = TypeVar("_Answer")
@@ -99,13 +100,14 @@ class ReadableLog:
         """The segments themselves, ascending, for whoever copies their bytes; the last one goes on growing."""
         return self._view.segments
 
-    def segments(self, *, first_times_from: int | None = None) -> tuple[SegmentInfo, ...]:
+    def segments(self, *, first_times_from: int | None = None, with_times: bool = True) -> tuple[SegmentInfo, ...]:
         """Facts about every local segment, ascending; the last is the active one.
 
         With `first_times_from` also the `first_timestamp_ms` of sealed segments that reach above that offset: a read of
-        61 bytes each, the first time. Raises DiskFailed.
+        61 bytes each, the first time. Without `with_times` no time is read: largest timestamps are None. Raises
+        DiskFailed.
         """
-        return self._retrying(lambda view: view.infos(self.cleaner_offset, first_times_from))
+        return self._retrying(lambda view: view.infos(self.cleaner_offset, first_times_from, with_times=with_times))
 
     def segment(self, base_offset: int) -> Segment:
         """The segment with exactly this base. Raises NotFound."""
@@ -236,6 +238,8 @@ class ReadableLog:
         return self._retrying(read)
 
     def _decoded(self, run: BatchRun) -> Iterator[Columns]:
+        from local import kernels
+
         try:
             yield from kernels.decode_in_steps(run.data, table=run.table())
         except Corrupt as error:

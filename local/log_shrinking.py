@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from local import checkpoints, loading, names, swap, truncation
+from local import checkpoints, names, swap
 from local.cleaning_states import CleaningGate
 from local.epochs import LeaderEpochs
 from local.errors import Conflict, DiskFailed, OffsetOutOfRange
@@ -103,6 +103,8 @@ class ShrinkableLog(ReadableLog):
         nothing is left, and the log start is lowered with the end. What the remote tier holds is the caller's to know.
         Order of effects and crashes: `local.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
         """
+        from local import truncation
+
         with self.cleaning.paused(), self._lock:
             self._check_may_change()
             if offset >= self.next_offset:
@@ -140,6 +142,8 @@ class ShrinkableLog(ReadableLog):
         leaves an empty log, which restarts at the old log start. Raises DiskFailed; once files may be gone the log is
         then unusable.
         """
+        from local import loading
+
         with self.cleaning.paused(), self._lock:
             self._check_may_change()
             start = self.log_start_offset

@@ -16,7 +16,7 @@ from local.names import TopicPartition
 from local.offset_spec import FoundOffset
 from local.segment import Segment
 from local.segment_info import SegmentInfo
-from local.segment_reading import NO_RUN, BatchRun, ReadLimits, read_segment
+from local.segment_reading import BatchRun, ReadLimits, no_run, read_segment
 from local.time_search import first_at_or_after, largest_timestamp
 from local.txn_index import AbortedTransaction
 
@@ -66,14 +66,17 @@ class LogView:
     def local_log_start_offset(self) -> int:
         return max(self.log_start_offset, self.bases[0])
 
-    def infos(self, cleaner_offset: int | None, first_times_from: int | None = None) -> tuple[SegmentInfo, ...]:
-        """Facts about every segment; the last is the active one. Raises NotFound with `first_times_from`."""
+    def infos(
+        self, cleaner_offset: int | None, first_times_from: int | None = None, *, with_times: bool = True
+    ) -> tuple[SegmentInfo, ...]:
+        """Facts about every segment; the last is the active one. Raises NotFound where times are asked for."""
         ends = (*self.bases[1:], self.next_offset)
         found = []
         for segment, end in zip(self.segments, ends, strict=True):
             is_asked = first_times_from is not None and end > first_times_from and not segment.is_active
             first = segment.first_timestamp_ms() if is_asked else None
-            found.append(segment.info(next_offset=end, cleaner_offset=cleaner_offset, first_timestamp_ms=first))
+            latest = segment.max_timestamp_ms if with_times else None
+            found.append(segment.info(latest, next_offset=end, cleaner_offset=cleaner_offset, first_timestamp_ms=first))
         return tuple(found)
 
     def segment(self, base_offset: int) -> Segment | None:
@@ -98,12 +101,12 @@ class LogView:
         Raises NotFound when a segment was replaced, Corrupt.
         """
         if limits.upper_offset is not None and offset >= limits.upper_offset:
-            return NO_RUN  # the batch that holds `offset` may begin below the limit (delete-records cuts inside one)
+            return no_run()  # the batch that holds `offset` may begin below the limit (delete-records cuts inside one)
         for at in range(max(bisect.bisect_right(self.bases, offset) - 1, 0), len(self.segments)):
             found = read_segment(self.segments[at], offset, limits)
             if found is not None:
                 return found
-        return NO_RUN
+        return no_run()
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Aborted transactions that concern ``[from_offset, upper_offset)``; markers may lie above it. Raises NotFound.

@@ -31,8 +31,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from local import loading, names
-from local.batch_runs import BatchRuns
+from local import names
 from local.errors import Corrupt, LogError, NotFound
 from local.log import Log
 from local.log_dirs import LogDirectory
@@ -126,6 +125,8 @@ def _relocate(
     `switch` gives the directories their names; when it fails the log is unusable until it is reopened. Readers of the
     old segments get the new view and start over.
     """
+    from local import loading
+
     with log._lock:
         log._check_usable()
         old = log.sources()
@@ -222,6 +223,8 @@ class _Copy:
 
     def _append(self, file: StorageFile, segment: Segment, known: _Copied, size_bytes: int) -> None:
         """Batches that were checked: the source goes away afterwards, and a wrong byte would be all that is left."""
+        from local.batch_runs import BatchRuns
+
         walk = BatchRuns(segment.read, size_bytes, start=known.size_bytes, chunk_bytes=CHUNK_BYTES)
         for run in walk:
             if run.damage is not None:

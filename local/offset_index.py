@@ -15,14 +15,17 @@ from __future__ import annotations
 import bisect
 import struct
 from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from local.errors import Corrupt
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 ENTRY_BYTES = 8
 ENTRY = struct.Struct(">ii")
+FEW = 64  # entries that are looked at sooner than numpy is loaded
 Buffer = bytes | bytearray | memoryview
 
 
@@ -32,11 +35,15 @@ def pack(base_offset: int, offset: int, position: int) -> bytes:
 
 def encode(relative_offsets: NDArray[np.int64], positions: NDArray[np.int64]) -> bytearray:
     """A whole file. The caller knows that both columns fit 31 bits."""
+    import numpy as np
+
     return bytearray(np.stack((relative_offsets, positions), axis=1).astype(">i4").tobytes())
 
 
 def positions(data: Buffer) -> NDArray[np.int32]:
     """The positions alone, in file order."""
+    import numpy as np
+
     return np.frombuffer(data, ">i4", len(data) // ENTRY_BYTES * 2)[1::2].astype(np.int32)
 
 
@@ -71,10 +78,21 @@ def check(data: Buffer, log_bytes: int, *, path: str) -> None:
 
 def sound_entries(data: Buffer, log_bytes: int) -> int:
     """How many leading entries could belong to a log of `log_bytes` bytes: both columns rising, positions inside it."""
+    if len(data) <= FEW * ENTRY_BYTES:
+        return _sound_few(entries(data, 0), log_bytes)
+    import numpy as np
+
     columns = np.frombuffer(data, ">i4", len(data) // ENTRY_BYTES * 2).reshape(-1, 2)
-    if not len(columns):
-        return 0
     wrong = columns[:, 1] >= log_bytes
     wrong[0] |= bool((columns[0] < 0).any())
     wrong[1:] |= (columns[1:] <= columns[:-1]).any(axis=1)
     return int(wrong.argmax()) if wrong.any() else len(columns)
+
+
+def _sound_few(pairs: list[tuple[int, int]], log_bytes: int) -> int:
+    before = (-1, -1)
+    for slot, (relative, position) in enumerate(pairs):
+        if relative <= before[0] or position <= before[1] or position >= log_bytes:
+            return slot
+        before = (relative, position)
+    return len(pairs)

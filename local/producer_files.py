@@ -18,12 +18,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from local import kernels, producer_snapshot
+from local import producer_snapshot
 from local.errors import Corrupt, NotFound
 from local.index_files import slices_of
 from local.names import DELETED, LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.producer_state import ProducerState
-from local.recovery import replay
 from local.storage import Storage, join
 
 _log = logging.getLogger(__name__)
@@ -176,6 +175,9 @@ class ProducerFiles:
         return 0, ProducerState()
 
     def _replay(self, base: int, producers: ProducerState, from_offset: int, upto_offset: int) -> None:
+        from local import kernels
+        from local.recovery import replay
+
         path = join(self._directory, segment_file(base, LOG))
         if self._is_onlooker:
             # The owner may truncate the file at any moment, which a map would not survive.

@@ -28,8 +28,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from local.batch import Marker, read_marker
 from local.batch_header import BatchHeader
 from local.errors import InvalidRequest, OutOfOrderSequence, ProducerFenced
@@ -187,6 +185,8 @@ class ProducerState:
 
         Raises Corrupt for a marker that cannot be read.
         """
+        import numpy as np
+
         aborted = []
         for row in np.flatnonzero((table.producer_ids >= 0) & (table.base_offsets >= from_offset)).tolist():
             header = table.row(row)

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from local.batch_checks import INT_MAX as INT_MAX
+from local.batch_checks import LONG_MAX as LONG_MAX
+from local.batch_checks import batch_problem, size_problem
 from local.batch_header import (
     BATCH_BYTES_MAX,
-    CODEC_BITS,
     CONTROL,
     CRC_START,
     DELETE_HORIZON,
@@ -29,14 +31,12 @@ from local.batch_header import (
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME,
     MAGIC,
-    MAGIC_END,
     RECORD_BYTES_MIN,
     TRANSACTIONAL,
     BatchHeader,
     seal,
 )
-from local.columns import COLUMN_DTYPES, TABLE_DTYPES, TORN, BatchTable, Columns
-from local.compression import Codec
+from local.columns import COLUMN_DTYPES, TABLE_DTYPES, BatchTable, Columns
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
 from local.pure_column_kernels import Source as Source
@@ -49,8 +49,6 @@ from local.varint import append_varint, read_varint, read_varlong, varint_bytes
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-INT_MAX = 2**31 - 1
-LONG_MAX = 2**63 - 1
 REBUILT_GROWTH_MAX = 12  # bytes by which a re-based record can grow: time delta 1 to 10, its length by what follows
 
 DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # what `rebuild_batches` does with a batch
@@ -91,11 +89,11 @@ def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> Bat
     rows: list[tuple[int, ...]] = []
     at, last_offset, problem = position, -1, None
     while at < len(view) and problem is None:
-        problem = _size_problem(view, at)
+        problem = size_problem(view, at)
         if problem is None:
             fields = HEADER.unpack_from(view, at)
             size = fields[1] + LENGTH_OVERHEAD
-            problem = _batch_problem(view[at : at + size], fields, last_offset, verify=verify)
+            problem = batch_problem(view[at : at + size], fields, last_offset, verify=verify)
         if problem is None:
             base, _length, epoch, _magic, crc, bits, delta, *rest, count = fields
             rows.append((at, size, base, base + delta, epoch, bits, *rest, count, crc, MAGIC))
@@ -103,41 +101,6 @@ def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> Bat
     columns = list(zip(*rows, strict=True)) or [()] * len(TABLE_DTYPES)
     arrays = {name: np.array(column, TABLE_DTYPES[name]) for name, column in zip(TABLE_DTYPES, columns, strict=True)}
     return BatchTable(**arrays, valid_bytes=at, problem=problem)
-
-
-def _size_problem(view: memoryview, at: int) -> str | None:
-    """The magic is looked at first: only then is the length known to mean what it does here."""
-    left = len(view) - at
-    if left < MAGIC_END:
-        return TORN
-    magic = view[at + MAGIC_END - 1]
-    if magic != MAGIC:
-        return f"magic {magic}"
-    length = int.from_bytes(view[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
-    if length < LENGTH_MIN:
-        return "length below 49"
-    if length > BATCH_BYTES_MAX - LENGTH_OVERHEAD:
-        return "length above 2^31-13"
-    return TORN if length + LENGTH_OVERHEAD > left else None
-
-
-def _batch_problem(batch: memoryview, fields: tuple[int, ...], last_offset: int, *, verify: bool) -> str | None:
-    base, _length, _epoch, _magic, crc, bits, delta, *_rest, count = fields
-    if verify and crc32c(batch[CRC_START:]) != crc:
-        return "crc differs"
-    if base < 0 or base > LONG_MAX - 1 - INT_MAX:
-        return "offset outside 0..2^63"
-    if delta < 0:
-        return "last offset delta below 0"
-    if base <= last_offset:
-        return "offset goes back"
-    if count < 0 or count > delta + 1:
-        return "record count outside its offsets"
-    if bits & CODEC_BITS > Codec.ZSTD:
-        return "no such codec"
-    if bits & CODEC_BITS == Codec.NONE and count * RECORD_BYTES_MIN > len(batch) - HEADER_BYTES:
-        return "record count above its bytes"
-    return None
 
 
 # -- decoding

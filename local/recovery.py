@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from local import index_files, kernels, txn_index
 from local.columns import BatchTable
 from local.errors import Corrupt
-from local.index_files import build_indexes
+from local.index_building import build_indexes
 from local.names import (
     CLEANED,
     DELETED,

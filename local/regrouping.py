@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from local import kernels, offset_index, time_index
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import SegmentVerdict
-from local.index_files import IndexRows
+from local.index_building import IndexRows
 from local.segment import RELATIVE_OFFSET_MAX
 from local.settings import LogSettings
 from local.storage import Storage

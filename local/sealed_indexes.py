@@ -19,16 +19,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from local import index_files, kernels, offset_index, time_index
+from local import index_files, offset_index, time_index
 from local.batch_header import HEADER_BYTES
-from local.columns import BatchTable, joined_tables
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.index_files import ENTRY_BYTES, INDEX_SUFFIXES, Judged
 from local.index_maps import INDEX_MAPS
 from local.names import LOG, OFFSET_INDEX, TIME_INDEX, segment_file
 from local.storage import Storage, join
+
+if TYPE_CHECKING:
+    from local.columns import BatchTable
 
 _log = logging.getLogger(__name__)
 _TRUSTED = Judged(1 << 40, 1 << 40, None)
@@ -109,6 +111,23 @@ class SealedIndexes:
             return index_files.scan_times(self._read_log, self._base_offset)
         data = self.read(TIME_INDEX)[-time_index.ENTRY_BYTES :]
         return time_index.entries(data, self._base_offset)[0] if data else (None, self._base_offset)
+
+    def last_offset_entries(self) -> list[tuple[int, int]]:
+        """The last few whole entries of the offset index, as (last offset of a batch, its position), unjudged."""
+        width = offset_index.ENTRY_BYTES
+        try:
+            with self._held():
+                file = self._storage.open_reader(self._path(OFFSET_INDEX))
+        except NotFound:
+            with self._held():  # raises when it is the segment that is gone
+                return []
+        try:
+            count = file.size() // width
+            few = min(count, offset_index.FEW)
+            data = file.read((count - few) * width, few * width)
+        finally:
+            file.close()
+        return offset_index.entries(data, self._base_offset)
 
     def read(self, suffix: str) -> bytearray:
         """The sound bytes of one of the files. Raises Corrupt where it is off and cannot be rebuilt."""
@@ -201,10 +220,12 @@ class SealedIndexes:
 
     def _rebuild(self, problem: str, interval_bytes: int) -> None:
         """Both files anew from the batch headers; wrong checksums are left for whoever reads those batches."""
+        from local.index_building import build_indexes
+
         place = (self._storage, self._directory, self._base_offset)
         table = self._headers()
         try:
-            index_files.write_aside(*place, index_files.build_indexes(table, self._base_offset, interval_bytes))
+            index_files.write_aside(*place, build_indexes(table, self._base_offset, interval_bytes))
             with self._held():
                 if self._is_closed:
                     raise DiskFailed("rebuilding indexes, the log was closed", path=self._path(LOG))
@@ -217,6 +238,9 @@ class SealedIndexes:
 
     def _headers(self) -> BatchTable:
         """Of all batches, read a slice at a time, for a truncation does not wait for this. Raises NotFound, Corrupt."""
+        from local import kernels
+        from local.columns import joined_tables
+
         parts, end = [], 0
         for position, _, table in index_files.slices_of(self._read_log):
             parts.append(replace(table, positions=table.positions + position))

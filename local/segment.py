@@ -54,6 +54,7 @@ class Segment:
         self._indexes: SealedIndexes | None = None
         # The largest timestamp and the last offset of the batch it was first seen in; None: nobody has asked yet.
         self._latest: tuple[int | None, int] | None = (None, base_offset)
+        self._shown_ms = -1  # of what was only looked at, behind the last time entry
         self._has_aborted: bool | None = None  # None: nobody has looked yet
         self._first: tuple[int | None] | None = None  # None: nobody has looked yet
 
@@ -119,9 +120,17 @@ class Segment:
         """
         return self._newest()[0]
 
-    def show(self, size_bytes: int, max_timestamp_ms: int | None) -> None:
-        """Of a segment that another process may be writing to: what of it is whole, and the largest time in it."""
-        self.size_bytes, self._latest = size_bytes, (max_timestamp_ms, self.base_offset)
+    def show(self, size_bytes: int, max_timestamp_ms: int) -> None:
+        """Of a segment that another process may be writing to: what of it is whole, and the largest time in what its
+        time index does not tell of yet (-1: none)."""
+        self.size_bytes, self._shown_ms = size_bytes, max_timestamp_ms
+
+    def last_offset_entries(self) -> list[tuple[int, int]]:
+        """The last few entries of the offset index, (last offset of a batch, its position), ascending, which nobody has
+        judged; none without an index. Raises NotFound once retired."""
+        with self._lock:
+            sealed = self._sealed()
+        return sealed.last_offset_entries()
 
     @property
     def is_active(self) -> bool:
@@ -293,13 +302,18 @@ class Segment:
         return self._first[0]
 
     def info(
-        self, *, next_offset: int, cleaner_offset: int | None, first_timestamp_ms: int | None = None
+        self,
+        max_timestamp_ms: int | None,
+        *,
+        next_offset: int,
+        cleaner_offset: int | None,
+        first_timestamp_ms: int | None = None,
     ) -> SegmentInfo:
         return SegmentInfo(
             base_offset=self.base_offset,
             next_offset=next_offset,
             size_bytes=self.size_bytes,
-            max_timestamp_ms=self.max_timestamp_ms,
+            max_timestamp_ms=max_timestamp_ms,
             is_active=self.is_active,
             is_clean=cleaner_offset is not None and next_offset <= cleaner_offset,
             modified_ms=self.modified_ms,
@@ -339,8 +353,15 @@ class Segment:
 
     def _newest(self) -> tuple[int | None, int]:
         if self._latest is None:
-            self._latest = self._sealed().largest_timestamp()
+            told, offset = self._told_latest()
+            latest = max(-1 if told is None else told, self._shown_ms)
+            self._latest = (latest if latest >= 0 else None, offset)
         return self._latest
+
+    def _told_latest(self) -> tuple[int | None, int]:
+        if not self.size_bytes and self._access.is_shared:
+            return None, self.base_offset  # an onlooker's empty log may have no files
+        return self._sealed().largest_timestamp()
 
     def _check_present(self) -> None:
         if self._retired:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from local import kernels, offset_index
+from local import offset_index
 from local.batch import read_header
-from local.columns import BatchTable
 from local.errors import Corrupt
 from local.names import LOG
 from local.segment import RELATIVE_OFFSET_MAX, Segment
+
+if TYPE_CHECKING:
+    from local.columns import BatchTable
 
 SLICE_BYTES = 16 << 20
 _PROBE_BYTES = 4096
@@ -51,7 +52,12 @@ class BatchRun(NamedTuple):
         return replace(rows, positions=rows.positions - self.start, valid_bytes=len(self.data), problem=None)
 
 
-NO_RUN = BatchRun(memoryview(b""), kernels.scan_batches(b""), slice(0, 0), 0)
+@cache
+def no_run() -> BatchRun:
+    """The empty one."""
+    from local import kernels
+
+    return BatchRun(memoryview(b""), kernels.scan_batches(b""), slice(0, 0), 0)
 
 
 class ReadLimits(NamedTuple):
@@ -69,6 +75,10 @@ def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun 
     An empty run when there is one and the limits do not let it through. Raises NotFound once the segment was replaced,
     Corrupt where the bytes make no sense or end inside a batch: a segment's known size always ends at a batch's end.
     """
+    import numpy as np
+
+    from local import kernels
+
     position = segment.position_of(offset)
     want = max(limits.bytes_max, _PROBE_BYTES)
     while True:
@@ -91,13 +101,15 @@ def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun 
 
 def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) -> BatchRun:
     """The batches from row `first` on that the limits let through."""
+    import numpy as np
+
     start = int(table.positions[first])
     ends = table.positions[first:] + table.sizes[first:]
     count = max(int(np.searchsorted(ends, start + limits.bytes_max, "right")), int(limits.min_one))
     if limits.upper_offset is not None:
         count = min(count, int(np.searchsorted(table.base_offsets[first:], limits.upper_offset)))
     if count == 0:
-        return NO_RUN
+        return no_run()
     return BatchRun(data[start : int(ends[count - 1])], table, slice(first, first + count), start)
 
 
@@ -111,21 +123,6 @@ def end_of(segment: Segment) -> int:
     return found
 
 
-def trim_to_whole_batches(segment: Segment) -> int:
-    """Set the size of a segment that another process may be writing to its good batches; one past its last offset."""
-    position = segment.position_of(segment.base_offset + RELATIVE_OFFSET_MAX)
-    for start in (position, 0):
-        # From the last index entry on; from the beginning when the batch it names is the torn one.
-        table = kernels.scan_batches(segment.read(start, segment.size_bytes))
-        if len(table):
-            known = segment.max_timestamp_ms
-            latest = max(-1 if known is None else known, int(table.max_timestamps.max()))
-            segment.show(start + table.valid_bytes, latest if latest >= 0 else None)
-            return int(table.last_offsets[-1]) + 1
-    segment.show(0, None)
-    return segment.base_offset
-
-
 def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, memoryview]]:
     """All of a sealed segment as (position, whole batches), about `slice_bytes` each, so that memory stays bounded."""
     for start, end in slice_bounds(segment, slice_bytes):
@@ -134,6 +131,8 @@ def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[t
 
 def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
     """Where `batch_slices` cuts: at batch starts that the offset index knows."""
+    import numpy as np
+
     positions = offset_index.positions(segment.offset_index())
     cuts = [0]
     while (slot := int(np.searchsorted(positions, cuts[-1] + slice_bytes))) < len(positions):

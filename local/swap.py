@@ -24,12 +24,15 @@ Source: kafka `LocalLog.replaceSegments`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from local import txn_index
-from local.index_files import Indexes
 from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, TXN_INDEX, segment_file
 from local.storage import Body, Storage, join
 from local.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from local.index_building import Indexes
 
 _INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)
 _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)

@@ -15,15 +15,18 @@ from __future__ import annotations
 import bisect
 import struct
 from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from local.errors import Corrupt
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 ENTRY_BYTES = 12
 ENTRY = struct.Struct(">qi")
-_COLUMNS = np.dtype([("timestamp", ">i8"), ("relative", ">i4")])
+FEW = 64  # entries that are looked at sooner than numpy is loaded
+_COLUMNS = [("timestamp", ">i8"), ("relative", ">i4")]
 Buffer = bytes | bytearray | memoryview
 
 
@@ -33,6 +36,8 @@ def pack(base_offset: int, timestamp_ms: int, offset: int) -> bytes:
 
 def encode(timestamps_ms: NDArray[np.int64], relative_offsets: NDArray[np.int64]) -> bytearray:
     """A whole file. The caller knows that the offsets fit 31 bits."""
+    import numpy as np
+
     made = np.empty(len(timestamps_ms), _COLUMNS)
     made["timestamp"], made["relative"] = timestamps_ms, relative_offsets
     return bytearray(made.tobytes())
@@ -70,10 +75,21 @@ def check(data: Buffer, *, path: str) -> None:
 
 def sound_entries(data: Buffer) -> int:
     """How many leading entries are in order: timestamps rising, offsets never falling."""
+    if len(data) <= FEW * ENTRY_BYTES:
+        return _sound_few(entries(data, 0))
+    import numpy as np
+
     columns = np.frombuffer(data, _COLUMNS, len(data) // ENTRY_BYTES)
-    if not len(columns):
-        return 0
     times, offsets = columns["timestamp"], columns["relative"]
     wrong = offsets < 0
     wrong[1:] |= (times[1:] <= times[:-1]) | (offsets[1:] < offsets[:-1])
     return int(wrong.argmax()) if wrong.any() else len(columns)
+
+
+def _sound_few(pairs: list[tuple[int, int]]) -> int:
+    before: tuple[int, int] | None = None
+    for slot, (timestamp, relative) in enumerate(pairs):
+        if relative < 0 or (before is not None and (timestamp <= before[0] or relative < before[1])):
+            return slot
+        before = (timestamp, relative)
+    return len(pairs)

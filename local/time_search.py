@@ -8,19 +8,22 @@ a record's time is its batch's. Source: kafka `LogSegment.findOffsetByTimestamp`
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from local import kernels
-from local.columns import BatchTable, Columns
 from local.offset_spec import FoundOffset
 from local.segment import Segment
 from local.segment_reading import ReadLimits, read_segment
+
+if TYPE_CHECKING:
+    from local.columns import BatchTable, Columns
 
 _SEARCH = ReadLimits(bytes_max=1 << 20)
 
 
 def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundOffset | None:
     """The first record, by offset, at or above `start` and at or after `timestamp_ms`. Raises NotFound, Corrupt."""
+    import numpy as np
+
     offset = max(segment.offset_before(timestamp_ms), start)
     while run := read_segment(segment, offset, _SEARCH):
         table = run.table()
@@ -58,4 +61,6 @@ def _first_in_batch(data: memoryview, batch: BatchTable, timestamp_ms: int, star
 
 
 def _decoded(data: memoryview, batch: BatchTable) -> Columns:
+    from local import kernels
+
     return kernels.decode_columns(data, include_control=True, table=batch)

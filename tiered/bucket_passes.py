@@ -24,7 +24,7 @@ from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
 from local.columns import Columns
 from local.errors import InvalidRequest, LogError, NotFound
-from local.index_files import IndexRows
+from local.index_building import IndexRows
 from local.isolation import aborted_batches
 from local.key_digests import digest_keys
 from local.names import CLEANED, LOG, OFFSET_INDEX, TIME_INDEX, segment_file

@@ -23,17 +23,15 @@ from local.cleaning_history import CleaningHistory, CleaningRun, run_of, summary
 from local.errors import CleaningAborted, DiskFailed, LogError
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
-from local.newest_records import Buffer
 from local.throttle import Throttle
-from policies.compaction import in_turn, log_to_clean, tombstones_below
-from policies.decisions import CleanLog, Plan
-from policies.snapshot import PartitionSnapshot
-from tiered.config import Config
-from tiered.partition import Partition
 from tiered.properties import parse
 
 if TYPE_CHECKING:
     from local.cleaner import CleaningResult
+    from policies.decisions import CleanLog, Plan
+    from policies.snapshot import PartitionSnapshot
+    from tiered.config import Config
+    from tiered.partition import Partition
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +133,9 @@ class Cleaning:
 
         `look` gives the snapshots; it is asked only when logs have to wait for each other.
         """
+        from policies.compaction import in_turn, log_to_clean
+        from policies.decisions import CleanLog
+
         wants = [name for name, decided in plan.decisions.items() if any(isinstance(one, CleanLog) for one in decided)]
         if len(wants) < 2:
             self._waited = {}
@@ -166,6 +167,8 @@ class Cleaning:
         Order of effects: the reach (`local.cleaner`) → the cleaner's swaps → the checkpoint → the history. Raises what
         made the log uncleanable.
         """
+        from policies.compaction import log_to_clean
+
         snapshot = held.snapshot(now_ms)
         delay_ms = log_to_clean(snapshot).delay_ms
         try:
@@ -195,6 +198,8 @@ class Cleaning:
         should_stop: Callable[[], bool],
     ) -> CleaningResult | None:
         from local.cleaning import clean_log
+        from local.newest_records import Buffer
+        from policies.compaction import tombstones_below
 
         head, settings = held.head(), self.settings
         return clean_log(

@@ -18,7 +18,8 @@ from local.batch_header import HEADER_BYTES, read_header
 from local.checkpoints import parse_entries
 from local.epochs import LeaderEpochs
 from local.errors import Corrupt, NotFound
-from local.index_files import IndexRows, slices_of
+from local.index_building import IndexRows
+from local.index_files import slices_of
 from remote.foreign_layout import ForeignFormat, ForeignSegment
 from remote.foreign_object import ForeignObject
 from remote.segment import IndexRange, RemoteSegment

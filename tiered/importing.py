@@ -36,7 +36,8 @@ from local import producer_snapshot, txn_index
 from local.checkpoints import encode_epochs
 from local.epochs import LeaderEpochs
 from local.errors import Conflict, Corrupt, InvalidRequest
-from local.index_files import IndexRows, slices_of
+from local.index_building import IndexRows
+from local.index_files import slices_of
 from local.names import new_topic_id
 from local.producer_state import ProducerState
 from policies.cost import request_cost

@@ -22,7 +22,7 @@ from local.batch import assign_offset, read_header
 from local.checkpoints import encode_epochs
 from local.column_encoding import encode_column_batches
 from local.errors import InvalidRequest, LogError
-from local.index_files import IndexRows
+from local.index_building import IndexRows
 from local.names import LOG, segment_file
 from local.record_columns import RecordColumns
 from local.segment import RELATIVE_OFFSET_MAX

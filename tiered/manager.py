@@ -32,11 +32,8 @@ from local.moving import Progress
 from local.names import TopicPartition
 from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
-from local.record_columns import record_columns
 from local.storage import DiskStorage, Storage
 from local.watched_storage import offline
-from policies.decisions import Plan
-from policies.snapshot import PartitionSnapshot
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all, raise_first
 from tiered.cleaning import CleanerSettings, Cleaning
@@ -44,21 +41,22 @@ from tiered.config import Config
 from tiered.configured_store import configured_store, let_go
 from tiered.kept_meter import KeptMeter, Metered, kept_meter
 from tiered.log_loading import Loaded, OnProgress, load_logs
-from tiered.offset_listing import find_offset
 from tiered.opening import Opener
 from tiered.over_directories import OverDirectories
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
 from tiered.pausing import Pausable
+from tiered.readable import Readable
 from tiered.reloading import Reloadable
 from tiered.side_by_side import side_by_side
+from tiered.snapshots import Snapshots
 from tiered.topic_changes import Foreseeable
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
-from tiered.view_reader import Readable
 
 if TYPE_CHECKING:
+    from policies.decisions import Plan
     from tiered.apply import Applied
     from tiered.copiers import Load
     from tiered.deleting import DeletedRecords
@@ -70,7 +68,7 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 _OPENERS = 8
 
 
-class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Foreseeable):
+class LogManager(Snapshots, Readable, Metered, OverDirectories, Reloadable, Pausable, Foreseeable):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
@@ -226,6 +224,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Fores
         (an Arrow timestamp, or milliseconds; `now_ms` without it) and headers (a list of structs key, value). Goes
         where `append` would send the same records. Raises as `append`, and InvalidRequest for other columns.
         """
+        from local.record_columns import record_columns
+
         self._check_writable()
         chunks = record_columns(columns, now_ms=now_ms)
         count = self._registry.get(topic).partition_count
@@ -282,6 +282,8 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Fores
 
         `tiered.offset_listing` has the names. Raises as reading a partition does.
         """
+        from tiered.offset_listing import find_offset
+
         reader = self.reader()
         return {name: find_offset(self._source(name), reader, spec, isolation) for name, spec in specs.items()}
 
@@ -305,18 +307,9 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Fores
 
     # -- background work -----------------------------------------------------------------------------------------
 
-    def partitions(self, topics: Iterable[str] | None = None) -> list[Partition]:
-        """What is held, by name: the partitions that are open and whose disk is there."""
-        return self._held(topics)
-
     def partition(self, name: TopicPartition) -> Partition:
         """Raises NotFound, and the reason for a partition that could not be opened or whose disk is gone."""
         return self._partition(name)
-
-    def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
-        """Both tiers of every partition (or of some topics') at this moment; without those that could not be opened, or
-        cannot be looked at (an index that the disk does not give): that is in `problems`."""
-        return self._looked_at(self._held(topics), now_ms)
 
     def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
         """What the policies would do now. Changes nothing. A remote tier that was never seen is not planned for."""
@@ -494,29 +487,6 @@ class LogManager(Readable, Metered, OverDirectories, Reloadable, Pausable, Fores
         for name in names:
             self._unopened[name] = error
             self._note(name, error)
-
-    def _held(self, topics: Iterable[str] | None = None) -> list[Partition]:
-        """The open partitions whose disk is there, in order; a copy, as others may be added meanwhile."""
-        wanted = None if topics is None else set(topics)
-        open_ones = [(name, held) for name, held in list(self._partitions.items()) if self._directory.is_online(name)]
-        return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]
-
-    def _looked_at(
-        self, partitions: Iterable[Partition], now_ms: int, *, may_ask: bool = True
-    ) -> list[PartitionSnapshot]:
-        found = []
-        for held in partitions:
-            may_clean = self.cleaning.may_clean(held, now_ms)
-            try:
-                found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=may_ask))
-            except LogError as error:
-                self._unseen.add(held.name)
-                self._note(held.name, error)
-            else:
-                if held.name in self._unseen:
-                    self._unseen.discard(held.name)
-                    self._forget(held.name)
-        return found
 
     def _partition(self, name: TopicPartition) -> Partition:
         """Raises NotFound, and the reason for a partition that could not be opened or whose disk is gone."""

@@ -15,6 +15,8 @@ Any other number is a timestamp in ms: the first record at or after it. Source: 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from local.errors import LogError
 from local.isolation import Isolation
 from local.names import TopicPartition
@@ -24,7 +26,9 @@ from remote.metadata_index import MetadataIndex
 from remote.segment import RemoteSegment
 from tiered.committed import stable_end
 from tiered.partition_source import PartitionSource
-from tiered.reader import TieredReader
+
+if TYPE_CHECKING:
+    from tiered.reader import TieredReader
 
 # ListOffsetsRequest.LATEST_TIERED_TIMESTAMP and EARLIEST_PENDING_UPLOAD_TIMESTAMP (KIP-1023); no names that a log
 # without a remote tier knows.

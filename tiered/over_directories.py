@@ -10,11 +10,11 @@ from local.log_dir_info import LogDirFacts
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
 from local.storage import Storage
-from policies.decisions import Plan
 from remote.chunk_cache import ChunkCache
 from tiered.opening import Opener
 
 if TYPE_CHECKING:
+    from policies.decisions import Plan
     from tiered.apply import Applied
     from tiered.rounds import Rounds
 

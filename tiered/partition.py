@@ -24,7 +24,6 @@ from local.producer_state import ProducerState
 from local.segment import Segment
 from local.segment_info import SegmentInfo
 from policies.coverage import Coverage
-from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
 from remote.at_rest import AS_IT_IS, AtRest
@@ -173,25 +172,38 @@ class Partition:
             raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
 
     def snapshot(
-        self, now_ms: int, *, may_clean: bool = True, may_ask: bool = True, known: dict[str, Rows] | None = None
+        self,
+        now_ms: int,
+        *,
+        may_clean: bool = True,
+        may_ask: bool = True,
+        for_figures: bool = False,
+        known: dict[str, Rows] | None = None,
     ) -> PartitionSnapshot:
         """What the policies are told: both tiers at this moment. The log start is the head's where there is one.
 
         A page of the oldest rows is read when some of them may expire, if it `may_ask`; while the bucket is out of
         reach they just stay. `known` are pages that a snapshot before this one read, by key; those that are read now
         are added.
+
+        `for_figures` alone (`tiered.status`) nothing is read of the log: there is no largest timestamp, and the stable
+        offset is the log start, above which nothing may be copied or cleaned. Of a log that is only looked at that one
+        would be found by reading the active segment from end to end.
         """
         known = {} if known is None else known
         head = self.head()
-        asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
+        asks_first_times = (
+            not for_figures and self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
+        )
+        first_times_from = (self.log.cleaner_offset or 0) if asks_first_times else None
         snapshot = PartitionSnapshot(
             partition=self.name,
             rules=self.rules,
             now_ms=now_ms,
             log_start_offset=head.log_start_offset if head else self.log.log_start_offset,
             next_offset=self.log.next_offset,
-            stable_offset=self.log.last_stable_offset,
-            segments=self.log.segments(first_times_from=(self.log.cleaner_offset or 0) if asks_first_times else None),
+            stable_offset=self.log.log_start_offset if for_figures else self.log.last_stable_offset,
+            segments=self.log.segments(first_times_from=first_times_from, with_times=not for_figures),
             is_tiered=self.is_tiered,
             remote=head.segments if head and not head.given_up else (),
             spills=head.spills if head and not head.given_up else (),
@@ -215,6 +227,8 @@ class Partition:
     def _with_oldest_rows(
         self, snapshot: PartitionSnapshot, head: Head, known: dict[str, Rows], *, may_ask: bool
     ) -> PartitionSnapshot:
+        from policies.remote_retention import page_to_know
+
         for _ in range(OLDEST_PAGES_MAX):
             spill = page_to_know(snapshot)
             if spill is None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from local import kernels, pure_column_kernels
 from local.record import Record
-from local.record_columns import RecordColumns
+
+if TYPE_CHECKING:
+    from local.record_columns import RecordColumns
 
 
 class Partitioner:
@@ -39,6 +39,10 @@ class Partitioner:
         """The same for columns: every record goes where `split` would send it."""
         if partition_count == 1:
             return {0: list(chunks)}
+        import numpy as np
+
+        from local import kernels
+
         keyless = next(self._turn) % partition_count
         chosen: dict[int, list[RecordColumns]] = {}
         for chunk in chunks:
@@ -50,4 +54,9 @@ class Partitioner:
         return chosen
 
 
-murmur2 = lru_cache(maxsize=1 << 16)(pure_column_kernels.murmur2)
+@lru_cache(maxsize=1 << 16)
+def murmur2(key: bytes) -> int:
+    """Kafka's hash of a key, 32 bits."""
+    from local.pure_column_kernels import murmur2 as hashed
+
+    return hashed(key)

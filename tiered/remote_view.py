@@ -35,8 +35,8 @@ from tiered.foreign_partition import foreign_source
 from tiered.key_rings import load_key_ring
 from tiered.partition_source import PartitionSource
 from tiered.properties import nearest
+from tiered.readable import Readable
 from tiered.secrets import split_url
-from tiered.view_reader import Readable
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from local.batch_runs import BatchRuns
 from local.columns import BatchTable
 from local.crc32c import crc32c
 from local.errors import AccessDenied, Corrupt, NotFound
-from local.index_files import IndexRows
+from local.index_building import IndexRows
 from remote.at_rest import CODECS, open_ring
 from remote.chunk_cache import ChunkCache
 from remote.chunks import RAW

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from local.errors import LogError
@@ -105,7 +106,8 @@ def status_report(
     prices = configured_prices(manager.config)
     names = None if topics is None else sorted(set(topics))
     chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
-    snapshots = manager.snapshots(now_ms, names) if may_ask else snapshots_at_hand(manager, now_ms, names)
+    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots = look(now_ms, names, for_figures=True)
     found = {each.partition: partition_status(each) for each in snapshots}
     problems = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     disk = storage or DiskStorage()
@@ -132,13 +134,15 @@ def status_report(
     )
 
 
-def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
-    """Both tiers of every partition as the manager holds them in memory: no request is sent, no trouble noted."""
+def snapshots_at_hand(
+    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, for_figures: bool = False
+) -> list[PartitionSnapshot]:
+    """As `manager.snapshots`, of both tiers as they are held in memory: no request is sent, no trouble noted."""
     found = []
     for held in manager.partitions(topics):
         try:
             may_clean = manager.cleaning.may_clean(held, now_ms)
-            found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=False))
+            found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=False, for_figures=for_figures))
         except LogError:
             continue  # a disk that failed this moment: its trouble is among the problems with the next round
     return found

@@ -22,8 +22,6 @@ import msgspec
 
 from local.errors import InvalidRequest, NotFound, Unavailable
 from local.storage import Storage, join, replace_file
-from remote.obstore_options import is_installed
-from remote.probe import probe_store
 from remote.store import ObjectStore
 from tiered.secrets import without_secrets
 
@@ -109,6 +107,8 @@ class StoreCheck:
     def _way(self, store: ObjectStore) -> str:
         """By which client and to which server, as a hash: options are nobody's business in a log directory."""
         named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
+        from remote.obstore_options import is_installed
+
         client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # what the client "auto" means
         told = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")
         return hashlib.sha256(told).hexdigest()[:16]
@@ -126,6 +126,8 @@ def check_writers(store: ObjectStore, now_ms: int) -> None:
 def _allows_writers(store: ObjectStore, now_ms: int) -> bool:
     # A store in this process' memory has one lock and no race to lose.
     is_racing = not store.url.startswith("memory:")
+    from remote.probe import probe_store
+
     return probe_store(store, now_ms=now_ms, is_racing=is_racing).allows_writers
 
 

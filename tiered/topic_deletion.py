@@ -18,16 +18,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
 from remote.keys import partition_prefix
-from remote.partition_removal import PartitionRemoval, Removal
 from remote.store import ObjectStore
 from tiered.opening import Opener
 from tiered.partition import Partition
 from tiered.topics import DeletedTopic, Topic, TopicRegistry
+
+if TYPE_CHECKING:
+    from remote.partition_removal import PartitionRemoval, Removal
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +106,8 @@ class TopicDeletion:
             self._stepping.release()
 
     def _step(self, now_ms: int) -> bool:
+        from remote.partition_removal import Removal  # much, and of no use to whoever only looks
+
         more = False
         for gone in self._registry.deleted():
             try:
@@ -119,6 +124,8 @@ class TopicDeletion:
         return more
 
     def _removed(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+        from remote.partition_removal import Removal
+
         try:
             return self._remove(gone, name, now_ms)
         except LogError as error:
@@ -136,6 +143,8 @@ class TopicDeletion:
                 _log.warning("deleting a partition waits: partition=%s error=%s", name, error)
 
     def _remove(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+        from remote.partition_removal import PartitionRemoval, Removal
+
         key = gone.topic.topic_id, name.partition
         if self._store is None or not gone.topic.was_tiered or key in self._done:
             return Removal.DONE

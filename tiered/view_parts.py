@@ -26,7 +26,7 @@ from local.batch_header import HEADER_BYTES, TRANSACTIONAL, seal
 from local.checkpoints import encode_epochs
 from local.columns import BatchTable
 from local.errors import InvalidRequest, LogError
-from local.index_files import build_indexes
+from local.index_building import build_indexes
 from local.names import CLEANED, LOG, segment_file
 from local.pure_kernels import DROP, REBUILD, VERBATIM
 from local.segment import RELATIVE_OFFSET_MAX

@@ -14,7 +14,6 @@ read: begin at the start then, as after a long absence from any compacted log.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 
 from local.columns import Columns
@@ -22,35 +21,12 @@ from local.errors import Corrupt, NotFound, OffsetOutOfRange
 from local.isolation import Isolation
 from local.names import TopicPartition
 from remote.segment import RemoteSegment
-from remote.view import DEFAULT_VIEW, CompactedView, find_view
+from remote.view import CompactedView, find_view
 from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 from tiered.view_rows import decoded, row_runs
 
 SourceOf = Callable[[TopicPartition], PartitionSource]
-
-
-class Readable(ABC):
-    """Whoever knows where the records of a partition lie gives readers of them."""
-
-    @abstractmethod
-    def _source(self, name: TopicPartition) -> PartitionSource: ...
-
-    def reader(
-        self,
-        isolation: Isolation = Isolation.READ_UNCOMMITTED,
-        *,
-        read_compacted: bool = False,
-        view: str = DEFAULT_VIEW,
-    ) -> TieredReader:
-        """Of the full log, or with `read_compacted` of that compacted view and the log behind it: never one for both.
-
-        Under READ_COMMITTED, with nothing but the bucket, a stream ends before the first transaction that the bucket
-        does not know the end of.
-        """
-        if read_compacted:
-            return CompactedReader(self._source, isolation, view)
-        return TieredReader(self._source, isolation)
 
 
 class CompactedReader(TieredReader):

@@ -35,7 +35,7 @@ import pyarrow as pa
 from local import cleaner, kernels
 from local.batch import assign_offset, encode_batch
 from local.encoding import encode_batches
-from local.index_files import build_indexes
+from local.index_building import build_indexes
 from local.log import Log
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition, segment_file

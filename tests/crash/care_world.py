@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from local import kernels
 from local.batch import encode_batch
-from local.index_files import build_indexes
+from local.index_building import build_indexes
 from remote.at_rest import AS_IT_IS, AtRest
 from remote.catalog import RemotePartitionName
 from remote.chunks import ZSTD

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from local import checkpoints, kernels, names, offset_index, producer_snapshot, time_index, txn_index
-from local.index_files import build_indexes
+from local.index_building import build_indexes
 from local.storage import DiskStorage
 from tiered.cli.main import main
 

@@ -14,8 +14,9 @@ import pytest
 from disk_model import ModelDisk
 from log_world import fill, open_log
 
-from local import index_files, kernels, swap
+from local import kernels, swap
 from local.errors import OffsetOutOfRange
+from local.index_building import build_indexes
 from local.isolation import Isolation
 from local.log import Log
 from local.log_view import LogView
@@ -53,9 +54,7 @@ def _replace(log: Log, storage: Storage) -> None:
     body = b"".join(parts[:1] + parts[2:])
     base, directory = segment.base_offset, log.directory
     swap.write_cleaned(storage, directory, base, [body])
-    swap.write_cleaned_indexes(
-        storage, directory, base, index_files.build_indexes(kernels.scan_batches(body), base, 200)
-    )
+    swap.write_cleaned_indexes(storage, directory, base, build_indexes(kernels.scan_batches(body), base, 200))
     log.swap_in([segment], base, now_ms=0, delay_ms=0)
     log.remove_deleted(0)
 

@@ -22,8 +22,8 @@ from local.columns import TORN
 from local.coordinator_records import decode_offsets_record, decode_transaction_record
 from local.errors import Corrupt, InvalidRequest
 from local.findings import Severity
+from local.index_building import build_indexes
 from local.index_checks import check_offset_index, check_time_index, places_of
-from local.index_files import build_indexes
 from remote.chunks import table_of
 from remote.fsspec_store import open_store
 from remote.index_bundle import IndexBundle, encode_bundle

@@ -12,7 +12,8 @@ import pytest
 from local import offset_index, time_index
 from local.columns import TABLE_DTYPES, BatchTable
 from local.errors import Corrupt
-from local.index_files import Indexes, build_indexes, time_entry
+from local.index_building import Indexes, build_indexes
+from local.index_files import time_entry
 from local.kernels import scan_batches
 
 

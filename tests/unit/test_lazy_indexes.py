@@ -16,6 +16,7 @@ from log_world import fill, open_log, read_all
 from local import index_files, kernels, names, offset_index, swap, time_index
 from local.batch import encode_batch
 from local.errors import Corrupt, NotFound
+from local.index_building import build_indexes
 from local.index_files import INDEX_SUFFIXES
 from local.index_maps import INDEX_MAPS, IndexMaps
 from local.log import Log
@@ -200,7 +201,7 @@ def _swap_first(log: Log, disk: ModelDisk) -> None:
     """The first segment takes its own place, as after a cleaning that left all of it."""
     body = bytes(disk.names[_name(0, ".log")].data)
     swap.write_cleaned(disk, "./t-0", 0, [body])
-    swap.write_cleaned_indexes(disk, "./t-0", 0, index_files.build_indexes(kernels.scan_batches(body), 0, 200))
+    swap.write_cleaned_indexes(disk, "./t-0", 0, build_indexes(kernels.scan_batches(body), 0, 200))
     log.swap_in([log.segment(0)], 0, now_ms=0, delay_ms=0)
 
 

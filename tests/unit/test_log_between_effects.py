@@ -12,7 +12,7 @@ from log_world import NAME, fill, open_log, read_all
 from local import kernels, names, swap
 from local.epochs import LeaderEpochs
 from local.errors import Conflict, DiskFailed, LogError
-from local.index_files import build_indexes
+from local.index_building import build_indexes
 from local.isolation import Isolation
 from local.log import Log
 from local.log_dirs import LogDirectory

@@ -10,7 +10,7 @@ from test_producer_files import COMPACTED, end, facts, names_of, put, story
 from local import checkpoints, cleaner
 from local.batch import read_header
 from local.errors import Corrupt, DiskFailed
-from local.index_files import build_indexes
+from local.index_building import build_indexes
 from local.kernels import scan_batches
 from local.log import Durability
 from local.log_dirs import LogDirectory

@@ -16,6 +16,19 @@ ONLY_FOR_ROUNDS = {
     "remote.transfer",
     "asyncio",
 }
+NOT_FOR_LOOKS = {
+    "local.kernels",
+    "local._kernels",
+    "local.loading",
+    "local.recovery",
+    "local.encoding",
+    "local.newest_records",
+    "tiered.reader",
+    "policies.decisions",
+    "policies.compaction",
+    "remote.partition_removal",
+    "remote.probe",
+}
 HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "fsspec", "s3fs", "boto3", "botocore", "aiohttp", "rich", "cramjam")
 
 
@@ -47,16 +60,43 @@ def test_nothing_heavy_is_imported(code: str) -> None:
     assert loaded_by(code).isdisjoint(HEAVY)
 
 
-def test_status_loads_nothing_that_only_rounds_need(tmp_path: Path) -> None:
-    start = f"import sys; from tiered.cli.main import invoke; at = ['-q', '-C', {str(tmp_path)!r}]; "
-    made = start + "sys.exit(invoke([*at, 'init']) + invoke([*at, 'topic', 'create', 'orders']))"
+@pytest.fixture(scope="module")
+def at_work(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a tiered topic: closed segments in the bucket, others on the disk, some records not closed."""
+    root = tmp_path_factory.mktemp("node")
+    (root / "bucket").mkdir()
+    (root / "records").write_text("".join(f"record {at}\n" for at in range(200)))
+    (root / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{root}/bucket"\n')
+    settings = " ".join(f"-X {each}" for each in ("segment.bytes=1024", "remote.storage.enable=true"))
+    commands = [f"topic create orders {settings}", f"append orders {root}/records --batch 10", "run --once"]
+    start = f"import sys; from tiered.cli.main import invoke; at = ['-q', '-C', {str(root)!r}]; "
+    made = start + "; ".join(f"assert invoke([*at, *{each.split()!r}]) == 0" for each in commands)
     subprocess.run([sys.executable, "-c", made], check=True, capture_output=True)
-    code = start + "assert invoke([*at, 'status']) == 0; print('|'.join(sys.modules))"
+    return str(root)
+
+
+def _modules_after(root: str, *words: str) -> tuple[set[str], str]:
+    """All modules that a command in that directory loads, and what it said."""
+    ran = f"import sys; from tiered.cli.main import invoke; assert invoke(['-q', '-C', {root!r}, *{words!r}]) == 0; "
+    code = ran + "print('\\n' + '|'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.strip().splitlines()[-1].split("|"))
-    assert "tiered.manager" in loaded
+    said, _, loaded = done.stdout.strip().rpartition("\n")
+    return set(loaded.split("|")), said
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "-o", "json"], ["status", "-p"], ["topic", "list"]], ids=str)
+def test_a_look_at_a_node_loads_nothing_heavy_and_nothing_that_only_rounds_need(at_work: str, words: list[str]) -> None:
+    loaded, said = _modules_after(at_work, *words)
+    assert "orders" in said
     assert loaded.isdisjoint(ONLY_FOR_ROUNDS)
-    assert {name.split(".")[0] for name in loaded}.isdisjoint({"pyarrow", "pandas", "boto3", "aiohttp", "s3fs"})
+    assert {name.split(".")[0] for name in loaded}.isdisjoint({*HEAVY} - {"cramjam", "rich"})
+
+
+def test_status_loads_nothing_that_appends_reads_or_decides(at_work: str) -> None:
+    loaded, said = _modules_after(at_work, "status", "-o", "json")
+    assert "tiered.manager" in loaded
+    assert '"remote_segments": 0' not in said, "there is a head to read, and rows in it"
+    assert loaded.isdisjoint(NOT_FOR_LOOKS)
 
 
 def test_the_packages_names_are_there_when_they_are_asked_for() -> None:

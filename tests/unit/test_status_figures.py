@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
+from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 from policy_samples import LOCAL, REMOTE, local, row, snapshot
 
 from local.names import TopicPartition
 from policies.cost import GIB, monthly_storage
+from policies.decisions import CleanLog, CopySegment
+from policies.plan import plan
 from policies.prices import BUILT_IN, Prices, PriceTable
 from policies.stored import Lying, keeping_dollars, lying_of, stored_of, together
 from remote.head import Head, SpillRow, UnlinkedObject
@@ -210,3 +213,20 @@ def test_status_plan_and_metrics_price_a_compressed_topic_alike():
             if each.name == "tiered_cost_dollars_per_month" and ("kind", "storage") in each.labels
         )
         assert told == pytest.approx(monthly_storage(stored))
+
+
+@pytest.mark.parametrize("settings", [TIERED, COMPACTED, {}], ids=["tiered", "compacted", "local"])
+def test_the_figures_need_nothing_of_what_their_snapshots_leave_out_and_such_a_snapshot_plans_no_copy(settings):
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 2, settings, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        send(manager, 100, start=300)
+        for opened in (manager, None):
+            with world.open(read_only=True) if opened is None else nullcontext(opened) as looks:
+                full, lean = looks.snapshots(NOW + DAY), looks.snapshots(NOW + DAY, for_figures=True)
+                assert list(map(partition_status, lean)) == list(map(partition_status, full))
+                decided = plan(lean, NOW + DAY).decisions.values()
+                assert not [each for some in decided for each in some if isinstance(each, CopySegment | CleanLog)]
+        assert any(plan(full, NOW + DAY).decisions.values()) or not settings

@@ -1,0 +1,99 @@
+"""A partition directory as another process's: what is on the disk at this moment, and nothing is touched.
+
+Read are the listing and the end of the last segment: its whole batches are what there is of it. Light on purpose:
+``tiered status`` looks at every log of a node and needs none of what loading one for appends does (`local.loading`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from local import names
+from local.batch_checks import walk
+from local.epochs import LeaderEpochs
+from local.errors import Unavailable
+from local.producer_state import ProducerState
+from local.sealed_indexes import LOOKING, Access
+from local.segment import RELATIVE_OFFSET_MAX, Segment
+from local.storage import FileFacts, Storage
+
+WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLog:
+    """Sealed segments, ascending, and the log end; `epochs` and `producers` with what the recovered batches said.
+
+    `recovered_count` of the segments were read whole and checked.
+    """
+
+    segments: list[Segment]
+    next_offset: int
+    epochs: LeaderEpochs
+    producers: ProducerState
+    recovered_count: int = 0
+
+
+def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
+    """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment.
+
+    Raises Unavailable between steps 3 and 5 of a swap (`local.swap`), where no file has its name: what lies around it
+    would look whole, with a hole in it.
+    """
+    files = storage.list_files(directory) if storage.exists(directory) else {}
+    parsed = [found for name in files if (found := names.parse_segment_file(name))]
+    bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
+    missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
+    if missing:
+        facts = {"directory": directory, "base_offset": min(missing)}
+        raise Unavailable("looking at a log, a swap is under way; look again, or let its owner finish it", **facts)
+    segments = [found_segment(storage, directory, base, files, LOOKING) for base in bases]
+    next_offset = trim_to_whole_batches(segments[-1]) if segments else log_start_offset
+    if not segments:
+        segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
+    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
+
+
+def found_segment(
+    storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], access: Access
+) -> Segment:
+    """The sealed segment as the listing `files` tells of it."""
+    log = files[names.segment_file(base, names.LOG)]
+    has_aborted = names.segment_file(base, names.TXN_INDEX) in files
+    return Segment.found(storage, directory, base, log, access, has_aborted)
+
+
+def trim_to_whole_batches(segment: Segment) -> int:
+    """Set the size of a segment that another process may be writing to its good batches; one past its last offset.
+
+    They are looked for from the last entry of the offset index on, which names the last offset of the batch there:
+    where that batch is sound and ends with it, the entry needs no other voucher.
+    """
+    # Those behind the bytes we know of were added since.
+    inside = [each for each in segment.last_offset_entries() if 0 <= each[1] < segment.size_bytes]
+    last_offset, start = inside[-1] if inside else (None, 0)
+    if segment.size_bytes - start <= WALKED_BYTES_MAX:
+        found = walk(segment.read(start, segment.size_bytes))
+        if found is not None and last_offset in (None, found.last_offset):
+            segment.show(start + found.valid_bytes, found.max_timestamp_ms)
+            return found.next_offset
+    return _scanned_end(segment)
+
+
+def _scanned_end(segment: Segment) -> int:
+    """As `trim_to_whole_batches`, whatever the index is like and of whatever formats the batches are."""
+    if not segment.size_bytes:
+        segment.show(0, -1)
+        return segment.base_offset
+    from local import kernels
+
+    position = segment.position_of(segment.base_offset + RELATIVE_OFFSET_MAX)
+    for start in (position, 0):
+        # From the last index entry on; from the beginning when the batch it names is the torn one.
+        table = kernels.scan_batches(segment.read(start, segment.size_bytes))
+        if len(table):
+            segment.show(start + table.valid_bytes, int(table.max_timestamps.max()))
+            return int(table.last_offsets[-1]) + 1
+    segment.show(0, -1)
+    return segment.base_offset

@@ -1,0 +1,161 @@
+"""What a command costs before it does anything, and a status of many topics: whole processes, CPU and wall.
+
+    python tests/bench/bench_startup.py [TOPICS] [SEGMENTS] [TURNS]
+    python tests/bench/bench_startup.py make DIR [TOPICS] [SEGMENTS]
+
+Makes so many topics (default 100) of so many segments (default 20, half of them in the bucket alone) in a temporary
+directory with a bucket as a folder, then copies the bucket to an S3 server on loopback. Each command is a process of
+its own, as a person would start it, with compiled bytecode; one that starts Python and does nothing is the reference.
+CPU-seconds are the process's own, user and system together; medians of TURNS (default 15), all commands taking turns.
+Far: every answer of the S3 server comes 20 ms later. The CPU of the server, which shares the machine, is in no column.
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from far_proxy import far
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "localstack"))
+from local_servers import ACCESS_KEY, KINDS, SECRET_KEY, RunningServer
+
+from local.record import Record
+from remote.fsspec_store import open_store
+from tiered.config import Config, file_url
+from tiered.manager import LogManager
+
+NOW = 1_800_000_000_000
+FAR_S = 0.02
+BUCKET = "bench-bucket"
+TIERED = (sys.executable, "-c", "from tiered.cli.main import run; run()")
+ROOT = Path(__file__).parents[2]
+
+
+class Cost(NamedTuple):
+    """Seconds of one process."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def make(root: str, topics: int, segments: int) -> None:
+    """Ten records a segment; of each topic the newer half of the segments is on the disk as well."""
+    Path(root, "bucket").mkdir(parents=True)
+    Path(root, "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "{file_url(f"{root}/bucket")}"\n')
+    os.fsync = lambda fd: None
+    config = Config.load(f"{root}/tiered.toml", {"file.delete.delay.ms": "0"}, {})
+    settings = {
+        "remote.storage.enable": "true",
+        "retention.ms": "-1",
+        "local.retention.ms": "-1",
+        "local.retention.bytes": str(segments // 2 * 1000),
+        "segment.bytes": "1024",
+    }
+    with LogManager.open(config, now_ms=NOW) as manager:
+        for number in range(topics):
+            topic = f"topic-{number}"
+            manager.create_topic(topic, 1, settings, now_ms=NOW)
+            for at in range(segments):
+                manager.append(topic, [Record(b"k", b"v" * 80, NOW + at)] * 10, 0, now_ms=NOW)
+                if at % 5 == 4:
+                    manager.tick(NOW)
+        while manager.tick(NOW):
+            pass
+
+
+def upload(root: str, server: RunningServer) -> None:
+    """The bucket's objects, under the same names, into a bucket of the server."""
+    server.create_bucket(BUCKET)
+    store = open_store(f"s3://{BUCKET}", server.options())
+    for path in sorted(Path(root, "bucket").rglob("*")):
+        if path.is_file():
+            store.put(path.relative_to(f"{root}/bucket").as_posix(), path.read_bytes())
+    store.close()
+
+
+def configure(root: str, endpoint: str) -> None:
+    """The directory's configuration names the server's bucket instead of the folder."""
+    Path(root, "tiered.toml").write_text(
+        f'[local]\ndir = "data"\n[remote]\nurl = "s3://{BUCKET}"\n[remote.options]\nendpoint_url = "{endpoint}"\n'
+        f'key = "{ACCESS_KEY}"\nsecret = "{SECRET_KEY}"\nclient_kwargs = {{ region_name = "us-east-1" }}\n'
+        "config_kwargs = { proxies = {} }\n"
+    )
+
+
+def run(command: Sequence[str]) -> Cost:
+    """Raises CalledProcessError for a command that fails."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = str(ROOT)
+    begun = time.perf_counter()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as child:
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    wall_s = time.perf_counter() - begun
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return Cost(used.ru_utime + used.ru_stime, wall_s)
+
+
+def table(commands: dict[str, Sequence[str]], turns: int) -> None:
+    """A row for each command: medians, and what is the command's own above the bare interpreter."""
+    found: dict[str, list[Cost]] = {name: [] for name in commands}
+    for command in commands.values():
+        run(command)  # what the disk has to be asked for is in memory from here on
+    for _ in range(turns):
+        for name, command in commands.items():
+            found[name].append(run(command))
+    print("| | CPU-s | wall, s |\n|---|---|---|")
+    for name, costs in found.items():
+        cpu, wall = (statistics.median(each) for each in zip(*costs, strict=True))
+        print(f"| {name} | {cpu:.3f} | {wall:.3f} |")
+
+
+def on(root: str, *words: str) -> Sequence[str]:
+    return (*TIERED, "-C", root, *words)
+
+
+def all_commands(root: str) -> dict[str, Sequence[str]]:
+    return {
+        "`python -c pass`": (sys.executable, "-c", "pass"),
+        "`python -c 'import numpy'`": (sys.executable, "-c", "import numpy"),
+        "`tiered --help`": (*TIERED, "--help"),
+        "`tiered status`": on(root, "status"),
+        "`tiered topic list`": on(root, "topic", "list"),
+        "`tiered plan`": on(root, "plan"),
+        "`tiered consume -n 1`": on(root, "consume", "topic-0", "--from", "start", "-n", "1"),
+    }
+
+
+def main() -> None:
+    words = sys.argv[1:]
+
+    def number(at: int, default: int) -> int:
+        return int(words[at]) if len(words) > at else default
+
+    if words[:1] == ["make"]:
+        make(os.path.abspath(words[1]), number(2, 100), number(3, 20))
+        return
+    for package in ("local", "remote", "policies", "tiered"):
+        compileall.compile_dir(ROOT / package, quiet=1)
+    with tempfile.TemporaryDirectory() as root, RunningServer(KINDS["versitygw"], Path(root, "server")) as server:
+        make(root, number(0, 100), number(1, 20))
+        table(all_commands(root), number(2, 15))
+        upload(root, server)
+        with far(server.url, FAR_S) as distant:
+            for name, url in (("on loopback", server.url), ("20 ms away", distant)):
+                configure(root, url)
+                print(f"\nThe bucket on S3, {name}:\n")
+                table({"`tiered status`": on(root, "status"), "`tiered plan`": on(root, "plan")}, number(2, 15))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A log that is only looked at: where it ends is found from the end of an index alone, and as a whole scan has it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from disk_model import ModelDisk
+from log_world import NAME, fill, open_log
+
+from local import kernels, names
+from local.batch import encode_batch
+from local.batch_checks import walk
+from local.log import Log
+from local.looking import found_segment, look, trim_to_whole_batches
+from local.record import Record
+from local.sealed_indexes import LOOKING
+from local.segment import Segment
+from local.settings import LogSettings
+
+ONE_SEGMENT = LogSettings(segment_bytes=1 << 20, index_interval_bytes=600, batch_bytes=300)
+LOG, INDEX, TIMES = (f"./t-0/{names.segment_file(0, suffix)}" for suffix in (".log", ".index", ".timeindex"))
+ENTRY = 8
+
+
+def _written(count: int = 200) -> ModelDisk:
+    """One active segment that its writer has open."""
+    disk = ModelDisk()
+    fill(open_log(disk, ONE_SEGMENT), count)
+    return disk
+
+
+def _seen(disk: ModelDisk) -> tuple[int, int, int | None]:
+    """(next offset, size, largest time) of the one segment, by a look."""
+    loaded = look(disk, "./t-0", 0)
+    (segment,) = loaded.segments
+    return loaded.next_offset, segment.size_bytes, segment.max_timestamp_ms
+
+
+def _scanned(disk: ModelDisk) -> tuple[int, int, int | None]:
+    """The same by a scan of all of it."""
+    table = kernels.scan_batches(bytes(disk.names[LOG].data))
+    if not len(table):
+        return 0, 0, None
+    return int(table.last_offsets[-1]) + 1, table.valid_bytes, int(table.max_timestamps.max())
+
+
+def test_wherever_the_log_is_cut_a_look_sees_its_whole_batches() -> None:
+    disk = _written(60)
+    whole = bytes(disk.names[LOG].data)
+    for size in range(len(whole) + 1):
+        disk.names[LOG].data = bytearray(whole[:size])
+        next_offset, size_bytes, _ = _seen(disk)
+        assert (next_offset, size_bytes) == _scanned(disk)[:2], size
+
+
+def test_a_wrong_byte_behind_the_last_entry_ends_the_log_there() -> None:
+    disk = _written()
+    whole = bytes(disk.names[LOG].data)
+    last = int.from_bytes(disk.names[INDEX].data[-4:], "big")
+    assert 0 < last < len(whole) - 300, "batches follow the one that the last entry names"
+    for at in range(last, len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x40
+        disk.names[LOG].data = damaged
+        assert _seen(disk)[:2] == _scanned(disk)[:2], at
+
+
+def _entry(relative: int, position: int) -> bytes:
+    return relative.to_bytes(4, "big", signed=True) + position.to_bytes(4, "big", signed=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: bytearray(),
+        lambda data: data[:-3],
+        lambda data: data + b"\x7f" * 24,
+        lambda data: data + bytes(16),
+        lambda data: data[:-ENTRY] + _entry(190, 61),
+        lambda data: data[:-ENTRY] + _entry(190, 0),
+        lambda data: data[:-ENTRY] + _entry(-4, -4),
+        lambda data: data + b"".join(_entry(300 + at, (1 << 22) + at) for at in range(100)),
+        lambda data: bytearray(random.Random(1).randbytes(40)),
+    ],
+    ids=["empty", "torn", "garbage", "zeros", "inside a batch", "another batch", "negative", "far ahead", "noise"],
+)
+def test_an_index_that_is_off_does_not_move_the_end(damage: object) -> None:
+    disk = _written()
+    disk.names[INDEX].data = damage(disk.names[INDEX].data)  # type: ignore[operator]
+    assert _seen(disk) == _scanned(disk)
+
+
+def test_nor_does_an_entry_that_names_a_batch_inside_a_record() -> None:
+    disk = ModelDisk()
+    log = open_log(disk, ONE_SEGMENT)
+    fill(log, 100)
+    inner = encode_batch([Record(b"k", b"somebody's log", 9)], base_offset=900)
+    log.append([Record(b"k", inner + b"!" * 40, 5000)], now_ms=1000)
+    fill(log, 50, start=100)
+    position = bytes(disk.names[LOG].data).index(inner)
+    disk.names[INDEX].data += _entry(3, position)
+    assert _seen(disk)[:2] == _scanned(disk)[:2] == (151, len(disk.names[LOG].data))
+
+
+def test_nor_does_one_that_is_missing_or_was_written_on_after_the_listing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = _written(100)
+    before, size = _scanned(disk), len(disk.names[LOG].data)
+    listed = disk.list_files("./t-0")
+    disk = _written(200)
+    segment = found_segment(disk, "./t-0", 0, listed, LOOKING)
+    assert segment.size_bytes == size < len(disk.names[LOG].data)
+    monkeypatch.setattr(segment, "position_of", None)  # judges all of the index, and is of no need
+    assert (trim_to_whole_batches(segment), segment.size_bytes) == before[:2]
+    disk.unlink(INDEX)
+    assert _seen(disk)[:2] == _scanned(disk)[:2]
+
+
+def test_a_look_reads_the_end_of_the_log_and_of_one_index() -> None:
+    read: list[tuple[str, int]] = []
+
+    class Watched(ModelDisk):
+        def open_reader(self, path: str):  # type: ignore[no-untyped-def]
+            file = super().open_reader(path)
+            real = file.read
+
+            def told(start: int, length: int) -> bytes:
+                data = real(start, length)
+                read.append((path, len(data)))
+                return data
+
+            file.read = told  # type: ignore[method-assign]
+            return file
+
+        def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+            data = super().read(path, start, length)
+            read.append((path, len(data)))
+            return data
+
+    disk = Watched()
+    fill(open_log(disk, ONE_SEGMENT), 2000)
+    read.clear()
+    log = Log.open(disk, "./t-0", NAME, ONE_SEGMENT, now_ms=1000, read_only=True)
+    assert (log.next_offset, log.log_start_offset) == (2000, 0)
+    assert sum(info.size_bytes for info in log.segments(with_times=False)) == len(disk.names[LOG].data)
+    by_path = {path: sum(size for each, size in read if each == path) for path, _ in read}
+    assert by_path.pop("./t-0/leader-epoch-checkpoint") < 100
+    assert by_path.pop(INDEX) <= 64 * ENTRY < len(disk.names[INDEX].data), "more than the last entries"
+    assert by_path.pop(LOG) < 2000 < len(disk.names[LOG].data), "more than what follows the last entry"
+    assert not by_path, "and no time of any segment"
+
+
+def test_messages_of_old_formats_are_left_to_the_kernels() -> None:
+    batch = encode_batch([Record(b"k", b"v", 5)], base_offset=7)
+    old = bytearray(batch)
+    old[16] = 1
+    assert walk(batch) == (7, 8, 5, len(batch))
+    assert walk(bytes(batch) + bytes(old)) is None
+    assert walk(bytes(old)) is None
+    assert walk(b"") is None
+
+
+def test_a_walk_finds_what_a_scan_finds() -> None:
+    draw = random.Random(4)
+    disk = _written(80)
+    whole = bytes(disk.names[LOG].data)
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(draw.randrange(3)):
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        table, found = kernels.scan_batches(data), walk(data)
+        if found is None:
+            assert not len(table) or table.has_legacy or table.problem is not None
+        else:
+            assert found.valid_bytes == table.valid_bytes
+            assert found.next_offset == int(table.last_offsets[-1]) + 1
+            assert found.last_offset == int(table.last_offsets[0])
+            assert found.max_timestamp_ms == int(table.max_timestamps.max())
+
+
+def test_the_largest_time_of_a_look_is_read_when_it_is_asked_for() -> None:
+    disk = _written()
+    segment: Segment = look(disk, "./t-0", 0).segments[-1]
+    assert segment.max_timestamp_ms == _scanned(disk)[2] == 5199
+    disk.unlink(TIMES)
+    assert look(disk, "./t-0", 0).segments[-1].max_timestamp_ms == 5199
