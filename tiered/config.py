@@ -39,11 +39,11 @@ __all__ = ["FILE", "Config", "Setting", "file_url", "log_settings", "resolve_rul
 FILE = "tiered.toml"
 DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"
 _OTHER_VARIABLES = (DIRECTORY_VARIABLE, URL_VARIABLE, FILE_VARIABLE, KEYS_VARIABLE)
-_KEYS = {
+KEYS = {
     "local": ("dir", "dirs", "cordoned"),
     "remote": ("url", "options", "key_ring"),
 }  # the keys of the other sections are in the property table
-_SECTIONS = (*_KEYS, "defaults", "topics")
+SECTIONS = (*KEYS, "defaults", "topics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,14 +253,14 @@ def _read(path: str) -> dict[str, object]:
 
 def _check_sections(body: Mapping[str, object], path: str | None) -> None:
     for section, content in body.items():
-        if section not in _SECTIONS:
-            hint = nearest(section, _SECTIONS)
+        if section not in SECTIONS:
+            hint = nearest(section, SECTIONS)
             raise InvalidRequest(
                 "reading the configuration, unknown section", section=section, file=path, did_you_mean=hint
             )
-        for key in content if section in _KEYS and isinstance(content, dict) else ():
-            if key not in _KEYS[section]:
-                hint = nearest(key, _KEYS[section])
+        for key in content if section in KEYS and isinstance(content, dict) else ():
+            if key not in KEYS[section]:
+                hint = nearest(key, KEYS[section])
                 raise InvalidRequest(
                     "reading the configuration, unknown key", key=key, section=section, file=path, did_you_mean=hint
                 )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from local.errors import InvalidRequest, LogError
 from local.names import CLEAN_SHUTDOWN, LOCK
 from local.storage import join
 from tiered.doctor import Check, Finding, Patient, State
@@ -17,14 +15,10 @@ from tiered.units import counted, format_bytes, format_ms
 
 if TYPE_CHECKING:
     from tiered.log_dirs import LogDirStatus
-    from tiered.topics import Topic
 
-DAY_MS = 86_400_000
 FSYNC_SLOW_MS = 100
 FILES_PER_PARTITION = 3  # of an active segment: .log, .index, .timeindex
 FILES_BESIDE = 256  # connections, maps, checkpoints
-SEGMENT_BYTES_LEAST = 1 << 20  # below it requests cost more than storage
-GRACE_MS_LEAST = 3_600_000
 PROBE = ".tiered-doctor-probe"
 
 # Package, what it is for, least version; the doctor's own door is metadata, nothing is imported.
@@ -74,89 +68,20 @@ def kernels(patient: Patient) -> Iterator[Finding]:
 
 
 def settings(patient: Patient) -> Iterator[Finding]:
-    """Settings of every topic that cannot work, or hardly do what somebody meant."""
-    from tiered.key_rings import load_key_ring
+    """Settings of every topic that cannot work, or hardly do what somebody meant: what `tiered config lint` finds."""
+    from tiered.lint import Severity, lint_config
     from tiered.topics import TopicRegistry
 
     config = patient.config
-    keys = load_key_ring(config.key_ring, os.environ)
     topics = TopicRegistry([(patient.around.storage, root) for root in config.data_dirs]).all()
-    found: list[Finding] = []
-    try:
-        config.fetch_cache_dir  # noqa: B018 - looked at for what it raises
-    except LogError as error:
-        found.append(_wrong(str(error)))
-    for topic in topics:
-        values = config.topic_properties(topic.name, topic.properties)
-        found += _of_topic(topic, values, keys, has_store=config.remote_url is not None)
-    for glob in config.topics:
-        if topics and not any(fnmatchcase(each.name, glob) for each in topics):
-            what = f'[topics."{glob}"] of tiered.toml matches no topic: {", ".join(sorted(t.name for t in topics)[:5])}'
-            found.append(Finding(check="settings", state=State.WARNING, what=what, next_step="mend the name"))
-    yield from found or [Finding(check="settings", state=State.OK, what=f"sound for {counted(len(topics), 'topic')}")]
-
-
-def _of_topic(topic: Topic, values: Mapping[str, str], keys: object, *, has_store: bool) -> Iterator[Finding]:
-    from typing import cast
-
-    from remote.encryption import KeyRing
-    from tiered.opening import wants_tier
-    from tiered.topic_settings import at_rest, log_settings, resolve_rules
-
-    try:
-        rules, log = resolve_rules(values), log_settings(values)
-        kept = at_rest(values, cast(KeyRing, keys))
-    except InvalidRequest as error:
-        yield _wrong(f"topic {topic.name}: {error}")
-        return
-    if not wants_tier(values):
-        return
-    if not has_store:
-        yield _wrong(f"topic {topic.name}: remote.storage.enable=true, and [remote] has no url")
-    limits, local = rules.log_limits, rules.local_limits
-    if limits.ms is not None and rules.segment_ms > limits.ms:
-        yield _odd(
-            topic,
-            f"segment.ms={format_ms(rules.segment_ms)} is longer than retention.ms={format_ms(limits.ms)}: "
-            "a slow topic keeps records for both together",
-            "-X segment.ms=<a part of retention.ms>",
-        )
-    if local.bytes is not None and local.bytes < log.segment_bytes:
-        yield _odd(
-            topic,
-            f"local.retention.bytes={format_bytes(local.bytes)} is less than one segment, "
-            f"{format_bytes(log.segment_bytes)}: the active one always stays",
-            "-X segment.bytes=<less>",
-        )
-    if log.segment_bytes < SEGMENT_BYTES_LEAST:
-        yield _odd(
-            topic,
-            f"segment.bytes={format_bytes(log.segment_bytes)}: requests will cost more than storage",
-            f"-X segment.bytes=64MiB; tiered rewrite merge {topic.name} for what is there",
-        )
-    if rules.delete_grace_ms < GRACE_MS_LEAST:
-        yield _odd(
-            topic,
-            f"remote.log.delete.grace.ms={format_ms(rules.delete_grace_ms)}: longer reads without a pin lose their "
-            "objects",
-            "-X remote.log.delete.grace.ms=24h",
-        )
-    yield from _of_class(topic, kept.storage_class, limits.ms)
-
-
-def _of_class(topic: Topic, storage_class: str | None, retention_ms: int | None) -> Iterator[Finding]:
-    """A class whose minimum duration is longer than its objects live."""
-    from policies.prices import BUILT_IN
-
-    prices = BUILT_IN.classes.get(storage_class or "STANDARD")
-    if prices is None or retention_ms is None or prices.min_days * DAY_MS <= retention_ms:
-        return
-    yield _odd(
-        topic,
-        f"remote.storage.class={storage_class} bills {prices.min_days:g} days at least, and "
-        f"retention.ms={format_ms(retention_ms)} is shorter",
-        "tiered cost simulate --class standard,ia",
-    )
+    found = lint_config(config, topics, with_defaults=False)
+    for each in found:
+        named = ", ".join(each.topics[:5]) + (" ..." if len(each.topics) > 5 else "")
+        what = f"topic {named}: {each.what}" if named else each.what
+        state = State.ERROR if each.severity is Severity.ERROR else State.WARNING
+        yield Finding(check="settings", state=state, what=what, next_step=each.next_step)
+    if not found:
+        yield Finding(check="settings", state=State.OK, what=f"sound for {counted(len(topics), 'topic')}")
 
 
 def log_directories(patient: Patient) -> Iterator[Finding]:
@@ -297,16 +222,6 @@ def _numbers(text: str) -> tuple[int, ...]:
             break
         numbers.append(int(part))
     return tuple(numbers)
-
-
-def _wrong(what: str) -> Finding:
-    return _bad("settings", " ".join(what.split()), "tiered topic alter, or mend tiered.toml")
-
-
-def _odd(topic: Topic, what: str, step: str) -> Finding:
-    text = f"topic {topic.name}: {what}"
-    step = f"tiered topic alter {topic.name} {step}" if step.startswith("-X") else step
-    return Finding(check="settings", state=State.WARNING, what=text, next_step=step)
 
 
 def _bad(check: str, what: str, step: str) -> Finding:

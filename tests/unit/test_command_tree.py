@@ -41,6 +41,8 @@ TREE: Mapping[str, str] = {
     "cost simulate": "TOPICS --retention= --local= --class= --chart --html=",
     "backfill": "TARGETS --from= --to= --spark= --parallel= --resume=",
     "config explain": "SETTING",
+    "config lint": "TOPICS --properties= -o=",
+    "config export": "--format= --topic= --all",
     "generate completion": "SHELL",
     "generate grafana-dashboard": "",
     "generate prometheus-alerts": "",
@@ -73,6 +75,8 @@ LINES = (
     "cost simulate --retention 1d..365d --local 1h..7d --class standard,ia,gir --chart --html out.html",
     "backfill orders --from @-30d --to s3://bucket/parquet --spark local[2] --parallel auto --resume job",
     "config explain retention.ms",
+    "config lint --properties server.properties -o json",
+    "config export --format kafka-configs --all",
     "generate completion zsh",
 )
 

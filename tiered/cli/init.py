@@ -19,9 +19,17 @@ from tiered.cli.session import Session, now_ms, store_options
     "--remote", "url", metavar="URL", help="s3://bucket/prefix or file:///path; default: DIR/bucket on this disk."
 )
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For the store.")
+@click.option("--properties", "broker_file", metavar="FILE", type=click.Path(), help="Take a Kafka broker's settings.")
 @click.option("--no-probe", is_flag=True, help="Write the file without asking the store anything.")
 @click.pass_obj
-def init(session: Session, directory: str | None, url: str | None, options: dict[str, object], no_probe: bool) -> None:
+def init(
+    session: Session,
+    directory: str | None,
+    url: str | None,
+    options: dict[str, object],
+    broker_file: str | None,
+    no_probe: bool,
+) -> None:
     """Write DIR/tiered.toml, after creating one object twice in the store and removing it.
 
     The store's credentials come from its own environment variables or profile; none is ever written here.
@@ -34,6 +42,7 @@ def init(session: Session, directory: str | None, url: str | None, options: dict
     if os.path.exists(path):
         raise InvalidRequest("writing a configuration, it exists", file=path)
     check_no_secret(url, options, path)
+    defaults = _defaults(broker_file)
     if url is None:
         url = file_url(os.path.join(root, "bucket"))
         os.makedirs(os.path.join(root, "bucket"), exist_ok=True)
@@ -41,14 +50,27 @@ def init(session: Session, directory: str | None, url: str | None, options: dict
         _probe(session, url, options)
     os.makedirs(root, exist_ok=True)
     with open(path, "x", encoding="utf-8") as file:
-        file.write(configuration(url, options))
+        file.write(configuration(url, options, defaults))
     click.echo(path)
     place = directory or session.directory
     session.say(f"next: tiered {'' if place == '.' else f'-C {shlex.quote(place)} '}topic create NAME")
 
 
-def configuration(url: str, options: Mapping[str, object]) -> str:
-    """The text of a new ``tiered.toml``: tiering is on for every topic, all else is Kafka's default."""
+def _defaults(broker_file: str | None) -> dict[str, str]:
+    """What a new place has for every topic: a broker's settings, where its file was named."""
+    if broker_file is None:
+        return {}
+    from tiered.broker_file import broker_settings, read_entries
+    from tiered.topic_settings import check_combination
+
+    found = broker_settings(read_entries(broker_file))
+    check_combination(found, may_tier=True)
+    return found
+
+
+def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str, str] | None = None) -> str:
+    """The text of a new ``tiered.toml``: tiering is on for every topic, all else is Kafka's default, or `defaults`."""
+    own = {name: text for name, text in (defaults or {}).items() if name != "remote.storage.enable"}
     inline = ", ".join(f"{_toml(name)} = {_toml(value)}" for name, value in options.items())
     return "\n".join(
         (
@@ -62,6 +84,7 @@ def configuration(url: str, options: Mapping[str, object]) -> str:
             "",
             "[defaults]",
             '"remote.storage.enable" = true',
+            *(f"{_toml(name)} = {_toml(text)}" for name, text in own.items()),
             "",
         )
     )

@@ -33,14 +33,20 @@ class Session:
 
     def config(self, overrides: Mapping[str, str] | None = None) -> Config:
         """The configuration of the directory, `overrides` on top. Raises NotFound where there is none."""
-        from tiered.config import FILE, Config
+        from tiered.config import Config
+
+        return Config.load(self.config_path(), {**self.overrides, **(overrides or {})}, os.environ)
+
+    def config_path(self) -> str:
+        """Of the directory's ``tiered.toml``. Raises NotFound where there is none."""
+        from tiered.config import FILE
 
         path = os.path.join(self.directory, FILE)
         if not os.path.exists(path):
             raise NotFound(
                 f"looking for {FILE}, run 'tiered init' or name a directory with -C", directory=self.directory
             )
-        return Config.load(path, {**self.overrides, **(overrides or {})}, os.environ)
+        return path
 
     def store_options_of(self, url: str) -> dict[str, object]:
         """The options of the configured store, where there is a configuration and `url` lies in that store."""

@@ -1,0 +1,264 @@
+"""`tiered config lint`: every mistake of a place at once, with its file and line; what is meant to be is let pass."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from local.errors import InvalidRequest, NotFound
+from tiered.broker_file import broker_settings, lint_broker_file, parse_entries, read_entries
+from tiered.cli.main import invoke
+from tiered.config import Config
+from tiered.lint import LintFinding, Severity, lint_place
+from tiered.lint_rules import RULES, Subject, hints
+from tiered.properties import DEFAULTS
+
+TIERED = {"remote.storage.enable": "true"}
+COMPACT = {**TIERED, "cleanup.policy": "compact"}
+IA = {**TIERED, "remote.storage.class": "STANDARD_IA"}
+
+# What is set, the key that the hint names, some of its words. What each rule is about, in the order of the rules.
+BITES = (
+    ({**TIERED, "retention.ms": "1d"}, "segment.ms", "a slow topic keeps records for both together"),
+    ({"retention.bytes": "1MiB"}, "segment.bytes", "retention.bytes=1.00 MiB is less than one segment, 1.00 GiB"),
+    ({**TIERED, "local.retention.bytes": "1MiB"}, "segment.bytes", "local.retention.bytes=1.00 MiB is less"),
+    ({**TIERED, "segment.bytes": "512KiB"}, "segment.bytes", "requests will cost more than storage"),
+    ({**TIERED, "segment.bytes": "16MiB", "segment.ms": "1d", "retention.ms": "1d"}, "segment.bytes", "requests will"),
+    (
+        {**IA, "segment.bytes": "64KiB", "retention.ms": "90d"},
+        "segment.bytes",
+        "bills 128 KiB for each object at least",
+    ),
+    ({**IA, "retention.ms": "7d"}, "remote.storage.class", "bills 30 days at least, and retention.ms=7d is shorter"),
+    ({**IA, **COMPACT}, "remote.storage.class", "compaction replaces segments before"),
+    ({**TIERED, "remote.log.delete.grace.ms": "1m"}, "remote.log.delete.grace.ms", "reads without a pin"),
+    ({**COMPACT, "retention.ms": "90d"}, "retention.ms", "binds nothing: cleanup.policy=compact deletes nothing"),
+    ({"local.retention.ms": "1h"}, "local.retention.ms", "binds nothing: the topic is not tiered"),
+    ({"remote.compression": "zstd"}, "remote.compression", "binds nothing: the topic is not tiered"),
+    ({**COMPACT, "min.cleanable.dirty.ratio": "1"}, "min.cleanable.dirty.ratio", "so no segment goes to the bucket"),
+    (
+        {"cleanup.policy": "compact,delete", "min.compaction.lag.ms": "7d"},
+        "min.compaction.lag.ms",
+        "deleted before they may be compacted",
+    ),
+    (
+        {**COMPACT, "min.compaction.lag.ms": "2d", "local.retention.ms": "1d"},
+        "min.compaction.lag.ms",
+        "only clean segments go to the bucket, so the disk keeps more",
+    ),
+    ({**COMPACT, "remote.copy.lag.ms": "2d"}, "delete.retention.ms", "gone before it hears of them"),
+    ({"max.message.bytes": "2MiB", "segment.bytes": "1MiB"}, "max.message.bytes", "no batch of that size fits"),
+    ({**TIERED, "remote.compression": "zstd", "compression.type": "zstd"}, "remote.compression", "spent twice"),
+    ({"log.dir.relief.free.bytes.min": "32MiB"}, "log.dir.relief.free.bytes.min", "before the disk is relieved"),
+)
+SOUND = (
+    {},
+    TIERED,
+    COMPACT,
+    {**COMPACT, "cleanup.policy": "compact,delete", "retention.ms": "30d", "local.retention.ms": "6h"},
+    {**TIERED, "retention.ms": "-1", "local.retention.bytes": "10GiB", "segment.bytes": "256MiB"},
+    {**IA, "retention.ms": "1w", "segment.ms": "1d", "remote.storage.class": "default"},
+    {**COMPACT, "min.cleanable.dirty.ratio": "1", "max.compaction.lag.ms": "1d"},
+    {**TIERED, "remote.compression": "zstd", "compression.type": "lz4"},
+    {"log.dir.relief.free.bytes.min": "0"},
+)
+
+
+def hinted(settings: dict[str, str]) -> list[tuple[str, str]]:
+    effective = Config.load(None, settings, {}).explain("")
+    return [(each.keys[0], each.what) for each in hints(Subject.of("", {each.name: each for each in effective}))]
+
+
+@pytest.mark.parametrize(("settings", "key", "words"), BITES)
+def test_what_bites_is_said(settings: dict[str, str], key: str, words: str) -> None:
+    assert [what for found, what in hinted(settings) if found == key and words in what], hinted(settings)
+
+
+def test_each_rule_is_seen_to_bite() -> None:
+    silent = set(RULES)
+    for settings, _, _ in BITES:
+        effective = {each.name: each for each in Config.load(None, settings, {}).explain("")}
+        silent -= {rule for rule in silent if list(rule(Subject.of("", effective)))}
+    assert not silent
+
+
+@pytest.mark.parametrize("settings", SOUND)
+def test_what_may_well_be_meant_is_let_pass(settings: dict[str, str]) -> None:
+    assert hinted(settings) == []
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    assert invoke(["-q", "init"]) == 0
+    assert invoke(["-q", "topic", "create", "orders"]) == 0
+    assert invoke(["-q", "topic", "create", "bills", "-X", "local.retention.ms=1d"]) == 0
+    return tmp_path
+
+
+def written(home: Path, text: str) -> list[LintFinding]:
+    (home / "tiered.toml").write_text(text)
+    return lint_place("tiered.toml")
+
+
+HEAD = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.storage.enable" = true\n'  # four lines
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "key", "what", "step"),
+    [
+        ('"retenton.ms" = "1d"', 5, "retenton.ms", "did you mean retention.ms?", "write retention.ms"),
+        ('# so\n"retention.ms" = "1 day"', 6, "retention.ms", "a duration such as 7d", "config explain retention.ms"),
+        ('"segment.bytes" = 1', 5, "segment.bytes", "at least 1024", "config explain segment.bytes"),
+        ("retention.ms = 5", 5, "retention.ms", "a table to toml", 'write it as "retention.ms" = ...'),
+        ('"log.retention.hours" = 5', 5, "log.retention.hours", "kafka's brokers", "write retention.ms"),
+        ("[default]", 5, "default", "unknown section: default; did you mean defaults?", "write defaults"),
+        ('[local]\ndirr = "x"', 6, "dirr", "unknown key of [local]: dirr; did you mean dir?", "write dir"),
+        ('[topics."o*"]\n\n"log.cleaner.threads" = 2', 7, "log.cleaner.threads", "manager's", "move it to [defaults]"),
+        ('[topics]\norders = "x"', 6, "orders", "topics.orders is not a table", 'write it as [topics."orders"]'),
+        ('"retention.ms = 5', 5, "", "no toml", "names with dots stand in quotes"),
+        ('[topics."ordres"]\n"retention.ms" = "9d"', 5, "ordres", "matches no topic: bills, orders", "mend the name"),
+        ('"local.retention.ms" = "90d"', 5, "local.retention.ms", "the disk would keep more", "mend tiered.toml"),
+        ('[remote.options]\nsecret = "x"', 1, "", "looks like a secret", "mend tiered.toml"),
+        ('"cost.prices" = "nowhere.json"', 5, "cost.prices", "no such file", "mend tiered.toml"),
+        ('"remote.fetch.cache.dir" = "data/c"', 5, "remote.fetch.cache.dir", "inside a log directory", "mend"),
+        ('"remote.log.delete.grace.ms" = 0', 5, "remote.log.delete.grace.ms", "lose their objects", "-X remote.log"),
+    ],
+)
+def test_a_finding_names_file_line_key_and_what_to_do(
+    home: Path, text: str, where: int, key: str, what: str, step: str
+) -> None:
+    found = written(home, f"{HEAD}{text}\n")
+    hits = [each for each in found if each.key == key and what in each.what]
+    assert hits, found
+    assert step in hits[0].next_step
+    assert hits[0].where == f"tiered.toml:{where}"
+
+
+def test_all_mistakes_are_told_at_once_and_one_of_many_topics_once(home: Path) -> None:
+    found = written(home, f'{HEAD}"retenton.ms" = 1\n"segmnt.bytes" = 1\n[defalts]\n[topics."*"]\n"x" = 1\n')
+    assert [each.where.rpartition(":")[2] for each in found] == ["5", "6", "7", "9"]
+    (one,) = written(home, f'{HEAD}[topics."*"]\n"remote.log.delete.grace.ms" = "1m"\n')
+    assert (one.topics, one.where) == ((), "tiered.toml:6")
+    (one,) = written(home, f'{HEAD}[topics."?*"]\n"remote.log.delete.grace.ms" = "1m"\n')
+    assert (one.topics, one.where) == (("bills", "orders"), "tiered.toml:6")
+
+
+def test_topics_own_settings_the_environment_and_the_command_line_are_looked_at(home: Path) -> None:
+    (own,) = lint_place("tiered.toml", overrides={"retention.ms": "1h", "segment.ms": "10m"})
+    assert (own.severity, own.where, own.topics) == (Severity.ERROR, "topic bills", ("bills",))
+    assert not lint_place("tiered.toml", overrides={"retention.ms": "1h", "segment.ms": "10m"}, topics=["orders"])
+    (found,) = lint_place("tiered.toml", environ={"TIERED_RETENTION_MS": "x"})
+    assert found.where == "environment TIERED_RETENTION_MS"
+    (found,) = lint_place("tiered.toml", overrides={"retenton.ms": "1"})
+    assert found.where == "-X"
+    with pytest.raises(NotFound):
+        lint_place("tiered.toml", topics=["nobody"])
+    with pytest.raises(NotFound):
+        lint_place("elsewhere.toml")
+
+
+def test_the_command_ends_with_3_for_findings_and_prints_them_in_every_form(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert invoke(["config", "lint"]) == 0
+    assert "nothing is wrong" in capfd.readouterr().err
+    (home / "tiered.toml").write_text(f'{HEAD}"retenton.ms" = 1\n')
+    assert invoke(["config", "lint", "-o", "json"]) == 3
+    body = json.loads(capfd.readouterr().out)
+    assert body["schema_version"] == 1
+    assert set(body["findings"][0]) == {"severity", "where", "key", "what", "next_step", "topics"}
+    assert invoke(["config", "lint"]) == 3
+    assert "tiered.toml:5" in capfd.readouterr().out
+    assert invoke(["-C", "elsewhere", "config", "lint"]) == 1
+
+
+BROKER = "node.id=1\nlog.dirs=/kafka\nnum.network.threads=3\n"  # three lines
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "words"),
+    [
+        ("log.retention.hour=5", 4, "log.retention.hour", "did you mean log.retention.hours?"),
+        ("log.cleaner.enabel=5", 4, "log.cleaner.enabel", "did you mean log.cleaner.enable?"),
+        ("log.nothing.of.the.kind=5", 4, "log.nothing.of.the.kind", "unknown key"),
+        ("compresion.type=lz4", 4, "compresion.type", "did you mean compression.type?"),
+        ("log.segment.bytes=1GiB", 4, "log.segment.bytes", "a bare number of bytes"),
+        ("log.roll.hours=1d", 4, "log.roll.hours", "a bare number of hours"),
+        ("log.cleaner.min.cleanable.ratio=2", 4, "log.cleaner.min.cleanable.ratio", "at most 1"),
+        ("retention.ms=5", 4, "retention.ms", "did you mean log.retention.ms?"),
+        ("log.retention.hours=1\nlog.retention.ms=2", 4, "log.retention.hours", "log.retention.ms in line 5"),
+        ("log.segment.bytes=2048\nlog.segment.bytes=4096", 4, "log.segment.bytes", "line 5 is above it"),
+        ("remote.log.storage.system.enable=true", 4, "remote.log.storage.system.enable", "does not start"),
+        (
+            "remote.log.storage.system.enable=true\nremote.log.storage.manager.class.name=x\n\\\n"
+            "log.cleanup.policy=compact",
+            6,
+            "cleanup.policy",
+            "refuse remote.storage.enable=true on compacted topics",
+        ),
+        (
+            "remote.log.storage.system.enable=true\nremote.log.storage.manager.class.name=x\n"
+            "log.retention.hours=1\nlog.local.retention.ms=7200000",
+            7,
+            "local.retention.ms",
+            "the disk would keep more than the log",
+        ),
+        ("log.retention.bytes=4096", 4, "segment.bytes", "less than one segment"),
+    ],
+)
+def test_a_brokers_file_is_looked_at_as_kafka_reads_it(
+    tmp_path: Path, text: str, line: int, key: str, words: str
+) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text(BROKER + text + "\n")
+    found = lint_broker_file(str(path))
+    assert [each for each in found if each.key == key and words in each.what and each.where == f"{path}:{line}"], found
+
+
+def test_kafkas_own_example_of_a_brokers_file_has_no_finding(tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text(
+        "# The role of this server\nprocess.roles=broker,controller\nnode.id=1\n"
+        "controller.quorum.bootstrap.servers=localhost:9093\nlisteners=PLAINTEXT://:9092,CONTROLLER://:9093\n"
+        "inter.broker.listener.name=PLAINTEXT\nadvertised.listeners=PLAINTEXT://localhost:9092\n"
+        "controller.listener.names=CONTROLLER\nnum.network.threads=3\nnum.io.threads=8\n"
+        "socket.send.buffer.bytes=102400\nlog.dirs=/tmp/kraft-combined-logs\nnum.partitions=1\n"
+        "num.recovery.threads.per.data.dir=1\noffsets.topic.replication.factor=1\n"
+        "transaction.state.log.min.isr=1\n#log.flush.interval.messages=10000\nlog.retention.hours=168\n"
+        "log.segment.bytes=1073741824\nlog.retention.check.interval.ms=300000\n"
+    )
+    assert lint_broker_file(str(path)) == []
+    assert broker_settings(read_entries(str(path))) == {
+        "num.recovery.threads.per.data.dir": "1",
+        "retention.ms": str(7 * 86_400_000),
+        "segment.bytes": "1073741824",
+    }
+
+
+def test_properties_are_read_as_java_reads_them() -> None:
+    text = "! no\n  a = 1 \nb:2\nc 3\nd=x\\\n   y\n\ne\\ f=\\tq\\\\\ng\nh==i\n"
+    assert [(each.line, each.name, each.value) for each in parse_entries(text)] == [
+        (2, "a", "1"), (3, "b", "2"), (4, "c", "3"), (5, "d", "xy"), (8, "e f", "\tq\\"), (9, "g", ""), (10, "h", "=i"),
+    ]  # fmt: skip
+
+
+def test_a_place_can_begin_with_a_brokers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("server.properties").write_text(BROKER + "log.retention.minutes=90\nlog.cleanup.policy=compact,delete\n")
+    assert invoke(["-q", "init", "--properties", "server.properties"]) == 0
+    values = Config.load("tiered.toml").topic_properties("")
+    changed = {name: text for name, text in values.items() if text != DEFAULTS[name]}
+    assert changed == {
+        "remote.storage.enable": "true", "retention.ms": "5400000", "cleanup.policy": "compact,delete",
+    }  # fmt: skip
+    Path("server.properties").write_text("log.retention.ms=7d\n")
+    assert invoke(["-q", "init", "other", "--properties", "server.properties"]) == 2
+    with pytest.raises(InvalidRequest):
+        broker_settings(read_entries("server.properties"))

@@ -1,0 +1,219 @@
+"""A Kafka broker's ``server.properties``, or a file of topic settings, as settings of ours; and what is wrong in it.
+
+Read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a comment, a
+backslash at the end joins lines. A broker's values are bare numbers, and some of its names count hours or minutes; of
+several names for one setting the finest counts (Kafka's ServerTopicConfigSynonyms). What concerns the broker alone
+(listeners, quotas, replicas) is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from local.errors import InvalidRequest, NotFound
+from tiered.broker_names import BROKER_NAMES
+from tiered.config import Setting
+from tiered.lint import LintFinding, Severity
+from tiered.lint_rules import Subject, hints
+from tiered.properties import DEFAULTS, PROPERTIES, Kind, Source, nearest, parse
+
+_UNITS = {"hours": 3_600_000, "minutes": 60_000}
+_ORDER = {"log.flush.scheduler.interval.ms": 1}  # the others' last word tells: ms before minutes before hours
+_SYSTEM = "remote.log.storage.system.enable"
+_SAME = frozenset(("compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level"))
+# The rest of the families in which an unknown name is a mistake rather than something of the broker's own.
+_OTHERS = frozenset(
+    "log." + name
+    for name in (
+        *("dir", "dirs", "dir.failure.timeout.ms", "initial.task.delay.ms", "preallocate", "cleaner.enable"),
+        *("cleaner.backoff.ms", "cleaner.io.buffer.size", "flush.offset.checkpoint.interval.ms"),
+        *("flush.start.offset.checkpoint.interval.ms", "message.format.version", "message.downconversion.enable"),
+        *("message.timestamp.difference.max.ms", "retention.check.interval.ms", "cleaner.hash.algorithm"),
+    )
+)
+_OF_BROKERS = frozenset(
+    ("broker.id", "node.id", "process.roles", "listeners", "log.dir", "log.dirs", "zookeeper.connect")
+)
+_LINE = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:\s]?\s*(.*)", re.DOTALL)
+_NUMBER = re.compile(r"-?[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the file: what it says."""
+
+    line: int
+    name: str
+    value: str
+
+
+def read_entries(path: str) -> list[Entry]:
+    """The entries of the file at `path`, in order. Raises NotFound, and InvalidRequest for one that cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return list(parse_entries(file.read()))
+    except FileNotFoundError:
+        raise NotFound("reading properties, no such file", file=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest("reading properties", file=path, cause=str(error).lower()) from None
+
+
+def parse_entries(text: str) -> Iterator[Entry]:
+    """As `java.util.Properties.load` reads them, but for ``\\uXXXX`` beyond one letter each."""
+    pending: str | None = None
+    first = 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.lstrip(" \t\f")
+        if pending is None and (not line or line[0] in "#!"):
+            continue
+        first = number if pending is None else first
+        line = (pending or "") + line
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            pending = line[:-1]
+            continue
+        pending = None
+        found = _LINE.fullmatch(line)
+        if found is not None:
+            yield Entry(first, _unescaped(found[1]), _unescaped(found[2]).rstrip())
+
+
+def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
+    """What the entries set, under our names, for ``[defaults]``: the finest name of each setting, hours as ms.
+
+    Raises InvalidRequest for a value that Kafka would not take.
+    """
+    settings = {}
+    for name, entry in _meant(entries).items():
+        settings[name] = _value(entry, name)
+    return settings
+
+
+def lint_broker_file(path: str) -> list[LintFinding]:
+    """Everything that is wrong or bites in the file at `path`. Raises as `read_entries`."""
+    entries = read_entries(path)
+    is_broker = any(each.name in _OF_BROKERS or each.name.startswith("log.") for each in entries)
+    found = list(_twice(path, entries))
+    found += [told for each in entries for told in _of_entry(path, each, is_broker=is_broker)]
+    if any(each.severity is Severity.ERROR for each in found):
+        return found
+    meant = _meant(entries)
+    effective = {name: Setting(name=name, value=value, origin="default") for name, value in DEFAULTS.items()}
+    for name, entry in meant.items():
+        effective[name] = Setting(name=name, value=_value(entry, name), origin=f"{path}:{entry.line}")
+    found += _of_kafka(path, {each.name: each for each in entries}, effective)
+    try:
+        subject = Subject.of("", effective)
+    except InvalidRequest as error:
+        key = next((key for key in error.facts if key in meant), "")
+        where = effective[key].origin if key else path
+        return [*found, _finding(Severity.ERROR, where, key, " ".join(str(error).split()), "change one of the two")]
+    for hint in hints(subject):
+        where = next((effective[key].origin for key in hint.keys if key in meant), path)
+        step = hint.step.removeprefix("-X ")
+        found.append(_finding(Severity.WARNING, where, hint.keys[0], hint.what, step))
+    return found
+
+
+def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """The entry that counts for each setting of ours."""
+    meant: dict[str, Entry] = {}
+    for each in entries:
+        name = _our_name(each.name)
+        if name is not None and (name not in meant or _rank(each.name) <= _rank(meant[name].name)):
+            meant[name] = each
+    return meant
+
+
+def _our_name(name: str) -> str | None:
+    row = PROPERTIES.get(name)
+    return name if row is not None and row.source is Source.KAFKA else BROKER_NAMES.get(name)
+
+
+def _rank(name: str) -> int:
+    """0 for the finest name of a setting."""
+    return _ORDER.get(name, {"minutes": 1, "hours": 2}.get(name.rpartition(".")[2], 0))
+
+
+def _value(entry: Entry, name: str) -> str:
+    """The value as ours. Raises InvalidRequest."""
+    text, unit = entry.value, _UNITS.get(entry.name.rpartition(".")[2])
+    if PROPERTIES[name].kind in (Kind.MS, Kind.BYTES) and not _NUMBER.fullmatch(text):
+        expected = f"a bare number of {entry.name.rpartition('.')[2] if unit else PROPERTIES[name].kind.name.lower()}"
+        raise InvalidRequest(
+            "reading properties, not as kafka writes it", key=entry.name, value=text, expected=expected
+        )
+    value = str(int(text) * unit) if unit and int(text) > 0 else text
+    parse(name, value)
+    return value
+
+
+def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[LintFinding]:
+    where, name = f"{path}:{entry.line}", _our_name(entry.name)
+    if name is None:
+        yield from _unknown(where, entry.name)
+        return
+    try:
+        _value(entry, name)
+    except InvalidRequest as error:
+        expected = str(error.facts.get("expected", "")).strip("'")
+        yield _finding(
+            Severity.ERROR, where, entry.name, f"{entry.name}={entry.value} is not what it takes: {expected}", "mend it"
+        )
+    if is_broker and entry.name in PROPERTIES and PROPERTIES[entry.name].is_per_topic and entry.name not in _SAME:
+        meant = next((known for known, ours in BROKER_NAMES.items() if ours == name and _rank(known) == 0), None)
+        step = f"write {meant}" if meant else "set it on the topics"
+        what = f"{entry.name} is a name of topics: a broker ignores it" + (f"; did you mean {meant}?" if meant else "")
+        yield _finding(Severity.ERROR, where, entry.name, what, step)
+
+
+def _unknown(where: str, name: str) -> Iterator[LintFinding]:
+    """A name that is nearly a known one, or one of the log's that Kafka has not."""
+    import difflib
+
+    known = {*BROKER_NAMES, *_OTHERS, *(each for each, row in PROPERTIES.items() if row.source is Source.KAFKA)}
+    if name in _OTHERS:
+        return
+    if name.startswith("log."):
+        meant = nearest(name, known)
+    else:
+        meant = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.9)), None)
+        if meant is None:
+            return
+    told = f"unknown key: {name}" + (f"; did you mean {meant}?" if meant else "")
+    yield _finding(Severity.ERROR, where, name, told, f"write {meant}" if meant else "take it out")
+
+
+def _twice(path: str, entries: Sequence[Entry]) -> Iterator[LintFinding]:
+    """One setting said again, under the same name or another one."""
+    meant = _meant(entries)
+    for each in entries:
+        name = _our_name(each.name)
+        if name is not None and meant[name] is not each:
+            counts = meant[name]
+            what = f"{each.name} counts for nothing: {counts.name} in line {counts.line} is above it"
+            yield _finding(Severity.WARNING, f"{path}:{each.line}", each.name, what, "take one of them out")
+
+
+def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[LintFinding]:
+    """What Kafka itself wants of a broker that tiers."""
+    system = entries.get(_SYSTEM)
+    if system is None or system.value.lower() != "true":
+        return
+    where, manager = f"{path}:{system.line}", "remote.log.storage.manager.class.name"
+    if manager not in entries:
+        what = f"{_SYSTEM}=true without {manager}: the broker does not start"
+        yield _finding(Severity.ERROR, where, _SYSTEM, what, f"set {manager}")
+    if "compact" in effective["cleanup.policy"].value:
+        what = "kafka's brokers refuse remote.storage.enable=true on compacted topics, and this is their default"
+        step = "tier compacted topics with tiered adopt, which cleans them in a copy"
+        yield _finding(Severity.WARNING, effective["cleanup.policy"].origin, "cleanup.policy", what, step)
+
+
+def _finding(severity: Severity, where: str, key: str, what: str, step: str) -> LintFinding:
+    return LintFinding(severity=severity, where=where, key=key, what=what, next_step=step)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(found[1], found[1]), text)
