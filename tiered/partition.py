@@ -134,10 +134,16 @@ class Partition:
         return None
 
     def source(self) -> PartitionSource:
-        """For a reader. Raises `stopped` where the tiers never agreed: one stream over both would mix two histories."""
+        """For a reader. Raises `stopped` where the tiers never agreed: one stream over both would mix two histories.
+
+        A disk that is only looked at and ends before the bucket does (lost and empty, put back from an old copy, looked
+        at a moment before) has nothing that the bucket lacks: then the bucket alone is read.
+        """
         if self.stopped is not None and not self.has_agreed:
             raise self.stopped
-        return PartitionSource(self.name, self.log, self.remote, self.metadata)
+        head = self.head()
+        is_behind = self.log.is_read_only and head is not None and self.log.next_offset < head.next_offset
+        return PartitionSource(self.name, None if is_behind else self.log, self.remote, self.metadata)
 
     def copy_progress(self, info: SegmentInfo) -> Callable[[int], None]:
         """For one copy: told the bytes read since the last time, it tells `on_copied` those read so far."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 
 import pytest
-from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
+from manager_world import DAY, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import Conflict, Corrupt, InvalidRequest, OffsetOutOfRange, Unavailable
+from local.isolation import Isolation
 from local.names import TopicPartition
 from local.record import Record
 from remote.head_changes import expire_segments
@@ -314,3 +316,28 @@ def test_leader_epochs_never_go_back_where_a_log_had_many_of_them_before_it_had_
         assert epochs == sorted(epochs)
     with world.open() as first:
         assert isinstance(first.problems[NAME], Conflict), "its last records are others"
+
+
+@pytest.mark.parametrize("count", [0, 40])
+def test_a_look_at_a_disk_that_ends_before_the_bucket_reads_the_bucket(count):
+    """An empty disk with its topics written down, or an old copy of one: nothing was told of the rest, with exit 0."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        if count:
+            send(manager, count)
+    old = deepcopy(world.disk)
+    with world.open() as manager:
+        send(manager, 70 - count, start=count)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert manager.partition(NAME).head().next_offset == 70
+    expected = [(at, b"value %d" % at) for at in range(70)]
+    with world.open(disk=old, read_only=True) as looker:
+        assert looker.partition(NAME).log.next_offset == count
+        for isolation in Isolation:
+            reader = looker.reader(isolation)
+            assert values(reader) == expected
+            assert values(reader, 55) == expected[55:]
+            assert reader.offsets(NAME) == (0, 70)
+        assert looker.reader().offset_for_timestamp(NAME, NOW - DAY + 60) == 60

@@ -7,7 +7,7 @@ appended, and the count is told.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -21,10 +21,12 @@ from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
-from tiered.units import format_count
+from tiered.units import format_count, parse_ms
 
 if TYPE_CHECKING:
     from local.record import Record
+    from tiered.append_marks import Share
+    from tiered.cli.append_remote import RemoteAppend
     from tiered.manager import LogManager
 
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -43,6 +45,8 @@ CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 @click.option("--jsonl", "is_jsonl", is_flag=True, help="Lines are objects: key, value, timestamp, headers.")
 @click.option("--batch", type=click.IntRange(1), default=10_000, show_default=True, help="Records per append.")
 @click.option("--compression", type=click.Choice(CODECS), help="Codec of the batches; default: the topic's.")
+@click.option("--acks", type=click.Choice(("local", "remote")), default="local", show_default=True, help="Who has it.")
+@click.option("--timeout", metavar="TIME", help="How long --acks remote waits for the bucket; default: 5m.")
 @output_option()
 @click.pass_obj
 def append(
@@ -54,20 +58,23 @@ def append(
     is_jsonl: bool,
     batch: int,
     compression: str | None,
+    acks: str,
+    timeout: str | None,
     output: str,
 ) -> int:
     """Append one record for each line, to the partition named or split by key as Kafka does.
 
-    Everything appended is on the disk when the command ends. A line that cannot be read, or a signal, ends it; what
-    came before stays and is counted.
+    Everything appended is on the disk when the command ends, with --acks remote in the bucket. A line that cannot be
+    read, or a signal, ends it; what came before stays and is counted.
     """
     topic, partition = parse_partition(target)
     if is_jsonl and separator is not None:
         raise click.UsageError("--jsonl carries its keys itself; leave out -K")
     if separator == "":
         raise click.UsageError("-K is empty; leave it out for records without keys")
-    read = jsonl_reader(now_ms) if is_jsonl else line_reader(separator, is_empty_null, now_ms)
+    read = jsonl_reader(now_ms, partition) if is_jsonl else line_reader(separator, is_empty_null, now_ms)
     overrides = {"compression.type": compression} if compression else {}
+    timeout_ms = _timeout_ms(timeout, acks)
     failure: LogError | None = None
     with open_lines(source) as lines, stop_signals() as stop:
         with session.manager(overrides=overrides) as manager:
@@ -76,8 +83,16 @@ def append(
                 manager.partition(TopicPartition(topic, partition))  # before anything is read, and for no line as well
             given = _Given(manager, topic, partition)
             try:
-                for records in _records(line_runs(lines, batch, stop), read):
-                    given.append(records)
+                remote = _remote(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
+                how = {"separator": separator, "is_empty_null": is_empty_null, "is_jsonl": is_jsonl}
+                known = remote.given_before(source, **how) if remote is not None else None
+                if known is not None:
+                    given.take(known)
+                else:
+                    for records in _records(line_runs(lines, batch, stop), read):
+                        given.append(records)
+                if remote is not None and not stop.is_set:
+                    remote.wait(given.shares(), stop)
             except LogError as error:
                 failure = error
         # The manager is closed: what is told now is on the disk.
@@ -91,6 +106,25 @@ def append(
         if stop.is_set:
             return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
         return Exit.DONE
+
+
+def _timeout_ms(text: str | None, acks: str) -> int:
+    from tiered.remote_acks import TIMEOUT_MS
+
+    if text is None:
+        return TIMEOUT_MS
+    if acks != "remote":
+        raise click.UsageError("--timeout is for --acks remote")
+    value = parse_ms(text)
+    if value is None or value <= 0:
+        raise InvalidRequest("reading --timeout", text=repr(text), expected="a duration such as 5m")
+    return value
+
+
+def _remote(session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int) -> RemoteAppend:
+    from tiered.cli.append_remote import RemoteAppend
+
+    return RemoteAppend(session, manager, topic, partition, timeout_ms)
 
 
 _COLUMNS = (
@@ -132,6 +166,20 @@ class _Given:
             }
             for name, (base, end, count) in sorted(self._rows.items())
         ]
+
+    def shares(self) -> list[Share]:
+        from tiered.append_marks import Share
+
+        return [
+            Share(topic=name.topic, partition=name.partition, base_offset=base, next_offset=end, records=count)
+            for name, (base, end, count) in sorted(self._rows.items())
+        ]
+
+    def take(self, shares: Sequence[Share]) -> None:
+        """What an earlier command appended."""
+        for each in shares:
+            self._rows[each.name] = (each.base_offset, each.next_offset, each.records)
+            self.count += each.records
 
     def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
         """A share that holds a record which the log refuses (nothing was added then) goes in halves, up to that one."""

@@ -13,6 +13,10 @@ from local.names import TopicPartition
 from local.record import Header, Record, StoredRecord
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
+_READ = ("key", "value", "timestamp", "headers")
+_PASSED_OVER = frozenset(
+    ("topic", "partition", "offset", "timestampType", "keySize", "valueSize", "sequence", "batch", "control")
+)
 
 # A line of input, without its end, and its number, as a record. Raises InvalidRequest, naming the line.
 ReadLine = Callable[[bytes, int], Record]
@@ -98,8 +102,12 @@ def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], 
     return read
 
 
-def jsonl_reader(clock: Callable[[], int]) -> ReadLine:
-    """JSON objects as records; null or missing is null, a missing timestamp is the clock's."""
+def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> ReadLine:
+    """JSON objects as records; null or missing is null, a missing timestamp is the clock's.
+
+    What `as_json` and ``tiered dump`` say beside that of where a record lay is passed over, but for a partition that
+    contradicts `partition`. Any other field is a mistake: a misspelt ``value`` would be a tombstone.
+    """
 
     def read(line: bytes, number: int) -> Record:
         try:
@@ -108,15 +116,34 @@ def jsonl_reader(clock: Callable[[], int]) -> ReadLine:
             raise InvalidRequest("reading a line, not json", line=number) from None
         if not isinstance(body, dict):
             raise InvalidRequest("reading a line, not a json object", line=number)
+        _check_fields(body, number, partition)
         timestamp = _timestamp(body.get("timestamp"), number)
-        return Record(
+        record = Record(
             _bytes(body.get("key"), "key", number),
             _bytes(body.get("value"), "value", number),
             clock() if timestamp is None else timestamp,
             _headers(body.get("headers"), number),
         )
+        if "key" not in body and "value" not in body:
+            raise InvalidRequest("reading a line, it has neither key nor value", line=number)
+        return record
 
     return read
+
+
+def _check_fields(body: dict[str, object], line: int, partition: int | None) -> None:
+    unknown = next((name for name in body if name not in _READ and name not in _PASSED_OVER), None)
+    if unknown is not None:
+        from tiered.properties import nearest
+
+        facts = {"field": repr(unknown), "did_you_mean": nearest(unknown, _READ), "known": " ".join(_READ)}
+        raise InvalidRequest("reading a line, an unknown field", line=line, **facts)
+    said = body.get("partition")
+    if partition is not None and said is not None and said != partition:
+        hint = "leave it out of the lines, or the partition out of the command"
+        raise InvalidRequest(
+            f"reading a line, it is of another partition: {hint}", line=line, said=said, asked=partition
+        )
 
 
 def _text(value: bytes | None) -> str | dict[str, str] | None:

@@ -1,0 +1,137 @@
+"""``tiered append --acks remote``: in the bucket or exit 6, and the same command given again appends nothing twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from local.errors import Unavailable
+from local.storage import DiskStorage
+from tiered import remote_acks
+from tiered.append_marks import FILE, MARKS_MAX, AppendMarks, Share, input_key
+from tiered.cli.main import invoke
+
+APPEND = ["append", "orders", "lines", "-K", ":", "--acks", "remote"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("lines").write_text("".join(f"k{at}:value {at}\n" for at in range(60)))
+    assert invoke(["-q", "init"]) == 0
+    assert invoke(["-q", "topic", "create", "orders", "-p", "2", "-X", "remote.copy.lag.ms=1h"]) == 0
+    return tmp_path
+
+
+def values(capfd: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    capfd.readouterr()
+    assert invoke(["consume", "orders", *words]) == 0
+    return sorted(capfd.readouterr().out.splitlines())
+
+
+ALL = sorted(f"value {at}" for at in range(60))
+
+
+def test_what_ends_with_0_is_in_the_bucket(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    assert invoke([*APPEND, "-o", "json"]) == 0
+    out, said = capfd.readouterr()
+    assert sum(each["records"] for each in json.loads(out)["appended"]) == 60
+    assert "in the bucket: orders/0 up to" in said
+    assert "orders/1 up to" in said
+    assert values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
+    assert not (home / FILE).exists()
+    assert invoke([*APPEND]) == 0
+    assert len(values(capfd)) == 120, "what was acknowledged may be appended again"
+
+
+def test_while_the_bucket_is_away_it_is_exit_6_all_is_on_the_disk_and_nothing_is_appended_twice(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = remote_acks.wait_for_bucket
+
+    for _ in range(3):
+        monkeypatch.setattr(remote_acks, "wait_for_bucket", _raise_unavailable)
+        capfd.readouterr()
+        assert invoke(APPEND) == 6
+        said = capfd.readouterr().err
+        assert "on the disk, not yet in the bucket" in said
+        assert "nothing twice" in said
+        assert values(capfd) == ALL
+    assert values(capfd, "--remote", (home / "bucket").as_uri()) == []
+    monkeypatch.setattr(remote_acks, "wait_for_bucket", real)
+    capfd.readouterr()
+    assert invoke(APPEND) == 0
+    assert "appended before, not again: records=60" in capfd.readouterr().err
+    assert values(capfd) == values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
+    assert not (home / FILE).exists()
+
+
+def test_another_input_is_appended_though_one_waits(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_acks, "wait_for_bucket", _raise_unavailable)
+        assert invoke(APPEND) == 6
+        assert invoke(["append", "orders/1", "lines", "-K", ":", "--acks", "remote"]) == 6, "another target"
+        assert invoke(["append", "orders", "lines", "--acks", "remote"]) == 6, "read in another way"
+    Path("lines").write_text("one:more\n")
+    assert invoke(APPEND) == 0
+    assert len(values(capfd)) == 181
+
+
+def _raise_unavailable(*args: object, **more: object) -> None:
+    raise Unavailable("the bucket is away", store="file://")
+
+
+def test_a_signal_while_it_waits_is_130_and_the_next_command_goes_on(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_acks, "wait_for_bucket", _interrupt)
+        assert invoke(APPEND) == 130
+    assert invoke(APPEND) == 0
+    assert values(capfd) == values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
+
+
+def _interrupt(*args: object, **more: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("remote.storage.enable=false", "remote.storage.enable"),
+        ("cleanup.policy=compact", "say local"),
+        ("remote.log.copy.disable=true", "not copied"),
+    ],
+)
+def test_what_would_never_be_acknowledged_is_refused_before_a_record_is_appended(
+    home: Path, capfd: pytest.CaptureFixture[str], settings: str, told: str
+) -> None:
+    assert invoke(["topic", "create", "other", "-X", settings]) == 0
+    capfd.readouterr()
+    assert invoke(["append", "other", "lines", "-K", ":", "--acks", "remote"]) == 2
+    assert told in capfd.readouterr().err
+    assert invoke(["consume", "other"]) == 0
+    assert capfd.readouterr().out == ""
+    assert invoke(["append", "orders", "lines", "--timeout", "5s"]) == 2
+    assert "--timeout is for --acks remote" in capfd.readouterr().err
+
+
+def test_marks_are_found_by_their_input_and_only_so_many_are_kept(tmp_path: Path) -> None:
+    path = str(tmp_path / FILE)
+    marks, disk = AppendMarks(DiskStorage(), path), DiskStorage()
+    share = Share(topic="t", partition=0, base_offset=1, next_offset=3, records=2)
+    keys = [input_key({"source": ("file", at)}) for at in range(MARKS_MAX + 5)]
+    assert len(set(keys)) == len(keys)
+    for key in keys:
+        marks.note(key, [share])
+    assert [marks.find(key) for key in keys[:6]] == [None] * 5 + [[share]]
+    assert AppendMarks(disk, path).find(keys[-1]) == [share]
+    for key in keys:
+        marks.forget(key)
+    assert not (tmp_path / FILE).exists()

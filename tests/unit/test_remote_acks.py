@@ -1,0 +1,162 @@
+"""Appends acknowledged by the bucket: none before a committed head holds it, and none is there twice."""
+
+from __future__ import annotations
+
+import pytest
+from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, values
+
+from local.errors import Conflict, InvalidRequest, LogError, Unavailable
+from local.names import TopicPartition
+from local.record import Record
+from tiered.manager import LogManager
+from tiered.pausing import pause_uploads
+from tiered.remote_acks import check_remote_acks, held_upto, wait_for_bucket
+
+SETTINGS = {**TIERED, "local.retention.ms": "-2", "segment.ms": "30d", "remote.copy.lag.ms": "1h"}
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, SETTINGS, now_ms=NOW)
+    return world
+
+
+class Clock:
+    """Moves when somebody pauses."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def pause(self, seconds: float) -> None:
+        self.now_ms += round(seconds * 1000)
+
+
+def wait(manager: LogManager, end: int, clock: Clock | None = None, **more: object) -> object:
+    clock = clock or Clock()
+    return wait_for_bucket(manager, {NAME: end}, clock=clock, pause=clock.pause, **more)  # type: ignore[arg-type]
+
+
+def held_remotely(world: World) -> list[bytes | None]:
+    """What another machine reads from the bucket alone."""
+    with world.open(disk=world.other_disk(), read_only=True) as other:
+        return [value for _, value in values(other.reader())]
+
+
+def test_what_was_waited_for_is_read_by_another_machine_though_no_roll_and_no_lag_was_due(world: World) -> None:
+    with world.open() as manager:
+        check_remote_acks(manager, [NAME], now_ms=NOW)
+        send(manager, 70)
+        manager.tick(NOW)
+        assert held_upto(manager, NAME) == 0, "by itself nothing goes"
+        acked = wait(manager, 70)
+        assert acked is not None
+        assert acked.held_upto == {NAME: 70}  # type: ignore[attr-defined]
+        assert acked.tries == 1  # type: ignore[attr-defined]
+        assert held_remotely(world) == [b"value %d" % at for at in range(70)]
+        sequence = manager.partition(NAME).head().sequence
+        assert wait(manager, 70) is not None
+        assert manager.partition(NAME).head().sequence == sequence, "what is there is not sent again"
+        send(manager, 50, start=70)
+        manager.roll("t", now_ms=NOW)
+        send(manager, 3, start=120)
+        assert wait(manager, 120) is not None
+        assert held_upto(manager, NAME) == 120, "what nobody asked for stays"
+
+
+def test_only_the_partitions_asked_for_are_sealed(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("u", 2, SETTINGS, now_ms=NOW)
+        first, second = TopicPartition("u", 0), TopicPartition("u", 1)
+        for name in (first, second):
+            manager.append("u", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
+        clock = Clock()
+        assert wait_for_bucket(manager, {first: 1}, clock=clock, pause=clock.pause) is not None
+        assert (held_upto(manager, first), held_upto(manager, second)) == (1, 0)
+        assert [len(each.closed) for each in manager.snapshots(NOW, ["u"])] == [1, 0]
+
+
+def test_while_the_bucket_is_down_it_is_tried_until_the_time_is_over_and_nothing_is_lost_or_doubled(
+    world: World,
+) -> None:
+    store, clock = SwitchableStore(world.store, is_down=False), Clock()
+    told: list[LogError | None] = []
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        send(manager, 70)
+        store.is_down = True
+        with pytest.raises(Unavailable, match="acknowledging by the bucket") as error:
+            wait(manager, 70, clock, timeout_ms=10_000, waiting=lambda names, problem: told.append(problem))
+        assert error.value.facts["waiting"] == "t/0"
+        assert 10_000 <= clock.now_ms - NOW < 12_000
+        assert len(told) == 10
+        assert [value for _, value in values(manager.reader())] == [b"value %d" % at for at in range(70)]
+        store.is_down = False
+        assert wait(manager, 70, clock) is not None
+    assert held_remotely(world) == [b"value %d" % at for at in range(70)]
+
+
+def test_a_bucket_that_comes_back_is_a_success_of_several_tries(world: World) -> None:
+    store, clock = SwitchableStore(world.store, is_down=False), Clock()
+
+    def back(names: object, problem: LogError | None) -> None:
+        store.is_down = len(tries) < 2
+        tries.append(problem)
+
+    tries: list[LogError | None] = []
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        send(manager, 20)
+        store.is_down = True
+        acked = wait(manager, 20, clock, waiting=back)
+    assert acked is not None
+    assert acked.tries == 4  # type: ignore[attr-defined]
+    assert held_remotely(world) == [b"value %d" % at for at in range(20)]
+
+
+def test_it_lets_go_when_told_to_stop_and_another_writer_ends_it_at_once(world: World) -> None:
+    with world.open() as manager:
+        send(manager, 20)
+        assert wait(manager, 20, should_stop=lambda: True) is None
+        with world.open(disk=world.other_disk()) as other:
+            assert other.partition(NAME).is_owned
+        with pytest.raises(Conflict):
+            wait(manager, 20)
+        with pytest.raises(Conflict):
+            check_remote_acks(manager, [NAME], now_ms=NOW)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"remote.storage.enable": "false"}, "remote.storage.enable"),
+        ({**SETTINGS, "remote.log.copy.disable": "true"}, "not copied"),
+        ({**SETTINGS, "cleanup.policy": "compact"}, "once it is cleaned: say local"),
+    ],
+)
+def test_a_topic_whose_records_would_not_get_there_is_refused_before_the_append(
+    world: World, settings: dict[str, str], told: str
+) -> None:
+    with world.open() as manager:
+        manager.create_topic("u", 1, settings, now_ms=NOW)
+        with pytest.raises(InvalidRequest, match=told):
+            check_remote_acks(manager, [TopicPartition("u", 0)], now_ms=NOW)
+
+
+def test_a_pause_is_refused_before_the_append_and_ends_the_wait_for_one_that_came_later(world: World) -> None:
+    with world.open() as manager:
+        places = manager._directory.places()
+        send(manager, 20)
+        pause_uploads(places, ["t"], now_ms=NOW, reason="net")
+        with pytest.raises(Unavailable, match="paused"):
+            wait(manager, 20, timeout_ms=3_000)
+        with pytest.raises(InvalidRequest, match="tiered resume"):
+            check_remote_acks(manager, [NAME], now_ms=NOW)
+
+
+def test_a_bucket_out_of_reach_from_the_beginning_is_told_before_the_append(world: World) -> None:
+    store = SwitchableStore(world.store)
+    with world.open(store=store) as manager, pytest.raises(Unavailable):  # type: ignore[arg-type]
+        check_remote_acks(manager, [NAME], now_ms=NOW)
