@@ -4,16 +4,19 @@
 
 plays every session of SESSIONS and writes ``tests/sessions/<name>.<width>.txt``; a test plays them again and compares
 to the letter. Commands run in this process, stdout is a terminal of that width without colours, time is `NOON` and
-moves a second with each command. Ids, a plan's fingerprint and the folder are replaced by others of the same length
-before anything is laid out; nothing else is masked.
+moves a second with each command, the machine is one of `_VERSIONS` with a disk of `_ROOM`. Ids, a plan's fingerprint
+and the folder are replaced by others of the same length before anything is laid out; nothing else is masked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
+import itertools
 import json
 import os
+import platform
 import random
 import re
 import secrets
@@ -32,6 +35,9 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
+from local import kernels  # noqa: E402
+from local.storage import DiskStorage, Space  # noqa: E402
+from tiered import doctor  # noqa: E402
 from tiered.cli import render  # noqa: E402
 from tiered.cli.main import invoke  # noqa: E402
 
@@ -39,6 +45,10 @@ FOLDER = ROOT / "tests" / "sessions"
 WIDTHS = (80, 120)
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 _PLACE = "/srv/logs/the-node"
+_ROOM = Space(64 << 30, 256 << 30)
+_FSYNC_S = 0.0004
+_VERSIONS = {"fsspec": "2026.9.0", "s3fs": "2026.9.0", "obstore": "0.12.1", "boto3": "1.43.117"}
+_VERSIONS |= {"hdfs-native": "0.14.7", "cryptography": "50.0.2", "pyarrow": "26.0.1", "pyspark": "4.3.0"}
 _CODES = re.compile(r"\x1b\[[0-9;]*m")
 _TOPIC_ID = re.compile(r"(?<![\w/+-])(?=[\w-]*[A-Z])(?=[\w-]*[a-z])[\w-]{22}(?![\w-])")
 _TOPIC_PREFIX = re.compile(r"(?<=[a-z]-)[\w-]{22}(?=/)")
@@ -184,9 +194,33 @@ SESSIONS = (
             "tiered scrub --deep --report found.json",
             "tiered repair found.json --dry-run",
             "tiered consume orders/0 --remote file:///srv/logs/the-node/bucket -n 1",
+            "tiered repair found.json",
+            "tiered repair found.json --yes",
+            "tiered repair found.json --dry-run",
+            "tiered consume orders/0 --remote file:///srv/logs/the-node/bucket -n 1",
         ),
         before=_TIERED,
         deeds=(("flip", _flip),),
+    ),
+    Session(
+        "health",
+        (
+            "tiered doctor",
+            "tiered log-dirs",
+            "tiered pause orders --reason 'the bucket moves'",
+            "later 2h",
+            "tiered status",
+            "tiered doctor --problems",
+            "tiered pause --list",
+            "tiered resume",
+            "tiered status --check",
+        ),
+        before=(
+            "tiered -q init",
+            "tiered -q topic create orders -p 2 -X retention.ms=3d",
+            "tiered -q append orders orders.txt -K :",
+            "tiered -q run --once",
+        ),
     ),
     Session(
         "mistakes",
@@ -211,6 +245,7 @@ SESSIONS = (
             "tiered config explain retention.ms",
             "tiered config explain local.retention.ms -t orders",
             "tiered config explain remote.log.delete.grace.ms -o json",
+            "tiered topic describe orders --settings",
         ),
         before=_NODE,
     ),
@@ -300,6 +335,14 @@ class Player:
             mock.patch.object(time, "time_ns", return_value=self.now_ms * 1_000_000),
             mock.patch.object(secrets, "randbits", self.random.getrandbits),
             mock.patch.object(uuid, "uuid4", self._uuid),
+            mock.patch.object(time, "perf_counter", side_effect=itertools.count(0, _FSYNC_S)),
+            mock.patch.object(DiskStorage, "modified_ms", return_value=self.now_ms),
+            mock.patch.object(DiskStorage, "space", return_value=_ROOM),
+            mock.patch.object(doctor, "_files_max", return_value=65536),
+            mock.patch.object(doctor, "lock_holder", return_value=None),
+            mock.patch.object(importlib.metadata, "version", lambda name: _VERSIONS[name]),
+            mock.patch.object(platform, "python_version", return_value="3.12.9"),
+            mock.patch.object(kernels, "implementation", return_value="compiled"),
             mock.patch.object(socket, "gethostname", return_value="the-node"),
             mock.patch.object(render, "_shown", lambda value, column: self.masked(shown(value, column))),
         ):
