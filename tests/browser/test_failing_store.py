@@ -31,5 +31,5 @@ def test_every_page_says_that_the_bucket_fails_and_shows_what_is_here(chromium: 
         rows = tab.text("tbody")
         assert rows.count("only on this disk") == 2 < rows.count("remote")
         tab.go("/")
-        assert tab.text("tbody td:last-child") == "1 stuck"
+        assert tab.text("#topics tbody td:last-child") == "1 stuck"
         assert (tab.said, tab.failed) == ([], [])

@@ -58,8 +58,8 @@ def test_the_daemon_has_its_pages_where_it_says(chromium: Chromium, home: Path) 
             assert tab.go("/topics/orders/1") == 200
             assert tab.text("h1") == "orders/1"
             tab.click("nav a[href='/']")
-            tab.wait("location.pathname === '/' && document.querySelector('caption')")
-            assert "1 topic" in tab.text("caption")
+            tab.wait("location.pathname === '/' && document.querySelector('#topics caption')")
+            assert "1 topic" in tab.text("#topics caption")
             assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
 
 
@@ -78,7 +78,7 @@ def test_pages_beside_the_manager_at_work(chromium: Chromium, home: Path) -> Non
         chromium.open(re.findall(r"http://127\.0\.0\.1:[0-9]+", line)[0]) as tab,
     ):
         assert tab.go("/") == 200
-        assert "1 topic" in tab.text("caption")
+        assert "1 topic" in tab.text("#topics caption")
         assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -10,8 +11,10 @@ from manager_world import COMPACTED, DAY, NOW, TIERED, SwitchableStore, World, s
 from local.errors import Corrupt, Unavailable
 from local.names import TopicPartition
 from local.record import Record
+from local.storage import replace_file
 from tiered.manager import LogManager
 from tiered.metrics_server import LOOPBACK, MetricsServer
+from tiered.tier_series import FILE, TierPoint, TierSeries
 from tiered.web.site import Site
 from tiered.worker import Worker
 
@@ -110,6 +113,32 @@ def busy() -> Scene:
         TopicPartition("orders", 2): Corrupt("reading a batch, checksum differs", segment="00000000000000000000")
     }
     scene.now_ms = NOW + 10_000
+    return scene
+
+
+def aged() -> Scene:
+    """Notes of three years, with a month and an afternoon in which nobody was at work, and an hour without a bucket."""
+    scene = busy()
+    day, series = 86_400_000, TierSeries()
+    days = [NOW - at * day for at in range(1090, 31, -1) if not 200 < at < 230]
+    hours = [NOW - at * 3_600_000 for at in range(31 * 24, 49, -1)]
+    minutes = [NOW - at * 5 * MINUTE for at in range(570, -1, -1) if not 150 < at < 230]
+    for at in [*days, *hours, *minutes]:
+        age = (NOW - at) / day
+        local = int((60 + 25 * math.sin(age * 2 * math.pi)) * (1 << 30))
+        remote = int((1090 - age) ** 1.2 * (2 << 30))
+        is_seen = not 60 < (NOW - at) / MINUTE < 120
+        point = TierPoint(
+            at_ms=at,
+            local_bytes=local,
+            remote_bytes=remote if is_seen else None,
+            lag_bytes=local // 12 if is_seen else None,
+            at_risk_bytes=local // 5 if is_seen else None,
+            dollars_per_month=remote / (1 << 30) * 0.023 if is_seen else None,
+            missing_partitions=int(not is_seen),
+        )
+        series.add(point, {"orders": point})
+    replace_file(scene.world.disk, f"./data/{FILE}", series.encoded())
     return scene
 
 

@@ -24,7 +24,7 @@ from tiered.cost_history import Measured
 from tiered.cost_lab import ALONG, STEPS, CostLab, cost_lab, read_variant
 from tiered.cost_simulation import simulate_streams
 from tiered.units import format_dollars
-from tiered.web.charts import _name_heights, nice_top
+from tiered.web.charts import name_heights, nice_top
 from tiered.web.lab import lab_facts, lab_page
 from tiered.web.lab_words import value_words
 
@@ -240,6 +240,6 @@ def test_an_axis_ends_at_a_number_that_people_count_in(value: float, top: float)
 
 def test_names_at_the_ends_of_lines_never_cover_each_other() -> None:
     for heights in ([100, 100, 100, 100, 100], [10, 270, 272, 271], [5], [], [278, 20, 30, 31]):
-        placed = sorted(_name_heights([float(each) for each in heights]))
+        placed = sorted(name_heights([float(each) for each in heights]))
         assert all(after - before >= 14.99 for before, after in pairwise(placed))
         assert all(each <= 278.01 for each in placed)

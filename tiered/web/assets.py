@@ -53,7 +53,7 @@ a:focus-visible, input:focus-visible, button:focus-visible, select:focus-visible
 header { display: flex; flex-wrap: wrap; gap: 0 1.5rem; align-items: baseline; padding: 1rem 0 .5rem;
   border-bottom: 1px solid var(--line); }
 header strong { font-size: 1.25rem; }
-nav { display: flex; flex-wrap: wrap; gap: 0 1rem; }
+nav { display: flex; flex-wrap: wrap; gap: 0 1rem; align-items: baseline; }
 nav a { padding: .35rem 0; }
 nav a[aria-current] { color: var(--text); font-weight: 600; }
 h1 { font-size: 1.5rem; margin: 1rem 0 .5rem; overflow-wrap: anywhere; }
@@ -97,12 +97,16 @@ svg.bar { height: 1.1rem; width: 11rem; margin-top: .2rem; }
 @media (min-width: 60rem) { #kinds svg.bar { width: 22rem; } }
 svg.chart { height: auto; min-width: 28rem; max-width: 40rem; font: 13px system-ui, sans-serif; }
 svg text { fill: var(--text); paint-order: stroke; stroke: var(--ground); stroke-width: 3px; }
-svg text.faint { fill: var(--faint); }
+svg text.faint { fill: var(--faint); font-size: inherit; }
 svg .grid, svg .rule { stroke: var(--line); stroke-width: .6; }
 svg .rule { stroke-dasharray: 4 4; stroke-width: 1; }
 svg .line { fill: none; stroke-width: 2; }
 svg .mark { fill: none; stroke: var(--text); stroke-width: 2; }
 svg .name { font-weight: 600; }
+svg.times { height: auto; max-width: 28rem; font: 12px system-ui, sans-serif; }
+.past { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 0 1.5rem; }
+figure { margin: .5rem 0; min-width: 0; }
+figcaption { color: var(--faint); font-size: .9rem; }
 .drawing { overflow-x: auto; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 2rem; }
 .charts > * { min-width: 0; }
@@ -127,6 +131,15 @@ svg .clean { fill: var(--remote); }
 
 # Colours of lines and of kinds of dollars, in the order in which they are drawn.
 _SERIES = ("local", "remote", "s2", "s3", "s4", "s5")
+# Lines over time: (colour, dashes), for colour alone some do not tell apart.
+_TIMES = {
+    "t-remote": ("remote", None),
+    "t-local": ("local", "7 3"),
+    "t-lag": ("s2", None),
+    "t-risk": ("s4", "7 3"),
+    "t-dollars": ("s3", None),
+    "t-still": ("faint", "2 3"),
+}
 _KINDS = {
     "storage": "local",
     "index": "faint",
@@ -214,6 +227,10 @@ def _classes() -> str:
         found.append(
             f"svg .line.s{at} {{ stroke: var(--{name}); }} svg .dot.s{at}, svg .name.s{at} {{ fill: var(--{name}); }}"
         )
+    for each, (name, dashes) in _TIMES.items():
+        pattern = f" stroke-dasharray: {dashes};" if dashes else ""
+        found.append(f"svg .line.{each} {{ stroke: var(--{name});{pattern} }}")
+        found.append(f"svg .dot.{each}, svg .name.{each} {{ fill: var(--{name}); }}")
     for kind, name in _KINDS.items():
         found.append(f"svg .k-{kind} {{ fill: var(--{name}); }} .key.k-{kind} {{ color: var(--{name}); }}")
     return "\n".join([*found, ""])

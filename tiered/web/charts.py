@@ -68,7 +68,7 @@ def line_chart(
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     top = nice_top(max((y for line in lines for _, y in line.points), default=0.0))
     frame = _Frame(low, max(high, low + 1e-9), top)
-    ends = _name_heights([frame.y(line.points[-1][1]) for line in lines if line.points])
+    ends = name_heights([frame.y(line.points[-1][1]) for line in lines if line.points])
     inner: list[Child] = [
         _axes(frame, x_ticks, x_name, y_name),
         [_rule(frame, x, name) for x, name in rules if low <= x <= high],
@@ -167,15 +167,16 @@ def _rule(frame: _Frame, value: float, name: str) -> list[Html]:
     return [line, tag("text", name, x=x + 4, y=TOP + 10, class_="faint")]
 
 
-def _name_heights(heights: Sequence[float]) -> list[float]:
+def name_heights(
+    heights: Sequence[float], lowest: float = HIGH - BOTTOM + 4, apart: float = _NAME_HEIGHT
+) -> list[float]:
     """Where names stand so that none covers another, each near the end of its line, in the order given."""
     order = sorted(range(len(heights)), key=lambda at: heights[at])
     found = list(heights)
     for before, after in pairwise(order):
-        found[after] = max(found[after], found[before] + _NAME_HEIGHT)
-    over = max(found, default=0.0) - (HIGH - BOTTOM + 4)
-    if over > 0:  # below the axis: all move up together, then apart again
+        found[after] = max(found[after], found[before] + apart)
+    if max(found, default=0.0) > lowest:  # below the axis: all move up together, then apart again
         for after, before in pairwise(reversed(order)):
-            found[after] = min(found[after], HIGH - BOTTOM + 4)
-            found[before] = min(found[before], found[after] - _NAME_HEIGHT)
+            found[after] = min(found[after], lowest)
+            found[before] = min(found[before], found[after] - apart)
     return found

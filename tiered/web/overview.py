@@ -9,6 +9,7 @@ from tiered.status_report import StatusReport
 from tiered.status_rows import Row, status_facts, topic_row
 from tiered.units import counted, format_bytes, format_count, format_dollars
 from tiered.web.grouping import Group, boxes, group_of, grouped, worst_troubles
+from tiered.web.history import Past, history_section
 from tiered.web.html import Child, Html, tag
 from tiered.web.parts import (
     ROWS_ON_A_PAGE,
@@ -41,8 +42,10 @@ _HEADINGS = (
 SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
 
 
-def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool, note: Child = None) -> str:
-    """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first) and ``page``."""
+def overview(
+    report: StatusReport, query: Mapping[str, str], *, has_remote: bool, note: Child = None, past: Past | None = None
+) -> str:
+    """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first), ``page`` and ``span``."""
     if not report.topics:
         stuck = worst_troubles(report, report.stuck)
         return frame("Overview", "/", report.now_ms, note, _work(report), stuck, _begin(has_remote))
@@ -56,14 +59,16 @@ def overview(report: StatusReport, query: Mapping[str, str], *, has_remote: bool
         worst_troubles(report, report.stuck),
         pauses(report, everything),
         _sums(report, everything),
-        topic_list(everything, query, stuck_topics(report)),
+        _over_time(report, query, past),
+        tag("h2", "Topics"),
+        tag("div", topic_list(everything, query, stuck_topics(report)), id="topics"),
         _fine_print(report),
     )
 
 
 def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mapping[str, int]) -> list[Html]:
     """A search, the page of the list that was asked for, and the way to the others; `stuck` counts by topic."""
-    asked = {name: query.get(name, "") for name in ("q", "sort")}
+    asked = _asked(query)
     rows = _sorted(_found(everything, asked["q"]), asked["sort"])
     page = min(page_count(len(rows)), asked_page(query))
     shown = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
@@ -76,6 +81,17 @@ def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mappi
     if asked["q"] and not rows:
         found.append(tag("p", "No topic has ", tag("q", asked["q"]), " in its name. ", tag("a", "Show all", href="/")))
     return [*found, pager("/", asked, page, len(rows))]
+
+
+def _asked(query: Mapping[str, str]) -> dict[str, str]:
+    """What every link to the same page keeps."""
+    return {name: query.get(name, "") for name in ("q", "sort", "span")}
+
+
+def _over_time(report: StatusReport, query: Mapping[str, str], past: Past | None) -> Html | None:
+    if past is None:
+        return None
+    return history_section(past, None, report.now_ms, "/", query, _asked(query))
 
 
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
@@ -170,7 +186,7 @@ def _cells(row: Row, stuck: Mapping[str, int]) -> list[Child]:
 
 
 def _search(asked: Mapping[str, str]) -> Html:
-    keeps = tag("input", type="hidden", name="sort", value=asked["sort"]) if asked["sort"] else None
+    keeps = [tag("input", type="hidden", name=each, value=asked[each]) for each in ("sort", "span") if asked[each]]
     return tag(
         "form",
         tag("label", "Topics with", for_="search"),
@@ -197,7 +213,7 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
             "Remote": stored,
             "Upload lag": format_bytes(int(total("lag_bytes"))),
             "At risk": format_bytes(int(total("at_risk_bytes"))),
-            "$ a month, storage": format_dollars(total("dollars_per_month")),
+            "$ a month": format_dollars(total("dollars_per_month")),
             "Stuck": tag("a", format_count(len(report.stuck)), href="/troubles") if report.stuck else "nothing",
         }
     )

@@ -9,17 +9,21 @@ as good as new for KEPT_MS for all others. Thread safe.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
 from local.errors import InvalidRequest, LogError, NotFound
-from local.storage import Storage
+from local.storage import DiskStorage, Storage
 from tiered.status_report import StatusReport, status_report
+from tiered.tier_history import still_there
+from tiered.tier_journal import read_series
 from tiered.web.assets import SCRIPT, icon, lab_script, stylesheet
 from tiered.web.compaction import Compaction, compaction_facts, compaction_page, look_at_compaction
-from tiered.web.gathering import DEADLINE_S, Gathering, Told
+from tiered.web.gathering import DEADLINE_S, Gathering, Patience, Told
+from tiered.web.history import Past
 from tiered.web.html import Html, tag
 from tiered.web.looks import Looks
 from tiered.web.notes import note_on
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     from tiered.web.lab_site import Laboratory
 
 KEPT_MS = 2000
+PAST_KEPT_MS = 10_000  # notes are taken every five minutes
+_log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 QUERY_MAX = 2000  # letters of a query that are read
 HTML_TYPE = "text/html; charset=utf-8"
@@ -94,10 +100,7 @@ class Site:
     def _page(self, path: str, query: Query) -> str:
         match _parts(path):
             case []:
-                told = self._all()
-                return overview(
-                    told.value, query, has_remote=self._looks.config.remote_url is not None, note=self._late(told)
-                )
+                return self._overview(query)
             case ["troubles"]:
                 told = self._all()
                 return troubles_page(told.value, query, note=self._late(told))
@@ -111,8 +114,9 @@ class Site:
             case ["cost"]:
                 return self._laboratory().page(query)
             case ["topics", topic]:
-                found = self._topic(topic)
-                return topic_page(*found.value, query, note=self._late(found))
+                patience = self._gathering.patience()
+                found = self._topic(topic, patience)
+                return topic_page(*found.value, query, self._late(found), self._past(topic, patience))
             case ["topics", topic, number]:
                 part = self._partition(topic, number)
                 return partition_page(*part.value, query, note=self._late(part))
@@ -136,10 +140,32 @@ class Site:
                 return _encoded(partition_facts(report, snapshot.partition))
         raise NotFound("looking for a page", path=path)
 
+    def _overview(self, query: Query) -> str:
+        patience = self._gathering.patience()
+        told, has_remote = self._all(patience), self._looks.config.remote_url is not None
+        past = self._past(None, patience) if told.value.topics else None
+        return overview(told.value, query, has_remote=has_remote, note=self._late(told), past=past)
+
     # -- what pages are made from ----------------------------------------------------------------------------------
 
-    def _all(self) -> Told[StatusReport]:
-        return self._gathering.get("status", lambda: self._look(None), keep_ms=KEPT_MS)
+    def _all(self, patience: Patience | None = None) -> Told[StatusReport]:
+        return self._gathering.get("status", lambda: self._look(None), keep_ms=KEPT_MS, patience=patience)
+
+    def _past(self, topic: str | None, patience: Patience) -> Past | None:
+        """None where it is not to be had now: the page then does without."""
+
+        def look() -> Past:
+            disk = self._storage or DiskStorage()
+            series = read_series([(disk, root) for root in self._looks.config.data_dirs])
+            with self._looks.manager() as manager:
+                return Past(series=series, still=still_there(manager, None if topic is None else [topic]))
+
+        key = "past" if topic is None else f"past/{topic}"
+        try:
+            return self._gathering.get(key, look, keep_ms=PAST_KEPT_MS, patience=patience).value
+        except LogError as error:
+            _log.warning("the past cannot be shown: error=%s", error)
+            return None
 
     def _plan(self, asked: Asked) -> Told[PricedPlan]:
         def look() -> PricedPlan:
@@ -158,12 +184,12 @@ class Site:
 
         return self._gathering.get("compaction", look, keep_ms=KEPT_MS)
 
-    def _topic(self, topic: str) -> Told[tuple[StatusReport, Topic]]:
+    def _topic(self, topic: str, patience: Patience | None = None) -> Told[tuple[StatusReport, Topic]]:
         def look() -> tuple[StatusReport, Topic]:
             with self._looks.manager() as manager:
                 return self._look(topic), manager.topic(topic)
 
-        return self._gathering.get(f"topic/{topic}", look)
+        return self._gathering.get(f"topic/{topic}", look, patience=patience)
 
     def _partition(self, topic: str, number: str) -> Told[tuple[StatusReport, PartitionSnapshot]]:
         """Raises NotFound, and what keeps a partition from being looked at."""

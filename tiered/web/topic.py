@@ -11,6 +11,7 @@ from tiered.status_rows import partition_row, status_facts, topic_row
 from tiered.topics import Topic
 from tiered.units import counted, format_bytes
 from tiered.web.grouping import worst_troubles
+from tiered.web.history import Past, history_section
 from tiered.web.html import Child, tag
 from tiered.web.overview import dollars, lag, remote, shown, state
 from tiered.web.parts import (
@@ -41,10 +42,12 @@ _HEADINGS = (
 )
 
 
-def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None) -> str:
-    """The page of one topic; `report` is of that topic alone."""
+def topic_page(
+    report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, past: Past | None = None
+) -> str:
+    """The page of one topic; `report` is of that topic alone, `past` has its notes."""
     names = topic.partitions()
-    page = min(page_count(len(names)), asked_page(query))
+    page, asked = min(page_count(len(names)), asked_page(query)), {"span": query.get("span", "")}
     some = names[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     stuck = [each for each in report.stuck if each.partition is None or each.partition.topic == topic.name]
     counts = Counter(each.partition for each in stuck)
@@ -57,12 +60,19 @@ def topic_page(report: StatusReport, topic: Topic, query: Mapping[str, str], not
         worst_troubles(report, stuck, topic.name),
         pauses(report, [topic_row(report, topic)]),
         table(counted(len(names), "partition"), _HEADINGS, (_cells(report, name, counts[name]) for name in some)),
-        pager(topic_path(topic.name), {}, page, len(names)),
+        pager(topic_path(topic.name), asked, page, len(names)),
+        _over_time(report, topic, query, past),
         tag("h2", "Settings of its own"),
         table("All others are the defaults", (Heading("Setting"), Heading("Value")), settings)
         if settings
         else tag("p", "None: all are the defaults."),
     )
+
+
+def _over_time(report: StatusReport, topic: Topic, query: Mapping[str, str], past: Past | None) -> Child:
+    if past is None:
+        return None
+    return history_section(past, topic.name, report.now_ms, topic_path(topic.name), query, {})
 
 
 def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
