@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from local import kernels, swap
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
-from local.errors import CleaningAborted, Corrupt, InvalidRequest, NotFound
+from local.errors import CleaningAborted, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.index_building import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, segment_file
@@ -293,14 +294,24 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
     would be the newest of their keys again once the tombstones above them have left. Raises InvalidRequest where the
     positions in its index would not do.
     """
-    log, storage = work.log, work.storage
-    base_offset, settings, rows = group[0].segment.base_offset, log.settings, IndexRows()
+    base_offset = group[0].segment.base_offset
     try:
-        parts = work.pace.written(survivors(group, work.storage, work.pace, rows, work.horizon_ms, work.out))
-        path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
+        return _write_group(work, group, base_offset)
     except (CleaningAborted, Corrupt, NotFound):
-        storage.unlink(join(log.directory, segment_file(base_offset, LOG) + CLEANED))
+        work.storage.unlink(join(work.log.directory, segment_file(base_offset, LOG) + CLEANED))
         raise
+    except DiskFailed as error:
+        if error.lacks_room:
+            with suppress(LogError):  # what a full disk has least use for is half of a file
+                swap.discard(work.storage, work.log.directory, base_offset)
+        raise
+
+
+def _write_group(work: _Work, group: Sequence[SegmentVerdict], base_offset: int) -> int | None:
+    log, storage = work.log, work.storage
+    settings, rows = log.settings, IndexRows()
+    parts = work.pace.written(survivors(group, work.storage, work.pace, rows, work.horizon_ms, work.out))
+    path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
     size = storage.size(path)
     is_alone = len(group) == 1
     if size <= (POSITION_MAX if is_alone else min(settings.segment_bytes, POSITION_MAX)):

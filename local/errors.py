@@ -75,6 +75,11 @@ class Corrupt(LogError):
 class DiskFailed(LogError):
     """The local disk refused a read, a write or an fsync. The file's state is unknown until it is reopened."""
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether it was for want of space or quota: the disk is as good as before, and may have room later."""
+        return self.facts.get("cause") in ("enospc", "edquot")
+
 
 def describe(attempt: str, facts: dict[str, object]) -> str:
     """One line: the attempt, then ``key=value`` facts; facts that are None are left out."""

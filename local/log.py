@@ -13,8 +13,9 @@ reached the platter for certain.
 This module is longer than its neighbours because it is everything that happens under the log's one lock; what needs no
 lock lies beside it (`log_reading`, `log_view`, `loading`, `encoding`).
 
-A write that fails leaves the active segment in an unknown state: it is recovered in place from its own bytes; if that
-fails too, the log refuses everything until it is reopened.
+A write that fails leaves the active segment in an unknown state. For want of room it is cut back to what it was, and
+the log takes records again as soon as there is room; after another failure it is recovered in place from its own bytes;
+if that fails too, the log refuses everything until it is reopened.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from local.producer_files import ProducerFiles
 from local.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
 from local.record import Record
 from local.rolling import Draw, Rolling
-from local.segment import Segment
+from local.segment import Mark, Segment
 from local.settings import LogSettings
 from local.storage import Storage
 
@@ -109,7 +110,11 @@ class Log(ShrinkableLog):
             log._producers = loaded.producers
         log._publish(segments, log_start_offset=start, next_offset=next_offset)
         log.recovery_point = next_offset
-        log._save_epochs(epochs.truncate_from_end(next_offset).truncate_from_start(log.first_known_offset))
+        epochs = epochs.truncate_from_end(next_offset).truncate_from_start(log.first_known_offset)
+        if was_clean and epochs == written:
+            log.epochs = epochs  # durable by that shutdown: a full disk is no reason not to open it
+        else:
+            log._save_epochs(epochs)
         log.leader_epoch = log.epochs.latest or 0
         return log
 
@@ -357,6 +362,7 @@ class Log(ShrinkableLog):
     def _write(self, batch: bytearray | memoryview, header: BatchHeader, base_offset: int, now_ms: int) -> int:
         last_offset = base_offset + header.last_offset_delta
         active = self._view.segments[-1]
+        mark = active.mark()
         try:
             active.append(
                 batch,
@@ -366,8 +372,8 @@ class Log(ShrinkableLog):
             )
             if header.producer_id >= 0:
                 self._account(active, batch, header, base_offset)
-        except LogError:
-            self._recover_active()
+        except LogError as error:
+            self._take_back(active, mark, error, has_producer=header.producer_id >= 0)
             raise
         active.modified_ms = now_ms
         self._written_bytes += len(batch)
@@ -375,6 +381,17 @@ class Log(ShrinkableLog):
             self._unflushed_since_ms = now_ms
         self._publish(None, next_offset=last_offset + 1)
         return last_offset + 1
+
+    def _take_back(self, active: Segment, mark: Mark, error: LogError, *, has_producer: bool) -> None:
+        """After a write that failed half way. Where only room was lacking the segment is cut back to what it was, which
+        needs none, and the log goes on; after anything else it is recovered."""
+        if isinstance(error, DiskFailed) and error.lacks_room:
+            with suppress(LogError):
+                active.cut_back(mark)
+                if has_producer:
+                    self._producers = self._snapshots.state_at(self.next_offset, self._view.bases)
+                return
+        self._recover_active()
 
     def _known_batch(self, header: BatchHeader, now_ms: int) -> RememberedBatch | None:
         """The batch that `header` repeats; None for one to be added. Raises for one that may not be."""
@@ -397,6 +414,13 @@ class Log(ShrinkableLog):
             self._save_epochs(self.epochs.assign(self.leader_epoch, offset))
 
     def _seal(self, active: Segment) -> None:
+        """Where the disk has no room for the last entry of an index, the segment stays as it was, and active."""
+        mark = active.mark()
+        try:
+            active.write_last_entry()
+        except LogError as error:
+            self._take_back(active, mark, error, has_producer=False)
+            raise
         with self._failing():
             active.seal()
         self._all_durable()

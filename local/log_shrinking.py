@@ -72,9 +72,8 @@ class ShrinkableLog(ReadableLog):
             if not doomed:
                 return 0
             kept = view.segments[len(doomed) :]
-            with self._failing():
-                for at in range(1, len(doomed) + 1):
-                    self._snapshots.settle(view.bases[at], view.bases[:at])
+            for at in range(1, len(doomed) + 1):
+                self._settle(view.bases[at], view.bases[:at])
             start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
             self._publish(list(kept), log_start_offset=start)
             self._forget_old_epochs()
@@ -189,6 +188,15 @@ class ShrinkableLog(ReadableLog):
                         self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _settle(self, offset: int, bases: Sequence[int]) -> None:
+        """The snapshot is durable. Where there is no room for it the log is as before."""
+        try:
+            self._snapshots.settle(offset, bases)
+        except BaseException as error:
+            if not (isinstance(error, DiskFailed) and error.lacks_room):
+                self._fail(error)
+            raise
 
     def _sync_written(self) -> int:
         """The group commit's sync, without the lock: the position up to which everything is durable now.

@@ -16,10 +16,11 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from local import producer_snapshot
-from local.errors import Corrupt, NotFound
+from local.errors import Corrupt, LogError, NotFound
 from local.index_files import slices_of
 from local.names import DELETED, LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.producer_state import ProducerState
@@ -72,6 +73,11 @@ class ProducerFiles:
             file.append(producer_snapshot.encode(producers.entries()))
             if is_durable:
                 file.sync()
+        except LogError:
+            with suppress(LogError):
+                self._storage.unlink(self.path(offset))  # a part of one tells nothing
+                self._forget(offset)
+            raise
         finally:
             file.close()
         if is_durable:

@@ -6,9 +6,11 @@ changes and from then on answers every read with NotFound, so that a reader who 
 can never use it on the new file; it asks the log for the new segment instead.
 
 Order of effects of an append: log bytes, then index entries, then the sizes in memory. A crash leaves index entries
-missing at worst, never one that points past the log's durable batches without recovery noticing.
+missing at worst, never one that points past the log's durable batches without recovery noticing. Where the disk has no
+room for one of them, what is there is cut back to a `Mark`, which needs none.
 
-Not known here: other segments, roll rules, retention.
+Not known here: other segments, roll rules, retention. A little longer than its neighbours, as all that touches its
+files does so under its two locks.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from local import offset_index, time_index, txn_index
 from local.batch_header import HEADER_BYTES, read_header
@@ -28,6 +31,18 @@ from local.storage import Body, FileFacts, Storage, StorageFile, join
 from local.txn_index import AbortedTransaction
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
+
+
+class Mark(NamedTuple):
+    """How far an active segment is: lengths of its files, and what it knows of times."""
+
+    size_bytes: int
+    offset_index_bytes: int
+    time_index_bytes: int
+    latest: tuple[int | None, int] | None
+    roll_base_ms: int | None
+    since_entry: int
+    has_aborted: bool | None
 
 
 class Segment:
@@ -149,7 +164,7 @@ class Segment:
                 self.roll_base_ms = first.max_timestamp_ms if first and first.max_timestamp_ms >= 0 else None
 
     def append(self, batch: Body, *, last_offset: int, max_timestamp_ms: int, interval_bytes: int) -> None:
-        """Add one encoded batch. Raises DiskFailed, after which the segment has to be recovered."""
+        """Add one encoded batch. Raises DiskFailed, after which the segment has to be cut back or recovered."""
         position = self.size_bytes
         self._writers[LOG].append(batch)
         # -1 is Kafka's "no timestamp": such records have no age of their own.
@@ -164,6 +179,29 @@ class Segment:
             self._since_entry = 0
         self._since_entry += len(batch)
         self.size_bytes = position + len(batch)
+
+    def mark(self) -> Mark:
+        """To be cut back to."""
+        offsets, times = len(self._offset_index or b""), len(self._time_index or b"")
+        known = self._latest, self.roll_base_ms, self._since_entry, self._has_aborted
+        return Mark(self.size_bytes, offsets, times, *known)
+
+    def cut_back(self, to: Mark) -> None:
+        """What was added since is gone, durably: whatever comes next lies in its place. Raises DiskFailed, after which
+        the segment has to be recovered."""
+        assert self._offset_index is not None, "only an active segment is written to"
+        assert self._time_index is not None, "it has both"
+        lengths = {LOG: to.size_bytes, OFFSET_INDEX: to.offset_index_bytes, TIME_INDEX: to.time_index_bytes}
+        if TXN_INDEX in self._writers:
+            size = self._writers[TXN_INDEX].size()  # its entry comes last, so at most a part of one is there
+            lengths[TXN_INDEX] = size - size % txn_index.ENTRY_BYTES
+        for suffix, length in lengths.items():
+            if self._writers[suffix].size() > length:
+                self._writers[suffix].truncate(length)
+        self.sync()
+        del self._offset_index[to.offset_index_bytes :], self._time_index[to.time_index_bytes :]
+        self.size_bytes, self._latest, self.roll_base_ms = to.size_bytes, to.latest, to.roll_base_ms
+        self._since_entry, self._has_aborted = to.since_entry, to.has_aborted
 
     def append_aborted(self, aborted: AbortedTransaction) -> None:
         """Add an entry to the ``.txnindex``, which the first one creates; durable, name and all, once sealed."""
@@ -264,9 +302,13 @@ class Segment:
         """
         return self._sync_files(LOG)
 
+    def write_last_entry(self) -> None:
+        """The time index tells of the newest record, as one that is to be sealed has to. Raises as `append`."""
+        self._write_time_entry()
+
     def seal(self) -> None:
         """Write the final time entry, make everything durable, close for appending."""
-        self._write_time_entry()
+        self.write_last_entry()
         self.sync()
         self._let_go()
 

@@ -40,6 +40,7 @@ from tiered.cleaning import CleanerSettings, Cleaning
 from tiered.config import Config
 from tiered.configured_store import configured_store, let_go
 from tiered.kept_meter import KeptMeter, Metered, kept_meter
+from tiered.late_opening import LateOpening
 from tiered.log_loading import Loaded, OnProgress, load_logs
 from tiered.opening import Opener
 from tiered.over_directories import OverDirectories
@@ -68,7 +69,7 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 _OPENERS = 8
 
 
-class LogManager(Snapshots, Readable, Metered, OverDirectories, Reloadable, Pausable, Foreseeable):
+class LogManager(Snapshots, Readable, Metered, OverDirectories, Reloadable, Pausable, Foreseeable, LateOpening):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
@@ -342,6 +343,7 @@ class LogManager(Snapshots, Readable, Metered, OverDirectories, Reloadable, Paus
         leaves what waits for the store to threads that go on beside the caller (`tiered.rounds`).
         """
         self._check_writable()
+        self._open_late(now_ms)
         return self._rounds.round(now_ms, should_stop=should_stop, waits=waits)
 
     def wait_for_tasks(self, timeout_s: float | None = None) -> bool:

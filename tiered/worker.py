@@ -46,6 +46,7 @@ class Worker:
         self.interval_ms = interval_ms
         self.trouble: LogError | None = None
         self.rounds = self.failures = 0
+        self._told: str | None = None
         self._observations = observations or Observations()
         self._relief = DiskRelief(manager)
         self._spans = tracer()
@@ -56,10 +57,13 @@ class Worker:
 
     def troubles(self) -> list[str]:
         """A line for the node and each partition in trouble; nothing while all is well."""
-        of_node = (self.trouble, self.keeper.trouble if self.keeper is not None else None)
-        return [f"node: {each}" for each in of_node if each is not None] + [
+        return [f"node: {each}" for each in self._of_node()] + [
             f"{name}: {' '.join(str(error).split())}" for name, error in sorted(self.manager.problems.items())
         ]
+
+    def _of_node(self) -> list[LogError]:
+        told = (self.trouble, self.keeper.trouble if self.keeper is not None else None, self._relief.trouble)
+        return [each for each in told if each is not None]
 
     @property
     def report(self) -> WorkReport:
@@ -99,8 +103,12 @@ class Worker:
         return now_ms
 
     def _note(self, now_ms: int, *, is_ended: bool = False) -> None:
-        of_node = self.trouble or (self.keeper.trouble if self.keeper is not None else None)
+        of_node = next(iter(self._of_node()), None)
         try:
             self._journal.note_round(self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended)
         except LogError as error:
-            _log.warning("the report of work could not be kept: cause=%s", error)
+            if str(error) != self._told:  # a full disk is one every round
+                _log.warning("the report of work could not be kept: cause=%s", error)
+            self._told = str(error)
+        else:
+            self._told = None

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -110,16 +111,17 @@ class Daemon:
         words: Sequence[str] = FOR_EVER,
         *,
         program: Sequence[str] = ("-c", IMPATIENT),
-        before: Sequence[str] = (),
         environ: Mapping[str, str] = {},
         is_served: bool = True,
+        said: Path | None = None,
     ) -> None:
-        """`before` is what starts it. With `is_served` it is waited for until it serves its metrics."""
-        self.said = node.home.with_name(node.home.name + ".said")
+        """With `is_served` it is waited for until it serves its metrics. What it says goes to the file `said`."""
+        self.said = said or node.home.with_name(node.home.name + ".said")
         path = os.pathsep.join(each for each in sys.path if each)
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
-                [*before, sys.executable, *program, "-C", str(node.home), *words],
+                [sys.executable, *program, "-C", str(node.home), *words],
+                stdin=subprocess.PIPE,
                 stderr=said,
                 stdout=said,
                 env={**os.environ, "PYTHONPATH": path, **environ},
@@ -172,6 +174,20 @@ class Daemon:
         self.process.send_signal(number)
         return self.process.wait(END_S)
 
+    def append(self, topic: str, first: int, count: int) -> bool:
+        """Whether it acknowledged them; of an `APPENDING` one."""
+        assert self.process.stdin is not None
+        asked = f"{topic} {first} "
+        before = self.words.count(f"acked {asked.strip()}\n"), self.words.count(f"refused {asked}")
+        self.process.stdin.write(f"{asked}{count}\n".encode())
+        self.process.stdin.flush()
+
+        def answered() -> tuple[int, int] | None:
+            found = self.words.count(f"acked {asked.strip()}\n"), self.words.count(f"refused {asked}")
+            return found if found != before else None
+
+        return self.wait_for(answered, "an answer to an append")[0] > before[0]
+
     def __enter__(self) -> Daemon:
         return self
 
@@ -179,6 +195,8 @@ class Daemon:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
 
 def wait_for(look: Callable[[], T | None], what: str, may_wait: Callable[[], bool] = lambda: True) -> T:
@@ -189,3 +207,80 @@ def wait_for(look: Callable[[], T | None], what: str, may_wait: Callable[[], boo
         assert may_wait(), f"waited for {what}, and it ended"
         time.sleep(0.05)
     raise AssertionError(f"waited for {what}")
+
+
+# The daemon with somebody inside who appends, as a program would that embeds it: a line on stdin names a topic, the
+# first number and the count of records; the answer goes to stdout.
+APPENDING = """
+import sys, threading, time
+from local.log import Durability
+from local.record import Record
+from tiered.cli import run as running
+started = running._started
+def _started(*words, **more):
+    worker = started(*words, **more)
+    threading.Thread(target=serve, args=(worker.manager,), daemon=True).start()
+    return worker
+running._started = _started
+def serve(manager):
+    for line in sys.stdin:
+        topic, first, count = line.split()
+        now_ms = time.time_ns() // 1_000_000
+        numbers = range(int(first), int(first) + int(count))
+        records = [Record(b"k%d" % (at % 5), b"%s %d" % (topic.encode(), at), now_ms) for at in numbers]
+        try:
+            manager.append(topic, records, 0, now_ms=now_ms, durability=Durability.FLUSHED)
+            print("acked", topic, first, flush=True)
+        except Exception as error:
+            print("refused", topic, first, type(error).__name__, error, flush=True)
+"""
+
+
+def appending(program: str) -> str:
+    """A program that ends in `run`, with somebody inside who appends."""
+    return APPENDING + program
+
+
+class SmallDisk:
+    """A file system of `size_bytes` in memory, seen through a process that holds it. A context manager."""
+
+    def __init__(self, place: Path, size_bytes: int) -> None:
+        """Raises OSError where this machine lets nobody mount."""
+        place.mkdir(exist_ok=True)
+        mount = f"mount -t tmpfs -o size={size_bytes} tmpfs '{place}' && echo there && exec cat"
+        self._holder = subprocess.Popen(
+            ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c", mount],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != b"there\n":
+            self.__exit__()
+            raise OSError("this machine lets nobody mount a file system of his own")
+        self.path = Path(f"/proc/{self._holder.pid}/root{place}")
+
+    @property
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
+
+    def fill(self) -> None:
+        """To the last byte."""
+        fd = os.open(self.path / "ballast", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with suppress(OSError):  # ENOSPC
+            while True:
+                os.write(fd, bytes(4096))
+        os.close(fd)
+
+    def make_room(self) -> None:
+        (self.path / "ballast").unlink()
+
+    def __enter__(self) -> SmallDisk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self._holder.stdin, self._holder.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._holder.wait()

@@ -103,7 +103,8 @@ def test_a_failed_fsync_is_never_retried_nor_acknowledged() -> None:
         log.append([Record(None, b"v", 0)], now_ms=0)
 
 
-def test_a_failed_write_is_cut_off_and_the_log_goes_on() -> None:
+@pytest.mark.parametrize("cause", ["enospc", "eio"])
+def test_a_failed_write_is_cut_off_and_the_log_goes_on(cause: str) -> None:
     disk = ModelDisk()
     log = open_log(disk)
     sent = fill(log, 10)
@@ -111,15 +112,19 @@ def test_a_failed_write_is_cut_off_and_the_log_goes_on() -> None:
     file = segment._writers[".log"]
 
     class Full:
+        is_full = True
+
         def append(self, data: bytes) -> None:
-            file.append(bytes(data)[:20])
-            raise DiskFailed("writing to a file", path="x", cause="enospc")
+            file.append(bytes(data)[:20] if self.is_full else data)
+            if self.is_full:
+                self.is_full = False
+                raise DiskFailed("writing to a file", path="x", cause=cause)
 
         def __getattr__(self, name: str) -> object:
             return getattr(file, name)
 
     segment._writers[".log"] = Full()  # type: ignore[assignment]
-    with pytest.raises(DiskFailed, match="enospc"):
+    with pytest.raises(DiskFailed, match=cause):
         log.append([Record(None, b"v", 0)], now_ms=0)
     log.append([Record(None, b"after", 0)], now_ms=0)
     assert [r.value for r in read_all(log)] == [*(r.value for r in sent), b"after"]

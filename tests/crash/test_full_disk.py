@@ -1,0 +1,132 @@
+"""A disk that is full from some effect on: at each effect of a program in turn, and room again a little later.
+
+The log refuses what needs room, reads on, and once there is room takes the very same call; nobody reopens it. What was
+acknowledged is read in the end, then by a log that was closed and opened, then by one that was not closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from disk_model import ModelDisk
+from log_world import SMALL, open_log, read_all
+
+from local.errors import DiskFailed
+from local.log import Durability, Log
+from local.producer_state import Producer
+from local.record import Record
+
+NEEDS_ROOM = ("append", "create", "mkdir")
+MARKER = b"the end of a transaction"
+TRIES = 3  # calls that find the disk full before there is room
+
+
+class FillingDisk(ModelDisk):
+    """From its effect `full_from` on it has no room, until `is_empty`; half of what is appended fits."""
+
+    full_from: int | None = None
+    refused = 0
+
+    def _effect(self, what: str, act: Callable[[], None]) -> None:
+        if self.full_from is not None and self.effects >= self.full_from and what.startswith(NEEDS_ROOM):
+            self.refused += 1
+            if what.startswith("append"):
+                act()
+                inode, size = self._inode(what.split()[1]), int(what.split()[2])
+                inode.resize(len(inode.data) - size + size // 2)
+            raise DiskFailed("writing to a file", what=what, cause="enospc")
+        super()._effect(what, act)
+
+
+class Story:
+    """A log, what it acknowledged, and steps that are tried until they are taken."""
+
+    def __init__(self, full_from: int | None) -> None:
+        self.disk = FillingDisk()
+        self.log = open_log(self.disk, replace(SMALL, is_compacted=False))
+        self.disk.full_from = full_from
+        self.acked: list[bytes | None] = []
+        self.start = 0
+
+    def step(self, act: Callable[[], object]) -> None:
+        for at in range(TRIES + 1):
+            if at == TRIES:
+                self.disk.full_from = None
+            try:
+                act()
+            except DiskFailed as error:
+                if not error.lacks_room:
+                    raise  # the log is unusable
+                self.check(self.log)
+            else:
+                return
+        raise AssertionError("there is room, and it is refused")
+
+    def append(self, count: int, producer: Producer | None = None) -> None:
+        first = len(self.acked)
+        records = [Record(b"k%d" % (at % 3), b"v%d" % at, 5000 + at) for at in range(first, first + count)]
+
+        def act() -> None:
+            del self.acked[first:]
+            done = self.log.next_offset - first  # batches of a call that was refused may be there all the same
+            if producer is not None:
+                given = self.log.append(records, now_ms=1000, durability=Durability.FLUSHED, producer=producer)
+                assert given.base_offset == first
+            elif done < count:
+                self.log.append(records[done:], now_ms=1000, durability=Durability.FLUSHED)
+            self.acked += [each.value for each in records]
+
+        self.step(act)
+
+    def abort(self, producer_id: int) -> None:
+        offset = len(self.acked)
+        self.step(lambda: self.log.append_marker(producer_id, 0, commit=False, now_ms=1000))
+        assert self.log.next_offset == offset + 1
+        aborted = self.log.segment(self.log.segments()[-1].base_offset).aborted()
+        assert [each.last_offset for each in aborted] == [offset]
+        self.acked.append(MARKER)
+
+    def check(self, log: Log) -> None:
+        found = {each.offset: each.value for each in read_all(log, self.start)}
+        told = {at: value for at, value in enumerate(self.acked) if at >= self.start and value is not MARKER}
+        assert {at: found.get(at) for at in told} == told
+
+
+def play(full_from: int | None) -> Story:
+    story = Story(full_from)
+    story.append(12)
+    story.append(4, Producer(producer_id=7, producer_epoch=0, base_sequence=0))
+    story.step(lambda: story.log.roll(now_ms=2000))
+    story.append(15)
+    story.append(4, Producer(producer_id=7, producer_epoch=0, base_sequence=4))
+    story.step(lambda: story.log.roll(now_ms=3000))
+    story.append(6)
+    story.append(2, Producer(producer_id=8, producer_epoch=0, base_sequence=0, is_transactional=True))
+    story.abort(8)
+    story.append(3, Producer(producer_id=7, producer_epoch=0, base_sequence=8))
+    bases = [each.base_offset for each in story.log.segments()]
+    story.log._snapshots._remove([bases[1]])  # a roll that had no room for it leaves none
+    story.start = bases[1]
+    story.step(lambda: story.log.drop_before(bases[1], now_ms=4000, delay_ms=0, raises_log_start=True))
+    story.step(lambda: story.log.remove_deleted(5000))
+    story.append(9)
+    story.disk.full_from = None
+    return story
+
+
+def test_a_log_that_met_a_full_disk_at_any_effect_goes_on_by_itself() -> None:
+    met, count = 0, play(None).disk.effects
+    for full_from in range(count):
+        story = play(full_from)
+        met += story.disk.refused > 0
+        story.check(story.log)
+        killed = open_log(story.disk, log_start_offset=story.start)
+        story.check(killed)
+        killed.release()
+        assert story.log.close(), full_from
+        again = open_log(story.disk, was_clean=True, log_start_offset=story.start)
+        story.check(again)
+        assert again.next_offset == len(story.acked)
+        again.close()
+    assert met > count // 2

@@ -1,0 +1,138 @@
+"""A real file system that fills to the last byte under the real daemon, with somebody inside who appends.
+
+It refuses appends, goes on with uploads and local retention, tells of it, and takes records again once there is room;
+killed on the full disk and started there, too. Nothing that it acknowledged is missing in the end.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_daemon import IMPATIENT, Daemon, Node, SmallDisk, appending
+
+from local.names import TopicPartition
+from tiered.demo.s3_endpoint import S3Endpoint
+from tiered.remote_view import open_remote
+
+pytestmark = pytest.mark.server
+
+TOPICS = {
+    "orders": {"remote.storage.enable": "true", "local.retention.ms": "1s"},
+    "latest": {"remote.storage.enable": "true", "cleanup.policy": "compact"},
+    "here": {},
+}
+EACH = 30
+PROGRAM = ("-c", appending(IMPATIENT))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    try:
+        found = SmallDisk(tmp_path / "disk", 3 << 20)
+    except OSError as error:
+        pytest.skip(str(error))
+    with found:
+        yield found
+
+
+@pytest.fixture
+def endpoint() -> Iterator[S3Endpoint]:
+    with S3Endpoint() as running:
+        running.create_bucket("fault-days")
+        yield running
+
+
+class Day:
+    """Records come in, topic by topic; what was acknowledged is known by its first number."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.at = dict.fromkeys(TOPICS, 0)
+        self.acked: dict[str, list[int]] = {topic: [] for topic in TOPICS}
+
+    def send(self, daemon: Daemon, times: int = 1) -> int:
+        """How many appends were acknowledged."""
+        acked = 0
+        for _ in range(times):
+            for topic in TOPICS:
+                is_acked = daemon.append(topic, self.at[topic], EACH)
+                self.acked[topic] += range(self.at[topic], self.at[topic] + EACH) if is_acked else ()
+                self.at[topic] += EACH
+                acked += is_acked
+        return acked
+
+    def check(self) -> None:
+        with self.node.manager() as manager:
+            assert not manager.problems
+            for topic, numbers in self.acked.items():
+                told = [record.value for record in manager.reader().records(TopicPartition(topic, 0), 0)]
+                found = [int((value or b"").split()[1]) for value in told]
+                assert found == sorted(found), topic
+                if topic == "latest":
+                    newest = {number % 5: number for number in numbers}
+                    assert set(newest.values()) <= set(found)
+                else:
+                    assert set(numbers) <= set(found), topic
+                    assert len(found) == len(set(found)), topic
+
+
+@pytest.mark.parametrize("way", ["thresholds", "to the last byte"])
+def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endpoint: S3Endpoint, way: str) -> None:
+    home = disk.path / "home"
+    home.mkdir()
+    node = Node(home, endpoint.url)
+    least = "200KiB" if way == "thresholds" else "0"
+    node.defaults |= {
+        "remote.log.copy.disable": "false",
+        "log.dir.free.bytes.min": "0",
+        "log.dir.append.free.bytes.min": least,
+        "log.dir.relief.free.bytes.min": least,
+        "file.delete.delay.ms": "200ms",
+        "retention.ms": "-1",
+    }
+    node.configure()
+    with node.manager() as manager:
+        for topic, settings in TOPICS.items():
+            manager.create_topic(topic, 1, settings, now_ms=0)
+    day = Day(node)
+    with Daemon(node, program=PROGRAM, said=tmp_path / "said") as daemon:
+        assert day.send(daemon, 5) == 15
+        disk.fill()
+        # it refuses, reads on, says so, and makes room of what the bucket has
+        kept = day.send(daemon)
+        assert kept < 3
+        assert "refused" in daemon.words
+        assert "enospc" in daemon.words
+        assert daemon.wait_for_trouble("enospc")
+        assert 'tiered_log_dir_free_bytes{directory="' in daemon.ask("metrics")[1]
+        daemon.wait_until_copied("orders")
+        daemon.wait_for(lambda: True if len(node.files("orders")) <= 2 else None, "what the bucket has leaves the disk")
+        disk.fill()
+        day.send(daemon, 2)
+        # it recovers alone
+        disk.make_room()
+        daemon.wait_for(lambda: True if day.send(daemon) == 3 else None, "it takes records again")
+        daemon.wait_until_well()
+        lines = [line for line in daemon.words.splitlines() if " ERROR " in line]
+        assert len(lines) < 20, "it does not say the same all the time"
+        # killed there, and started there
+        disk.fill()
+        day.send(daemon)
+        daemon.process.kill()
+    with Daemon(node, program=PROGRAM, said=tmp_path / "said-2") as daemon:
+        daemon.wait_for(lambda: True if "enospc" in daemon.words else None, "it says what is wrong")
+        disk.make_room()
+        daemon.wait_until_well()
+        assert day.send(daemon, 2) == 6
+        daemon.wait_until_copied("orders")
+        assert daemon.end(signal.SIGTERM) == 0, daemon.words
+        assert "Traceback" not in daemon.words
+    assert not list(home.glob("data/*/*.cleaned"))
+    day.check()
+    with open_remote("s3://fault-days/p", endpoint.options()) as bucket:
+        found = [record.value for record in bucket.reader().records(TopicPartition("orders", 0), 0)]
+        numbers = {int((value or b"").split()[1]) for value in found}
+        assert set(day.acked["orders"][: -3 * EACH]) <= numbers
