@@ -133,10 +133,13 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
 
     NotFound where there is no such directory, or one of the topics that were named is not in it.
     """
+    hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
+    if not storage.is_directory(root):
+        kind = InvalidRequest if storage.exists(root) else NotFound
+        raise kind(f"adopting, there is no such directory: {hint}", directory=root)
     there = storage.list(root)
     found = [names.parse_partition_directory(name) for name in there]
     if names.META_PROPERTIES not in there and not any(found):
-        hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
         raise InvalidRequest(f"adopting, this is no kafka log directory: {hint}", directory=root)
     known = sorted({each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)})
     for topic in topics:

@@ -76,10 +76,14 @@ class MetricsServer(ServerInThreads):
         super().__init__(host, port, Handler, name="tiered-metrics")
 
 
+_PORT_DIGITS = 5
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """``:9464`` is the loopback address; ``0.0.0.0:9464`` is everybody; ``[::1]:9464``. Raises InvalidRequest."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
+    if not colon or not is_number or int(port) > 65535 or (":" in host and not host.startswith("[")):
         raise InvalidRequest("reading an address", text=repr(text), expected="[HOST]:PORT, such as :9464")
     return host.strip("[]") or LOOPBACK, int(port)
 

@@ -41,6 +41,8 @@ def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -
     Raises InvalidRequest for a topic that is there already, Conflict for files that may not give way. Whoever restores
     looks again under the directory's lock.
     """
+    if storage.exists(root) and not storage.is_directory(root):
+        raise InvalidRequest("restoring, it is a file: name a directory", directory=root)
     registry = TopicRegistry([(storage, root)])
     for topic in topics:
         _check_free(storage, root, registry, topic)

@@ -35,6 +35,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert invoke(["plan", "--out", "old.json"]) == 0
         (home / "broken.json").write_text((home / "old.json").read_text()[:-9])
         (home / "nothing").touch()
+        (home / "json").write_text('{"valu": "x"}\n')
+        (home / "json0").write_text('{"value": "x", "partition": 0}\n')
         yield home
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tiered.cli.arguments import Number
 from tiered.cli.bucket import bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, Row, emit, output_option
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("directory", metavar="KAFKA_LOG_DIR")
 @click.argument("topics", nargs=-1, metavar="[TOPIC ...]")
 @click.option("--work", metavar="DIR", help="Where compacted topics are cleaned; default: tiered-adopt below -C.")
-@click.option("--every", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between rounds.")
+@click.option("--every", default=30.0, show_default=True, type=Number(0.1), help="Seconds between rounds.")
 @click.option("--once", is_flag=True, help="One round, then the rows.")
 @click.option("--metadata", metavar="DIR", help="The broker's metadata.log.dir, where that is another directory.")
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus there.")

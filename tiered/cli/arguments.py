@@ -65,6 +65,18 @@ def parse_share(option: str, text: str) -> float:
     return share
 
 
+class Number(click.FloatRange):
+    """A click type: a number that is one. Python reads ``nan`` and ``1e400`` as numbers, too, and no range keeps them
+    out.
+    """
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
 def parse_position(text: str, now_ms: int) -> Position:
     """``start``, ``end``, an offset, ``-N`` (the last N), ``@TIME`` as `parse_time` takes it."""
     match text:

@@ -13,7 +13,7 @@ import click
 
 from local.errors import InvalidRequest, NotFound
 from tiered.cli.arguments import parse_partition
-from tiered.cli.session import Session, now_ms, store_options
+from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
 if TYPE_CHECKING:
     from remote.catalog import RemotePartitionName
@@ -73,6 +73,8 @@ def open_bucket(
     from tiered.configured_store import store_options as options_of
     from tiered.key_rings import load_key_ring
 
+    if url is None and options:
+        raise click.UsageError(UNNAMED)
     limit = parse_rate(rate) if rate is not None else None
     session.set_up_logging(tells_problems=True)
     config = session.config() if url is None else None

@@ -15,7 +15,7 @@ from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
 from tiered.cli.layouts import LAYOUTS, LayoutWords, layout_options, layout_words
 from tiered.cli.records import as_json, parse_template
-from tiered.cli.session import Session, now_ms, store_options
+from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
 if TYPE_CHECKING:
     from local.record import StoredRecord
@@ -69,6 +69,8 @@ def consume(
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:
         raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
+    if url is None and options:
+        raise click.UsageError(UNNAMED)
     if url is None and (layout != LAYOUTS[0] or prefixes or private_keys):
         raise click.UsageError("--layout, --layout-prefix and --layout-key are for --remote")
     if view is not None and not read_compacted:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tiered.cli.arguments import Number
 from tiered.cli.cost_simulate import simulate
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, emit, output_option
@@ -61,7 +62,7 @@ def prices(session: Session) -> None:
 
 @cost.command("advise")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--least", type=float, default=0.01, show_default=True, help="Dollars a month that it has to save.")
+@click.option("--least", type=Number(), default=0.01, show_default=True, help="Dollars a month that it has to save.")
 @output_option()
 @click.pass_obj
 def advise(session: Session, topics: tuple[str, ...], least: float, output: str) -> int:

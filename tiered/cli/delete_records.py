@@ -58,7 +58,10 @@ def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> di
     if file is not None:
         if target is not None or before is not None:
             raise click.UsageError("--file says which partitions and offsets; leave out TOPIC/PARTITION and --before")
-        return read_offsets(file.read())
+        try:
+            return read_offsets(file.read())
+        except InvalidRequest as error:
+            raise InvalidRequest(error.attempt, **{**error.facts, "file": file.name}) from None
     if target is None or before is None:
         raise click.UsageError("give TOPIC/PARTITION and --before OFFSET, or --file")
     topic, number = parse_partition(target)

@@ -138,6 +138,8 @@ def dump(session: Session, /, **asked: object) -> int:
         return _dump_partition(session, words)
     if words.topic_id or words.layout != LAYOUTS[0] or words.prefixes or words.private_keys:
         raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key are for --remote")
+    if words.options and "://" not in words.target:
+        raise click.UsageError("--option is for --remote URL and for the url of an object; neither is given")
     if "://" not in words.target and not _is_file(words.target):
         return _dump_partition(session, words)
     with _opened(session, words) as source:
@@ -306,11 +308,16 @@ def _filter(asked: _Asked) -> Filter:
     if asked.key is not None and asked.key_prefix is not None:
         raise click.UsageError("--key and --key-prefix are one or the other")
     key = asked.key if asked.key_prefix is None else asked.key_prefix
+    since_ms, until_ms = _time(asked.since), _time(asked.until)
+    if asked.from_offset is not None and asked.to_offset is not None and asked.to_offset <= asked.from_offset:
+        raise click.UsageError("--to-offset has to be above --from-offset: what is below it is shown")
+    if since_ms is not None and until_ms is not None and until_ms <= since_ms:
+        raise click.UsageError("--until has to be later than --since: what is before it is shown")
     return Filter(
         from_offset=asked.from_offset,
         to_offset=asked.to_offset,
-        since_ms=_time(asked.since),
-        until_ms=_time(asked.until),
+        since_ms=since_ms,
+        until_ms=until_ms,
         key=None if key is None else encode(key, asked.encoding),
         is_key_prefix=asked.key_prefix is not None,
     )

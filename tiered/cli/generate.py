@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 
@@ -10,9 +11,10 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.aliases import AliasedGroup
+from tiered.cli.arguments import Number
 from tiered.cli.completion import completion
 from tiered.cli.errors import Exit
-from tiered.cli.session import Session, store_options
+from tiered.cli.session import UNNAMED, Session, store_options
 from tiered.units import parse_bytes, parse_ms
 
 
@@ -36,9 +38,7 @@ def grafana() -> None:
 @generate.command("alerts")
 @click.option("--at-risk", default="50GiB", show_default=True, metavar="SIZE", help="What may exist on a disk only.")
 @click.option("--copy-lag", default="1h", show_default=True, metavar="TIME", help="How long an upload may wait.")
-@click.option(
-    "--free", default=0.1, show_default=True, type=click.FloatRange(0, 1), help="Share of a disk to stay free."
-)
+@click.option("--free", default=0.1, show_default=True, type=Number(0, 1), help="Share of a disk to stay free.")
 @click.option("--runbooks", metavar="URL", help="Where the runbook pages are; default: docs/runbooks.")
 def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> None:
     """Prometheus' alert rules, each with the page that tells what to do."""
@@ -61,11 +61,17 @@ def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> No
 def systemd(session: Session, user: str, metrics: str) -> None:
     """A systemd unit of `tiered run` over this directory."""
     from tiered.generating import systemd_unit
+    from tiered.metrics_server import parse_address
 
+    parse_address(metrics)
+    if not _USER.fullmatch(user):
+        raise InvalidRequest("reading --user", user=repr(user), expected="a user's name such as tiered")
     executable = os.path.abspath(sys.argv[0])
     directory = os.path.abspath(session.directory)
     click.echo(systemd_unit(executable=executable, directory=directory, user=user, metrics=metrics), nl=False)
 
+
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # what systemd takes, or a number
 
 _BUCKET = (
     click.option("--remote", "url", metavar="URL", help="This bucket; default: the configured one."),
@@ -167,6 +173,8 @@ def _place(session: Session, url: str | None, options: dict[str, object]) -> tup
     """(url, the client's options, whether it is immutable) of the bucket that was named, or is configured."""
     if url is not None:
         return url, options, False
+    if options:
+        raise click.UsageError(UNNAMED)
     config = session.config()
     if config.remote_url is None:
         raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")

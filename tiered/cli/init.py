@@ -39,6 +39,8 @@ def init(
 
     root = os.path.abspath(directory or session.directory)
     path = os.path.join(root, FILE)
+    if not os.path.isdir(root) and (above := _file_above(root)) is not None:
+        raise InvalidRequest("writing a configuration, it is a file: name a directory", directory=root, file=above)
     if os.path.exists(path):
         raise InvalidRequest("writing a configuration, it exists", file=path)
     check_no_secret(url, options, path)
@@ -66,6 +68,13 @@ def _defaults(broker_file: str | None) -> dict[str, str]:
     found = broker_settings(read_entries(broker_file))
     check_combination(found, may_tier=True)
     return found
+
+
+def _file_above(path: str) -> str | None:
+    """`path`, or the nearest above it that exists, if that is a file."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return None if os.path.isdir(path) else path
 
 
 def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str, str] | None = None) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import InvalidRequest
 from tiered.cli.render import Column, emit
 from tiered.cli.session import Session
 
@@ -96,11 +97,12 @@ def _text(file: str | None, brokers: str | None) -> str:
         raise InvalidRequest("describing brokers, either --brokers or a file, not both and not neither")
     if brokers is not None or file is None:
         return brokers or ""
+    from tiered.given_files import read_given
+
+    hint = "one broker a line, such as 0:rack1"
+    body = sys.stdin.buffer.read() if file == "-" else read_given(file, "describing brokers", hint)
     try:
-        with click.open_file(file, encoding="utf-8") as lines:
-            return str(lines.read())
-    except FileNotFoundError:
-        raise NotFound("describing brokers, no such file", file=file) from None
+        return body.decode()
     except UnicodeDecodeError:
         raise InvalidRequest("describing brokers, not utf-8", file=file) from None
 

@@ -43,8 +43,10 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 def parse_template(template: str) -> Field:
     r"""A function that prints a record: ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes), ``\n \t``.
 
-    Null prints as nothing. Raises InvalidRequest for an unknown sign.
+    Null prints as nothing. Raises InvalidRequest for an unknown sign, and for no sign at all.
     """
+    if not template:
+        raise InvalidRequest("reading a template, it is empty and would print nothing: such as '%k %v\\n'")
     parts: list[bytes | Field] = []
     signs = iter(template)
     for sign in signs:

@@ -126,11 +126,11 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def parse_setting(text: str) -> tuple[str, str]:
+def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
     """``retention.ms=7d`` as key and value. Raises InvalidRequest without the equals sign, and for bytes not UTF-8."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InvalidRequest("reading -X, not of the form key=value", text=repr(text))
+        raise InvalidRequest(f"reading {option}, not of the form key=value", text=repr(text))
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -142,13 +142,16 @@ def settings_option(text: str) -> Callable[[Callable[..., object]], Callable[...
     """The repeatable ``-X key=value`` of a command, as a dict."""
 
     def parsed(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-        return dict(parse_setting(value) for value in values)
+        return dict(parse_setting(value, parameter.opts[0]) for value in values)
 
     return click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", callback=parsed, help=text)
+
+
+UNNAMED = "--option is for --remote URL, which is not given; the configured bucket has its options in tiered.toml"
 
 
 def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
     """A click callback: repeated ``name=value`` as options for the store's client; true and false are switches."""
     switches: dict[str, object] = {"true": True, "false": False}
-    pairs = (parse_setting(value) for value in values)
+    pairs = (parse_setting(value, parameter.opts[0]) for value in values)
     return {key: switches.get(value, value) for key, value in pairs}

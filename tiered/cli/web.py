@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest, NotFound
 from tiered.cli.errors import Exit
 from tiered.cli.session import Session, now_ms
 
@@ -111,10 +110,8 @@ def _gate(path: str | None, hosts: tuple[str, ...], *, is_open: bool) -> tuple[G
 
 
 def _token_in(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read(4096).strip()
-    except FileNotFoundError:
-        raise NotFound("reading the token", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("reading the token", file=path, cause=str(error).lower()) from None
+    from tiered.given_files import read_given
+    from tiered.web.gate import check_token
+
+    token = read_given(path, "reading the token", "a file with one line of plain letters").strip()
+    return check_token(token.decode(errors="replace"), file=path)

@@ -26,16 +26,20 @@ COOKIE = "tiered-session"
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+def check_token(token: str, **facts: object) -> str:
+    """The same. Raises InvalidRequest, with these facts, for one that could be guessed."""
+    if len(token) < TOKEN_LETTERS_MIN or not token.isascii() or not token.isprintable():
+        told = {**facts, "letters_at_least": TOKEN_LETTERS_MIN}
+        raise InvalidRequest("reading the token, too short or not plain letters", **told)
+    return token
+
+
 class Gate:
     """Looks at headers alone. Thread safe: nothing in it changes."""
 
     def __init__(self, *, token: str | None = None, hosts: Collection[str] = ()) -> None:
         """`hosts` are further names that lead here. Raises InvalidRequest for a token that could be guessed."""
-        if token is not None and (len(token) < TOKEN_LETTERS_MIN or not token.isascii() or not token.isprintable()):
-            raise InvalidRequest(
-                "reading the token, too short or not plain letters", letters_at_least=TOKEN_LETTERS_MIN
-            )
-        self._token = token
+        self._token = None if token is None else check_token(token)
         self._session = secrets.token_urlsafe(32)
         self._hosts = frozenset(each.casefold() for each in hosts)
 
