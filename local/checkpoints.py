@@ -69,9 +69,10 @@ def read_topic_id(storage: Storage, directory: str) -> str | None:
         raise Corrupt("reading partition metadata, no topic id", path=path) from None
 
 
-def write_topic_id(storage: Storage, directory: str, topic_id: str) -> None:
+def write_topic_id(storage: Storage, directory: str, topic_id: str, *, syncs_name: bool = True) -> None:
+    """``partition.metadata``; as `local.storage.replace_file`."""
     body = f"version: 0\ntopic_id: {topic_id}\n".encode()
-    replace_file(storage, join(directory, names.PARTITION_METADATA), body)
+    replace_file(storage, join(directory, names.PARTITION_METADATA), body, syncs_name=syncs_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,15 +106,11 @@ class Log(ShrinkableLog):
             segments = [Segment.create(storage, directory, next_offset, created_ms=now_ms)]
             log._snapshots.keep([next_offset], next_offset)
         else:
-            segments[-1].activate()
+            segments[-1].activate(is_durable=was_clean)
             log._producers = loaded.producers
         log._publish(segments, log_start_offset=start, next_offset=next_offset)
         log.recovery_point = next_offset
-        epochs = epochs.truncate_from_end(next_offset).truncate_from_start(log.first_known_offset)
-        if was_clean and epochs == written:
-            log.epochs = epochs  # durable by that shutdown: a full disk is no reason not to open it
-        else:
-            log._save_epochs(epochs)
+        log._settle_epochs(written, epochs.truncate_from_end(next_offset), was_clean=was_clean)
         log.leader_epoch = log.epochs.latest or 0
         return log
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from local import checkpoints
@@ -142,8 +143,37 @@ class LogDirectories:
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
+    def place(self, partitions: Sequence[TopicPartition], choose: Choose) -> dict[TopicPartition, LogError]:
+        """Directories for partitions of new topics, where `choose` says; durable on return, each root synced once.
+
+        What comes back are those that nothing can be made for: no directory is fit, it is in two, or its disk refused
+        (then it belongs there all the same, `create` says why). Their logs must not be opened. A partition that is
+        somewhere stays there.
+        """
+        facts = {each.path: each for each in self.facts()}
+        chosen: dict[str, list[TopicPartition]] = {}
+        refused: dict[TopicPartition, LogError] = {}
+        for name in partitions:
+            try:
+                root = self.root_of(name) or choose(list(facts.values())).path
+            except LogError as error:
+                refused[name] = error
+                continue
+            if name not in self._where:
+                facts[root] = replace(facts[root], partition_count=facts[root].partition_count + 1)
+                chosen.setdefault(root, []).append(name)
+        for root, names in chosen.items():
+            with self._changing:
+                self._where.update(dict.fromkeys(names, (root,)))
+            directory = self._directories[root]
+            try:
+                directory.storage.make_directories([directory.path(name) for name in names])
+            except LogError as error:
+                refused.update(dict.fromkeys(names, error))
+        return refused
+
     def create(self, partition: TopicPartition, topic_id: str, choose: Choose, *, is_new: bool = True) -> None:
-        """An empty directory for a partition, where `choose` says. Durable on return.
+        """An empty directory for a partition, where `choose` says. Durable once its log was opened.
 
         Raises DiskFailed when no directory is fit, and for a partition that is not `is_new` (it may have records) while
         a directory is offline. When the disk fails in the middle the partition belongs there all the same: something of
@@ -160,7 +190,7 @@ class LogDirectories:
                 _log.warning("nothing of a partition was found, begun anew: partition=%s directory=%s", partition, root)
             with self._changing:
                 self._where[partition] = (root,)
-        self._directories[root].create(partition, topic_id)
+        self._directories[root].create(partition, topic_id, is_opened_next=True)
 
     def open_log(
         self, partition: TopicPartition, settings: LogSettings, *, now_ms: int, is_tiered: bool = False

@@ -69,8 +69,12 @@ class LogDirectory:
             raise NotFound("finding a partition", partition=partition, directory=self.root)
         return found
 
-    def create(self, partition: TopicPartition, topic_id: str) -> None:
-        """An empty directory for a new partition; durable on return. Raises InvalidRequest when it is another's."""
+    def create(self, partition: TopicPartition, topic_id: str, *, is_opened_next: bool = False) -> None:
+        """An empty directory for a new partition; durable on return. Raises InvalidRequest when it is another's.
+
+        With `is_opened_next` it is durable, name and all, once its log was opened: the log's first segment syncs the
+        names in the directory anyway. A crash before that leaves an empty partition, or no id, which is written anew.
+        """
         directory = self.path(partition)
         self.storage.make_directory(directory)
         existing = checkpoints.read_topic_id(self.storage, directory)
@@ -78,7 +82,7 @@ class LogDirectory:
             raise InvalidRequest("creating a partition, it exists", partition=partition, topic_id=existing)
         if existing is None:
             self.forget(partition)
-        checkpoints.write_topic_id(self.storage, directory, topic_id)
+        checkpoints.write_topic_id(self.storage, directory, topic_id, syncs_name=not is_opened_next)
 
     def open_log(
         self,

@@ -243,6 +243,18 @@ class ShrinkableLog(ReadableLog):
         checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
         self.epochs = epochs
 
+    def _settle_epochs(self, written: LeaderEpochs, epochs: LeaderEpochs, *, was_clean: bool) -> None:
+        """At the start: what the log's ends leave of `epochs`. It is written where the file says something else, and
+        where it may not be durable as it is read: who wrote it may have been killed before it synced the name. A file
+        that is missing says that there are none, as that of a new log does. A full disk is no reason not to open a log
+        that was closed cleanly.
+        """
+        kept = epochs.truncate_from_start(self.first_known_offset)
+        if kept != written or not (was_clean or not self._storage.exists(self._path(names.LEADER_EPOCHS))):
+            self._save_epochs(kept)
+        else:
+            self.epochs = kept
+
     def _forget_old_epochs(self) -> None:
         """The lineage begins where the records do, as `LeaderEpochFileCache.truncateFromStart` has it.
 

@@ -7,6 +7,7 @@ it took and the error it ended with. Everything else goes through untouched, and
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from local.errors import LogError
@@ -69,6 +70,9 @@ class ObservedStorage:
 
     def make_directory(self, path: str) -> None:
         self._inner.make_directory(path)
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        self._inner.make_directories(paths)
 
     def rename(self, source: str, target: str) -> None:
         self._inner.rename(source, target)

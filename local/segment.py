@@ -62,6 +62,7 @@ class Segment:
         self._has_failed_sync = False
         self._retired = False
         self._writers: dict[str, StorageFile] = {}
+        self._unsynced: set[str] = set()  # of those: written to since their last sync
         self._offset_index: bytearray | None = None
         self._time_index: bytearray | None = None
         self._since_entry = 0
@@ -151,13 +152,15 @@ class Segment:
     def is_active(self) -> bool:
         return bool(self._writers)
 
-    def activate(self) -> None:
-        """Open a loaded segment for appending again (the last one of a log after a restart)."""
+    def activate(self, *, is_durable: bool = False) -> None:
+        """Open a loaded segment for appending again (the last one of a log after a restart). `is_durable`: something
+        vouches for all that is read, so it needs no sync before more comes."""
         self._newest()
         offsets, times = self.offset_index(), self.time_index()
         with self._lock:
             self._offset_index, self._time_index = offsets, times
             self._writers = {s: self._storage.open(self.path(s)) for s in (LOG, OFFSET_INDEX, TIME_INDEX)}
+            self._unsynced = set() if is_durable else set(self._writers)
             self._since_entry = 0
             if self.size_bytes:
                 first = read_header(self.read(0, HEADER_BYTES))
@@ -167,6 +170,7 @@ class Segment:
         """Add one encoded batch. Raises DiskFailed, after which the segment has to be cut back or recovered."""
         position = self.size_bytes
         self._writers[LOG].append(batch)
+        self._unsynced.add(LOG)  # after the bytes: a sync that begins in between may not have them
         # -1 is Kafka's "no timestamp": such records have no age of their own.
         latest = self._newest()[0]
         if max_timestamp_ms >= 0 and (latest is None or max_timestamp_ms > latest):
@@ -210,6 +214,7 @@ class Segment:
             is_there = self._storage.exists(path)
             self._writers[TXN_INDEX] = self._storage.open(path) if is_there else self._storage.create(path)
         self._writers[TXN_INDEX].append(aborted.pack())
+        self._unsynced.add(TXN_INDEX)
         self._has_aborted = True
 
     def aborted(self) -> list[AbortedTransaction]:
@@ -413,20 +418,23 @@ class Segment:
         with self._sync_lock:
             if self._has_failed_sync:
                 raise DiskFailed("syncing a segment, an earlier sync of it failed", path=self.path(LOG))
-            files = [self._writers[suffix] for suffix in suffixes if suffix in self._writers]
+            is_open = any(suffix in self._writers for suffix in suffixes)
+            due = [suffix for suffix in suffixes if suffix in self._unsynced and suffix in self._writers]
             try:
-                for file in files:
-                    file.sync()
-                if TXN_INDEX in suffixes and TXN_INDEX in self._writers:
+                for suffix in due:
+                    self._unsynced.discard(suffix)  # before the sync: what is written meanwhile is due again
+                    self._writers[suffix].sync()
+                if TXN_INDEX in due:
                     self._storage.sync_directory(self._directory)
             except BaseException:
                 # An interrupt counts as a failure: nobody knows what the kernel answered.
                 self._has_failed_sync = True
                 raise
-            return bool(files)
+            return is_open
 
     def _write_entry(self, suffix: str, entry: bytes) -> None:
         self._writers[suffix].append(entry)
+        self._unsynced.add(suffix)
         index = self._offset_index if suffix == OFFSET_INDEX else self._time_index
         assert index is not None, "only an active segment is written to"
         index += entry

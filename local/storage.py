@@ -21,7 +21,7 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -127,6 +127,10 @@ class Storage(Protocol):
         """Create it and its missing parents, durably. No error when it exists."""
         ...
 
+    def make_directories(self, paths: Sequence[str]) -> None:
+        """As `make_directory` of each; those above them are synced once, when all of theirs are made."""
+        ...
+
     def rename(self, source: str, target: str) -> None:
         """Atomic; an existing target is replaced."""
         ...
@@ -146,10 +150,11 @@ class Storage(Protocol):
         ...
 
 
-def replace_file(storage: Storage, path: str, body: Body) -> None:
+def replace_file(storage: Storage, path: str, body: Body, *, syncs_name: bool = True) -> None:
     """Put `body` at `path` so that a crash leaves the old content or the new one, whole and durable.
 
-    Order of effects: write aside, sync it, rename over, sync the directory. Only after the last is it durable.
+    Order of effects: write aside, sync it, rename over, sync the directory. Only after the last is it durable: without
+    `syncs_name` that is left to the caller, who has more names to sync there.
     """
     aside = storage.create(path + TEMPORARY)
     try:
@@ -158,7 +163,8 @@ def replace_file(storage: Storage, path: str, body: Body) -> None:
     finally:
         aside.close()
     storage.rename(path + TEMPORARY, path)
-    storage.sync_directory(parent(path))
+    if syncs_name:
+        storage.sync_directory(parent(path))
 
 
 def join(*parts: str) -> str:
@@ -283,9 +289,18 @@ class DiskStorage:
             missing.append(path)
             path = parent(path) if "/" in path else ""
         for each in reversed(missing):
-            with _translated("making a directory", each):
-                os.makedirs(each, 0o700, exist_ok=True)
+            _make(each)
             self.sync_directory(parent(each))
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        missing = [path for path in paths if not os.path.isdir(path)]
+        above = dict.fromkeys(map(parent, missing))
+        for each in above:
+            self.make_directory(each)
+        for each in missing:
+            _make(each)
+        for each in above:
+            self.sync_directory(each)
 
     def rename(self, source: str, target: str) -> None:
         with _translated("renaming a file", source):
@@ -315,6 +330,11 @@ class DiskStorage:
             file.close()
             raise Conflict("locking a directory, another process has it open", path=path) from None
         return file
+
+
+def _make(path: str) -> None:
+    with _translated("making a directory", path):
+        os.makedirs(path, 0o700, exist_ok=True)
 
 
 def _mode(path: str) -> int | None:

@@ -9,7 +9,7 @@ Source: kafka `LogDirFailureChannel`, which takes a directory offline at any IOE
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from local.errors import DiskFailed, LogError
@@ -95,6 +95,9 @@ class WatchedStorage:
 
     def make_directory(self, path: str) -> None:
         self.call(self._inner.make_directory, path)
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        self.call(self._inner.make_directories, paths)
 
     def rename(self, source: str, target: str) -> None:
         self.call(self._inner.rename, source, target)

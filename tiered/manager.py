@@ -53,6 +53,7 @@ from tiered.reloading import Reloadable
 from tiered.side_by_side import side_by_side
 from tiered.snapshots import Snapshots
 from tiered.topic_changes import Foreseeable
+from tiered.topic_creation import CreatesTopics
 from tiered.topic_deletion import TopicDeletion
 from tiered.topics import Topic, TopicRegistry
 
@@ -69,7 +70,9 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 _OPENERS = 8
 
 
-class LogManager(Snapshots, Readable, Metered, OverDirectories, Reloadable, Pausable, Foreseeable, LateOpening):
+class LogManager(
+    Snapshots, Readable, Metered, OverDirectories, Reloadable, Pausable, CreatesTopics, Foreseeable, LateOpening
+):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
     def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
@@ -132,23 +135,6 @@ class LogManager(Snapshots, Readable, Metered, OverDirectories, Reloadable, Paus
     def topic(self, name: str) -> Topic:
         """Raises NotFound, naming the topics there are."""
         return self._registry.get(name)
-
-    def create_topic(
-        self, name: str, partitions: int = 1, properties: dict[str, str] | None = None, *, now_ms: int
-    ) -> Topic:
-        """A new topic; its settings and the way to the bucket are checked before anything is written.
-
-        Raises InvalidRequest. Any other error after the topic was written down (the bucket went away) leaves it there,
-        for a later `tick` to take up.
-        """
-        self._check_writable()
-        topic = self._checked_new(name, partitions, properties)
-        with self._topics_lock:
-            self._opener.check_room()
-            self._registry.add(topic)
-            held, failures = self._open_topic(topic, now_ms)
-        raise_first(failures + self._take_up(held, now_ms))
-        return topic
 
     def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
         """Change a topic's own settings (an empty value takes one back); effective at once.
@@ -448,16 +434,6 @@ class LogManager(Snapshots, Readable, Metered, OverDirectories, Reloadable, Paus
             self._leave_unopened(topic.partitions(), error)
             return None
         return self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
-
-    def _open_topic(self, topic: Topic, now_ms: int) -> tuple[list[Partition], list[LogError]]:
-        """The partitions of a new topic. What is in the way of single ones is noted, and told."""
-        loaded = load_logs(
-            {"": topic.partitions()},
-            lambda name: self._opener.open_log(name, topic, now_ms, is_new=True),
-            threads_per_directory=1,
-        )
-        failures = [each for each in loaded.values() if isinstance(each, LogError)]
-        return self._keep(loaded), failures
 
     def _keep(self, loaded: Loaded) -> list[Partition]:
         """Those that could be opened; the others are noted."""

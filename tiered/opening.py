@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -173,6 +173,10 @@ class Opener:
     def check_room(self) -> None:
         """Raises DiskFailed when no log directory can take a new partition."""
         self._choose(self._directory.facts())
+
+    def place(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
+        """Directories for partitions of new topics (`LogDirectories.place`)."""
+        return self._directory.place(names, self._choose)
 
     def open_log(self, name: TopicPartition, topic: Topic, now_ms: int, *, is_new: bool = False) -> Partition:
         """The partition with its local log, recovered; one that is in no directory is begun in one. Raises what is

@@ -99,11 +99,12 @@ class TopicRegistry:
                 partitions=topic.partition_count,
             )
 
-    def add(self, topic: Topic) -> None:
-        """Durable on return. Raises as `check_new`."""
-        self.check_new(topic)
+    def add(self, *topics: Topic) -> None:
+        """All of them or none, durable on return. Raises as `check_new`."""
+        for each in topics:
+            self.check_new(each)
         with self._changing:
-            self._write({**self._topics, topic.name: topic})
+            self._write({**self._topics, **{each.name: each for each in topics}})
 
     def alter(self, name: str, properties: dict[str, str], *, is_tiered: bool = False) -> Topic:
         """The topic with these own settings instead of its present ones. Durable on return.

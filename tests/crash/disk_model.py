@@ -10,7 +10,8 @@ What survives a crash (any state that POSIX allows, and more than most file syst
 
 A file whose name survives without its bytes has length 0 and up: what a rename before a sync leaves. A sector that
 holds synced bytes is never damaged by a torn write behind them (disks write sectors whole). `make_directory` is durable
-as its contract says. Nothing that was synced is lost.
+as its contract says; of `make_directories` the names are changes like others until the last sync. Nothing that was
+synced is lost.
 
 `watch` is called after every effect: an explorer takes crash states there with `crash`, so that a workload runs once
 however many states are looked at. File contents are shared between states until they are written to.
@@ -20,8 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from local.errors import Conflict, DiskFailed, NotFound
 from local.names import META_PROPERTIES
@@ -210,6 +212,21 @@ class ModelDisk:
             above.durable[name] = made
 
         self._effect(f"mkdir {path}", act)
+
+    def make_directories(self, paths: Sequence[str]) -> None:
+        missing = [path for path in paths if path not in self.directories]
+        above = dict.fromkeys(map(parent, missing))
+        for each in above:
+            self.make_directory(each)
+        for each in missing:
+            self._effect(f"mkdir {each}", partial(self._made, each))
+        for each in above:
+            self.sync_directory(each)
+
+    def _made(self, path: str) -> None:
+        """Its name is durable only after its parent's sync."""
+        made = self.directories[path] = Directory()
+        self._change(self._entry(path, made))
 
     def rename(self, source: str, target: str) -> None:
         def act() -> None:

@@ -233,3 +233,17 @@ def test_committed_records_are_read_from_a_directory_and_from_a_bucket(home: Pat
     tiered = printed(capfd, *bucket)
     assert tiered.count("value") > 50
     assert printed(capfd, *bucket, "--isolation", "read_committed") == tiered
+
+
+def test_several_topics_are_made_at_once_or_none(home: Path, capfd) -> None:
+    """One name that is taken keeps the others from being made, too."""
+    out = printed(capfd, "topic", "create", "a", "b", "c", "-p", "3", "-X", "retention.ms=1h", "-o", "jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["topic"], row["partitions"], row["settings"]) for row in rows] == [
+        (name, 3, {"retention.ms": "1h"}) for name in ("a", "b", "c")
+    ]
+    assert invoke(["topic", "create", "d", "b"]) == 2
+    assert "topic=b" in capfd.readouterr().err
+    names = [json.loads(line)["topic"] for line in printed(capfd, "topic", "list", "-o", "jsonl").splitlines()]
+    assert {"a", "b", "c"} <= set(names)
+    assert "d" not in names

@@ -13,7 +13,11 @@ from tiered.status import PartitionStatus, partition_status
 from tiered.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiered.topics import Topic
+
+ENABLE = "remote.storage.enable"
 
 
 @click.group("topic")
@@ -22,34 +26,49 @@ def topic() -> None:
 
 
 @topic.command("create")
-@click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many.")
-@settings_option("A property of this topic; may be repeated.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many, of each.")
+@settings_option("A property of these topics; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="Only check, and show its settings and where they come from.")
 @output_option()
 @click.pass_obj
-def create(session: Session, name: str, partitions: int, settings: dict[str, str], dry_run: bool, output: str) -> None:
-    """Create the topic NAME."""
+def create(
+    session: Session, names: tuple[str, ...], partitions: int, settings: dict[str, str], dry_run: bool, output: str
+) -> None:
+    """Create the topic NAME, or several: all of them, or none where one is refused."""
     from local.names import check_topic
 
-    check_topic(name)
+    for name in names:
+        check_topic(name)
     if dry_run:
-        from tiered.cli.topic_dry_runs import show_new
-
-        with session.manager(read_only=True) as manager:
-            planned = manager.plan_new_topic(name, partitions, settings)
-        show_new(session, planned, output)
+        _show_new(session, names, partitions, settings, output)
         return
+    from tiered.topic_creation import AskedTopic
+
+    asked = [AskedTopic(name=name, partitions=partitions, properties=settings) for name in names]
     with session.manager() as manager:
-        created = manager.create_topic(name, partitions, settings, now_ms=now_ms())
-        is_tiered = manager.config.topic_properties(name, created.properties)["remote.storage.enable"] == "true"
-    session.say(f"created {created.name}: partitions={created.partition_count} topic_id={created.topic_id}")
+        created = manager.create_topics(asked, now_ms=now_ms())
+        settings_of = manager.config.topic_properties
+        tiered = [each for each in created if settings_of(each.name, each.properties)[ENABLE] == "true"]
+    for each in created:
+        session.say(f"created {each.name}: partitions={each.partition_count} topic_id={each.topic_id}")
     _print(created, output)
-    if is_tiered:
-        _warn_of_namesakes(session, created)
+    if tiered:
+        _warn_of_namesakes(session, tiered)
 
 
-def _warn_of_namesakes(session: Session, created: Topic) -> None:
+def _show_new(session: Session, names: tuple[str, ...], partitions: int, settings: dict[str, str], output: str) -> None:
+    from tiered.cli.topic_dry_runs import show_new
+
+    if len(names) > 1 and output == "json":
+        raise click.UsageError("--dry-run -o json shows one topic: name one, or use -o jsonl")
+    with session.manager(read_only=True) as manager:
+        planned = [manager.plan_new_topic(name, partitions, settings) for name in names]
+    for each in planned:
+        show_new(session, each, output)
+
+
+def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
     """Whoever reads the bucket alone has to choose between topics of one name."""
     from remote.fsspec_store import open_store
     from tiered.configured_store import store_options
@@ -60,17 +79,18 @@ def _warn_of_namesakes(session: Session, created: Topic) -> None:
         return
     store = open_store(config.remote_url, store_options(config))
     try:
-        others = [each for each in topic_ids(store, created.name) if each != created.topic_id]
+        others = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
     except LogError as error:
         session.say(f"warning: whether the bucket holds another topic of this name could not be seen: {error}")
         return
     finally:
         store.close()
-    if others:
-        session.say(
-            "warning: the bucket already holds a topic of this name; whoever reads the bucket alone has to choose with "
-            f"--topic-id or topic_ids: topic={created.name} topic_ids={','.join(others)}"
-        )
+    for name, ids in others.items():
+        if ids:
+            session.say(
+                "warning: the bucket already holds a topic of this name; whoever reads the bucket alone has to choose "
+                f"with --topic-id or topic_ids: topic={name} topic_ids={','.join(sorted(ids))}"
+            )
 
 
 @topic.command("alter")
@@ -96,7 +116,7 @@ def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_
             _confirm(f"give up all records of the topic {name} that are in the bucket alone, for good?")
         altered = manager.alter_topic(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {_settings(altered.properties) or 'no settings of its own'}")
-    _print(altered, output)
+    _print([altered], output)
 
 
 def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
@@ -137,7 +157,7 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -
             _confirm(f"delete the topic {name} with all its records for good?")
         manager.delete_topic(name, now_ms=now_ms())
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
-    _print(found, output)
+    _print([found], output)
 
 
 @topic.command("list")
@@ -148,10 +168,10 @@ def list_topics(session: Session, output: str) -> None:
     emit("topics", [_topic_row(each, output) for each in session.topics().all()], _TOPIC_COLUMNS, output)
 
 
-def _print(topic: Topic, output: str) -> None:
+def _print(topics: Sequence[Topic], output: str) -> None:
     """What was done, for programs; a person was told on stderr."""
     if output != "table":
-        emit("topics", [_topic_row(topic, output)], _TOPIC_COLUMNS, output)
+        emit("topics", [_topic_row(each, output) for each in topics], _TOPIC_COLUMNS, output)
 
 
 def _topic_row(each: Topic, output: str) -> Row:

@@ -1,0 +1,151 @@
+"""Many topics at once, cut after every effect: all of them or none, and none that was acknowledged is ever lost."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import NOW, World, send
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition
+from tiered.topic_creation import AskedTopic
+
+NAMES = ("a", "b")
+ASKED = [AskedTopic(name=name, partitions=2) for name in NAMES]
+STATES = 3  # of each moment
+
+
+def begun(roots: int = 1) -> World:
+    """A log directory, or two of them, with a topic that was there before and holds records."""
+    world = World()
+    world.config = replace(world.config, more_data_dirs=tuple(f"./more{at}" for at in range(1, roots)))
+    with world.open() as manager:
+        manager.create_topic("t", 1, now_ms=NOW)
+        send(manager, 20)
+        manager.partition(TopicPartition("t", 0)).log.flush()
+    return world
+
+
+def goes_on(world: World, disk: ModelDisk, *, is_acknowledged: bool) -> bool:
+    """Whether the topics are there after a crash; checks what has to hold either way, and that work goes on."""
+    for _ in range(2):  # what recovery leaves is opened again
+        with world.open(disk=disk) as manager:
+            there = {each.name for each in manager.topics()}
+            assert there in ({"t"}, {"t", *NAMES}), "all or none"
+            assert "a" in there or not is_acknowledged, "an acknowledged topic was lost"
+            assert manager.problems == {}
+            assert manager.partition(TopicPartition("t", 0)).log.next_offset >= 20
+            if "a" not in there:
+                manager.create_topics(ASKED, now_ms=NOW)
+            for name in NAMES:
+                assert len(manager.partitions([name])) == 2
+                send(manager, 10, topic=name)
+            lengths = {each.name: each.log.next_offset for each in manager.partitions()}
+    with world.open(disk=disk) as manager:
+        assert {each.name: each.log.next_offset for each in manager.partitions()} == lengths
+        assert lengths[TopicPartition("b", 0)] == 20
+    return "a" in there
+
+
+@pytest.mark.parametrize("roots", [1, 2])
+def test_a_crash_at_any_moment_leaves_all_topics_or_none_and_work_goes_on(roots):
+    world, rng = begun(roots), random.Random(roots)
+    found: list[bool] = []
+    with world.open() as manager:
+        disk = world.disk
+
+        def look() -> None:
+            disk.watch = None
+            for _ in range(STATES):
+                found.append(goes_on(world, disk.crash(rng), is_acknowledged=False))
+            disk.watch = look
+
+        disk.watch = look
+        manager.create_topics(ASKED, now_ms=NOW)
+        disk.watch = None
+        for _ in range(50):
+            goes_on(world, disk.crash(rng), is_acknowledged=True)
+    assert len(found) > 80
+
+
+@pytest.mark.parametrize("roots", [1, 2])
+def test_records_that_were_acknowledged_in_a_new_topic_outlast_a_crash(roots):
+    """They are taken once every name above them is durable."""
+    world, rng = begun(roots), random.Random(roots)
+    manager = world.open()
+    manager.create_topics(ASKED, now_ms=NOW)
+    for name in NAMES:
+        send(manager, 10, topic=name)
+        for number in (0, 1):
+            manager.partition(TopicPartition(name, number)).log.flush()
+    for _ in range(60):
+        with world.open(disk=world.disk.crash(rng)) as again:
+            assert [again.partition(TopicPartition(name, 0)).log.next_offset for name in NAMES] == [10] * 2
+    manager.abandon()
+
+
+def syncs(disk: ModelDisk, since: int) -> int:
+    return sum(each.startswith("sync ") for each in disk.journal[since:])
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(1, 1), (1, 300), (50, 1), (20, 7)])
+def test_syncs_are_three_for_all_and_two_for_each_partition(topics, partitions):
+    world = begun()
+    with world.open() as manager:
+        before = len(world.disk.journal)
+        asked = [AskedTopic(name=f"n{at}", partitions=partitions) for at in range(topics)]
+        manager.create_topics(asked, now_ms=NOW)
+        assert syncs(world.disk, before) == 3 + 2 * topics * partitions
+
+
+def test_partitions_in_which_nothing_was_written_are_opened_and_closed_without_a_sync_of_theirs():
+    world = begun()
+    with world.open() as manager:
+        manager.create_topics([AskedTopic(name="n", partitions=50)], now_ms=NOW)
+    before = len(world.disk.journal)
+    with world.open():
+        pass
+    assert not [each for each in world.disk.journal[before:] if each.startswith("sync ./data/n-")]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [AskedTopic(name="a"), AskedTopic(name="t")],
+        [AskedTopic(name="a"), AskedTopic(name="a")],
+        [AskedTopic(name="a"), AskedTopic(name="b", partitions=0)],
+        [AskedTopic(name="a"), AskedTopic(name="b", properties={"retention.ms": "x"})],
+        [AskedTopic(name="a"), AskedTopic(name="../b")],
+    ],
+)
+def test_one_that_is_refused_keeps_the_others_from_being_made(asked):
+    world = begun()
+    with world.open() as manager:
+        before = len(world.disk.journal)
+        with pytest.raises(InvalidRequest):
+            manager.create_topics(asked, now_ms=NOW)
+        assert [each.name for each in manager.topics()] == ["t"]
+        assert len(world.disk.journal) == before
+
+
+def test_a_disk_that_refuses_in_the_middle_is_told_and_the_next_start_makes_the_rest():
+    for at in range(1, 200):
+        world = begun()
+        manager = world.open()
+        world.disk.fail_at, is_told = world.disk.effects + at, False
+        try:
+            manager.create_topics(ASKED, now_ms=NOW)
+        except Exception:  # noqa: BLE001 - whatever it is, nothing was acknowledged
+            is_told = True
+        reached = world.disk.effects >= world.disk.fail_at
+        assert is_told == reached, at
+        world.disk.fail_at = None
+        manager.abandon()
+        goes_on(world, world.disk, is_acknowledged=not is_told)
+        if not reached:
+            break
+    else:
+        raise AssertionError("the end was never reached")
