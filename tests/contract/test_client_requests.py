@@ -1,0 +1,95 @@
+"""What s3fs sends for what is asked of it, counted: the table by which reads and writes are laid out here.
+
+The manual's section 2. Whoever raises s3fs and finds this red: `remote.s3_store` and the ranges of
+`remote.range_reader` rest on these numbers, and so does what a request costs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tiered.demo.s3_endpoint import S3Endpoint
+
+MB, MIB = 1_000_000, 1 << 20
+BIG = 30 * MB
+
+
+class Client:
+    """s3fs, and every request that it sends: the verb with what tells it from others, and the range."""
+
+    def __init__(self, endpoint: S3Endpoint) -> None:
+        import s3fs
+
+        self.files = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, **endpoint.options())
+        self.files.connect()
+        self.sent: list[tuple[str, str | None]] = []
+        self.files.s3.meta.events.register("before-send.s3", self._note)
+
+    def _note(self, request, **_: object) -> None:
+        query = request.url.partition("?")[2]
+        kinds = {"uploads": "begin", "delete": "DeleteObjects", "list-type": "LIST", "partNumber": "part"}
+        found = next((told for sign, told in kinds.items() if query.startswith(sign)), None)
+        kind = found or ("end" if query.startswith("uploadId") else request.method)
+        asked = request.headers.get("Range")
+        self.sent.append((kind, asked.decode() if isinstance(asked, bytes) else asked))
+
+    def requests(self, act: Callable[[], object]) -> list[str]:
+        self.sent.clear()
+        act()
+        return [kind for kind, _ in self.sent]
+
+
+@pytest.fixture(scope="module")
+def client(s3_endpoint: S3Endpoint) -> Client:
+    s3_endpoint.create_bucket("counted")
+    return Client(s3_endpoint)
+
+
+def write(client: Client, size_bytes: int, step: int = MIB, **more: int) -> None:
+    with client.files.open("counted/written", "wb", **more) as file:
+        for _ in range(size_bytes // step):
+            file.write(bytes(step))
+
+
+def look_into(client: Client) -> None:
+    """1 KB at offset 10 MB."""
+    with client.files.open("counted/big", "rb") as file:
+        file.seek(10 * MB)
+        assert len(file.read(1000)) == 1000
+
+
+@pytest.mark.server
+def test_requests_are_those_of_the_manual(client: Client, tmp_path) -> None:
+    files, path, body = client.files, tmp_path / "big", os.urandom(BIG)
+    path.write_bytes(body)
+    ranges = [0, 100, 200, 300], [100, 200, 300, 400]
+    table = {
+        "put_file of 30 MB": (lambda: files.put_file(str(path), "counted/big"), ["PUT"]),
+        "cat_file": (lambda: files.cat_file("counted/big"), ["HEAD", "GET"]),
+        "cat_file of a range": (lambda: files.cat_file("counted/big", start=0, end=100), ["GET"]),
+        "open to read": (lambda: look_into(client), ["HEAD", "GET"]),
+        "exists on a missing key": (lambda: files.exists("counted/none"), ["HEAD", "LIST"]),
+        "cat_ranges of 4 that adjoin": (lambda: files.cat_ranges(["counted/big"] * 4, *ranges), ["GET"] * 4),
+        "get_file": (lambda: files.get_file("counted/big", str(tmp_path / "again")), ["GET"]),
+        "rm of a list": (lambda: files.rm(["counted/big"]), ["DeleteObjects"]),
+        "open to write 30 MB": (lambda: write(client, BIG, MB), ["PUT"]),
+        "written below a block of 50 MiB": (lambda: write(client, 49 * MIB), ["PUT"]),
+        "from two blocks on it is n parts and two": (
+            lambda: write(client, 15 * MIB, block_size=5 * MIB),
+            ["begin", "part", "part", "part", "end"],
+        ),
+    }
+    found = {name: client.requests(act) for name, (act, _) in table.items()}
+    assert found == {name: asked for name, (_, asked) in table.items()}
+
+
+@pytest.mark.server
+def test_read_ahead_of_an_open_file_moves_twenty_thousand_times_what_was_asked_for(client: Client) -> None:
+    client.files.pipe_file("counted/big", bytes(BIG))
+    client.requests(lambda: look_into(client))
+    (asked,) = [asked for kind, asked in client.sent if kind == "GET"]
+    first, last = map(int, str(asked).removeprefix("bytes=").split("-"))
+    assert last - first + 1 == 20 * MB
