@@ -19,6 +19,7 @@ from local.segment import RELATIVE_OFFSET_MAX, Segment
 from local.storage import FileFacts, Storage
 
 WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
+_LOGS = (names.LOG, names.LOG + names.SWAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
     would look whole, with a hole in it.
     """
     files = storage.list_files(directory) if storage.exists(directory) else {}
-    parsed = [found for name in files if (found := names.parse_segment_file(name))]
+    parsed = [found for name in files if name.endswith(_LOGS) and (found := names.parse_segment_file(name))]
     bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
     missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
     if missing:

@@ -324,7 +324,8 @@ class Segment:
         """
         with self._sync_lock, self._lock:
             self._let_go()
-            self._sealed().close()
+            if not self._access.is_shared:  # an onlooker maps nothing, and rebuilds nothing
+                self._sealed().close()
 
     def retire(self) -> None:
         """From now on every read raises NotFound. Called before the files get other names."""

@@ -14,12 +14,12 @@ The root itself is never created: a mistyped path must not look like an empty st
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, DiskFailed, InvalidRequest, NotFound, Unavailable
-from local.storage import DiskStorage, Storage
+from local.storage import DiskStorage, FileFacts, Storage
 from remote.keys import new_ulid
 from remote.store import (
     Asked,
@@ -98,12 +98,8 @@ class FileStore:
         self._check_root("listing objects")
         # Sorted by path components is not sorted by key ("a-b" and "a/b"), hence the sort over all.
         directory = prefix.rpartition("/")[0]
-        keys = sorted(key for key in self._walk(directory) if key.startswith(prefix) and key > start_after)
-        for key in keys:
-            try:
-                yield self.head(key)
-            except NotFound:
-                continue  # deleted since
+        found = [info for info in self._walk(directory) if info.key.startswith(prefix) and info.key > start_after]
+        yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -163,14 +159,24 @@ class FileStore:
             raise InvalidRequest("naming an object, reserved for files on their way in", key=key)
         return f"{self._root.rstrip('/')}/{key}"
 
-    def _walk(self, directory: str) -> Iterator[str]:
-        """Keys of all files below, in no order."""
-        for name in self._names(directory):
+    def _walk(self, directory: str) -> Iterator[ObjectInfo]:
+        """All files below, in no order, without those that were deleted meanwhile."""
+        names = self._names(directory)
+        files = self._files(directory) if names else {}
+        for name in names:
             key = f"{directory}/{name}".lstrip("/")
-            if self._storage.is_directory(f"{self._root}/{key}"):
+            if name in files:
+                yield ObjectInfo(key=key, size_bytes=files[name].size_bytes, modified_ms=files[name].modified_ms)
+            elif self._storage.is_directory(f"{self._root}/{key}"):
                 yield from self._walk(key)
             else:
-                yield key
+                with suppress(NotFound):
+                    yield self.head(key)
+
+    def _files(self, directory: str) -> Mapping[str, FileFacts]:
+        with self._translated("listing objects", directory), suppress(NotFound):
+            return self._storage.list_files(f"{self._root}/{directory}")
+        return {}
 
     def _names(self, directory: str) -> Sequence[str]:
         with self._translated("listing objects", directory):

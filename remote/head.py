@@ -21,6 +21,7 @@ import msgspec
 
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
+from remote.head_sizes import note_size
 from remote.segment import RemoteSegment, SegmentState
 from remote.store import Body
 from remote.view import CompactedView, view_contradiction
@@ -278,6 +279,7 @@ def decode_head(data: Body) -> Head:
         raise Corrupt("reading a head, its body is no head", cause=str(error)) from error
     if wrong := contradiction(head):
         raise Corrupt(f"reading a head, {wrong}", topic=head.topic, partition=head.partition, sequence=head.sequence)
+    note_size(head, len(data))
     return head
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
@@ -42,6 +42,10 @@ class RequestCounts:
         return RequestCounts(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
+# Those of segments' bytes are counted twice.
+_OF_DATA = {"puts": "data_puts", "gets": "data_gets", "bytes_in": "data_bytes_in", "bytes_out": "data_bytes_out"}
+
+
 class MeteredStore:
     """See `remote.store.ObjectStore`. A request is counted when it is made, whatever becomes of it.
 
@@ -52,7 +56,7 @@ class MeteredStore:
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
         self._lock = threading.Lock()
-        self._counts: dict[str, RequestCounts] = {}
+        self._counts: dict[str, dict[str, int]] = {}
 
     def __repr__(self) -> str:
         return f"MeteredStore({self._inner!r})"
@@ -64,7 +68,7 @@ class MeteredStore:
     def counts(self) -> RequestCounts:
         """Everything so far."""
         with self._lock:
-            return sum(self._counts.values(), RequestCounts())
+            return sum((RequestCounts(**each) for each in self._counts.values()), RequestCounts())
 
     def counts_by_topic(self) -> dict[str, RequestCounts]:
         """Everything so far, by the directory of the topic in the store (`remote.keys.topic_directory`).
@@ -72,14 +76,14 @@ class MeteredStore:
         What belongs to no topic, such as a listing of the whole store, is under the empty name.
         """
         with self._lock:
-            return dict(self._counts)
+            return {name: RequestCounts(**each) for name, each in self._counts.items()}
 
     def put(self, key: str, body: Body) -> None:
-        self._count(key, RequestCounts(puts=1, bytes_in=len(body)))
+        self._count(key, puts=1, bytes_in=len(body))
         self._inner.put(key, body)
 
     def put_if_absent(self, key: str, body: Body) -> None:
-        self._count(key, RequestCounts(puts=1, bytes_in=len(body)))
+        self._count(key, puts=1, bytes_in=len(body))
         self._inner.put_if_absent(key, body)
 
     def upload(self, key: str, source: UploadSource) -> None:
@@ -88,73 +92,69 @@ class MeteredStore:
     def _counted(self, key: str, source: UploadSource) -> Iterator[Body]:
         """The parts; the second one tells that there are a beginning and a completion as well."""
         for number, part in enumerate(source.parts()):
-            begun = RequestCounts(puts=2, posts=2) if number == 1 else RequestCounts()
-            self._count(key, begun + RequestCounts(puts=1, bytes_in=len(part)))
+            begun = 2 if number == 1 else 0
+            self._count(key, puts=1 + begun, posts=begun, bytes_in=len(part))
             yield part
 
     def get(self, key: str) -> bytes:
-        self._count(key, RequestCounts(gets=1))
+        self._count(key, gets=1)
         return self._arrived(key, self._inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._count(key, RequestCounts(gets=1))
+        self._count(key, gets=1)
         return self._arrived(key, self._inner.get_range(key, start, length))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        self._count(key, RequestCounts(gets=len(ranges)))
+        self._count(key, gets=len(ranges))
         bodies = self._inner.get_ranges(key, ranges)
-        self._count(key, RequestCounts(bytes_out=sum(map(len, bodies))))
+        self._count(key, bytes_out=sum(map(len, bodies)))
         return bodies
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
         for key, _, _ in asked:
-            self._count(key, RequestCounts(gets=1))
+            self._count(key, gets=1)
         bodies = self._inner.get_each(asked)
         for (key, _, _), body in zip(asked, bodies, strict=True):
-            self._count(key, RequestCounts(bytes_out=0 if body is None else len(body)))
+            self._count(key, bytes_out=0 if body is None else len(body))
         return bodies
 
     def head(self, key: str) -> ObjectInfo:
-        self._count(key, RequestCounts(gets=1, heads=1))
+        self._count(key, gets=1, heads=1)
         return self._inner.head(key)
 
     def list_prefixes(self, prefix: str) -> list[str]:
         names = self._inner.list_prefixes(prefix)
-        self._count(prefix, RequestCounts(lists=max(1, -(-len(names) // LIST_PAGE))))
+        self._count(prefix, lists=max(1, -(-len(names) // LIST_PAGE)))
         return names
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        self._count(prefix, RequestCounts(lists=1))
+        self._count(prefix, lists=1)
         for number, info in enumerate(self._inner.list(prefix, start_after=start_after)):
             if number and number % LIST_PAGE == 0:
-                self._count(prefix, RequestCounts(lists=1))
+                self._count(prefix, lists=1)
             yield info
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = tuple(keys)
         if wanted:
-            self._count(wanted[0], RequestCounts(deletes=-(-len(wanted) // LIST_PAGE)))
+            self._count(wanted[0], deletes=-(-len(wanted) // LIST_PAGE))
         self._inner.delete(wanted)
 
     def close(self) -> None:
         self._inner.close()
 
     def _arrived(self, key: str, body: bytes) -> bytes:
-        self._count(key, RequestCounts(bytes_out=len(body)))
+        self._count(key, bytes_out=len(body))
         return body
 
-    def _count(self, key: str, more: RequestCounts) -> None:
+    def _count(self, key: str, **more: int) -> None:
         """`key` may be a prefix as well; keys of one request are of one topic, as all callers have it."""
         name = key.partition("/")[0]
         if is_segment_object(key) and not key.endswith(INDEXES_SUFFIX):
-            more = replace(
-                more,
-                data_puts=more.puts,
-                data_gets=more.gets,
-                data_bytes_in=more.bytes_in,
-                data_bytes_out=more.bytes_out,
-            )
+            more |= {_OF_DATA[what]: count for what, count in more.items() if what in _OF_DATA}
         with self._lock:
-            if name not in self._counts and parse_topic_directory(name) is None:
-                name = ""
-            self._counts[name] = self._counts.get(name, RequestCounts()) + more
+            counts = self._counts.get(name)
+            if counts is None:
+                counts = self._counts.setdefault("" if parse_topic_directory(name) is None else name, {})
+            for what, count in more.items():
+                counts[what] = counts.get(what, 0) + count

@@ -13,7 +13,6 @@ A create that is tried again may find its own first attempt and say AlreadyExist
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,15 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-import tenacity
-
-from local.errors import Unavailable, describe
+from local.errors import Unavailable
 from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
 LIST_PAGE = 1000  # keys that S3 gives for one LIST: a page of ours is one request there
 DELETE_PAGE = 1000  # keys of one try, each with a deadline of its own: one DeleteObjects of S3
-log = logging.getLogger(__name__)
 
 
 class RetryBudget:
@@ -79,28 +75,17 @@ class RetryPolicy:
 
         `verb` and `key` tell in the log what is being tried.
         """
-        retrying = tenacity.Retrying(
-            stop=self._must_stop,
-            wait=tenacity.wait_random_exponential(multiplier=self.wait_first_s, max=self.wait_max_s),
-            retry=tenacity.retry_if_exception(_may_try_again),
-            sleep=self.sleep,
-            before_sleep=_Telling(self.tell_after_s, {"verb": verb, "key": key}),
-            reraise=True,
-        )
+        begun_s = time.monotonic()
         try:
-            found = retrying(attempt)
-            self.budget.earn()
-            return found
+            found = attempt()
         except Unavailable as error:
             if "attempts" in error.facts:
                 raise
-            tries = retrying.statistics.get("attempt_number", 1)
-            raise Unavailable(error.attempt, **error.facts, attempts=tries) from error
+            from remote.trying_again import try_again  # nearly all calls go well, and many a command has no others
 
-    def _must_stop(self, state: tenacity.RetryCallState) -> bool:
-        """After a try that failed. The budget is asked last: what it gives is used."""
-        is_over = tenacity.stop_after_attempt(self.attempts_max) | tenacity.stop_before_delay(self.deadline_s)
-        return is_over(state) or not self.budget.spend()
+            return try_again(self, attempt, error, begun_s, {"verb": verb, "key": key})
+        self.budget.earn()
+        return found
 
 
 class RetryingStore:
@@ -180,27 +165,3 @@ class _Listing:
         if page:
             self._infos, self._last = infos, page[-1].key
         return page
-
-
-class _Telling:
-    """Before a wait: one line in the log for a call that is not soon served, so that waiting is never silent."""
-
-    def __init__(self, after_s: float, facts: dict[str, object]) -> None:
-        self._after_s = after_s
-        self._facts = facts
-        self._told = False
-
-    def __call__(self, state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if self._told or (state.seconds_since_start or 0.0) + state.upcoming_sleep < self._after_s:
-            return
-        assert isinstance(error, Unavailable)
-        self._told = True
-        cause = error.facts.get("cause") or error.attempt
-        log.warning(
-            "%s", describe("waiting for the store", {**self._facts, "attempts": state.attempt_number, "cause": cause})
-        )
-
-
-def _may_try_again(error: BaseException) -> bool:
-    return isinstance(error, Unavailable) and "attempts" not in error.facts

@@ -201,7 +201,10 @@ class Config:
 
         Raises InvalidRequest for an own setting that is unknown or malformed.
         """
-        return {setting.name: setting.value for setting in self.explain(topic, own)}
+        effective = dict(DEFAULTS)
+        for _, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
+            effective |= layer
+        return effective
 
     def explain(self, topic: str, own: Mapping[str, str] | None = None) -> list[Setting]:
         """Every effective setting and its origin, in the order of the property table."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from policies.stored import KeepingDollars, Lying, keeping_dollars, lying_of
-from remote.head import Head, encode_head
+from remote.head_sizes import size_of
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from remote.segment import RemoteSegment
     from tiered.manager import LogManager
     from tiered.partition import Partition
-
-
-SIZES_KEPT = 10_000
-_SIZES: dict[str, int] = {}  # bytes of heads by their commits; written by several threads at once without harm
 
 
 def keeping_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, KeepingDollars]:
@@ -32,14 +28,4 @@ def keeping_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartitio
 def lying_for(held: Partition, prices: PriceTable, rows: Iterable[RemoteSegment] | None = None) -> Lying:
     """What one partition has there; nothing without a head. `rows` as `policies.stored.lying_of` has them."""
     head = held.head()
-    return Lying() if head is None else lying_of(head, prices, head_bytes=_size(head), rows=rows)
-
-
-def _size(head: Head) -> int:
-    """Encoded once for each commit: whoever scrapes every few seconds asks about the same heads again."""
-    known = _SIZES.get(head.commit_id)
-    if known is None:
-        if len(_SIZES) >= SIZES_KEPT:
-            _SIZES.clear()
-        known = _SIZES[head.commit_id] = len(encode_head(head))
-    return known
+    return Lying() if head is None else lying_of(head, prices, head_bytes=size_of(head), rows=rows)

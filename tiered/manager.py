@@ -50,8 +50,8 @@ from tiered.partitioner import Partitioner
 from tiered.pausing import Pausable
 from tiered.readable import Readable
 from tiered.reloading import Reloadable
-from tiered.side_by_side import side_by_side
 from tiered.snapshots import Snapshots
+from tiered.taking_up import look_up_all, take_up_all
 from tiered.topic_changes import Foreseeable
 from tiered.topic_creation import CreatesTopics
 from tiered.topic_deletion import TopicDeletion
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools have
-_OPENERS = 8
 
 
 class LogManager(
@@ -423,6 +422,9 @@ class LogManager(
         )
         held = self._keep(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
         held.sort(key=lambda each: each.name)
+        if self._directory.read_only:
+            self._take_up(held, now_ms)
+            return
         for _, of_topic in groupby(held, key=lambda each: each.name.topic):
             self._take_up(list(of_topic), now_ms)
 
@@ -449,11 +451,9 @@ class LogManager(
     def _take_up(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
         """Own the tiered ones that are not ours yet, and tell of altered ones; what is in the way is noted and told."""
         waiting = [each for each in held if self._opener.is_waiting(each)]
-        if len(waiting) < 2:
-            found = [self._opener.take_up(each, now_ms) for each in waiting]
-        else:
-            take_up = partial(self._opener.take_up, now_ms=now_ms)
-            found = side_by_side(take_up, waiting, threads=_OPENERS, name="take-up")
+        take_up = partial(self._opener.take_up, now_ms=now_ms)
+        is_look, url = self._directory.read_only, self._store.url if self._store is not None else ""
+        found = look_up_all(take_up, waiting, url) if is_look else take_up_all(take_up, waiting)
         for each, error in zip(waiting, found, strict=True):
             if error is not None:
                 self._note(each.name, error)

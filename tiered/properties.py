@@ -7,6 +7,7 @@ Values are text until they are parsed here, so a setting reads the same in the f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from local.errors import InvalidRequest
 from tiered.broker_names import BROKER_NAMES
@@ -58,8 +59,8 @@ def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topi
 def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value:
     """The value of one setting. Raises InvalidRequest naming the key, the text and what was expected."""
     row = find_property(name, where)
-    value = _parse(row, text)
-    if value is None or not _is_in_range(row, value):
+    value = _sound(name, text)
+    if value is None:
         raise InvalidRequest("reading a setting", key=name, value=repr(text), expected=repr(row.expected), **where)
     return value
 
@@ -77,6 +78,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+
+
+@lru_cache(maxsize=4096)
+def _sound(name: str, text: str) -> Value | None:
+    """None where it is malformed or out of range. Remembered: hundreds of topics have the same few settings."""
+    value = _parse(PROPERTIES[name], text)
+    return value if value is not None and _is_in_range(PROPERTIES[name], value) else None
 
 
 def _parse(row: Property, text: str) -> Value | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -45,6 +47,25 @@ class TestRetryPolicy:
         with pytest.raises(Unavailable, match="doing a thing: key=k attempts=4"):
             policy.call(lambda: policy.call(fail))
         assert len(calls) == 4
+
+    def test_the_first_try_counts_towards_the_deadline_too(self, monkeypatch):
+        now, calls = [100.0], []
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        policy = RetryPolicy(attempts_max=1000, deadline_s=30.0, sleep=lambda _: None)
+
+        def hang():
+            calls.append(1)
+            now[0] += 20.0
+            raise Unavailable("doing a thing")
+
+        with pytest.raises(Unavailable, match="attempts=2"):
+            policy.call(hang)
+        assert len(calls) == 2
+
+    def test_a_call_that_goes_well_loads_nothing_for_those_that_do_not(self):
+        code = "import sys; from remote.retrying_store import RetryPolicy; RetryPolicy().call(list); "
+        code += "assert 'tenacity' not in sys.modules"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
     def test_no_try_begins_after_the_deadline(self):
         policy = RetryPolicy(attempts_max=1000, deadline_s=0.0, sleep=lambda _: None)

@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch, capfd) -> Path:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     # A head holds random names, and how well those compress would be seen in the last digit.
     monkeypatch.setattr(cost_history, "head_costs", lambda head: {})
-    monkeypatch.setattr(keeping, "_size", lambda head: 2_000)
+    monkeypatch.setattr(keeping, "size_of", lambda head: 2_000)
     clock = {"now": NOON}
     monkeypatch.setattr(time, "time_ns", lambda: clock["now"] * 1_000_000)
     assert invoke(["init"]) == 0

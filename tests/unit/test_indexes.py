@@ -114,3 +114,17 @@ def one_by_one(sizes: list[int], times: list[int], offsets: list[int], interval:
         since, position = since + size, position + size
     made_times += time_entry(made_times, 1000, latest, latest_offset)
     return Indexes(made, made_times, latest, latest_offset)
+
+
+@pytest.mark.parametrize("index", [offset_index, time_index])
+def test_a_few_entries_are_judged_without_numpy_as_many_are_with_it(index, monkeypatch):
+    draw = random.Random(7)
+    for _ in range(2000):
+        pairs = [(draw.randrange(-1, 6), draw.randrange(-1, 6)) for _ in range(draw.randrange(5))]
+        pairs = sorted(pairs) if draw.random() < 0.5 else pairs
+        data = b"".join(index.ENTRY.pack(*pair) for pair in pairs) + bytes(draw.randrange(4))
+        more = (4,) if index is offset_index else ()
+        few = index.sound_entries(data, *more)
+        with monkeypatch.context() as patch:
+            patch.setattr(index, "FEW", -1)
+            assert (index.sound_entries(data, *more) if pairs else 0) == few, pairs

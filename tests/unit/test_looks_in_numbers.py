@@ -1,0 +1,137 @@
+"""What a look at many topics asks for: so many requests a topic, so many threads in all, and an end in time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from manager_world import DAY, NOW, TIERED, World, send, settle
+
+from local.errors import Corrupt, LogError, Unavailable
+from local.names import TopicPartition
+from remote.fsspec_store import open_store
+from remote.memory_store import MemoryStore
+from remote.metered_store import MeteredStore, RequestCounts
+from tiered import taking_up
+from tiered.manager import LogManager
+from tiered.partition import Partition
+from tiered.status_report import status_report
+
+TOPICS = [f"t{number}" for number in range(12)]
+
+
+@pytest.fixture
+def world() -> World:
+    """Twelve topics with closed segments in the bucket, and others on the disk alone."""
+    world = World()
+    with world.open() as manager:
+        for topic in TOPICS:
+            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+            send(manager, 100, topic=topic)
+            manager.roll(topic, now_ms=NOW)
+        settle(manager)
+        for topic in TOPICS:
+            send(manager, 20, topic=topic, start=100)
+    return world
+
+
+def test_a_status_lists_the_heads_of_each_topic_once_and_reads_the_newest_of_them(world: World) -> None:
+    metered = MeteredStore(world.store)
+    with world.open(read_only=True, store=metered) as manager:
+        report = status_report(manager, NOW + DAY, storage=world.disk)
+    assert all(status.remote_segments for status in report.partitions.values())
+    assert len(report.partitions) == len(TOPICS)
+    counts = metered.counts_by_topic()
+    assert len(counts) == len(TOPICS)
+    for each in counts.values():
+        asked = {name: getattr(each, name) for name in ("lists", "gets", "puts", "deletes", "heads", "data_gets")}
+        assert asked == {"lists": 1, "gets": 2, "puts": 0, "deletes": 0, "heads": 0, "data_gets": 0}
+    assert metered.counts() == sum(counts.values(), RequestCounts()), "and asks for nothing else"
+
+
+@pytest.mark.parametrize("topics", [4, 12])
+def test_the_threads_of_a_status_do_not_grow_with_the_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: int
+) -> None:
+    (tmp_path / "bucket").mkdir()
+    world = World()
+    with world.open(store=open_store(f"file://{tmp_path}/bucket")) as manager:
+        for topic in TOPICS[:topics]:
+            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def told(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", told)
+    with world.open(read_only=True, store=open_store(f"file://{tmp_path}/bucket")) as manager:
+        assert len(status_report(manager, NOW, storage=world.disk).partitions) == topics
+    calls = [name for name in started if name == "tiered-store-call"]
+    assert len(calls) <= taking_up.DISK_LOOKERS + 1, "one that waits for a call each, and one that was not back yet"
+    assert len(started) - len(calls) <= taking_up.DISK_LOOKERS
+
+
+def _partitions(world: World) -> tuple[LogManager, list[Partition]]:
+    manager = world.open(read_only=True)
+    return manager, manager.partitions()
+
+
+def test_once_the_store_was_silent_and_the_time_is_over_the_others_are_not_asked_about(world: World) -> None:
+    manager, held = _partitions(world)
+    now, asked = [0.0], []
+
+    def silent(each: Partition) -> LogError | None:
+        asked.append(each.name)
+        now[0] += taking_up.LOOK_S / 3
+        return Unavailable("reading an object, no answer by the deadline")
+
+    with manager:
+        found = taking_up.look_up_all(silent, held, "memory://b", clock=lambda: now[0])
+    assert len(found) == len(held)
+    assert all(isinstance(error, Unavailable) for error in found)
+    assert 3 <= len(asked) <= 2 + taking_up.DISK_LOOKERS
+    told = [str(error) for each, error in zip(held, found, strict=True) if each.name not in asked]
+    assert len(told) == len(held) - len(asked)
+    assert all("has not answered for others" in each and "no answer by the deadline" in each for each in told)
+
+
+@pytest.mark.parametrize("error", [None, Corrupt("reading a head")], ids=["slow and sound", "slow and damaged"])
+def test_a_store_that_is_merely_slow_is_asked_about_all(world: World, error: LogError | None) -> None:
+    manager, held = _partitions(world)
+    now = [0.0]
+
+    def slow(each: Partition) -> LogError | None:
+        now[0] += taking_up.LOOK_S
+        return error
+
+    with manager:
+        assert taking_up.look_up_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
+
+
+def test_far_away_all_topics_wait_beside_each_other(world: World) -> None:
+    """As many at once as there are threads, although each topic has one partition."""
+    manager, held = _partitions(world)
+    met = threading.Barrier(len(held))
+
+    def wait(each: Partition) -> LogError | None:
+        met.wait(10)
+        return None
+
+    with manager:
+        assert len(held) == len(TOPICS) <= taking_up.LOOKERS
+        assert taking_up.look_up_all(wait, held, "s3://b") == [None] * len(held)
+
+
+def test_a_status_of_a_bucket_that_is_out_of_reach_has_the_local_figures_and_says_so(world: World) -> None:
+    class Away(MeteredStore):
+        def list(self, prefix: str, *, start_after: str = ""):  # type: ignore[no-untyped-def]
+            raise Unavailable("listing objects, the store cannot be reached", attempts=1)
+
+    with world.open(read_only=True, store=Away(MemoryStore("memory://b"))) as manager:
+        report = status_report(manager, NOW, storage=world.disk)
+    names = {TopicPartition(topic, 0) for topic in TOPICS}
+    assert set(report.partitions) == set(report.problems) == names
+    assert all(status.local_bytes for status in report.partitions.values())
