@@ -1,6 +1,6 @@
 """What the documentation says about the code, held against it: settings, options, commands, modules, tests, links.
 
-``docs/reference/settings.md`` is generated from `tiered.properties`. After a change there:
+``settings.md``, ``exit-codes.md`` and the schemas of ``docs/reference`` are generated. After a change to what they say:
 
     python tests/unit/test_docs_generated.py
 """
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tiered.cli.errors import Exit
+from local import errors
+from tiered.cli.errors import MEANINGS, Exit, exit_code
 from tiered.cli.main import COMMANDS
 from tiered.cli.schemas import SCHEMAS, schema_text
 from tiered.properties import PROPERTIES, Kind, Property, Source
@@ -24,6 +25,7 @@ from tiered.spark.rows import TYPES
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
+EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 SCHEMA_PAGES = ROOT / "docs" / "reference" / "schemas"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
@@ -94,6 +96,27 @@ def _row(row: Property) -> str:
     return f"| `{row.name}`<br>`{row.environment_variable}` | {default} | {row.expected} | {row.doc}{whose} |"
 
 
+def render_exit_codes() -> str:
+    """The page ``docs/reference/exit-codes.md``."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.LogError)]
+    rows = []
+    for code, (meaning, then) in MEANINGS.items():
+        names = " ".join(f"`{each.__name__}`" for each in kinds if exit_code(each) is code)
+        rows.append(f"| {code.value} | {meaning} | {names} | {then} |")
+    return (
+        "# Exit codes\n\nGenerated from `tiered/cli/errors.py` by `python tests/unit/test_docs_generated.py`; a test "
+        "fails when the two differ.\n\nOf several errors the heaviest counts: corruption, conflict, usage, failed, "
+        "unavailable, findings. A program that uses the library gets the errors themselves, all of them below "
+        "`LogError`: [Python API](python-api.md).\n\n"
+        "| code | meaning | errors of the library | what to do |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def test_the_page_of_exit_codes_is_what_the_code_says() -> None:
+    assert list(MEANINGS) == list(Exit)
+    assert EXIT_CODES.read_text() == render_exit_codes(), "run: python tests/unit/test_docs_generated.py"
+
+
 def test_the_settings_page_is_what_the_property_table_says() -> None:
     assert SETTINGS.read_text() == render_settings(), "run: python tests/unit/test_docs_generated.py"
 
@@ -104,10 +127,9 @@ def test_every_schema_page_is_what_the_types_say() -> None:
         assert (SCHEMA_PAGES / f"{name}.json").read_text() == schema_text(name), "run: python " + __file__
 
 
-def test_every_command_and_exit_code_has_its_place_on_the_page() -> None:
+def test_every_command_has_its_place_on_the_page() -> None:
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     assert set(COMMANDS) == set(re.findall(r"^## `tiered ([\w-]+)", page, re.MULTILINE))
-    assert {code.value for code in Exit} == {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
 
 
 def test_every_option_and_column_of_the_spark_source_has_its_place_on_the_page() -> None:
@@ -167,13 +189,6 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-if __name__ == "__main__":
-    SCHEMA_PAGES.mkdir(exist_ok=True)
-    for name in SCHEMAS:
-        (SCHEMA_PAGES / f"{name}.json").write_text(schema_text(name))
-    SETTINGS.write_text(render_settings())
-
-
 def test_every_page_is_on_the_map_and_every_runbook_on_theirs() -> None:
     docs, runbooks = ROOT / "docs", ROOT / "docs" / "runbooks"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - {"index.md"}
@@ -181,3 +196,11 @@ def test_every_page_is_on_the_map_and_every_runbook_on_theirs() -> None:
     on_theirs = {f"runbooks/{path.name}" for path in runbooks.glob("*.md")}
     assert all(f"]({path.name})" in (runbooks / "index.md").read_text() for path in runbooks.glob("[!i]*.md"))
     assert pages == on_map | on_theirs
+
+
+if __name__ == "__main__":
+    SCHEMA_PAGES.mkdir(exist_ok=True)
+    for name in SCHEMAS:
+        (SCHEMA_PAGES / f"{name}.json").write_text(schema_text(name))
+    SETTINGS.write_text(render_settings())
+    EXIT_CODES.write_text(render_exit_codes())

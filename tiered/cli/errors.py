@@ -1,17 +1,6 @@
 """From an exception to one line on stderr and an exit code: the only place where that is decided.
 
-| exit | meaning                                        |
-|------|------------------------------------------------|
-| 0    | done                                           |
-| 1    | failed                                         |
-| 2    | usage: the command, a setting or a file is wrong |
-| 3    | findings                                       |
-| 4    | corruption                                     |
-| 5    | conflict: another manager, or fenced           |
-| 6    | the store is unavailable; run again            |
-| 10   | unhealthy                                      |
-| 130  | interrupted by Ctrl-C, cleanly                 |
-| 143  | interrupted by SIGTERM, cleanly                |
+`MEANINGS` says of each code what it is; ``docs/reference/exit-codes.md`` is made from it.
 """
 
 from __future__ import annotations
@@ -46,6 +35,40 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     TERMINATED = 143
 
+
+# What each is, and what whoever gets it may do.
+MEANINGS: dict[Exit, tuple[str, str]] = {
+    Exit.DONE: ("done", "go on"),
+    Exit.FAILED: (
+        "failed: not there, no permission, an offset out of range, a disk that refuses, output that cannot be written",
+        "read the line, mend what it names",
+    ),
+    Exit.USAGE: ("usage: the command, a setting or a file is wrong", "mend the words; the same again fails again"),
+    Exit.FINDINGS: (
+        "findings: a file ends inside a batch; `verify` or `scrub` found something that is no damage; `gc` has a list; "
+        "a copy differs; `repair --dry-run` something to do; `compaction advise` or `cost advise` has advice; `doctor` "
+        "has a warning",
+        "look at what was printed; nothing is lost",
+    ),
+    Exit.CORRUPTION: (
+        "corruption: bytes that contradict their checksum or format",
+        "[look for a good copy](../runbooks/corruption.md); it outweighs every other code",
+    ),
+    Exit.CONFLICT: (
+        "conflict: another manager has the directory, or a newer writer owns the partition",
+        "[find the other one](../runbooks/halted.md); a restart alone does not help",
+    ),
+    Exit.UNAVAILABLE: ("the store is unavailable, after tries for as long as its deadline", "run it again, later"),
+    Exit.UNHEALTHY: (
+        "unhealthy: `status --check`, `doctor`, `log-dirs`, `compaction status`, `view status`",
+        "what is wrong is printed with the next step",
+    ),
+    Exit.INTERRUPTED: ("interrupted by Ctrl-C, cleanly", "run it again, or `--resume` where the command has it"),
+    Exit.TERMINATED: (
+        "interrupted by SIGTERM, cleanly, with work left (`append`, `run --once`), or by a second one",
+        "run it again, or `--resume` where the command has it",
+    ),
+}
 
 # The first class that fits decides. An offset that is no longer there is not a mistake in the command.
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
@@ -86,9 +109,10 @@ _EXTRAS = {
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
 
 
-def exit_code(error: BaseException) -> Exit:
-    """The exit code for an error."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILED)
+def exit_code(error: BaseException | type[BaseException]) -> Exit:
+    """The exit code for an error, or for all of a class."""
+    kind = error if isinstance(error, type) else type(error)
+    return next((code for each, code in _CODES if issubclass(kind, each)), Exit.FAILED)
 
 
 def worst(errors: Iterable[LogError]) -> Exit:
