@@ -12,9 +12,7 @@ from dataclasses import replace
 from page_runner import Page, Until
 
 _INSTALLS = "installs packages; the environment of the tests has them"
-_CLUSTER = "needs a cluster; test_spark_submit.py submits to one of its own"
 _SYSTEM = "a tool of the system"
-_SPARK = "needs a session; the calls are those of tests/spark, the words are parsed by test_documented_commands.py"
 
 _MAKE_NODE = """python -c '
 import sys, time
@@ -209,16 +207,33 @@ RUNBOOKS = {
     "store-fails": _LOOK,
 }
 
-# Pages that another test runs, or that are about what only a cluster, or the suite itself, can show.
+# Pages that another test follows, and which.
+_SPARK = "tests/spark/test_spark_pages.py"
 ELSEWHERE = {
     "backfill-with-spark": _SPARK,
     "compact-with-spark": _SPARK,
-    "embed-in-python": "test_docs.py runs it as one program",
+    "embed-in-python": "tests/integration/test_docs.py",
     "ingest-with-spark": _SPARK,
-    "look-inside-a-log": "test_docs.py runs it, but for the two lines that want a broker's segment",
-    "other-peoples-buckets": "test_foreign_on_s3.py and test_cli_import.py",
+    "look-inside-a-log": "tests/integration/test_docs.py",
+    "other-peoples-buckets": _SPARK,
     "run-a-pipeline": _SPARK,
-    "run-jobs-on-spark": _CLUSTER,
-    "run-the-tests": "the suite itself",
+    "run-jobs-on-spark": _SPARK,
+    "run-the-tests": "tests/unit/test_documented_tests.py",
+}
+_SUBMITTED = "test_spark_submit.py submits such a line to a standalone cluster of its own"
+# Lines of `run-jobs-on-spark`: what no machine of the tests has, and what another test runs.
+NEEDS_A_CLUSTER = {
+    "submit=$(python -m tiered.spark.submit)": _SUBMITTED,
+    "spark-submit --master spark://master:7077 $submit rewrite recode orders --codec zstd --yes --remote "
+    "s3://bucket/logs": _SUBMITTED,
+    "python -m venv env && env/bin/pip install 'tiered[spark,hdfs]' venv-pack && env/bin/venv-pack -p env -o "
+    "tiered.tar.gz": _INSTALLS,
+    "spark-submit --master yarn --deploy-mode client --archives tiered.tar.gz#env --conf "
+    "spark.pyspark.driver.python=env/bin/python --conf spark.pyspark.python=./env/bin/python $(env/bin/python -m "
+    "tiered.spark.submit) scrub --deep --remote hdfs://namenode:8020/logs": "needs YARN",
+    "spark-submit --master k8s://https://api:6443 --deploy-mode cluster --conf "
+    "spark.kubernetes.container.image=my/tiered:1 --conf spark.kubernetes.driverEnv.AWS_REGION=eu-central-1 --conf "
+    "spark.executorEnv.AWS_REGION=eu-central-1 local:///opt/venv/lib/python3.12/site-packages/tiered/spark/submit.py "
+    "rewrite merge orders --yes --remote s3://bucket/logs": "needs Kubernetes",
 }
 NOT_RUN_COUNT = 5

@@ -1,0 +1,55 @@
+"""What the page about the tests names is there: scripts, options, markers, variables. To run it all is the suite."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+from page_runner import ROOT, blocks_of, lines_of
+
+PAGE = ROOT / "docs" / "how-to" / "run-the-tests.md"
+OF_PYTEST = {"--pdb", "--randomly-seed"}
+
+
+def complaints(page: Path) -> list[str]:
+    """What a line names and is not there."""
+    told = []
+    for _, body in blocks_of(page):
+        for line in lines_of(body):
+            words = shlex.split(line)
+            scripts = [word for word in words if "/" in word and not word.startswith(("/", "~", "-", "TIERED_"))]
+            told += [f"{line}: {each}" for each in scripts if not (ROOT / each).exists()]
+            text = "".join((ROOT / each).read_text() for each in scripts if (ROOT / each).is_file())
+            options = {word.partition("=")[0] for word in words if word.startswith("--")} - OF_PYTEST
+            told += [f"{line}: {each}" for each in sorted(options) if f'"{each}"' not in text]
+            markers = set(re.findall(r"[a-z]+", words[words.index("-m") + 1])) if "-m" in words else set()
+            told += [f"{line}: {each}" for each in sorted(markers - {"not", "and", "or"} - _markers())]
+            variables = [word.partition("=")[0] for word in words if re.match(r"[A-Z_]+=", word)]
+            told += [f"{line}: {each}" for each in variables if f'"{each}"' not in _CODE]
+    return told
+
+
+def _markers() -> set[str]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    return {each.partition(":")[0] for each in settings["markers"]}
+
+
+_PATHS = [path for room in ("tests", "local") for path in (ROOT / room).rglob("*.py") if path != Path(__file__)]
+_CODE = "".join(path.read_text() for path in _PATHS)
+
+
+def test_the_page_about_the_tests_names_what_is_there() -> None:
+    assert complaints(PAGE) == []
+    table = re.findall(r"^\| `(\w+)` \|", PAGE.read_text().partition("## Markers")[2].partition("```")[0], re.MULTILINE)
+    assert set(table) == _markers() - {"damages_bucket"}
+
+
+def test_what_is_not_there_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "wrong.md").write_text(
+        "```sh\n.ci/wth pytest\n.ci/with pytest -m sparkle\n.ci/with python tests/crash/campaign.py --stats 7\n"
+        "TIERED_NO_SKIP=1 .ci/with pytest\n```\n"
+    )
+    wrong = [each.rpartition(": ")[2] for each in complaints(tmp_path / "wrong.md")]
+    assert wrong == [".ci/wth", "sparkle", "--stats", "TIERED_NO_SKIP"]
