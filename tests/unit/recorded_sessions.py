@@ -134,6 +134,7 @@ SESSIONS = (
             "tiered -q run --once",
             "tiered status",
             "tiered status -p --section remote,lag",
+            "tiered status --section sync",
             "later 2h",
             "tiered plan --out plan.json",
             "tiered apply plan.json --dry-run",

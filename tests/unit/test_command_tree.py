@@ -64,7 +64,7 @@ LINES = (
     "dump orders/0@17 --batches",
     "verify orders --deep --fix-index",
     "verify orders --deep --remote --sample 5%",
-    "status orders --watch --check --section local,remote,lag,cost",
+    "status orders --watch --check --section local,remote,lag,cost,sync",
     "plan orders -X retention.ms=30d --at +7d --out plan.json",
     "apply plan.json",
     "apply --auto",

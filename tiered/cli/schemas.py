@@ -268,6 +268,29 @@ class PartitionFigures(_Figures):
     unlinked_bytes: int | None
 
 
+class SyncFigures(_Strict):
+    """Whether disk and bucket agree about a partition; null where the bucket has no head of it. `state` is one of
+    unknown, hole, ahead, other writer, behind, in sync, no head, not tiered."""
+
+    topic: str
+    partition: int
+    state: str
+    local_start_offset: int
+    local_next_offset: int
+    local_epoch: int | None
+    remote_start_offset: int | None
+    remote_next_offset: int | None
+    head_sequence: int | None
+    seen_sequence: int | None
+    epoch: int | None
+    writer_id: str | None
+    is_own_writer: bool | None
+    committed_ms: int | None
+    lag_offsets: int | None
+    has_new_settings: bool | None
+    problem: str | None
+
+
 class _StatusFacts(_Strict):
     schema_version: int
     prices: StatusPrices
@@ -275,6 +298,7 @@ class _StatusFacts(_Strict):
     is_at_work: bool
     last_round_ms: int | None
     stuck: list[StuckThing]
+    sync: list[SyncFigures] | None
 
 
 class Status(_StatusFacts):

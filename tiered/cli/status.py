@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +17,7 @@ from tiered.units import counted, format_bytes, format_count, format_dollars, fo
 
 if TYPE_CHECKING:
     from tiered.status_report import StatusReport, Stuck
+    from tiered.tier_sync import TierSync
 
 _SECTIONS = {
     "local": ("local_bytes",),
@@ -24,13 +25,14 @@ _SECTIONS = {
     "lag": ("lag", "at_risk_bytes"),
     "cost": ("dollars_per_month",),
 }
+_SYNC = "sync"  # rows of its own
 _CLEAR = "\x1b[H\x1b[2J"  # home, and everything away
 
 
 @click.command("status")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("-p", "--partitions", "by_partition", is_flag=True, help="A line for each partition.")
-@click.option("--section", metavar="NAMES", help="Only these columns: local,remote,lag,cost.")
+@click.option("--section", metavar="NAMES", help="Only these: local,remote,lag,cost; sync: do both tiers agree?")
 @click.option("--check", is_flag=True, help="Exit 10 when something is stuck.")
 @click.option("--stuck-after", default="30m", metavar="TIME", show_default=True, help="How long work may wait.")
 @click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
@@ -61,14 +63,22 @@ def status(
             raise click.UsageError("--history has columns of its own, and neither -p, --section, --check nor --watch")
         show_history(session, topics, _ms("--history", history), output)
         return Exit.DONE
-    columns = _chosen(_PARTITIONS if by_partition else _TOPICS, section)
+    sections = _sections(section)
+    if _SYNC in sections and len(sections) > 1 and output in ("csv", "jsonl"):
+        raise click.UsageError(f"{output} has one kind of rows: --section sync alone, or the others")
+    columns = _chosen(_PARTITIONS if by_partition else _TOPICS, sections - {_SYNC}) if sections != {_SYNC} else None
     stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
 
     def show() -> bool:
-        report = _look(session, topics, stuck_after_ms)
+        report, sync = _look(session, topics, stuck_after_ms, asks_sync=_SYNC in sections)
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
-        _print(report, columns, by_partition, output)
+        if output == "json":
+            _print(report, sync, _PARTITIONS if by_partition else _TOPICS, by_partition, output)
+        elif columns is not None:
+            _print(report, sync, columns, by_partition, output)
+        if sync is not None and output != "json":
+            _print_sync(session, sync, output)
         _tell(session, report, has_words=output == "table")
         return report.is_healthy
 
@@ -85,19 +95,42 @@ def status(
                 return Exit.UNHEALTHY if check and not is_healthy else Exit.DONE
 
 
-def _look(session: Session, topics: tuple[str, ...], stuck_after_ms: int) -> StatusReport:
+def _look(
+    session: Session, topics: tuple[str, ...], stuck_after_ms: int, *, asks_sync: bool
+) -> tuple[StatusReport, list[TierSync] | None]:
     from tiered.status_report import status_report
 
     with session.manager(read_only=True) as manager:
-        return status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
+        report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
+        if not asks_sync:
+            return report, None
+        from tiered.tier_sync import tier_sync
+
+        return report, tier_sync(manager, topics or None)
 
 
-def _print(report: StatusReport, columns: Sequence[Column], by_partition: bool, output: str) -> None:
+def _print(
+    report: StatusReport, sync: list[TierSync] | None, columns: Sequence[Column], by_partition: bool, output: str
+) -> None:
     if by_partition:
         rows = [partition_row(report, name) for name in sorted({*report.partitions, *report.problems})]
     else:
         rows = [topic_row(report, topic) for topic in report.topics]
-    emit("partitions" if by_partition else "topics", rows, columns, output, **status_facts(report))
+    facts = status_facts(report)
+    if sync is not None:
+        from tiered.cli.status_sync import sync_facts
+
+        facts["sync"] = sync_facts(sync)
+    emit("partitions" if by_partition else "topics", rows, columns, output, **facts)
+
+
+def _print_sync(session: Session, sync: list[TierSync], output: str) -> None:
+    from tiered.cli.status_sync import COLUMNS, sync_rows
+
+    emit("sync", sync_rows(sync, now_ms()), COLUMNS, output)
+    for each in sync:
+        if each.problem is not None:
+            click.echo(f"! {each.partition}: {each.problem}", err=True)
 
 
 def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
@@ -144,15 +177,20 @@ def _work(report: StatusReport) -> str:
     return f"the manager at work did a round {age} ago" if report.is_at_work else f"nobody is at work, since {age}"
 
 
-def _chosen(columns: Sequence[Column], section: str | None) -> Sequence[Column]:
-    """Of the table only; other forms always have every field. Raises InvalidRequest for an unknown section."""
-    if section is None:
+def _sections(text: str | None) -> frozenset[str]:
+    """Raises InvalidRequest for an unknown one."""
+    names = frozenset(() if text is None else (each.strip() for each in text.split(",")))
+    for name in sorted(names):
+        if name not in (*_SECTIONS, _SYNC):
+            raise InvalidRequest("reading --section", section=repr(name), expected=",".join((*_SECTIONS, _SYNC)))
+    return names
+
+
+def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Column]:
+    """Of the table only; other forms always have every field."""
+    if not sections:
         return columns
-    names = [each.strip() for each in section.split(",")]
-    for name in names:
-        if name not in _SECTIONS:
-            raise InvalidRequest("reading --section", section=repr(name), expected=",".join(_SECTIONS))
-    wanted = {column for name in names for column in _SECTIONS[name]}
+    wanted = {column for name in sections for column in _SECTIONS[name]}
     ruled = {column for several in _SECTIONS.values() for column in several}
     return [
         each if each.name in wanted or each.name not in ruled else Column(each.name, only_table=each.only_table)

@@ -1,0 +1,219 @@
+"""Whether disk and bucket agree: each state, made for real; and ``tiered status --section sync``."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from copy import deepcopy
+from pathlib import Path
+
+import msgspec
+import pytest
+from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle
+
+from local.errors import NotFound
+from remote.memory_store import MemoryStore
+from tiered.cli.main import invoke
+from tiered.cli.render import emit
+from tiered.cli.schemas import SCHEMAS
+from tiered.cli.status_sync import COLUMNS, sync_rows
+from tiered.manager import LogManager
+from tiered.tier_sync import SyncState, TierSync, tier_sync
+
+KEPT = {**TIERED, "local.retention.ms": "-2"}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def fill(world: World, count: int = 70, settings: dict[str, str] = KEPT) -> None:
+    """`count` records in both tiers, or by TIERED in the bucket alone."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, settings, now_ms=NOW)
+        send(manager, count)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+
+
+def only(manager: LogManager, world: World) -> TierSync:
+    (found,) = tier_sync(manager, ["t"], storage=world.disk)
+    return found
+
+
+def test_both_hold_the_same_and_then_the_disk_has_more(world: World) -> None:
+    fill(world)
+    with world.open(read_only=True) as looker:
+        found = only(looker, world)
+    assert (found.state, found.lag_offsets) == (SyncState.IN_SYNC, 0)
+    assert (found.local_start_offset, found.local_next_offset) == (0, 70)
+    assert (found.remote_start_offset, found.remote_next_offset) == (0, 70)
+    assert found.is_own_writer
+    assert found.head_sequence == found.seen_sequence
+    assert found.epoch == found.local_epoch
+    with world.open() as manager:
+        send(manager, 5, start=70)
+        found = only(manager, world)
+        assert (found.state, found.lag_offsets, found.local_next_offset) == (SyncState.BEHIND, 5, 75)
+
+
+def test_the_head_that_was_seen_is_told_beside_the_newest(world: World) -> None:
+    fill(world)
+    with world.open() as manager, world.open(read_only=True) as looker:
+        before = looker.partition(NAME).head()
+        assert before is not None
+        send(manager, 30, start=70)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        found = only(looker, world)
+        assert found.head_sequence is not None
+        assert found.seen_sequence == before.sequence < found.head_sequence
+        assert found.remote_next_offset == 100
+
+
+def test_an_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
+    fill(world, 30)
+    old = deepcopy(world.disk)
+    with world.open() as manager:
+        send(manager, 40, start=30)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(disk=old, read_only=True) as looker:
+        found = only(looker, world)
+    assert (found.state, found.local_next_offset, found.remote_next_offset) == (SyncState.AHEAD, 30, 70)
+
+
+@pytest.mark.damages_bucket
+def test_an_old_copy_of_the_bucket_leaves_a_hole_where_the_disk_let_go(world: World) -> None:
+    fill(world, 30, TIERED)
+    old = MemoryStore("memory://old")
+    old._objects = dict(world.store._objects)
+    with world.open() as manager:
+        send(manager, 400, start=30)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        settle(manager)
+        start = manager.partition(NAME).log.local_log_start_offset
+        assert start > 30
+    with world.open(store=old, read_only=True) as looker:
+        found = only(looker, world)
+    assert (found.state, found.remote_next_offset, found.local_start_offset) == (SyncState.HOLE, 30, start)
+
+
+def test_another_node_that_took_over_is_named(world: World) -> None:
+    fill(world)
+    other = world.other_disk()
+    with world.open(disk=other) as manager:
+        assert manager.partition(NAME).is_owned
+        name = manager.partition(NAME).head()
+        assert name is not None
+        with world.open(read_only=True) as looker:
+            found = only(looker, world)
+            assert found.state is SyncState.OTHER_WRITER
+            assert not found.is_own_writer
+            assert found.writer_id == name.writer_id
+            assert found.epoch is not None
+            assert found.local_epoch is not None
+            assert found.epoch > found.local_epoch
+
+
+def test_a_bucket_without_a_head_one_that_is_silent_and_a_topic_on_one_tier(world: World) -> None:
+    fill(world)
+    with world.open(read_only=True, store=MemoryStore("memory://new")) as looker:
+        found = only(looker, world)
+        assert (found.state, found.head_sequence, found.lag_offsets) == (SyncState.NO_HEAD, None, None)
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(read_only=True, store=store) as looker:  # type: ignore[arg-type]
+        store.is_down = True
+        found = only(looker, world)
+        assert found.state is SyncState.UNKNOWN
+        assert "the store is down" in str(found.problem)
+        assert found.head_sequence == found.seen_sequence, "what was seen is still told"
+    with world.open() as manager:
+        manager.create_topic("u", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
+        assert [each.state for each in tier_sync(manager, ["u"], storage=world.disk)] == [SyncState.NOT_TIERED]
+        with pytest.raises(NotFound):
+            tier_sync(manager, ["nosuch"], storage=world.disk)
+
+
+def test_settings_that_the_head_has_not_are_told(world: World) -> None:
+    fill(world)
+    store = SwitchableStore(world.store, is_down=False)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        assert only(manager, world).has_new_settings is False
+        store.is_down = True
+        manager.alter_topic("t", {"retention.ms": "9d"}, now_ms=NOW)
+        store.is_down = False
+        assert only(manager, world).has_new_settings is True
+        settle(manager)
+        assert only(manager, world).has_new_settings is False
+
+
+@pytest.mark.parametrize(("width", "is_table"), [(80, False), (120, True), (200, True)])
+def test_of_a_large_topic_nothing_is_cut_whatever_the_terminal(
+    width: int, is_table: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    one = TierSync(
+        partition=NAME,
+        state=SyncState.BEHIND,
+        local_start_offset=91_000_000,
+        local_next_offset=91_204_118,
+        local_epoch=3,
+        remote_start_offset=5_000_000,
+        remote_next_offset=91_100_000,
+        head_sequence=71_120,
+        seen_sequence=71_117,
+        epoch=3,
+        writer_id="machine-6db0e982-1c8211f8",
+        is_own_writer=True,
+        committed_ms=NOW - 90_000,
+        lag_offsets=104_118,
+        has_new_settings=True,
+    )
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    for name, value in {"COLUMNS": str(width), "LINES": "20", "NO_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    emit("sync", sync_rows([one], NOW), COLUMNS, "table")
+    lines = re.sub(r"\x1b\[\d*m", "", terminal.getvalue()).splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert lines[0].startswith("TOPIC  PART") == is_table
+    text = " ".join(" ".join(lines).split())
+    for told in ("91,000,000..91,204,118", "5,000,000..91,100,000", "71120 (+3)", "1m 30s ago", "104,118"):
+        assert told in text
+
+
+def test_the_command_has_rows_of_its_own_and_beside_others_tables_and_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lines").write_text("".join(f"{at}\n" for at in range(20)))
+    for words in (["init"], ["topic", "create", "orders", "-p", "2"], ["append", "orders/1", "lines"]):
+        assert invoke(["-q", *words]) == 0
+    capfd.readouterr()
+    assert invoke(["status", "--section", "sync"]) == 0
+    header, *rows = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert header == ["TOPIC", "PART", "DISK", "BUCKET", "HEAD", "EPOCH", "COMMITTED", "SYNC"]
+    assert [row[:4] for row in rows] == [["orders", "0", "0..0", "0..0"], ["orders", "1", "0..20", "0..0"]]
+    assert rows[1][-2:] == ["behind", "20"]
+    assert invoke(["status", "--section", "lag,sync"]) == 0
+    out = capfd.readouterr().out
+    assert "UPLOAD LAG" in out
+    assert "LOCAL" not in out
+    assert "behind 20" in out
+    for words, schema in ((["status"], "status"), (["status", "-p"], "status-partitions")):
+        assert invoke([*words, "--section", "sync", "-o", "json"]) == 0
+        told = msgspec.json.decode(capfd.readouterr().out, type=SCHEMAS[schema])
+        assert [each.state for each in told.sync] == ["in sync", "behind"]  # type: ignore[attr-defined]
+        assert invoke([*words, "-o", "json"]) == 0
+        assert json.loads(capfd.readouterr().out)["sync"] is None
+    assert invoke(["status", "--section", "sync", "-o", "jsonl"]) == 0
+    assert [json.loads(line)["lag_offsets"] for line in capfd.readouterr().out.splitlines()] == [0, 20]
+    assert invoke(["status", "--section", "sync,lag", "-o", "csv"]) == 2
+    assert "one kind of rows" in capfd.readouterr().err
