@@ -20,7 +20,7 @@ TREE: Mapping[str, str] = {
     "demo": "",
     "init": "DIRECTORY --remote=",
     "doctor": "",
-    "topic create": "NAME -p= -X=",
+    "topic create": "NAMES -p= -X=",
     "topic list": "",
     "topic describe": "NAME",
     "topic alter": "NAME -X=",
