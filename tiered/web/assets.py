@@ -93,6 +93,13 @@ select { font: inherit; color: inherit; background: var(--ground); border: 1px s
 [hidden] { display: none !important; }
 output { font-variant-numeric: tabular-nums; font-weight: 600; }
 svg { width: 100%; height: 6rem; display: block; }
+svg.strips { height: 5rem; }
+.ends { display: flex; justify-content: space-between; gap: 1rem; color: var(--faint); font-size: .9rem; }
+.ends span + span { text-align: right; }
+ul.key-list { list-style: none; padding: 0; margin: .5rem 0; display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; }
+svg.sample { display: inline-block; width: 1rem; height: 1.5rem; vertical-align: middle; margin-right: .4rem; }
+.zoom { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: center; }
+.zoom form > div { display: flex; gap: .5rem; align-items: center; }
 svg.bar { height: 1.1rem; width: 11rem; margin-top: .2rem; }
 @media (min-width: 60rem) { #kinds svg.bar { width: 22rem; } }
 svg.chart { height: auto; min-width: 28rem; max-width: 40rem; font: 13px system-ui, sans-serif; }
@@ -119,14 +126,10 @@ svg .remote { fill: var(--remote); }
 svg .both { fill: var(--s3); }
 svg .compacted { fill: var(--s2); }
 svg .expired { fill: var(--bad); }
+svg .hole { fill: var(--text); }
 svg .dirty { fill: var(--bad); }
 svg .clean { fill: var(--remote); }
 .key { font-weight: 600; }
-.key.local { color: var(--local); }
-.key.remote { color: var(--remote); }
-.key.both { color: var(--s3); }
-.key.compacted { color: var(--s2); }
-.key.expired { color: var(--bad); }
 """
 
 # Colours of lines and of kinds of dollars, in the order in which they are drawn.

@@ -146,6 +146,8 @@ def remote(row: Row) -> str:
 
 def dollars(row: Row) -> str:
     value = row.get("dollars_per_month")
+    if unknown_remote(row) and row.get("is_tiered"):
+        return "not known yet"
     return format_dollars(value) if isinstance(value, float) else "-"
 
 

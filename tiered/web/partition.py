@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
 from remote.head import SpillRow
+from remote.segment import RemoteSegment
 from tiered.status_report import StatusReport
 from tiered.status_rows import Row, partition_row, status_facts
 from tiered.units import counted, format_bytes, format_count
@@ -26,7 +27,7 @@ from tiered.web.parts import (
     topic_path,
     troubles,
 )
-from tiered.web.segment_map import remote_kind, segment_map
+from tiered.web.segment_map import Window, records_left, remote_kind, segment_map
 
 _REMOTE_STATES = {"expired": "expired, leaves", "compacted": "readable, compacted", "remote": "readable"}
 _HEADINGS = (
@@ -45,7 +46,8 @@ def partition_page(
     """The page of one partition; `report` is of its topic."""
     name = snapshot.partition
     here = partition_path(name)
-    rows = segment_rows(snapshot)
+    window = Window.of(snapshot, query)
+    rows = segment_rows(snapshot, window)
     page = min(page_count(len(rows)), asked_page(query))
     some = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     return frame(
@@ -56,9 +58,9 @@ def partition_page(
         tag("p", "A partition of ", tag("a", name.topic, href=topic_path(name.topic))),
         troubles(report, [each for each in report.stuck if each.partition in (None, name)]),
         _figures(partition_row(report, name)),
-        segment_map(snapshot),
+        segment_map(snapshot, window, here),
         table(f"{_counted_rows(rows, snapshot)}, oldest first", _HEADINGS, map(_cells, some)),
-        pager(here, {}, page, len(rows)),
+        pager(here, window.query, page, len(rows)),
     )
 
 
@@ -67,8 +69,9 @@ def partition_facts(report: StatusReport, name: TopicPartition) -> dict[str, obj
     return {**status_facts(report), "partitions": [partition_row(report, name)]}
 
 
-def segment_rows(snapshot: PartitionSnapshot) -> list[Row]:
-    """What each tier holds, by offset: local segments, rows of the store, pages of rows that are not known singly."""
+def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
+    """What each tier holds in a window, by offset: local segments, rows of the store, pages of rows that are not known
+    singly."""
     here: list[Row] = [
         {
             "tier": "local",
@@ -79,6 +82,7 @@ def segment_rows(snapshot: PartitionSnapshot) -> list[Row]:
             "state": _local_state(snapshot, each.base_offset, each.next_offset, is_active=each is snapshot.active),
         }
         for each in snapshot.segments
+        if window.holds(each.base_offset, each.next_offset)
     ]
     there: list[Row] = [
         {
@@ -87,10 +91,10 @@ def segment_rows(snapshot: PartitionSnapshot) -> list[Row]:
             "next_offset": each.next_offset,
             "size_bytes": each.size_bytes,
             "max_timestamp_ms": each.max_timestamp_ms,
-            "state": _REMOTE_STATES[remote_kind(snapshot, each)]
-            + (f", {counted(each.segment_count, 'segment')}" if isinstance(each, SpillRow) else ""),
+            "state": _remote_state(snapshot, each),
         }
         for each in snapshot.committed_parts
+        if window.holds(each.base_offset, each.next_offset)
     ]
     return sorted([*here, *there], key=lambda row: (int(str(row["base_offset"])), str(row["tier"])))
 
@@ -105,6 +109,15 @@ def _local_state(snapshot: PartitionSnapshot, base_offset: int, next_offset: int
         words.append("only on this disk")
     elif next_offset > base_offset:
         words.append("in both tiers")
+    return ", ".join(words)
+
+
+def _remote_state(snapshot: PartitionSnapshot, row: RemoteSegment | SpillRow) -> str:
+    words = [_REMOTE_STATES[remote_kind(snapshot, row)]]
+    if row.cleaned_through is not None and records_left(row) < 1:
+        words.append(f"{counted(row.record_count, 'record')} left")
+    if isinstance(row, SpillRow):
+        words.append(counted(row.segment_count, "segment"))
     return ", ".join(words)
 
 
@@ -129,6 +142,6 @@ def _figures(row: Row) -> Html:
             "Remote": remote(row),
             "Upload lag": lag(row),
             "At risk": shown(row, "at_risk_bytes", format_bytes),
-            "$ a month, storage": dollars(row),
+            "$ a month": dollars(row),
         }
     )
