@@ -144,6 +144,13 @@ const scrolls = (e) => e.scrollWidth > e.clientWidth + 1 && ["auto", "scroll"].i
 for (const e of document.querySelectorAll("body *"))
   if (seen(e) && scrolls(e) && !e.hasAttribute("tabindex") && !e.matches("input, textarea, select"))
     found.push(`can be scrolled with a pointer alone: ${said(e)}`);
+for (const e of document.querySelectorAll("dd, td, th"))
+  if (seen(e) && /^[0-9.,]+$/.test(text(e)) && e.getClientRects()[0].height > 60 && e.tagName === "DD")
+    found.push(`a number broken over lines: ${said(e)}`);
+for (const e of document.querySelectorAll("caption span, figcaption, h1, h2, summary, dt, dd")) {
+  const box = e.getBoundingClientRect();
+  if (seen(e) && (box.right > innerWidth + 0.5 || box.left < -0.5)) found.push(`reaches beyond the screen: ${said(e)}`);
+}
 for (const e of document.querySelectorAll("svg text")) {
   if (!seen(e)) continue;
   const px = parseFloat(getComputedStyle(e).fontSize) * Math.abs(e.getScreenCTM().a);

@@ -46,7 +46,7 @@ def test_the_plan_page_says_what_plan_says(world: World) -> None:
         body = page(site(world, manager), "/plan")
         for each in priced.cost.lines:
             assert each.decision.reason.replace("'", "&#x27;") in body
-        assert f"{counted(len(priced.cost.lines), 'decision')}, in their order" in body
+        assert f"{counted(len(priced.cost.lines), 'decision')}, in order" in body
         assert "tiered plan --out plan.json" in body
         assert 'method="post"' not in body
 

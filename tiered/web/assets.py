@@ -58,13 +58,15 @@ nav a { padding: .35rem 0; }
 nav a[aria-current] { color: var(--text); font-weight: 600; }
 h1 { font-size: 1.5rem; margin: 1rem 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 1.5rem 0 .5rem; }
-dl.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .75rem; margin: 1rem 0; }
+dl.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .75rem;
+  margin: 1rem 0; }
 dl.figures div { background: var(--panel); padding: .5rem .75rem; border-radius: .3rem; }
 dt, .faint, footer { color: var(--faint); font-size: .9rem; }
-dd { margin: 0; font-size: 1.2rem; font-variant-numeric: tabular-nums; }
+dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; color: var(--faint); padding: .25rem 0; }
+caption span { position: sticky; left: 0; display: inline-block; max-width: calc(100vw - 2rem); }
 th, td { padding: .3rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 td { overflow-wrap: break-word; }
 th[scope=row] { overflow-wrap: break-word; }
@@ -76,18 +78,23 @@ td:last-child:not(.number, .short) { min-width: 9rem; }
 .trouble { border-left: .3rem solid var(--bad); background: var(--panel); padding: .5rem .75rem; margin: .5rem 0;
   overflow-wrap: anywhere; }
 .trouble strong, .bad { color: var(--bad); }
+@media (max-width: 48rem) {
+  td:last-child:not(.number, .short) { min-width: 15rem; }
+  th:first-child { position: sticky; left: 0; background: var(--ground); border-right: 1px solid var(--line); }
+}
 code, pre { font: .95em/1.5 ui-monospace, monospace; }
 pre { background: var(--panel); padding: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 form { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; margin: .75rem 0; }
 input, button { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .6rem; border-radius: .3rem; }
-form.fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); align-items: start;
+form.fields { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.25rem, 1fr)); align-items: start;
   gap: .75rem 1.25rem; background: var(--panel); padding: .75rem; border-radius: .3rem; }
 form.fields > div { display: flex; flex-direction: column; align-items: flex-start; }
 form.fields > .do { flex-direction: row; align-items: center; gap: .75rem; align-self: end; min-height: 2.2rem; }
 form.fields input[type=text] { width: 100%; max-width: 14rem; }
 form.fields input[type=range] { width: 100%; max-width: 14rem; padding: .3rem 0; border: 0; accent-color: var(--link); }
 form.fields p { margin: 0; }
+form.fields select { width: 100%; max-width: 14rem; }
 select { font: inherit; color: inherit; background: var(--ground); border: 1px solid var(--line);
   padding: .3rem .4rem; border-radius: .3rem; max-width: 100%; }
 [hidden] { display: none !important; }

@@ -109,7 +109,7 @@ def table(
     links = sorts or {}
     head = [_heading(each, links, is_sorted=each.sort is not None and each.sort == sorted_by) for each in headings]
     lines = [tag("tr", [_cell(at, each, headings[at]) for at, each in enumerate(row)]) for row in rows]
-    inner = tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", lines))
+    inner = tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", head)), tag("tbody", lines))
     return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=caption)
 
 

@@ -243,7 +243,7 @@ def _sign(row: Row) -> Html:
 
 def _caption(count: int, asked: Asked) -> Html | str:
     if not asked.kind:
-        return f"{counted(count, 'decision')}, in their order"
+        return f"{counted(count, 'decision')}, in order"
     return f"{counted(count, 'decision')}: {VERBS[asked.kind][1]}"
 
 

@@ -94,7 +94,8 @@ class Window:
         size = self.stop - self.start
         found = {}
         if size > 1:
-            found["Closer"] = (self.start + size // 4, max(self.stop - size // 4, self.start + size // 4 + 1))
+            start = self.start + (size - size // 2) // 2
+            found["Closer"] = (start, start + size // 2)
         if not self.is_all:
             half = max(1, size // 2)
             found["Wider"] = (max(self.begin, self.start - half), min(self.end, self.stop + half))
@@ -193,7 +194,10 @@ class _Bar:
     records_left: float
 
     def is_one_with(self, later: _Bar) -> bool:
-        """Whether the two cannot be told apart. What is a unit away can."""
+        """Whether the two cannot be told apart. What is a unit away can, and a hole as wide as that."""
+        hole = self if self.kind == "hole" else later
+        if (self.kind == "hole") != (later.kind == "hole") and hole.right - hole.left >= 1:
+            return False
         return later.left < self.right or (later.left - self.right < 1 and later.right - self.left < 2)
 
     def joined(self, later: _Bar) -> _Bar:
