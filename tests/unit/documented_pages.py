@@ -219,7 +219,12 @@ ELSEWHERE = {
     "run-a-pipeline": _SPARK,
     "run-jobs-on-spark": _SPARK,
     "run-the-tests": "tests/unit/test_documented_tests.py",
+    "use-hdfs": "tests/integration/test_hdfs_page.py",
 }
+HDFS = Page(
+    codes={"tiered -C /srv/road doctor --problems": (0, 3)},
+    not_run={"pip install 'tiered[hdfs]'": _INSTALLS, "hdfs dfs -mkdir -p /logs": "a command of Hadoop's distribution"},
+)
 _SUBMITTED = "test_spark_submit.py submits such a line to a standalone cluster of its own"
 # Lines of `run-jobs-on-spark`: what no machine of the tests has, and what another test runs.
 NEEDS_A_CLUSTER = {

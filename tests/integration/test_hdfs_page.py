@@ -1,0 +1,38 @@
+"""The page about HDFS is followed as it is printed, on a real NameNode and DataNode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_server import Commands
+from documented_pages import HDFS
+from page_runner import ROOT, Reader
+
+pytestmark = pytest.mark.hdfs
+PAGE = ROOT / "docs" / "how-to" / "use-hdfs.md"
+
+
+class OnHdfs(Reader):
+    """Somebody whose ``namenode`` is the server of the tests, in a directory of its own."""
+
+    url = ""
+
+    def here(self, text: str) -> str:
+        return super().here(text.replace("hdfs://namenode:8020", self.url))
+
+
+def test_the_page_about_hdfs_can_be_followed(hdfs_server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from hdfs_native import Client
+
+    for name in ("logs", "elsewhere"):
+        Client(hdfs_server.url).mkdirs(f"/a-page/{name}", create_parent=True)
+    with Commands(tmp_path) as commands:
+        folder = tmp_path / "reader"
+        folder.mkdir()
+        reader = OnHdfs(folder, commands, None, 0)
+        reader.url = f"{hdfs_server.url}/a-page"
+        reader.follow(PAGE, HDFS)
+    told = "".join(reader.said)
+    assert "orders" in told
+    assert "store is writable and creates only if absent" in told
