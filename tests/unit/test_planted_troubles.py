@@ -161,4 +161,7 @@ def test_a_daemon_leaves_nothing_that_verify_does_not_know(tmp_path: Path, monke
         assert node.tiered("tiered pause orders")[0] == 0
         node.pass_(5)
         code, told = node.tiered("tiered verify")
+        left = {path.name for path in node.home.glob("disk*/*") if path.is_file()}
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text()
+    assert {name for name in left if f"`{name}`" not in page} == set()
     assert (code, told) == (0, "2 verified: info=0 warning=0 corrupt=0\n")
