@@ -24,7 +24,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from local import checkpoints
 from local.checkpoints import MetaProperties
@@ -46,6 +46,15 @@ Choose = Callable[[Sequence[LogDirFacts]], LogDirFacts]
 OnOffline = Callable[[str, LogError], None]
 
 
+class _Doomed(NamedTuple):
+    """A directory that waits to be removed, since when, and for how long."""
+
+    since_ms: int
+    delay_ms: int
+    directory: LogDirectory
+    path: str
+
+
 class LogDirectories:
     """See the module text. Thread safe for different partitions."""
 
@@ -60,7 +69,7 @@ class LogDirectories:
         self.cordoned = frozenset(cordoned)
         self.on_offline: OnOffline = lambda root, error: None
         self._leftovers: list[Leftover] = []
-        self._doomed: list[tuple[int, LogDirectory, str]] = []
+        self._doomed: list[_Doomed] = []
         self._changing = threading.Lock()
         self._offline: dict[str, LogError] = {}
         self._storages: dict[str, Storage] = {}
@@ -237,7 +246,7 @@ class LogDirectories:
         doomed = move_log(log, source, target, progress=progress)
         with self._changing:
             self._where[partition] = (root,)
-            self._doomed.append((now_ms + delay_ms, source, doomed))
+            self._doomed.append(_Doomed(now_ms, delay_ms, source, doomed))
         _log.info("moved a partition: partition=%s from=%s to=%s", partition, source.root, root)
         source.write_checkpoints()
 
@@ -250,7 +259,7 @@ class LogDirectories:
         doomed = rename_deleted(directory, partition)
         with self._changing:
             self._where.pop(partition, None)
-            self._doomed.append((now_ms + delay_ms, directory, doomed))
+            self._doomed.append(_Doomed(now_ms, delay_ms, directory, doomed))
         directory.write_checkpoints()
 
     def remove_leftovers(self, topic: str, topic_id: str) -> None:
@@ -261,18 +270,23 @@ class LogDirectories:
 
     def is_gone(self, partition: TopicPartition, topic_id: str) -> bool:
         """Whether nothing of that topic's partition is in any directory any more, its files' delay included."""
-        waiting = any(topic_id == checkpoints.read_topic_id(each.storage, path) for _, each, path in self._doomed)
+        waiting = any(topic_id == checkpoints.read_topic_id(each.storage, path) for _, _, each, path in self._doomed)
         return not (self._offline or waiting or self.topic_id(partition) == topic_id)
 
     def remove_deleted(self, now_ms: int) -> None:
-        """Remove what moved and deleted logs left behind and whose time has come; else the next start does."""
-        for due in [entry for entry in self._doomed if entry[0] <= now_ms]:
-            self._doomed.remove(due)
-            _, directory, path = due
+        """Remove what moved and deleted logs left behind and whose time has come; else the next start does.
+
+        What was given up at a time which is still to come waits its delay from now on: the clock was wrong then.
+        """
+        with self._changing:
+            waiting = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._doomed]
+            gone = [each for each in waiting if now_ms - each.since_ms >= each.delay_ms]
+            self._doomed = [each for each in waiting if each not in gone]
+        for due in gone:
             try:
-                remove_tree(directory.storage, directory.root, path)
+                remove_tree(due.directory.storage, due.directory.root, due.path)
             except LogError as error:
-                _log.warning("left what a move left behind: path=%s error=%s", path, error)
+                _log.warning("left what a move left behind: path=%s error=%s", due.path, error)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from local import checkpoints, names, swap
 from local.cleaning_states import CleaningGate
@@ -25,6 +26,14 @@ from local.settings import LogSettings
 from local.storage import Storage, join
 
 
+class _Deleted(NamedTuple):
+    """A file that waits to be removed, since when, and for how long."""
+
+    since_ms: int
+    delay_ms: int
+    path: str
+
+
 class ShrinkableLog(ReadableLog):
     """See the module text."""
 
@@ -37,7 +46,7 @@ class ShrinkableLog(ReadableLog):
         self.cleaning = CleaningGate(partition)
         self._storage = storage
         self._snapshots = ProducerFiles(storage, directory)
-        self._deleted: list[tuple[int, str]] = []
+        self._deleted: list[_Deleted] = []
         # Positions for the group commit: bytes written since the log was opened. Cuts: how often its end was lowered.
         self._written_bytes = 0
         self._cuts = 0
@@ -80,19 +89,23 @@ class ShrinkableLog(ReadableLog):
             with self._failing():
                 for segment in doomed:
                     # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
-                    self._mark_deleted(segment, now_ms + delay_ms)
+                    self._mark_deleted(segment, now_ms, delay_ms)
                     self._storage.sync_directory(self.directory)
                     # Its snapshot only then: a segment that comes back needs the state it begins with.
-                    self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
+                    self._mark_snapshot_deleted(segment.base_offset, now_ms, delay_ms)
             return len(doomed)
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Unlink the ``.deleted`` files that are due; returns how many."""
+        """Unlink the ``.deleted`` files that are due; returns how many.
+
+        One that was marked at a time which is still to come waits its delay from now on: the clock was wrong then.
+        """
         with self._lock:
-            due = [entry for entry in self._deleted if entry[0] <= now_ms]
-            for entry in due:
-                self._storage.unlink(entry[1])
-                self._deleted.remove(entry)
+            self._deleted = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._deleted]
+            due = [each for each in self._deleted if now_ms - each.since_ms >= each.delay_ms]
+            for each in due:
+                self._storage.unlink(each.path)
+                self._deleted.remove(each)
             return len(due)
 
     def truncate_to(self, offset: int, *, now_ms: int) -> int:
@@ -176,7 +189,7 @@ class ShrinkableLog(ReadableLog):
             with self._failing():
                 swap.announce(self._storage, self.directory, base_offset)
                 for segment in old:
-                    self._mark_deleted(segment, now_ms + delay_ms)
+                    self._mark_deleted(segment, now_ms, delay_ms)
                 self._storage.sync_directory(self.directory)
                 swap.put_in_place(self._storage, self.directory, base_offset)
                 fresh = Segment.load(self._storage, self.directory, base_offset)
@@ -185,7 +198,7 @@ class ShrinkableLog(ReadableLog):
                 self._publish(kept)
                 for segment in old:
                     if segment.base_offset != base_offset:
-                        self._mark_snapshot_deleted(segment.base_offset, now_ms + delay_ms)
+                        self._mark_snapshot_deleted(segment.base_offset, now_ms, delay_ms)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -304,17 +317,17 @@ class ShrinkableLog(ReadableLog):
         end = old.next_offset if next_offset is None else next_offset
         self._view = LogView(chosen, bases, start, end, times, self._producers.first_unstable_offset)
 
-    def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
+    def _mark_deleted(self, segment: Segment, now_ms: int, delay_ms: int) -> None:
         suffixes = segment.existing_suffixes()
         segment.retire()
         for suffix in suffixes:
             path = segment.path(suffix)
             self._storage.rename(path, path + names.DELETED)
-            self._deleted.append((due_ms, path + names.DELETED))
+            self._deleted.append(_Deleted(now_ms, delay_ms, path + names.DELETED))
 
-    def _mark_snapshot_deleted(self, offset: int, due_ms: int) -> None:
+    def _mark_snapshot_deleted(self, offset: int, now_ms: int, delay_ms: int) -> None:
         if (path := self._snapshots.mark_deleted(offset)) is not None:
-            self._deleted.append((due_ms, path))
+            self._deleted.append(_Deleted(now_ms, delay_ms, path))
 
 
 def _bases(old: LogView, chosen: tuple[Segment, ...]) -> tuple[int, ...]:

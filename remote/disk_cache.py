@@ -19,6 +19,7 @@ import logging
 import re
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from itertools import count
 
 from local.errors import AccessDenied, Conflict, DiskFailed, LogError, NotFound
@@ -46,6 +47,7 @@ class DiskCache:
         self._sizes: OrderedDict[str, int] = OrderedDict()  # used last is last
         self._bytes = 0
         self._numbers = count()
+        self._lacked_room = False
         self._is_off = False
         self._know()
 
@@ -105,8 +107,9 @@ class DiskCache:
         except NotFound:
             return  # somebody emptied the directory this moment
         except (AccessDenied, DiskFailed) as error:
-            self._turn_off(error)
+            self._not_kept(aside, error)
             return
+        self._lacked_room = False
         with self._lock:
             self._bytes += size - self._sizes.pop(piece, 0)
             self._sizes[piece] = size
@@ -163,6 +166,17 @@ class DiskCache:
             self._storage.unlink(join(self._root, piece))
         except LogError as error:
             self._turn_off(error)
+
+    def _not_kept(self, aside: str, error: LogError) -> None:
+        """A piece that a full disk has no room for is only not kept; half of it would take what others need."""
+        if not (isinstance(error, DiskFailed) and error.lacks_room):
+            self._turn_off(error)
+            return
+        with suppress(LogError):
+            self._storage.unlink(aside)
+        if not self._lacked_room:
+            _log.warning("no room for what was read, kept again once there is: directory=%s", self._root)
+        self._lacked_room = True
 
     def _turn_off(self, error: LogError) -> None:
         with self._lock:

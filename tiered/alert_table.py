@@ -275,13 +275,15 @@ ALERTS: tuple[Alert, ...] = (
         severity=Severity.PAGE,
         summary="The machine's clock has jumped by {{ $value | humanizeDuration }}",
         means="Rounds go by the time before the jump, so nothing expires by a wrong clock, for as long as "
-        "`clock.jump.hold.ms` says; then the new time is believed. Records that come in meanwhile may bear wrong "
-        "times, and S3 refuses requests of a machine whose clock is far off.",
+        "`clock.jump.hold.ms` says; then the new time is believed. The store is asked: when it says the same time as "
+        "the machine, that is believed at once, and never while it says another. Records that come in meanwhile may "
+        "bear wrong times, and S3 refuses requests of a machine whose clock is far off.",
         look=("tiered doctor", "timedatectl"),
         mend=(
             "Is the new time wrong? Set the clock, and look at the time server. Rounds go by it again at once.",
-            "Is the new time right (the machine came up with a wrong one, or was paused by its host)? Restart the "
-            "manager, and it is believed.",
+            "Is the new time right (the machine came up with a wrong one before), and is there no store to ask? "
+            "Restart the manager with `-X clock.jump.hold.ms=0`, and it is believed; later without.",
+            "Does the store's clock say another time than one that is right? Set that one.",
             "Did records come in with times far ahead? They stay until then: their segments expire by their newest "
             "record.",
         ),

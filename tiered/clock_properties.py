@@ -14,6 +14,7 @@ CLOCK_TABLE = (
         is_per_topic=False,
         source=Source.TIERED,
         doc="So long a manager at work goes by the time before a jump of the machine's clock, and says so: nothing "
-        "expires by a clock that is put right sooner. 0 believes the clock at once; so does a restart.",
+        "expires by a clock that is put right sooner. Over as soon as the store says the same time as the machine, and "
+        "not over while it says another. 0 believes the clock at once.",
     ),
 )

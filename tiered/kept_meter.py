@@ -16,6 +16,7 @@ import datetime
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +26,9 @@ from local.storage import Storage, join, replace_file
 from remote.left_behind import left_behind
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
+
+if TYPE_CHECKING:
+    from tiered.store_clock import StoreClock
 
 FILE = "remote-requests.json"
 VERSION = 1
@@ -120,6 +124,12 @@ class Metered:
     """The part of a manager that tells what it sent."""
 
     _store: KeptMeter | None
+
+    def store_clock(self, now_ms: Callable[[], int]) -> StoreClock | None:
+        """Who asks the store what time it is; None without a store, or one that goes by this machine's clock."""
+        from tiered.store_clock import StoreClock, has_own_clock
+
+        return StoreClock(self._store, now_ms) if self._store is not None and has_own_clock(self._store.url) else None
 
     def request_counts(self) -> RequestCounts | None:
         """Requests sent to the store since it was opened; None without a store."""

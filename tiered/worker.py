@@ -16,6 +16,7 @@ from local.errors import DiskFailed, LogError, Unavailable
 from tiered.disk_pressure import DiskRelief
 from tiered.manager import LogManager
 from tiered.observations import Observations
+from tiered.store_clock import WAIT_S, StoreClock
 from tiered.tier_journal import TierJournal
 from tiered.timekeeping import Timekeeper
 from tiered.tracing import tracer
@@ -36,12 +37,14 @@ class Worker:
         waits: bool = True,
         observations: Observations | None = None,
         keeper: Timekeeper | None = None,
+        store_clock: StoreClock | None = None,
     ) -> None:
         """`interval_ms` is how long the caller rests between rounds, for those who look at the report. Rounds that do
         not wait leave what waits for the store to threads of its own (`LogManager.tick`). With a `keeper` the times of
         rounds are those of a clock that may jump; without one they are gone by as they are."""
         self.manager = manager
         self.keeper = keeper
+        self._store_clock = store_clock  # who answers when the keeper asks
         self.waits = waits
         self.interval_ms = interval_ms
         self.trouble: LogError | None = None
@@ -96,6 +99,9 @@ class Worker:
         if self.keeper is None:
             return wall_ms
         before, now_ms = self.keeper.trouble, self.keeper.now_ms(wall_ms)
+        if self._store_clock is not None and self.keeper.is_asking():
+            self._store_clock.ask(self.keeper.tell, wait_s=0.0 if self.rounds else WAIT_S)
+            now_ms = self.keeper.now_ms(wall_ms)
         if self.keeper.trouble is not None and self.keeper.trouble is not before:
             _log.error("the clock has jumped: error=%s", self.keeper.trouble)
         elif self.keeper.trouble is None and before is not None:

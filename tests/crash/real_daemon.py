@@ -98,7 +98,9 @@ class Node:
     def check_read(self, manager: LogManager) -> None:
         """Every record that was sent is there, in both tiers' one stream."""
         for topic, records in self.sent.items():
-            found = [record.value for record in manager.reader().records(TopicPartition(topic, 0), 0)]
+            name = TopicPartition(topic, 0)
+            first = manager.reader().offsets(name)[0]
+            found = [record.value for record in manager.reader().records(name, first)]
             assert found == [record.value for record in records], topic
 
 
@@ -284,3 +286,21 @@ class SmallDisk:
             assert pipe is not None
             pipe.close()
         self._holder.wait()
+
+
+class ShiftedClock:
+    """The wall clock of processes that are started with `environ`, set from here while they run."""
+
+    def __init__(self, place: Path) -> None:
+        """Raises OSError where there is no compiler."""
+        place.mkdir(exist_ok=True)
+        library, self._shift = place / "clock_shift.so", place / "shift"
+        source = Path(__file__).with_name("clock_shift.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True, timeout=60)
+        self.environ = {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(self._shift)}
+        self._shift.write_bytes(bytes(8))
+
+    def set(self, seconds: int) -> None:
+        """This far ahead of the machine's; below 0 behind it."""
+        with self._shift.open("r+b") as file:
+            file.write(seconds.to_bytes(8, sys.byteorder, signed=True))

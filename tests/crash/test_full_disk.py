@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from disk_model import ModelDisk
+from filling_disk import FillingDisk
 from log_world import SMALL, open_log, read_all
 
 from local.errors import DiskFailed
@@ -17,26 +17,8 @@ from local.log import Durability, Log
 from local.producer_state import Producer
 from local.record import Record
 
-NEEDS_ROOM = ("append", "create", "mkdir")
 MARKER = b"the end of a transaction"
 TRIES = 3  # calls that find the disk full before there is room
-
-
-class FillingDisk(ModelDisk):
-    """From its effect `full_from` on it has no room, until `is_empty`; half of what is appended fits."""
-
-    full_from: int | None = None
-    refused = 0
-
-    def _effect(self, what: str, act: Callable[[], None]) -> None:
-        if self.full_from is not None and self.effects >= self.full_from and what.startswith(NEEDS_ROOM):
-            self.refused += 1
-            if what.startswith("append"):
-                act()
-                inode, size = self._inode(what.split()[1]), int(what.split()[2])
-                inode.resize(len(inode.data) - size + size // 2)
-            raise DiskFailed("writing to a file", what=what, cause="enospc")
-        super()._effect(what, act)
 
 
 class Story:

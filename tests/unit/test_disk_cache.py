@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from disk_model import ModelDisk
+from filling_disk import FillingDisk
 from manager_world import NAME, NOW, TIERED, World, send, settle, values
 from test_range_reader import BODY, CHUNK, PREFIX, copied
 
@@ -89,6 +90,25 @@ def test_a_failing_disk_turns_it_off_and_nothing_else(caplog: pytest.LogCaptureF
     assert (cache.get("a", 0), cache.get("a", 1)) == (None, None)
     cache.keep("a", 2, b"")
     assert caplog.text.count("reading goes on without the cache") == 1
+
+
+def test_a_full_disk_keeps_nothing_new_and_goes_on_once_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+    for lacking in range(4):
+        caplog.clear()
+        disk = FillingDisk()
+        cache = opened(disk)
+        cache.keep("a", 0, b"kept")
+        disk.full_from = disk.effects + lacking
+        before = {*disk.names}
+        for number in range(1, 9):
+            cache.keep("a", number, b"no room")
+        assert cache.get("a", 0) == b"kept"
+        assert cache.get("a", 8) is None
+        assert {name for name in disk.names if name.endswith(".part")} <= before
+        assert caplog.text.count("no room") == 1
+        disk.full_from = None
+        cache.keep("a", 9, b"room")
+        assert cache.get("a", 9) == b"room"
 
 
 def test_only_pieces_are_ever_removed_from_a_directory_that_others_use_too(tmp_path: Path) -> None:

@@ -104,6 +104,21 @@ def test_dropping_segments_raises_the_start_and_removes_the_files_later() -> Non
     assert not any(name.endswith(".deleted") for name in disk.names)
 
 
+def test_dropped_files_of_a_time_to_come_go_after_their_delay_and_not_before() -> None:
+    """The clock was wrong when they were dropped, by years, or it is wrong now."""
+    year = 365 * 86_400_000
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 300)
+    log.drop_before(log.segments()[2].base_offset, now_ms=10 * year, delay_ms=50, raises_log_start=True)
+    assert [log.remove_deleted(now_ms) for now_ms in (1000, 1049)] == [0, 0]
+    assert log.remove_deleted(1050) == 7
+    fill(log, 100, start=300)
+    log.drop_before(log.segments()[2].base_offset, now_ms=2000, delay_ms=50, raises_log_start=True)
+    assert [log.remove_deleted(now_ms) for now_ms in (2049, 1500, 1549)] == [0, 0, 0]
+    assert log.remove_deleted(1550) > 0
+
+
 def test_a_tiered_drop_leaves_the_log_start_alone() -> None:
     log = open_log(ModelDisk(), is_tiered=True)
     fill(log, 300)

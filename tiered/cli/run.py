@@ -84,17 +84,24 @@ def run(
 def _started(session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool) -> Worker:
     """Everything is loaded; `stack` closes it."""
     from tiered.timekeeping import Timekeeper
+    from tiered.work_report import read_report
     from tiered.worker import Worker
 
     manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
     stack.enter_context(copy_progress(session, manager))
+    last, store_clock = read_report(manager.directory_places()), manager.store_clock(now_ms)
     return Worker(
         manager,
         now_ms=now_ms(),
         interval_ms=_interval_ms(interval, manager),
         waits=is_once,
         observations=seen,
-        keeper=Timekeeper(manager.config.ms_of(JUMP_HOLD)),
+        keeper=Timekeeper(
+            manager.config.ms_of(JUMP_HOLD),
+            last_ms=last.round_ms if last is not None else None,
+            has_store=store_clock is not None,
+        ),
+        store_clock=store_clock,
     )
 
 
