@@ -15,6 +15,9 @@ partition with a million of them costs nothing to begin with.
 | commit | 1 PUT of a head, 1 GET of the boundary; a page of rows when the head is full |
 | read | to begin 2 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
 
+A round closes a segment in which nothing came for longer than `local.retention.ms`, so a quiet topic has a segment for
+each batch. Somewhat longer than its neighbours: the steps share one state, and stand side by side.
+
 What is left out: bursts (the stream is steady), cleaning again of what is in the bucket already (`ReplaceRemote`),
 `max.compaction.lag.ms`, transactions, restarts, tries again, views.
 """
@@ -30,7 +33,7 @@ from policies.cost import DAY_MS, upload_requests
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
 from policies.rules import PartitionRules
 from policies.tiering import completes_commit
-from policies.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload
+from policies.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
 from remote.metered_store import LIST_PAGE
 from remote.spilling import SpillRule
 
@@ -73,9 +76,15 @@ class _Partition:
         self.next_read = workload.reads.every_ms if workload.reads is not None else None
         self.short = dict.fromkeys(min_days, 0.0)
         self.sums = [0.0] * 6
-        self.segment_ms = workload.batches_per_segment * workload.batch_ms
+        idle_ms, batches = idle_roll(workload, rules), workload.batches_per_segment
+        if idle_ms is not None:
+            batches = min(batches, idle_ms[1])
+        # How long after its newest batch a segment is closed: by the next batch, or by a round before that.
+        self.lead_ms = workload.batch_ms if idle_ms is None or batches < idle_ms[1] else idle_ms[0]
+        self.segment_ms = batches * workload.batch_ms
+        self.rolled_bytes = batches * workload.batch_bytes
         compacted = workload.compacted_share if rules.cleanup_compact else 1.0
-        self.object_bytes = workload.rolled_bytes * compacted
+        self.object_bytes = self.rolled_bytes * compacted
         self.stored = self.object_bytes * workload.stored_share
         self.indexes = workload.index_base_bytes + workload.index_share * self.object_bytes
         self.upload_puts = upload_requests(max(1, round(self.stored)), workload.part_bytes)
@@ -83,11 +92,14 @@ class _Partition:
     # -- times: each is the first moment at which a round would do it ------------------------------------------------
 
     def closes(self, number: int) -> int:
-        """The first batch of the next segment closes one; its own last batch came `batch_ms` before."""
-        return (number + 1) * self.segment_ms
+        return self.newest(number) + self.lead_ms
 
     def newest(self, number: int) -> int:
-        return self.closes(number) - self.of.batch_ms
+        return (number + 1) * self.segment_ms - self.of.batch_ms
+
+    def closed_by(self, now: int) -> int:
+        """How many are closed at a moment."""
+        return max(0, (now - self.lead_ms + self.of.batch_ms) // self.segment_ms)
 
     def after_bytes(self, number: int, size_bytes: int, share: float = 1.0) -> int:
         """When so many bytes have come after a segment's end."""
@@ -129,7 +141,7 @@ class _Partition:
         # A month's bill of an unlimited log is one of its first year.
         start = end + self.rules.delete_grace_ms if end != float("inf") else 365 * DAY_MS
         self.now = self.begun = self.last = int(self.ticks(start))
-        self.closed = self.now // self.segment_ms
+        self.closed = self.closed_by(self.now)
         self.cleaned = self.copied = self._passed(self.copies, self.closed)
         self.dropped = min(self.copied, self._passed(self.drops, self.closed))
         self.expired = min(self.copied, self._passed(self.expires, self.copied))
@@ -226,11 +238,11 @@ class _Partition:
 
     def _local_bytes(self, moment: float) -> float:
         kept = (self.copied - self.dropped) * self.object_bytes
-        return kept + moment / self.of.batch_ms * self.of.batch_bytes - self.copied * self.of.rolled_bytes
+        return kept + moment / self.of.batch_ms * self.of.batch_bytes - self.copied * self.rolled_bytes
 
     def _round(self) -> bool:
         """One plan, decided on what is there when it begins; whether it did anything."""
-        self.closed = max(self.closed, self.now // self.segment_ms)
+        self.closed = max(self.closed, self.closed_by(self.now))
         copied, expired_upto, dropped_upto = self.copied, self.expired, self.dropped
         while expired_upto < copied and self.expires(expired_upto) <= self.now:
             expired_upto += 1
@@ -256,7 +268,7 @@ class _Partition:
         """A pass when enough is dirty; it leaves its share of every segment."""
         if not self.rules.cleanup_compact or self.cleaned >= self.closed:
             return False
-        dirty = (self.closed - self.cleaned) * self.of.rolled_bytes
+        dirty = (self.closed - self.cleaned) * self.rolled_bytes
         clean = (self.cleaned - self.dropped) * self.object_bytes
         if dirty / (dirty + clean) <= self.rules.min_cleanable_dirty_ratio:
             return False
@@ -277,7 +289,7 @@ class _Partition:
             self._upload()
             self.copied += 1
             held += 1
-            if completes_commit(held, held * self.of.rolled_bytes):
+            if completes_commit(held, held * self.rolled_bytes):
                 self._commit(held)
                 held = 0
         if held:

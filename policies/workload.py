@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 
 from policies.cost import DAY_MS
+from policies.rules import PartitionRules
 from remote.segment import PART_BYTES
 
+PAUSES_LOOKED_AT = 200  # between batches, for how many of them a round meets an idle segment
 RANGE_BYTES = 8 << 20  # what a long read asks for at once (`remote.range_reader`)
 
 
@@ -116,3 +118,19 @@ class Simulated:
     both_bytes: float
     object_bytes: float
     short_byte_days: dict[float, float] = field(default_factory=dict)
+
+
+def idle_roll(of: Workload, rules: PartitionRules) -> tuple[int, int] | None:
+    """(how long after its newest batch, after how many batches) a round closes the active segment because nothing came
+    for longer than `local.retention.ms` or `segment.ms` (`policies.tiering.rolls`); None where the next batch is first.
+
+    Where rounds and batches are out of step some pauses hold such a round and some do not: the average counts.
+    """
+    local = None if rules.copy_disabled or (rules.copy_lag_ms is None and rules.copy_lag_bytes) else rules.local_limits
+    limits = [rules.segment_ms, *([] if local is None or local.ms is None else [local.ms])]
+    limit = min(limits)
+    if of.batch_ms <= limit:
+        return None
+    pauses = range(0, of.batch_ms * PAUSES_LOOKED_AT, of.batch_ms)
+    rolled = sum(((at + limit) // of.tick_ms + 1) * of.tick_ms < at + of.batch_ms for at in pauses)
+    return (limit + 1, max(1, round(PAUSES_LOOKED_AT / rolled))) if rolled else None

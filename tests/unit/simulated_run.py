@@ -64,34 +64,39 @@ def run(
     keys: int | None = None,
     reads_every_ms: int | None = None,
     is_random: bool = True,
+    partitions: int = 1,
+    seed: int = 7,
 ) -> Run:
-    """A batch of random bytes at a time, a round until nothing is left to do, a reader of all that is in the bucket.
+    """A batch of random bytes at a time for each partition, a round until nothing is left to do, a reader of all that
+    is in the bucket.
 
-    The topic is there before the counting begins.
+    The topic is there before the counting begins. Counts are of all partitions, what there is in the end of the first.
     """
-    rng, read = random.Random(7), RequestCounts()
+    rng, read = random.Random(seed), RequestCounts()
     config = replace(
         Config.load(None, {"file.delete.delay.ms": "0"}, {}, local_dir=directory), remote_url="memory://ignored"
     )
     topic = {"remote.storage.enable": "true", "append.batch.bytes": "100MiB", **settings}
     held, local, sizes = [], [], []
     with LogManager.open(config, now_ms=START, store=_Shared(store)) as manager:
-        manager.create_topic("t", 1, topic, now_ms=START)
+        manager.create_topic("t", partitions, topic, now_ms=START)
         before = manager.request_counts()
         assert before is not None
         for at in range(0, weeks * 7 * DAY, min(batch_every_ms, tick_ms)):
             now = START + at
             if at % batch_every_ms == 0:
                 size = manager.partition(NAME).log.size_bytes
-                batch = [_record(rng, value_bytes, keys, number, now, is_random) for number in range(records)]
-                manager.append("t", batch, 0, now_ms=now)
+                for partition in range(partitions):
+                    batch = [_record(rng, value_bytes, keys, number, now, is_random) for number in range(records)]
+                    manager.append("t", batch, partition, now_ms=now)
                 sizes.append(manager.partition(NAME).log.size_bytes - size)
             if at % tick_ms == 0:
                 while manager.tick(now):
                     pass
                 assert manager.problems == {}
                 if reads_every_ms is not None and at and at % reads_every_ms == 0:
-                    read += scan(store)
+                    for partition in range(partitions):
+                        read += scan(store, TopicPartition("t", partition))
                 held.append(sum(each.stored_bytes for each in manager.partition(NAME).head().parts))
                 local.append(sum(each.size_bytes for each in manager.partition(NAME).log.segments()))
         counts = manager.request_counts()
@@ -125,14 +130,14 @@ class _Shared:
         """Left to whoever opened it."""
 
 
-def scan(store: ObjectStore) -> RequestCounts:
+def scan(store: ObjectStore, name: TopicPartition = NAME) -> RequestCounts:
     """A reader with nothing but the bucket reads all of it."""
     metered = MeteredStore(store)
     bucket = RemoteLog(metered)
-    head = bucket.head(NAME)
+    head = bucket.head(name)
     threads, read_ahead._threads = read_ahead._threads, Inline()
     try:
-        for _ in bucket.reader().records(NAME, head.log_start_offset):
+        for _ in bucket.reader().records(name, head.log_start_offset):
             pass
     finally:
         read_ahead._threads = threads

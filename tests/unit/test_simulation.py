@@ -18,6 +18,7 @@ from tiered.cost_history import head_costs
 from tiered.store_check import StoreCheck
 
 WEEKS = 4
+RECORDS = 100  # of a batch
 BASE = {
     "segment.bytes": "500000",
     "retention.ms": "7d",
@@ -77,6 +78,24 @@ CASES: dict[str, dict[str, object]] = {
         "reads_every_ms": 4 * DAY,
         "weeks": 2,
     },
+    "a batch a day, hours kept on the disk: each is a segment": {
+        "batch_every_ms": DAY,
+        "settings": {"local.retention.ms": "6h", "segment.ms": "3d"},
+        "weeks": 6,
+    },
+    "compacted, idle for longer than the disk keeps it": {
+        "settings": {"cleanup.policy": "compact,delete", "local.retention.ms": "1ms", "segment.ms": "1d"},
+        "keys": 20,
+        "batch_every_ms": 5 * HOUR,
+        "seed": 3,
+    },
+    "three partitions, one part of an upload and a little more": {
+        "settings": {"segment.bytes": str(9 << 20)},
+        "value_bytes": 9900,
+        "partitions": 3,
+        "reads_every_ms": 3 * DAY,
+        "weeks": 1,
+    },
     "many segments a day": {"settings": {"segment.bytes": "200000"}, "batch_every_ms": HOUR // 2, "tick_ms": HOUR // 2},
 }
 
@@ -98,7 +117,8 @@ def workload_of(done: Run, settings: dict[str, str], *, batch_ms: int, tick_ms: 
         **head_costs(done.head),
     )
     if "compact" in settings.get("cleanup.policy", ""):
-        workload = replace(workload, compacted_share=size / len(rows) / workload.rolled_bytes)
+        came = sum(row.next_offset - row.base_offset for row in rows) / RECORDS * done.batch_bytes
+        workload = replace(workload, compacted_share=size / came)
     return workload
 
 
@@ -109,7 +129,7 @@ def both(case: dict[str, object], directory: str, store: object, monkeypatch):
     rule = options.pop("rule", None)
     if rule is not None:
         monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
-    done = run(store, directory, settings, weeks=weeks, **options)
+    done = run(store, directory, settings, weeks=weeks, **{"records": RECORDS, **options})
     rules = resolve_rules(Config.load(None).topic_properties("t", settings))
     workload = workload_of(
         done,
@@ -118,7 +138,8 @@ def both(case: dict[str, object], directory: str, store: object, monkeypatch):
         tick_ms=options.get("tick_ms", HOUR),
         reads_ms=options.get("reads_every_ms"),
     )
-    return done, simulate(workload, rules, window_ms=weeks * 7 * DAY, is_from_empty=True, rule=rule)
+    told = simulate(workload, rules, window_ms=weeks * 7 * DAY, is_from_empty=True, rule=rule)
+    return done, replace(told, counts=told.counts.times(options.get("partitions", 1)))
 
 
 def far_off(done: Run, told: Simulated, within: float = 0.01) -> list[str]:
