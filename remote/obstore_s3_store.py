@@ -1,7 +1,9 @@
 """The S3 store where bytes matter, over obstore: puts, uploads, gets and ranges by a Rust client that needs no GIL.
 
-Listings and deletes stay s3fs's: obstore cuts prefixes at slashes. Of obstore its own functions are used and not its
-fsspec face, which has no create-if-absent and adds a copy; both are measured in `tests/bench/bench_stores.py`.
+Listings and deletes stay s3fs's: obstore cuts prefixes at slashes, and names at their last one. But for listings of
+heads, with which every look begins: s3fs and all that it stands on take a process a quarter of a second to load.
+Of obstore its own functions are used and not its fsspec face, which has no create-if-absent and adds a copy; both are
+measured in `tests/bench/bench_stores.py`.
 
 What obstore is kept from doing: retrying (one layer, `remote.retrying_store`), but for the parts of an upload, which
 only the client can send again by themselves: those it tries as often and as long as the policy says. Every request is
@@ -28,11 +30,12 @@ from itertools import chain
 from typing import Any
 
 from local.errors import Corrupt, LogError, NotFound, Unavailable
+from remote.keys import HEADS
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.obstore_options import Settings, client_options, encryption, settings
 from remote.retrying_store import RetryPolicy
-from remote.s3_errors import of_answer
-from remote.s3_store import READ_CONCURRENCY, S3Store
+from remote.s3_answers import of_answer
+from remote.s3_store import READ_CONCURRENCY, S3Store, object_info
 from remote.segment import PART_BYTES
 from remote.store import (
     Asked,
@@ -48,6 +51,7 @@ from remote.store import (
 from remote.watchdog import Watchdog
 
 UPLOAD_PARTS = 4
+LIST_PAGE = 1000  # keys that S3 gives for one LIST
 
 # Of the client's texts only these are read: they hold what the server said, and that may hold access keys.
 _STATUS = re.compile(r"status code: (\d{3})\b")
@@ -177,6 +181,37 @@ class ObstoreS3Store(S3Store):
         modified_ms = int(found["last_modified"].timestamp() * 1000)
         return ObjectInfo(key=key, size_bytes=int(found["size"]), modified_ms=modified_ms)
 
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Of heads by obstore, as long as it knows their names; what else lies there is s3fs's to name."""
+        clients = self._obstore() if prefix.endswith(HEADS) else None
+        if clients is None:
+            yield from super().list(prefix, start_after=start_after)
+            return
+        after = self._root + start_after if start_after else None
+        pages = iter(clients.list(clients.once, self._root + prefix, offset=after, chunk_size=LIST_PAGE))
+        while (page := self._page(pages, prefix)) is not None:
+            if not page:
+                return
+            yield from page
+            start_after = page[-1].key
+        yield from super().list(prefix, start_after=start_after)
+
+    def _page(self, pages: Iterator[Sequence[Any]], prefix: str) -> Sequence[ObjectInfo] | None:
+        """The next ones, none at the end. None where there are names that obstore would cut or refuse: with an empty
+        component, or of what may be a folder's mark, an empty object."""
+        nothing: Sequence[Any] = ()
+        try:
+            with self._at("listing objects", None, prefix=prefix):
+                page = next(pages, nothing)
+        except _NoPathError:
+            return None
+        if not all(each["size"] for each in page):
+            return None
+        return [
+            object_info(str(each["path"]).removeprefix(self._root), int(each["size"]), each["last_modified"])
+            for each in page
+        ]
+
     def close(self) -> None:
         with self._lock:
             clients, self._clients = self._clients, None
@@ -201,7 +236,7 @@ class ObstoreS3Store(S3Store):
             return self._clients
 
     @contextmanager
-    def _at(self, attempt: str, key: str, sent: _Counted | None = None, **facts: object) -> Iterator[None]:
+    def _at(self, attempt: str, key: str | None, sent: _Counted | None = None, **facts: object) -> Iterator[None]:
         """Around every call of obstore: its errors become ours, a source's own pass."""
         told, made = {"store": self.url, "key": key, **facts}, self._clients_made
         try:
@@ -212,6 +247,8 @@ class ObstoreS3Store(S3Store):
                 if not isinstance(error, FileNotFoundError):
                     log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, type(error).__name__)
                 raise sent.error from None
+            if type(error).__name__ == "InvalidPathError":
+                raise _NoPathError from None
             if isinstance(error, LogError) or not _is_obstores(error) or (sent is not None and error is sent.error):
                 raise
             endpoint = self._clients.endpoint if self._clients is not None else None
@@ -233,6 +270,7 @@ class _Clients:
         self.get: Callable[..., Any] = obstore.get
         self.get_range: Callable[..., Any] = obstore.get_range
         self.head: Callable[..., Any] = obstore.head
+        self.list: Callable[..., Any] = obstore.list
         self.endpoint = found.endpoint
         common: dict[str, Any] = {**found.config, **more, "client_options": client_options(found)}
         first, most = timedelta(seconds=policy.wait_first_s), timedelta(seconds=policy.wait_max_s)
@@ -244,6 +282,10 @@ class _Clients:
         often: Any = {**retries, "max_retries": policy.attempts_max - 1}
         self.once, self.patient = Client(**common, retry_config=never), Client(**common, retry_config=often)
         self.pool = ThreadPoolExecutor(READ_CONCURRENCY, thread_name_prefix="tiered-read")
+
+
+class _NoPathError(Exception):
+    """A name of an object that obstore does not take for one."""
 
 
 class _Counted:

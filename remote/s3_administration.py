@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from local.errors import InvalidRequest, NotFound
-from remote.s3_errors import translated
+from remote.s3_answers import translated
 from remote.unfinished_uploads import boto3_client
 
 Rule = Mapping[str, object]

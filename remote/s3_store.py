@@ -34,7 +34,7 @@ from remote.filesystems import make_filesystem
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.part_sending import PartSender, SentPart
 from remote.retrying_store import RetryPolicy
-from remote.s3_errors import refusal, translated
+from remote.s3_answers import refusal, translated
 from remote.segment import PART_BYTES
 from remote.store import (
     Asked,
@@ -183,7 +183,7 @@ class S3Store:
 
     def head(self, key: str) -> ObjectInfo:
         answer = self._call("looking at an object", "head_object", key)
-        return _info(key, int(answer["ContentLength"]), answer.get("LastModified"))
+        return object_info(key, int(answer["ContentLength"]), answer.get("LastModified"))
 
     def _size_or_none(self, key: str) -> int | None:
         try:
@@ -202,7 +202,7 @@ class S3Store:
         after = {"StartAfter": self._root + start_after} if start_after else {}
         for page in self._pages(prefix, **after):
             for each in page.get("Contents", ()):
-                yield _info(each["Key"].removeprefix(self._root), int(each["Size"]), each.get("LastModified"))
+                yield object_info(each["Key"].removeprefix(self._root), int(each["Size"]), each.get("LastModified"))
 
     def _pages(self, prefix: str, **names: object) -> Iterator[dict[str, Any]]:
         token: dict[str, object] = {}
@@ -310,7 +310,8 @@ def _client_options(options: Mapping[str, object]) -> dict[str, object]:
     return {"max_concurrency": 1, **options, "config_kwargs": config}
 
 
-def _info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa: ANN401
+def object_info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa: ANN401
+    """What a listing says of an object."""
     return ObjectInfo(
         key=key, size_bytes=size_bytes, modified_ms=int(modified.timestamp() * 1000) if modified is not None else None
     )

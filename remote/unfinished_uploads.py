@@ -110,7 +110,7 @@ class UnfinishedUploads:
 
     def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
         """One request: tried again where that helps, each try with a deadline."""
-        from remote.s3_errors import translated
+        from remote.s3_answers import translated
 
         def once() -> dict[str, Any]:
             with translated(attempt, options=self._options, store=self._url, **facts):

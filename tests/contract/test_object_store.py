@@ -323,6 +323,29 @@ class S3Contract(ObjectStoreContract):
         answer = inner._fs.call_s3("list_multipart_uploads", Bucket=inner._bucket)
         return [each["UploadId"] for each in answer.get("Uploads", ())]
 
+    @pytest.mark.parametrize(
+        "foreign",
+        [(), ("", "00000000000000000007/"), ("/", "//x"), ("./x",), ("a b", "a+b%20", "ä", "x/y")],
+        ids=["none", "marks of folders", "empty components", "dots", "odd names"],
+    )
+    def test_heads_are_listed_beside_whatever_else_lies_there_by_its_own_name(self, store, foreign):
+        heads = [f"t-1/0/meta/head/{number:020d}" for number in (1, 2, 10)]
+        for head in heads:
+            store.put(head, b"head")
+        store.put("t-1/0/meta/headless", b"x")
+        inner = store._inner._inner
+        for name in foreign:
+            key = f"some/root/t-1/0/meta/head/{name}"
+            inner._fs.call_s3("put_object", Bucket=inner._bucket, Key=key, Body=b"" if name.endswith("/") else b"x")
+        theirs = [f"t-1/0/meta/head/{name}" for name in foreign]
+        listed = list(store.list("t-1/0/meta/head/"))
+        assert [info.key for info in listed] == sorted([*heads, *theirs], key=str.encode)
+        assert {info.size_bytes for info in listed if info.key in heads} == {4}
+        assert all(info.modified_ms for info in listed)
+        after = [info.key for info in store.list("t-1/0/meta/head/", start_after=heads[1])]
+        assert after == [key for key in sorted([*heads, *theirs], key=str.encode) if key.encode() > heads[1].encode()]
+        assert list(store.list("t-2/0/meta/head/")) == []
+
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of forking with threads
     def test_a_store_works_in_a_forked_child_too(self, store):
         store.put("a", b"x")
@@ -459,6 +482,27 @@ class TestS3fsOnVersitygw(S3fsContract):
 
 class ObstoreContract(S3Contract):
     client = "obstore"
+
+    def test_many_heads_are_whole_pages_and_none_of_them_is_s3fss(self, store):
+        names = [f"k/meta/head/{number:020d}" for number in range(1100)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda name: store.put(name, b"x"), names))
+        assert [info.key for info in store.list("k/meta/head/")] == names
+        assert [info.key for info in store.list("k/meta/head/", start_after=names[1050])] == names[1051:]
+        assert store._inner._inner._filesystem is None
+        mark = "some/root/k/meta/head/00000000000000001040/"
+        inner = store._inner._inner
+        inner._fs.call_s3("put_object", Bucket=inner._bucket, Key=mark, Body=b"")
+        listed = [info.key for info in store.list("k/meta/head/")]
+        assert listed == sorted([*names, mark.removeprefix("some/root/")]), (
+            "the first page by obstore, the rest by s3fs"
+        )
+
+    def test_a_bucket_that_is_not_there_has_no_heads_either(self, server):
+        store = open_store("s3://no-such-bucket-at-all/root", {**server.options(), "client": self.client})
+        with pytest.raises(NotFound, match="the bucket does not exist"):
+            list(store.list("k/meta/head/"))
+        store.close()
 
     @pytest.mark.parametrize("happened", [True, False])
     def test_a_completion_without_an_answer_is_settled_by_what_is_there(self, store, monkeypatch, happened):

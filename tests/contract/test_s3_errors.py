@@ -11,7 +11,8 @@ from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unava
 from remote.fsspec_store import S3_CLIENTS as CLIENTS
 from remote.fsspec_store import open_store
 from remote.retrying_store import RetryPolicy
-from remote.s3_errors import of_answer, translate
+from remote.s3_answers import of_answer
+from remote.s3_errors import translate
 from remote.segment import PART_BYTES
 from remote.store import ranged_source
 
