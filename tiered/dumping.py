@@ -28,6 +28,7 @@ from local.names import TopicPartition
 from tiered.decoders import Decoder, utf8
 from tiered.dump_rows import BatchRow, DecodeRecord, RecordRow, as_text, batch_row, batch_rows, record_rows
 from tiered.dump_sources import FileSource
+from tiered.hex_dump import HexField, batch_fields
 from tiered.stored_segments import StoredSegment
 
 NOWHERE = TopicPartition("-", 0)
@@ -126,6 +127,14 @@ class LogDump:
         for run in self._walk():
             yield from batch_rows(run, self._kept(run), with_position=self._with_position)
 
+    def hex_batches(self, *, with_records: bool = True) -> Iterator[tuple[BatchRow, Iterator[HexField]]]:
+        """Each batch and its bytes, field by field; one that is damaged inside as far as it goes (`problem` has it)."""
+        for run in self._walk():
+            for row in np.flatnonzero(self._kept(run)).tolist():
+                at, size = int(run.table.positions[row]), int(run.table.sizes[row])
+                fields = self._fields(run, run.data[at : at + size], at, with_records=with_records)
+                yield batch_row(run, row, with_position=self._with_position), fields
+
     def records(
         self, decode: DecodeRecord | None = None, *, headers: Decoder = utf8, with_control: bool = True
     ) -> Iterator[RecordRow]:
@@ -157,6 +166,13 @@ class LogDump:
                     if count or (kept[row] and not self._chosen.needs_records):
                         yield batch_row(run, row, with_position=self._with_position)
                         yield from islice(rows, count)
+
+    def _fields(self, run: Run, batch: memoryview, at: int, *, with_records: bool) -> Iterator[HexField]:
+        position = run.position + at
+        try:
+            yield from batch_fields(batch, position if self._with_position else 0, with_records=with_records)
+        except Corrupt as error:
+            self._note(error.attempt, position)
 
     def _walk(self) -> Iterator[Run]:
         for walk in self._walks:

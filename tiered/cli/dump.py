@@ -57,6 +57,7 @@ class _Asked:
     output: str | None
     batches: bool
     by_record: bool
+    by_byte: bool
     deep_iteration: bool
     print_data_log: bool
     count: int | None
@@ -90,7 +91,7 @@ class _Asked:
     def is_deep(self) -> bool:
         """Records are to be shown, and not batches alone."""
         return not self.batches and (
-            self.by_record or self.deep_iteration or self.prints_data or self.output == "jsonl"
+            self.by_record or self.deep_iteration or self.prints_data or (self.output == "jsonl" and not self.by_byte)
         )
 
     @property
@@ -103,6 +104,7 @@ class _Asked:
 @click.option("-o", "--output", type=click.Choice([*FORMATS, "text"]), help="text: the lines of Kafka's own tool.")
 @click.option("--batches", is_flag=True, help="Batches alone, whatever the output.")
 @click.option("--records", "by_record", is_flag=True, help="Records as JSON lines, without control records.")
+@click.option("--hex", "by_byte", is_flag=True, help="Every byte with its field's name; with --batches headers alone.")
 @click.option("--deep-iteration", "--deep", is_flag=True, help="Every batch and its records.")
 @click.option("--print-data-log", "--print", is_flag=True, help="Keys and values too; implies --deep-iteration.")
 @click.option("-n", "--count", type=count_type(1), help="Stop after this many rows.")
@@ -138,6 +140,8 @@ def dump(session: Session, /, **asked: object) -> int:
         return _dump_partition(session, words)
     if words.topic_id or words.layout != LAYOUTS[0] or words.prefixes or words.private_keys:
         raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key are for --remote")
+    if words.by_byte and (words.by_record or words.deep_iteration or words.prints_data):
+        raise click.UsageError("--hex shows all of a record; leave out --records, --deep-iteration, --print-data-log")
     if words.options and "://" not in words.target:
         raise click.UsageError("--option is for --remote URL and for the url of an object; neither is given")
     if "://" not in words.target and not _is_file(words.target):
@@ -271,6 +275,11 @@ def _print_log(asked: _Asked, log: LogDump, head: list[str], **facts: object) ->
     from tiered.decoders import DECODERS
 
     form, count = asked.form, asked.count
+    if asked.by_byte:
+        from tiered.cli.dump_hex import print_hex
+
+        print_hex(islice(log.hex_batches(with_records=not asked.batches), count), head, form, **facts)
+        return
     headers = DECODERS[asked.encoding]
     if form == "text":
         rows = log.batches_and_records(_decode(asked), headers=headers) if asked.is_deep else log.batches()
@@ -340,6 +349,8 @@ def _tell_gaps(session: Session, log: LogDump, path: str) -> None:
 def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
     from tiered import dump_files
 
+    if asked.by_byte:
+        raise InvalidRequest("dumping bytes, only a segment has batches: leave out --hex", path=source.place)
     if asked.index_sanity_check:
         dump_files.check_sanity(source)
         session.say(f"{source.place} passed the sanity check")
