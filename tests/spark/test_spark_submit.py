@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from tiered.spark.java import ensure_java
 pytestmark = pytest.mark.spark
 
 ROOT = str(Path(__file__).parents[2])
+PAGE = Path(ROOT, "docs", "how-to", "run-jobs-on-spark.md")
 LIMIT_S = 90
 
 
@@ -119,13 +121,17 @@ def test_spark_submit_runs_the_command_on_a_standalone_cluster(cluster, file_buc
     for number in range(12):
         base = number * 10
         records = [(b"k%d" % at, b"v%d" % at, NOW_MS + at, ()) for at in range(base, base + 10)]
-        file_bucket.add("t", 0, [encode_batch(records, base_offset=base)])
-    done = cluster.submit("-q", "rewrite", "merge", "t", "--remote", file_bucket.url, "--yes", "-o", "json")
+        file_bucket.add("orders", 0, [encode_batch(records, base_offset=base)])
+    written = PAGE.read_text().replace("s3://bucket/logs", file_bucket.url)
+    line = re.search(r"^spark-submit --master spark://master:7077 \$submit (rewrite .*)$", written, re.MULTILINE)
+    assert line is not None, "the page about clusters shows it"
+    done = cluster.submit("-q", *shlex.split(line[1]), "-o", "json")
     assert done.returncode == 0, done.stderr[-3000:]
     (row,) = json.loads(done.stdout)["partitions"]
-    assert (row["rows_before"], row["rows_after"]) == (12, 1)
+    assert (row["rows_before"], row["rows_after"]) == (12, 12)
     (name,) = list_partitions(file_bucket.store)
-    assert len(MetadataLog(file_bucket.store, name.prefix).refresh().segments) == 1
+    rows = MetadataLog(file_bucket.store, name.prefix).refresh().segments
+    assert [each.codec for each in rows] == ["zstd"] * 12
     assert "Registered app tiered rewrite" in (cluster.folder / "master.log").read_text()
     assert "Asked to launch executor" in (cluster.folder / "worker.log").read_text()
     assert_sound(file_bucket.store)

@@ -218,6 +218,7 @@ ELSEWHERE = {
     "other-peoples-buckets": _SPARK,
     "run-a-pipeline": _SPARK,
     "run-jobs-on-spark": _SPARK,
+    "change-the-code": "tests/unit/test_documented_tests.py",
     "run-the-tests": "tests/unit/test_documented_tests.py",
     "use-hdfs": "tests/integration/test_hdfs_page.py",
 }

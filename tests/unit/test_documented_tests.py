@@ -1,4 +1,4 @@
-"""What the page about the tests names is there: scripts, options, markers, variables. To run it all is the suite."""
+"""What the pages about tests and code name is there: scripts, options, markers, files. To run it all is the suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from page_runner import ROOT, blocks_of, lines_of
 
-PAGE = ROOT / "docs" / "how-to" / "run-the-tests.md"
+PAGE, CODE_PAGE = (ROOT / "docs" / "how-to" / f"{name}.md" for name in ("run-the-tests", "change-the-code"))
 OF_PYTEST = {"--pdb", "--randomly-seed"}
 
 
@@ -44,6 +44,13 @@ def test_the_page_about_the_tests_names_what_is_there() -> None:
     assert complaints(PAGE) == []
     table = re.findall(r"^\| `(\w+)` \|", PAGE.read_text().partition("## Markers")[2].partition("```")[0], re.MULTILINE)
     assert set(table) == _markers() - {"damages_bucket"}
+
+
+def test_the_page_about_the_code_names_files_that_are_there() -> None:
+    assert complaints(CODE_PAGE) == []
+    named = re.findall(r"`([a-z]+/[\w/.]+)`", CODE_PAGE.read_text())
+    assert [each for each in named if not (ROOT / each).exists()] == []
+    assert len(named) > 15
 
 
 def test_what_is_not_there_is_noticed(tmp_path: Path) -> None:
