@@ -65,6 +65,7 @@ COMMANDS = {
     "resume": ("tiered.cli.pause", "Let paused uploads go on from where they stood."),
     "run": ("tiered.cli.run", "Clean, copy, drop and expire, again and again or --once."),
     "web": ("tiered.cli.web", "Pages about the directory for a browser: read-only, on loopback."),
+    "bench": ("tiered.cli.bench", "How fast this machine, disk and bucket are, beside raw references."),
     "generate": ("tiered.cli.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
     "config": ("tiered.cli.config", "What a setting does, what it is here, and where that comes from."),
     "completion": ("tiered.cli.completion", "Print the script that lets bash, zsh or fish complete what is typed."),

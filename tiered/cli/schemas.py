@@ -367,7 +367,48 @@ class Doctor(_Strict):
     findings: list[DoctorFinding]
 
 
+class MeasuredOne(_Strict):
+    """One figure beside its reference; `ratio` 1.0 is as fast as that. Null where it was not measured."""
+
+    name: str
+    what: str
+    reference: str
+    count: int
+    size_bytes: int
+    seconds: float
+    bytes_per_second: float
+    ms_each: float
+    reference_seconds: float | None
+    ratio: float | None
+    latencies_ms: dict[str, float] | None
+    reference_latencies_ms: dict[str, float] | None
+
+
+class RequestsSent(_Strict):
+    """Requests and bytes, in the classes that are billed."""
+
+    puts: int
+    gets: int
+    lists: int
+    deletes: int
+    bytes_in: int
+    bytes_out: int
+
+
+class BenchMeasured(_Strict):
+    """``tiered bench``; `requests` null where the bucket was a folder beside the log."""
+
+    schema_version: int
+    machine: dict[str, str]
+    directory: str
+    bucket: str
+    is_complete: bool
+    requests: RequestsSent | None
+    measured: list[MeasuredOne]
+
+
 SCHEMAS: dict[str, type[_Strict]] = {
+    "bench": BenchMeasured,
     "cost-show": CostShow,
     "cost-simulate": CostSimulate,
     "cost-advise": CostAdvise,
