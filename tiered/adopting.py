@@ -192,6 +192,44 @@ class Adopter:
                 done.append(AdoptedPartition(partition=partition, problem=error))
         return done
 
+    def look(self) -> list[AdoptedPartition]:
+        """What the next round would copy, as `copied`, by what broker and bucket have now. Nothing is written."""
+        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
+        found = []
+        for partition in self._partitions():
+            try:
+                found.append(self._looked_at(partition, watermarks.get(partition, 0)))
+            except LogError as error:
+                found.append(AdoptedPartition(partition=partition, problem=error))
+        return found
+
+    def _looked_at(self, partition: TopicPartition, watermark: int) -> AdoptedPartition:
+        directory = join(self._root, partition.directory)
+        topic_id = checkpoints.read_topic_id(self._storage, directory)
+        if topic_id is None:
+            raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+        head = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
+        reached = head.taken_upto if head is not None else 0
+        upto = min(watermark, _stable(self._storage, directory))
+        sizes = _logs_of(self._storage, directory)
+        bases = sorted(sizes)
+        with self._opened(directory, topic_id, reached) as closed:
+            due = [each for each in closed if each.next_offset <= upto]
+            is_compacted = log_settings(self._properties(partition.topic)).is_compacted
+            if is_compacted and not _is_never_settled(due, reached):
+                due = _settled(due, WORK_BYTES)
+            waiting = [each for each in closed if each not in due]
+            return AdoptedPartition(
+                partition=partition,
+                copied=len(due),
+                copied_bytes=sum(each.size_bytes for each in due),
+                tiered_upto=reached,
+                lag_segments=len(waiting),
+                lag_bytes=sum(each.size_bytes for each in waiting),
+                at_risk_bytes=sum(each.size_bytes for each in closed) + (sizes[bases[-1]] if bases else 0),
+                ahead=max(0, reached - watermark),
+            )
+
     def _partitions(self) -> list[TopicPartition]:
         found = (names.parse_partition_directory(name) for name in self._storage.list(self._root))
         wanted = (p for p in found if p is not None and not p.topic.startswith(INTERNAL))

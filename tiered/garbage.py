@@ -145,8 +145,12 @@ def delete_garbage(
     now_ms: int,
     grace_ms: int = GRACE_MS,
     uploads: UnfinishedUploads | None = None,
+    dry_run: bool = False,
 ) -> Deleted:
-    """Take away what was listed, is nobody's now, and is old enough. Raises InvalidRequest for another store's list."""
+    """Take away what was listed, is nobody's now, and is old enough; with `dry_run` only tell what that is.
+
+    Raises InvalidRequest for another store's list.
+    """
     if listed.store != store.url:
         raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
@@ -154,13 +158,16 @@ def delete_garbage(
     found = [each for name in names for each in _still_nobodys(store, name, now_ms, uploads)]
     asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
     due = [each for each in asked if each.is_due(now_ms, grace_ms)]
+    told = Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=len(wanted) - len(asked))
+    if dry_run:
+        return told
     keys = [each.name.prefix + each.key for each in due if each.kind == "object"]
     for at in range(0, len(keys), DELETE_PAGE):
         store.delete(keys[at : at + DELETE_PAGE])
     for each in due:
         if each.kind == "upload" and uploads is not None:
             uploads.abort(_upload(each))
-    return Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=len(wanted) - len(asked))
+    return told
 
 
 def encode_garbage(listed: GarbageList) -> bytes:

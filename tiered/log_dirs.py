@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from local.errors import LogError, NotFound
+from local.errors import DiskFailed, InvalidRequest, LogError, NotFound
 from local.log_dir_info import LogDirFacts
 from local.log_dir_set import LogDirectories
 from local.names import FUTURE_DIRECTORY, TopicPartition, parse_marked_directory, parse_partition_directory
@@ -57,6 +57,43 @@ def describe_log_dirs(
         return [_describe(disk, facts, dirs.offline.get(facts.path), topics) for facts in dirs.facts()]
     finally:
         dirs.abandon()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedMove:
+    """A partition's way to another log directory. `free_bytes` None: the file system does not tell."""
+
+    partition: TopicPartition
+    source: str
+    target: str
+    size_bytes: int
+    free_bytes: int | None
+
+
+def plan_move(config: Config, partition: TopicPartition, target: str, *, storage: Storage | None = None) -> PlannedMove:
+    """What `LogManager.move` would do, looked at beside whoever works. Raises what keeps it from doing so."""
+    dirs = describe_log_dirs(config, [partition.topic], storage=storage)
+    found = next(
+        ((each, one) for each in dirs for one in each.replicas if one.partition == partition and not one.is_future),
+        None,
+    )
+    if found is None or found[1].is_deleted:
+        raise NotFound("moving a partition, no log directory has it", partition=partition)
+    source, replica = found
+    goal = next((each for each in dirs if each.facts.path == target), None)
+    if goal is None or goal is source:
+        what = "no such log directory" if goal is None else "it is there already"
+        known = ",".join(each.facts.path for each in dirs)
+        raise InvalidRequest(f"moving a partition, {what}", partition=partition, to=target, known=known)
+    if goal.error is not None:
+        raise goal.error
+    free = goal.facts.free_bytes
+    if free is not None and free < replica.size_bytes:
+        facts = {"size_bytes": replica.size_bytes, "free_bytes": free}
+        raise DiskFailed("moving a partition, no room for it", to=target, **facts)
+    return PlannedMove(
+        partition=partition, source=source.facts.path, target=target, size_bytes=replica.size_bytes, free_bytes=free
+    )
 
 
 def _describe(storage: Storage, facts: LogDirFacts, error: LogError | None, topics: Collection[str]) -> LogDirStatus:

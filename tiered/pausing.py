@@ -93,8 +93,7 @@ def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, r
     Durable on return. What is paused already stays so since then, with its reason. Raises NotFound for a topic that is
     not there, and Conflict while somebody else is changing pauses.
     """
-    if len(reason) > REASON_LENGTH_MAX:
-        raise InvalidRequest(f"pausing uploads, a reason of more than {REASON_LENGTH_MAX} letters", length=len(reason))
+    _check_reason(reason)
     registry = TopicRegistry(places)
     chosen = None if names is None else [registry.get(name) for name in sorted(set(names))]
     mark = _Paused(since_ms=now_ms, reason=" ".join(reason.split()))
@@ -125,14 +124,46 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
             write(_NOTHING)
         else:
             if file is None or file.all is not None:
-                raise InvalidRequest(
-                    "resuming uploads of some topics while those of all are paused: 'tiered resume' resumes all",
-                    topics=",".join(topic.name for topic in chosen),
-                )
+                raise _all_paused(topic.name for topic in chosen)
             gone = {topic.topic_id for topic in chosen} | (file.topics.keys() - _ids(registry))
             kept = {topic_id: mark for topic_id, mark in file.topics.items() if topic_id not in gone}
             write(msgspec.structs.replace(file, topics=kept))
     return paused_topics(places)
+
+
+def foretell_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
+    """What would be paused after `pause_uploads`. Raises as that does, and changes nothing."""
+    _check_reason(reason)
+    registry = TopicRegistry(places)
+    chosen = registry.all() if names is None else [registry.get(name) for name in sorted(set(names))]
+    if names is not None and _read(places).is_damaged:
+        raise InvalidRequest(f"pausing uploads, {FILE} cannot be read, so all are paused: 'tiered resume' first")
+    mark = Pause(since_ms=now_ms, reason=" ".join(reason.split()), is_of_all=names is None)
+    return {**{topic.name: mark for topic in chosen}, **paused_topics(places)}
+
+
+def foretell_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
+    """What would still be paused after `resume_uploads`. Raises as that does, and changes nothing."""
+    if names is None:
+        return {}
+    registry = TopicRegistry(places)
+    chosen = [registry.get(name).name for name in sorted(set(names))]
+    look = _read(places)
+    if look.is_damaged or (look.file is not None and look.file.all is not None):
+        raise _all_paused(chosen)
+    return {name: pause for name, pause in paused_topics(places).items() if name not in chosen}
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > REASON_LENGTH_MAX:
+        raise InvalidRequest(f"pausing uploads, a reason of more than {REASON_LENGTH_MAX} letters", length=len(reason))
+
+
+def _all_paused(names: Iterable[str]) -> InvalidRequest:
+    return InvalidRequest(
+        "resuming uploads of some topics while those of all are paused: 'tiered resume' resumes all",
+        topics=",".join(names),
+    )
 
 
 def paused_topics(places: Places) -> dict[str, Pause]:

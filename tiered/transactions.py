@@ -46,12 +46,8 @@ def open_transactions(held: Partition) -> list[OpenTransaction]:
     return sorted(found, key=lambda each: each.first_offset)
 
 
-def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> OpenTransaction:
-    """Append the marker that ends this producer's open transaction, durable on return; the transaction as it was.
-
-    Raises NotFound when it has none open, naming those that have, and what keeps us from appending.
-    """
-    held.check_appendable()
+def find_open(held: Partition, producer_id: int) -> OpenTransaction:
+    """This producer's open transaction. Raises NotFound when it has none, naming those that have."""
     known = open_transactions(held)
     found = next((each for each in known if each.producer_id == producer_id), None)
     if found is None:
@@ -61,6 +57,16 @@ def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: 
             producer_id=producer_id,
             open=",".join(str(each.producer_id) for each in known) or "none",
         )
+    return found
+
+
+def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> OpenTransaction:
+    """Append the marker that ends this producer's open transaction, durable on return; the transaction as it was.
+
+    Raises NotFound when it has none open, naming those that have, and what keeps us from appending.
+    """
+    held.check_appendable()
+    found = find_open(held, producer_id)
     held.log.append_marker(
         producer_id,
         found.producer_epoch,

@@ -93,6 +93,19 @@ def view_status(
     return found
 
 
+def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[ViewStatus]:
+    """What `drop_views` would take away. Raises NotFound as that does, and changes nothing."""
+    manager.topic(topic)
+    found = view_status(manager, now_ms, [topic], name=name)
+    if not found:
+        raise _no_view(topic, name)
+    return found
+
+
+def _no_view(topic: str, name: str) -> NotFound:
+    return NotFound("dropping a view, the topic has none of this name", topic=topic, view=name)
+
+
 def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:
     """Take a view out of every partition of a topic; its objects go after the grace time. Readers get an error then.
 
@@ -101,7 +114,7 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
     manager.topic(topic)
     held = [each for each in manager.partitions([topic]) if _has_view(each, name)]
     if not held:
-        raise NotFound("dropping a view, the topic has none of this name", topic=topic, view=name)
+        raise _no_view(topic, name)
     for each in held:
         # The store may hang in here: under the partition's lock all that changes its disk would wait.
         if each.stopped is not None:

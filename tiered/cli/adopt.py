@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.argument("topics", nargs=-1, metavar="[TOPIC ...]")
 @click.option("--work", metavar="DIR", help="Where compacted topics are cleaned; default: tiered-adopt below -C.")
 @click.option("--every", default=30.0, show_default=True, type=Number(0.1), help="Seconds between rounds.")
+@click.option("--dry-run", is_flag=True, help="Only show what the next round would copy.")
 @click.option("--once", is_flag=True, help="One round, then the rows.")
 @click.option("--metadata", metavar="DIR", help="The broker's metadata.log.dir, where that is another directory.")
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus there.")
@@ -41,6 +42,7 @@ def adopt(
     work: str | None,
     every: float,
     once: bool,
+    dry_run: bool,
     metadata: str | None,
     metrics: str | None,
     settings: dict[str, str],
@@ -73,13 +75,16 @@ def adopt(
             topics=topics,
             is_single_writer=bucket.is_single_writer,
         )
-        while not stop.is_set:
+        if dry_run:
+            done = adopter.look()
+            _tell_problems(done)
+            session.say("nothing changed")
+        while not (stop.is_set or dry_run):
             told.refresh()
             done = adopter.tick(now_ms(), should_stop=lambda: stop.is_set)
             figures.note(done, now_ms())
+            _tell_problems(done)
             for each in done:
-                if each.problem is not None:
-                    click.echo(f"! {each.partition}: {' '.join(str(each.problem).split())}", err=True)
                 for start, end in each.lost:
                     click.echo(f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before", err=True)
                 if each.ahead:
@@ -95,6 +100,12 @@ def adopt(
             stop.wait(every)
     emit("partitions", map(_row, done), _COLUMNS, output)
     return Exit.FAILED if any(each.problem for each in done) else Exit.DONE
+
+
+def _tell_problems(done: Sequence[AdoptedPartition]) -> None:
+    for each in done:
+        if each.problem is not None:
+            click.echo(f"! {each.partition}: {' '.join(str(each.problem).split())}", err=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -42,6 +43,7 @@ _LINE_EVERY_S = 5.0
 @click.option(
     "--parallel", default="auto", show_default=True, metavar="auto|N", help="Tasks at a time; auto: Spark's own."
 )
+@click.option("--dry-run", is_flag=True, help="Only show which offsets and bytes would be read.")
 @click.option("--resume", "job_id", metavar="JOB", help="Go on with this job, or begin one of this name.")
 @bucket_options
 @output_option()
@@ -57,6 +59,7 @@ def backfill(
     codec: str,
     read_committed: bool,
     parallel: str,
+    dry_run: bool,
     job_id: str | None,
     url: str | None,
     options: dict[str, object],
@@ -76,8 +79,14 @@ def backfill(
         asked["topicId"] = topic_id
     if read_committed:
         asked["kafka.isolation.level"] = "read_committed"
-    from tiered.spark.exporting import export
+    from tiered.spark.exporting import export, plan_export
 
+    if dry_run:
+        ranges = plan_export(bucket.url, **asked)
+        emit("ranges", [dataclasses.asdict(each) for each in ranges], _RANGES, output, dry_run=True, target=target)
+        size = format_bytes(sum(each.size_bytes for each in ranges))
+        session.say(f"would read {size} in {sum(each.tasks for each in ranges)} tasks; nothing changed")
+        return Exit.DONE
     config = session.config() if url is None else None
     if config is not None and config.key_ring is not None:
         asked["keyRing"] = os.path.abspath(config.key_ring)
@@ -154,8 +163,6 @@ class _Lines:
 
 
 def _tell(session: Session, result: ExportResult, output: str) -> None:
-    import dataclasses
-
     facts = {"job": result.job_id, "is_complete": result.is_complete, "records": result.records}
     emit("files", [dataclasses.asdict(each) for each in result.files], _COLUMNS, output, **facts)
     size = format_bytes(result.size_bytes)
@@ -164,6 +171,14 @@ def _tell(session: Session, result: ExportResult, output: str) -> None:
     )
 
 
+_RANGES = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("start_offset", "FROM", is_number=True),
+    Column("next_offset", "TO", is_number=True),
+    Column("size_bytes", "BYTES", format_bytes, is_number=True),
+    Column("tasks", "TASKS", is_number=True),
+)
 _COLUMNS = (
     Column("topic", "TOPIC"),
     Column("partition", "PARTITION", is_number=True),

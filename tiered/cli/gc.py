@@ -35,6 +35,7 @@ _WRITING = "writing the list of orphans"
 @click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
 @click.option("--delete", is_flag=True, help="Delete what the list says, is still nobody's, and is old enough.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Delete nothing, and write no list.")
 @click.option("--older-than", default="3d", show_default=True, metavar="AGE", help="The grace time.")
 @click.option("--list", "path", metavar="FILE", help=f"The list, written or read; default: {LIST} in the directory.")
 @bucket_options
@@ -46,6 +47,7 @@ def gc(
     targets: tuple[str, ...],
     delete: bool,
     yes: bool,
+    dry_run: bool,
     older_than: str,
     path: str | None,
     url: str | None,
@@ -58,14 +60,17 @@ def gc(
     grace_ms = parse_ms(older_than)
     if grace_ms is None or grace_ms < 0:
         raise InvalidRequest("reading --older-than", text=repr(older_than), expected="a duration such as 3d")
+    if dry_run and on_spark.is_wanted:
+        raise click.UsageError("--dry-run looks in this process; leave out --spark")
     if delete and targets:
         raise click.UsageError("--delete takes what the list says; choose topics when listing")
     where = path or os.path.join(session.directory, LIST)
     with stop_signals() as stop, open_bucket(session, url, options) as bucket:
         work = _Work(session, bucket, on_spark, stop, is_configured=url is None)
         if delete:
-            return _delete(session, work, where, grace_ms, output, yes=yes)
-        return _list(session, work, bucket.partitions(targets, topic_id), where, grace_ms, output)
+            return _delete(session, work, where, grace_ms, output, yes=yes, dry_run=dry_run)
+        names = bucket.partitions(targets, topic_id)
+        return _list(session, work, names, where, grace_ms, output, dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +94,14 @@ class _Work:
         with spark_job(self.session, "gc", self.on_spark) as spark:
             return garbage.list_garbage(spark, self._for_tasks(), names, should_stop=lambda: self.stop.is_set)
 
-    def delete(self, listed: GarbageList, grace_ms: int) -> Deleted:
+    def delete(self, listed: GarbageList, grace_ms: int, *, dry_run: bool) -> Deleted:
         from tiered.garbage import delete_garbage
 
         if not self.on_spark.is_wanted:
             uploads = _uploads(self.bucket)
-            return delete_garbage(self.bucket.store, listed, now_ms=now_ms(), grace_ms=grace_ms, uploads=uploads)
+            return delete_garbage(
+                self.bucket.store, listed, now_ms=now_ms(), grace_ms=grace_ms, uploads=uploads, dry_run=dry_run
+            )
         from tiered.spark import garbage
 
         with spark_job(self.session, "gc --delete", self.on_spark) as spark:
@@ -112,6 +119,8 @@ def _list(
     path: str,
     grace_ms: int,
     output: str,
+    *,
+    dry_run: bool,
 ) -> int:
     from tiered.garbage import encode_garbage
     from tiered.given_files import check_target, write_given
@@ -121,7 +130,8 @@ def _list(
     if listed is None:
         session.say("interrupted; nothing was listed")
         return _interrupted(work.stop)
-    write_given(path, encode_garbage(listed), _WRITING)
+    if not dry_run:
+        write_given(path, encode_garbage(listed), _WRITING)
     dollars = listed.dollars_per_month(_prices(session))
     facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": dollars}
     emit(
@@ -136,7 +146,7 @@ def _list(
     if listed.more:
         session.say(f"and {listed.more} more than one list holds: list again once these are deleted")
     if due:
-        session.say("nothing changed; next: tiered gc --delete")
+        session.say("nothing changed" if dry_run else "nothing changed; next: tiered gc --delete")
     return Exit.CORRUPTION if listed.left_out else Exit.FINDINGS if listed.entries else Exit.DONE
 
 
@@ -151,19 +161,19 @@ def _prices(session: Session) -> Prices:
         return BUILT_IN.of(None)
 
 
-def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool) -> int:
+def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool, dry_run: bool) -> int:
     from tiered.garbage import decode_garbage
     from tiered.given_files import read_given
 
     if work.is_configured and session.config().topic_properties("")["remote.immutable"] == "true":
         raise InvalidRequest("deleting orphans, the bucket is immutable (remote.immutable): its lifecycle deletes")
     listed = decode_garbage(read_given(path, "deleting orphans by a list", "run 'tiered gc' first", name="path"), path)
-    if not yes:
+    if not (yes or dry_run):
         _ask(listed, work.bucket)
-    done = work.delete(listed, grace_ms)
+    done = work.delete(listed, grace_ms, dry_run=dry_run)
     emit("deleted", [_row(each, now_ms()) for each in done.entries], _COLUMNS, output)
     session.say(
-        f"deleted {len(done.entries)}, {format_bytes(done.size_bytes)}; "
+        f"{'would delete' if dry_run else 'deleted'} {len(done.entries)}, {format_bytes(done.size_bytes)}; "
         f"kept {done.young} younger than {format_ms(grace_ms)}, {done.somebodys} that are somebody's or gone by now"
     )
     if work.stop.is_set:

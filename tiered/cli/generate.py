@@ -99,6 +99,7 @@ def _bucket_options(command: Callable[..., object]) -> Callable[..., object]:
 @click.option("--kms-key", metavar="ARN", help="The key that encrypts the bucket.")
 @click.option("--check", metavar="user/NAME|role/NAME", help="Compare with that one's policy; exit 3 if it differs.")
 @click.option("--apply", metavar="user/NAME|role/NAME", help="Give that one this policy.")
+@click.option("--dry-run", is_flag=True, help="With --apply: only compare, and print it.")
 @_bucket_options
 @click.pass_obj
 def iam_policy(
@@ -107,6 +108,7 @@ def iam_policy(
     kms_key: str | None,
     check: str | None,
     apply: str | None,
+    dry_run: bool,
     url: str | None,
     options: dict[str, object],
     immutable: bool,
@@ -122,7 +124,12 @@ def iam_policy(
     bucket, prefix = split_bucket(place)
     policy = made(Role(role), bucket, prefix, is_immutable=immutable or is_immutable, kms_key=kms_key)
     name = f"tiered-{role}"
-    if apply is not None:
+    if dry_run:
+        click.echo(json.dumps(policy, indent=2))
+        check = apply or check
+        if check is None:
+            return Exit.DONE
+    elif apply is not None:
         put_inline_policy(apply, name, policy, given)
         session.say(f"{apply} has the policy {name}")
         return Exit.DONE
@@ -138,6 +145,7 @@ def iam_policy(
 @click.option("--versioned", is_flag=True, help="The bucket keeps old versions: end those of deleted objects.")
 @click.option("--check", is_flag=True, help="Compare with the bucket; exit 3 if a rule is missing.")
 @click.option("--apply", is_flag=True, help="Give the bucket these rules; its others stay.")
+@click.option("--dry-run", is_flag=True, help="With --apply: only compare, and print them.")
 @_bucket_options
 @click.pass_obj
 def lifecycle(
@@ -145,6 +153,7 @@ def lifecycle(
     versioned: bool,
     check: bool,
     apply: bool,
+    dry_run: bool,
     url: str | None,
     options: dict[str, object],
     immutable: bool,
@@ -157,7 +166,11 @@ def lifecycle(
 
     place, given, is_immutable = _place(session, url, options)
     rules = lifecycle_rules(split_bucket(place)[1], is_immutable=immutable or is_immutable, is_versioned=versioned)
-    if apply:
+    if dry_run:
+        click.echo(json.dumps({"Rules": rules}, indent=2))
+        if not (apply or check):
+            return Exit.DONE
+    elif apply:
         put_rules(place, given, rules)
     if check or apply:
         missing = missing_rules(rules, bucket_rules(place, given))

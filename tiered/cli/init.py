@@ -20,6 +20,7 @@ from tiered.cli.session import Session, now_ms, store_options
 )
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For the store.")
 @click.option("--properties", "broker_file", metavar="FILE", type=click.Path(), help="Take a Kafka broker's settings.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be written; asks the store nothing.")
 @click.option("--no-probe", is_flag=True, help="Write the file without asking the store anything.")
 @click.pass_obj
 def init(
@@ -28,6 +29,7 @@ def init(
     url: str | None,
     options: dict[str, object],
     broker_file: str | None,
+    dry_run: bool,
     no_probe: bool,
 ) -> None:
     """Write DIR/tiered.toml, after creating one object twice in the store and removing it.
@@ -45,9 +47,14 @@ def init(
         raise InvalidRequest("writing a configuration, it exists", file=path)
     check_no_secret(url, options, path)
     defaults = _defaults(broker_file)
-    if url is None:
-        url = file_url(os.path.join(root, "bucket"))
-        os.makedirs(os.path.join(root, "bucket"), exist_ok=True)
+    bucket = os.path.join(root, "bucket") if url is None else None
+    url = url if url is not None else file_url(os.path.join(root, "bucket"))
+    if dry_run:
+        click.echo(configuration(url, options, defaults), nl=False)
+        session.say(f"would write {path}; nothing changed")
+        return
+    if bucket is not None:
+        os.makedirs(bucket, exist_ok=True)
     if not no_probe:
         _probe(session, url, options)
     os.makedirs(root, exist_ok=True)

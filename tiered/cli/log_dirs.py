@@ -46,8 +46,10 @@ def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, ou
 @log_dirs.command("move")
 @click.argument("partition", metavar="TOPIC/PARTITION")
 @click.option("--to", "target", required=True, metavar="DIR", help="One of the configured directories.")
+@click.option("--dry-run", is_flag=True, help="Only show where it is, how large, and whether there is room.")
+@output_option()
 @click.pass_obj
-def move(session: Session, partition: str, target: str) -> None:
+def move(session: Session, partition: str, target: str, dry_run: bool, output: str) -> None:
     """Move a partition to another log directory; a crash at any point leaves it whole in one of them."""
     name, offset = parse_partition_at(partition)
     if offset is not None:
@@ -55,6 +57,14 @@ def move(session: Session, partition: str, target: str) -> None:
     known = session.config().data_dirs
     here = os.path.abspath(target)
     root = here if here in known else os.path.abspath(os.path.join(session.directory, target))
+    if dry_run:
+        from tiered.log_dirs import plan_move
+
+        planned = plan_move(session.config(), name, root)
+        row = {"topic": name.topic, "partition": name.partition, "from": planned.source, "to": planned.target}
+        emit("moves", [{**row, "size_bytes": planned.size_bytes, "free_bytes": planned.free_bytes}], _MOVE, output)
+        session.say("nothing changed")
+        return
     # Nobody else reads here: the old files need not wait.
     with session.manager(overrides={"file.delete.delay.ms": "0"}) as manager:
         manager.move(name, root, now_ms=now_ms())
@@ -95,6 +105,14 @@ _DIRECTORIES = (
     Column("free_bytes", "FREE", format_bytes, is_number=True),
     Column("total_bytes", "OF", format_bytes, is_number=True),
     Column("error"),
+)
+_MOVE = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("from", "FROM"),
+    Column("to", "TO"),
+    Column("size_bytes", "SIZE", format_bytes, is_number=True),
+    Column("free_bytes", "FREE THERE", format_bytes, is_number=True),
 )
 _PARTITIONS = (
     Column("path", "DIRECTORY"),

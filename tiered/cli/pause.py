@@ -20,38 +20,46 @@ if TYPE_CHECKING:
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for those who look at the status.")
 @click.option("--list", "lists", is_flag=True, help="Only show what is paused.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be paused then.")
 @output_option()
 @click.pass_obj
-def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, output: str) -> None:
+def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, dry_run: bool, output: str) -> None:
     """Send nothing of the topics (none named: of all) to the bucket until `tiered resume`.
 
     Beside a manager at work, which heeds it within a round. Closed segments wait on the disk; nothing leaves it that is
     not in the bucket. Prints what is paused now.
     """
     from local.storage import DiskStorage
-    from tiered.pausing import pause_uploads, paused_topics
+    from tiered.pausing import foretell_pause, pause_uploads, paused_topics
 
     if lists and (topics or reason):
         raise click.UsageError("--list only shows what is paused; leave out the topics and --reason")
     at_ms = now_ms()
     places = [(DiskStorage(), root) for root in session.config().data_dirs]
-    found = paused_topics(places) if lists else pause_uploads(places, topics or None, now_ms=at_ms, reason=reason)
+    do = foretell_pause if dry_run else pause_uploads
+    found = paused_topics(places) if lists else do(places, topics or None, now_ms=at_ms, reason=reason)
     _show(session, found, output, at_ms)
-    if found:
+    if dry_run:
+        session.say("nothing changed")
+    elif found:
         session.say("closed segments wait on the disk meanwhile: tiered status shows how much is at risk")
 
 
 @click.command("resume")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--dry-run", is_flag=True, help="Only show what would still be paused then.")
 @output_option()
 @click.pass_obj
-def resume(session: Session, topics: tuple[str, ...], output: str) -> None:
+def resume(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:
     """Let uploads of the topics (none named: of all) go on from where they stood. Prints what is still paused."""
     from local.storage import DiskStorage
-    from tiered.pausing import resume_uploads
+    from tiered.pausing import foretell_resume, resume_uploads
 
     places = [(DiskStorage(), root) for root in session.config().data_dirs]
-    _show(session, resume_uploads(places, topics or None), output, now_ms())
+    do = foretell_resume if dry_run else resume_uploads
+    _show(session, do(places, topics or None), output, now_ms())
+    if dry_run:
+        session.say("nothing changed")
 
 
 def _show(session: Session, found: Mapping[str, Pause], output: str, at_ms: int) -> None:

@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 @click.option("--interval", metavar="TIME", help="How long to rest between rounds; default: the configured one.")
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages there; :9464 is loopback.")
 @click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
+@click.option("--dry-run", is_flag=True, help="Only show what the next round would do, as 'tiered plan' does.")
 @click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' there, about this manager.")
 @gate_options
 @click.pass_obj
@@ -53,11 +54,17 @@ def run(
     interval: str | None,
     metrics: str | None,
     by_partition: bool,
+    dry_run: bool,
     ui: str | None,
     token_file: str | None,
     hosts: tuple[str, ...],
 ) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
+    if dry_run:
+        from tiered.cli.plan import plan
+
+        click.get_current_context().invoke(plan, settings={})
+        return Exit.DONE
     with stop_signals(reloads=not once) as stop, ExitStack() as stack:  # before all imports: those take their time
         try:
             with stop.breaking_off():

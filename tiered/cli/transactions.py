@@ -60,14 +60,24 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> None:
 @click.option("--abort", "outcome", flag_value="abort", help="Its records are not shown to committed readers.")
 @click.option("--commit", "outcome", flag_value="commit", help="They are.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show the transaction that would be ended.")
 @click.pass_obj
-def end(session: Session, target: str, producer_id: int, outcome: str | None, yes: bool) -> None:
+def end(session: Session, target: str, producer_id: int, outcome: str | None, yes: bool, dry_run: bool) -> None:
     """Write the marker that ends a producer's open transaction: --abort or --commit."""
     if outcome is None:
         raise click.UsageError("say --abort or --commit")
     topic, number = parse_partition(target)
     if number is None:
         raise InvalidRequest("ending a transaction, of which partition?", text=repr(target), expected="TOPIC/PARTITION")
+    if dry_run:
+        from tiered.transactions import find_open
+
+        with session.manager(read_only=True) as manager:
+            (held,) = _held(manager, [(topic, number)])
+            open_one = find_open(held, producer_id)
+        since = f"producer_id={producer_id} first_offset={open_one.first_offset}"
+        session.say(f"would {outcome}: partition={topic}/{number} {since}; nothing changed")
+        return
     _confirm(f"{outcome} the open transaction of producer {producer_id} in {topic}/{number} for good?", yes)
     from tiered.transactions import end_transaction
 

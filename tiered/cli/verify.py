@@ -35,6 +35,7 @@ _BAR_BYTES_MIN = 256 << 20  # less is done before a bar is read
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Which of them; default: drawn, and told.")
 @click.option("--fix-index", is_flag=True, help="Build wrong or missing indexes anew; nobody may hold the directory.")
+@click.option("--dry-run", is_flag=True, help="With --fix-index: only show what is wrong, build nothing.")
 @click.option("--threads", type=click.IntRange(1, 64), help="Segments looked at at a time; default: the processors.")
 @output_option()
 @click.pass_obj
@@ -46,6 +47,7 @@ def verify(
     sample: str | None,
     seed: int | None,
     fix_index: bool,
+    dry_run: bool,
     threads: int | None,
     output: str,
 ) -> int:
@@ -62,7 +64,7 @@ def verify(
         return verify_remote(session, targets, drawn, _COLUMNS, output, deep=deep, threads=threads)
     if sample is not None or seed is not None:
         raise click.UsageError("--sample and --seed are for --remote; the disk is read whole")
-    return _verify_local(session, targets, output, deep=deep, fix_index=fix_index, threads=threads)
+    return _verify_local(session, targets, output, deep=deep, fix_index=fix_index and not dry_run, threads=threads)
 
 
 def _verify_local(

@@ -80,14 +80,22 @@ def status(session: Session, topics: tuple[str, ...], name: str | None, output: 
 @click.argument("topic")
 @_name_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be dropped.")
+@output_option()
 @click.pass_obj
-def drop(session: Session, topic: str, name: str, yes: bool) -> None:
+def drop(session: Session, topic: str, name: str, yes: bool, dry_run: bool, output: str) -> None:
     """Drop a topic's view. Readers that ask for it get an error from then on; its objects go after the grace time.
 
     What the log has let go of since is in no other place: a view built anew begins at the log start.
     """
-    from tiered.views import drop_views
+    from tiered.views import drop_views, views_to_drop
 
+    if dry_run:
+        with session.manager(read_only=True) as manager:
+            found = views_to_drop(manager, topic, name=name, now_ms=now_ms())
+        emit("views", [_row(each, now_ms()) for each in found], _STATUS, output, dry_run=True)
+        session.say("nothing changed")
+        return
     with session.manager() as manager:
         manager.topic(topic)
         if not yes:

@@ -154,6 +154,36 @@ def export(
         return job.result(is_complete=is_complete)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRange:
+    """What an export would read of one partition: `size_bytes` of batches in so many `tasks`."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    next_offset: int
+    size_bytes: int
+    tasks: int
+
+
+def plan_export(url: str, **options: str) -> list[PlannedRange]:
+    """What `export` of a new job would read. Needs no Spark and pins nothing. Raises what planning a read raises."""
+    found: dict[tuple[str, int], list[Split]] = {}
+    for split in _planned(parse_options({"path": url, **options, "includeHeaders": "true", "pin": "none"})):
+        found.setdefault((split.topic, split.partition), []).append(split)
+    return [
+        PlannedRange(
+            topic=topic,
+            partition=partition,
+            start_offset=min(each.start_offset for each in splits),
+            next_offset=max(each.next_offset for each in splits),
+            size_bytes=_size(splits),
+            tasks=len(splits),
+        )
+        for (topic, partition), splits in sorted(found.items())
+    ]
+
+
 def _size(splits: Iterable[Split]) -> int:
     return sum(split.size_bytes for split in splits)
 

@@ -1,0 +1,213 @@
+"""Every command that changes something can be asked what it would do, in one spelling, and then changes nothing.
+
+A new command has to be put into one of the three tables; that is the point of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from foreign_samples import NAME, put_log, write_log
+from test_command_tree import leaves
+
+from local.producer_state import Producer
+from local.record import Record
+from remote.fsspec_store import open_store
+from tiered.cli.main import invoke
+from tiered.config import Config
+from tiered.manager import LogManager
+
+# Commands that change nothing but files that they are told to write (reports, lists, pages), and why where it is not
+# plain to see.
+LOOKING = frozenset(
+    (
+        *("doctor", "topic list", "topic describe", "consume", "dump", "scrub", "remote ls", "pipeline plan"),
+        *("get-offsets", "transactions list", "status", "cost show", "cost simulate", "cost advise", "cost prices"),
+        *("plan", "compaction status", "compaction advise", "view status", "log-dirs", "placement", "web"),
+        *("generate grafana", "generate alerts", "generate systemd", "generate completion", "completion"),
+        *("config explain", "config lint", "config export"),
+    )
+)
+
+# Commands that change something and have no --dry-run, and why.
+EXCEPTIONS = {
+    "append": "its input says all that it would do, and where a record goes hangs on those before it; a topic and a "
+    "partition that are not there are refused before the first line is read",
+    "demo": "it makes a folder of its own, refuses every other one, and is looked at by running it",
+}
+
+# What each of the others is asked on the place below; its exit code. An empty line: only the option is looked at.
+CHANGING = {
+    "init": "init new --remote file:///nowhere",
+    "topic create": "topic create new -p 2",
+    "topic alter": "topic alter orders -X retention.ms=1h -X segment.ms=1m",
+    "topic delete": "topic delete orders",
+    "verify": "verify --fix-index",
+    "repair": "repair report.json",
+    "gc": "gc --delete --older-than 0s",
+    "adopt": "adopt data",
+    "restore": "restore orders --to restored",
+    "fork": "fork orders branch",
+    "import": "import file://{home}/theirs --remote file://{home}/other --layout logs",
+    "rewrite merge": "rewrite merge orders",
+    "rewrite recode": "rewrite recode orders --codec zstd",
+    "rewrite copy": "rewrite copy orders --to file://{home}/other",
+    "pipeline run": "pipeline run --spark none",
+    "backfill": "backfill orders --to file://{home}/other",
+    "delete-records": "delete-records orders/0 --before 5",
+    "transactions end": "transactions end open/0 --producer-id 7 --abort",
+    "compact": "compact keyed",
+    "view build": "view build keyed",
+    "view drop": "view drop keyed",
+    "log-dirs move": "log-dirs move orders/0 --to second",
+    "apply": "apply --auto",
+    "pause": "pause orders --reason night",
+    "resume": "resume",
+    "run": "run --once",
+    "rotate-keys": "rotate-keys",
+    "bench": "bench --remote --size 1MiB",
+    "generate iam-policy": "generate iam-policy --remote s3://bucket/prefix",
+    "generate lifecycle": "generate lifecycle --remote s3://bucket/prefix",
+}
+
+# What cannot be taken back has to be confirmed where it is not in a plan.
+CONFIRMED = frozenset(
+    (
+        *(
+            "topic alter",
+            "topic delete",
+            "repair",
+            "gc",
+            "restore",
+            "fork",
+            "import",
+            "rewrite merge",
+            "rewrite recode",
+        ),
+        *("rewrite copy", "pipeline run", "delete-records", "transactions end", "view drop", "apply", "bench"),
+    )
+)
+_OTHER_SPELLINGS = (
+    "--dryrun",
+    "--dry",
+    "--noop",
+    "--no-op",
+    "--simulate",
+    "--what-if",
+    "--preview",
+    "--pretend",
+    "--no-act",
+)
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {name for each in command.params for name in each.opts if isinstance(each, click.Option)}
+
+
+def test_every_command_looks_or_can_be_asked_before_or_is_an_exception() -> None:
+    known = {words: options_of(command) for words, command in leaves()}
+    tables = [LOOKING, frozenset(EXCEPTIONS), frozenset(CHANGING)]
+    assert set().union(*tables) == set(known)
+    assert sum(map(len, tables)) == len(known), "a command is in two tables"
+    for words in CHANGING:
+        assert "--dry-run" in known[words], words
+    for words in LOOKING | set(EXCEPTIONS):
+        assert "--dry-run" not in known[words], words
+    for words, options in known.items():
+        assert options.isdisjoint(_OTHER_SPELLINGS), words
+        assert ("--yes" in options) == (words in CONFIRMED), words
+    assert all(len(why) > 40 for why in EXCEPTIONS.values())
+
+
+def test_what_cannot_be_taken_back_is_not_done_without_a_terminal_to_ask_at(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(home)
+    lines = {
+        "topic delete orders": 2,
+        "topic alter orders -X remote.storage.enable=false -X remote.log.delete.on.disable=true": 2,
+        "delete-records orders/0 --before 5": 2,
+        "view drop keyed": 2,
+        "transactions end open/0 --producer-id 7 --abort": 2,
+        "gc --delete": 2,
+        "apply plan.json": 2,
+        "bench --remote --size 1MiB": 2,
+    }
+    for line, code in lines.items():
+        capfd.readouterr()
+        assert invoke(shlex.split(line)) == code, line
+        assert "--yes" in capfd.readouterr().err
+    after = everything(home)
+    kept = [path for path in before if path.endswith((".log", "topics.json")) or path.startswith("bucket")]
+    assert [path for path in kept if before[path] != after.get(path)] == []
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with two disks: a tiered topic, a compacted view, an open transaction, a list of garbage, a plan."""
+    home = tmp_path_factory.mktemp("place")
+    here = os.getcwd()
+    os.chdir(home)
+    try:
+        (home / "other").mkdir()
+        (home / "theirs").mkdir()
+        store = open_store((home / "theirs").as_uri())
+        for files in write_log(home / "log" / NAME.directory).segments:
+            put_log(store, files)
+        store.close()
+        (home / "bucket").mkdir()
+        (home / "tiered.toml").write_text(
+            f'[local]\ndirs = ["data", "second"]\n[remote]\nurl = "file://{home}/bucket"\n'
+            '[defaults]\n"remote.storage.enable" = true\n"segment.bytes" = "1KiB"\n"segment.ms" = "1h"\n'
+            '"local.retention.ms" = "1s"\n'
+        )
+        for line in ("topic create orders -p 2", "topic create keyed -X cleanup.policy=compact", "topic create open"):
+            assert invoke(["-q", *shlex.split(line)]) == 0
+        (home / "lines").write_text("".join(f"k{number % 7}:line {number}\n" for number in range(200)))
+        for topic in ("orders", "keyed"):
+            assert invoke(["-q", "append", topic, "lines", "-K", ":", "--batch", "10"]) == 0
+        _open_transaction(home)
+        assert invoke(["-q", "run", "--once"]) == 0
+        assert invoke(["-q", "view", "build", "keyed"]) == 0
+        assert invoke(["-q", "append", "orders", "lines", "-K", ":", "--batch", "10"]) == 0
+        assert invoke(["-q", "plan", "--out", "plan.json"]) == 0
+        assert invoke(["-q", "scrub", "--report", "report.json"]) == 0
+        assert invoke(["-q", "gc"]) == 0
+    finally:
+        os.chdir(here)
+    return home
+
+
+@pytest.fixture
+def home(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    return made
+
+
+def _open_transaction(home: Path) -> None:
+    config, now_ms = Config.load(str(home / "tiered.toml")), 1_795_176_000_000
+    with LogManager.open(config, now_ms=now_ms) as manager:
+        (held,) = manager.partitions(["open"])
+        producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+        held.log.append([Record(b"k", b"v", now_ms)], now_ms=now_ms, producer=producer)
+
+
+def everything(home: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(home)): path.read_bytes() if path.is_file() else None for path in home.rglob("*")}
+
+
+@pytest.mark.parametrize("words", CHANGING)
+def test_a_dry_run_changes_no_byte_of_either_tier(home: Path, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    before = everything(home)
+    capfd.readouterr()
+    code = invoke([*shlex.split(CHANGING[words].format(home=home)), "--dry-run"])
+    told = capfd.readouterr()
+    assert code in (0, 3), told.err
+    assert told.out or told.err
+    assert everything(home) == before
