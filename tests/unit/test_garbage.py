@@ -69,7 +69,10 @@ def test_what_was_listed_and_is_nobodys_goes_and_nothing_else(world: CareWorld) 
     assert {name.rpartition(".")[2] for name in names} == {"log", "indexes"}
     assert found.size_bytes == sum(len(before[name][0]) for name in names)
     assert found.dollars_per_month() > 0
+    foretold = delete_garbage(world.store, found, now_ms=LATER, dry_run=True)
+    assert objects(world) == before
     done = delete_garbage(world.store, found, now_ms=LATER)
+    assert done == foretold
     assert set(before) - set(objects(world)) == names
     assert (len(done.entries), done.young, done.somebodys) == (2, 0, 0)
     again = delete_garbage(world.store, found, now_ms=LATER)
