@@ -130,7 +130,9 @@ def test_the_pages_of_a_huge_partition_can_be_walked_with_keys_to_the_last(chrom
         for word, first in [("Next", "101 to 200"), ("Last", f"{SEGMENTS - 99:,} to {SEGMENTS:,}"), ("Previous", "")]:
             tab.js(follow, word)
             tab.press("Enter")
-            tab.wait("(text) => document.querySelector('main nav')?.textContent.includes(text)", first)
+            tab.wait(
+                "(text) => document.querySelector('main nav[aria-label^=Pages]')?.textContent.includes(text)", first
+            )
         assert tab.js("document.querySelectorAll('main tbody tr').length") == 100
         tab.go("/topics/huge")
         assert f"{PARTITIONS:,} partitions" in tab.text("caption")
@@ -147,6 +149,47 @@ def test_the_pages_of_a_huge_partition_can_be_walked_with_keys_to_the_last(chrom
         assert f"1 to 100 of {PARTITIONS + TOPICS:,}" in tab.text("main nav")
         tab.go("/?page=2")
         assert f"101 to {TOPICS + 1} of" in tab.text("#topics nav")
+
+
+def test_the_map_is_looked_at_closer_with_keys_alone(chromium: Chromium, scenes) -> None:
+    with chromium.open(scenes("aged").root, PHONE) as tab:
+        tab.go("/topics/orders/0")
+        follow = "(word) => [...document.querySelectorAll('nav a')].find((each) => each.textContent === word).focus()"
+        whole = tab.text("#map-offsets + .ends")
+        for word in ("Closer", "Later", "Wider"):
+            before = tab.text("#map-offsets + .ends")
+            tab.js(follow, word)
+            tab.press("Enter")
+            tab.wait("(text) => document.querySelector('#map-offsets + .ends').innerText !== text", before)
+            assert problems(tab) == [], word
+        tab.js("document.getElementById('from').focus()")
+        tab.js("document.activeElement.select()")
+        tab.type("80")
+        tab.press("Enter")
+        tab.wait("location.search.includes('from=80&') && document.querySelector('.key-list')")
+        assert tab.text("tbody tr th") == "80"
+        tab.js(follow, "All")
+        tab.press("Enter")
+        tab.wait("location.search === '' && document.querySelector('.key-list')")
+        assert tab.text("#map-offsets + .ends") == whole
+        assert (tab.said, tab.failed, tab.elsewhere()) == ([], [], [])
+
+
+def test_the_charts_of_the_past_are_whole_on_a_phone_and_their_table_opens_with_a_key(
+    chromium: Chromium, scenes
+) -> None:
+    with chromium.open(scenes("aged").root, PHONE) as tab:
+        for address, rows in (("/?span=2d", 40), ("/?span=30d", 30), ("/?span=3y", 35), ("/topics/orders?span=2d", 20)):
+            tab.resize(PHONE)
+            tab.go(address)
+            ends = tab.js("[...document.querySelectorAll('svg.times')].map((e) => e.getBoundingClientRect().right)")
+            assert len(ends) == 3, address
+            assert max(ends) <= PHONE[0], address
+            tab.js("document.querySelector('#history summary').focus()")
+            tab.press("Enter")
+            tab.wait("document.querySelector('#history details').open")
+            assert tab.js("document.querySelectorAll('#history tbody tr').length") >= rows
+            assert problems(tab) == [], address
 
 
 def test_without_scripts_the_page_asks_for_itself_again(chromium: Chromium, scenes) -> None:

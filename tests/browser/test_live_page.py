@@ -12,7 +12,7 @@ from headless import PHONE, Chromium, Tab
 from manager_world import NOW, TIERED, SwitchableStore, World, send
 from web_scenes import MINUTE, Scene
 
-from local.errors import Corrupt
+from local.errors import Corrupt, Unavailable
 from local.names import TopicPartition
 from tiered.web.parts import REFRESH_S
 
@@ -69,6 +69,24 @@ def test_a_trouble_that_comes_takes_neither_the_focus_nor_the_place_from_who_rea
     tab.wait("document.querySelector('.trouble')")
     assert tab.js("document.activeElement.closest('tbody') !== null"), "the link in the table, not that in the trouble"
     assert tab.js("document.querySelector('main .wide').scrollLeft") == 150
+
+
+def test_what_was_opened_stays_open_and_keeps_the_focus(scene: Scene, tab: Tab) -> None:
+    scene.manager.create_topic("many", 3, {}, now_ms=NOW)
+    names = [TopicPartition("many", number) for number in range(3)]
+    scene.manager.problems = {name: Unavailable("the store is down", partition=name) for name in names[:2]}
+    tab.go("/topics/many")
+    tab.js("document.querySelector('.trouble summary').focus()")
+    tab.press("Enter")
+    tab.wait("document.querySelector('.trouble details').open")
+    scene.manager.problems = {name: Unavailable("the store is down", partition=name) for name in names}
+    later(scene, tab)
+    tab.wait("document.querySelector('.trouble strong').textContent === '3 partitions'")
+    assert tab.js("document.querySelector('.trouble details').open")
+    assert tab.js("document.activeElement.tagName") == "SUMMARY"
+    scene.manager.problems = {}
+    later(scene, tab)
+    tab.wait("document.querySelector('.trouble') === null")
 
 
 def test_who_types_or_has_marked_something_is_left_alone_until_done(scene: Scene, tab: Tab) -> None:
