@@ -3,77 +3,57 @@ pages for people (`tiered.web`).
 
 Reads alone, no authentication: it listens on the loopback address unless told otherwise, and has its pages only there.
 A browser that was led here under another machine's name (DNS rebinding) gets none of them, and none may load or send
-anything elsewhere. A request that does not come
-to its end within REQUEST_S is let go of, and of those that come at the same time REQUESTS_MAX are answered.
+anything elsewhere. Those who ask for the same figures at the same time share one answer; figures that are not there
+within a deadline are a 503, never old ones.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import socket
-import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
-from local.errors import InvalidRequest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from local.errors import InvalidRequest, Unavailable
 from tiered.exposition import Form, form_of
+from tiered.web.answering import ANSWER_S, Answered, Answering
+from tiered.web.application import answered, application, target_of
 from tiered.web.gate import host_name
+from tiered.web.gathering import Gathering
+from tiered.web.serving import ServerInThread, Tls
 
 LOOPBACK = "127.0.0.1"
-REQUEST_S = 10
-REQUESTS_MAX = 32  # browsers open connections ahead of need, and each keeps its place until REQUEST_S is over
+FIGURES_S = ANSWER_S - 1  # a scrape waits for ten seconds, unless it was told otherwise
+TEXT_TYPE = "text/plain; charset=utf-8"
 
-Answer = Callable[[str], tuple[HTTPStatus, str, str]]  # of an Accept header: status, content type, body
-Pages = Callable[[str], tuple[HTTPStatus, str, str]]  # of a path with its query
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with none at all a browser sends our own form without its origin
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+Answer = Callable[[str], Answered]  # of an Accept header
+Pages = Callable[[str], Answered]  # of a path with its query
 
 
-class ServerInThreads:
-    """Serves from threads of its own between `start` and `close`."""
-
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler], *, name: str) -> None:
-        """Port 0 takes any free one. Raises InvalidRequest for an address that cannot be had."""
-        self._server = listening(host, port, handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return str(host), int(port)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class MetricsServer(ServerInThreads):
+class MetricsServer(ServerInThread):
     """``/metrics``, ``/health``, and pages."""
 
-    def __init__(self, host: str, port: int, answers: dict[str, Answer], pages: Pages | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        answers: dict[str, Answer],
+        pages: Pages | None = None,
+        *,
+        option: str = "--metrics",
+        tls: Tls | None = None,
+    ) -> None:
         """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
 
-        Raises InvalidRequest for an address that cannot be had.
+        Raises InvalidRequest for an address or a certificate that cannot be had.
         """
-
-        class Handler(_Handler):
-            known = answers
-            others = (pages,) if pages is not None and is_loopback(host) else ()
-
-        super().__init__(host, port, Handler, name="tiered-metrics")
+        desk = _Desk(answers, pages if is_loopback(host) else None)
+        routes = [Route("/{path:path}", desk.show, methods=["GET"])]
+        super().__init__(host, port, application(routes), name="tiered-metrics", option=option, tls=tls)
 
 
 _PORT_DIGITS = 5
@@ -98,96 +78,32 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def listening(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
-    """A server that listens there, bounded as the module says. Raises InvalidRequest where it cannot."""
-    try:
-        return _Server((host, port), handler)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InvalidRequest("listening for requests", host=host, port=port, cause=why.lower()) from None
+class _Desk:
+    """The one route."""
 
+    def __init__(self, answers: dict[str, Answer], pages: Pages | None) -> None:
+        self._answers, self._pages = answers, pages
+        self._answering = Answering()
+        self._gathering = Gathering(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
 
-class BoundHandler(BaseHTTPRequestHandler):
-    """Answers with the headers that keep a browser from loading or sending anything elsewhere."""
+    async def show(self, request: Request) -> Response:
+        target, host, accept = target_of(request.scope), request.headers.get("Host", ""), request.headers.get("Accept")
+        return await answered(request, self._answering, lambda: self._answer(target, host, accept or ""))
 
-    timeout = REQUEST_S
-    server_version, sys_version = "tiered", ""
+    def _answer(self, target: str, host: str, accept: str) -> Answered:
+        path = target.partition("?")[0]
+        answer = self._answers.get(path)
+        if answer is not None:
+            return self._figures(path, answer, accept)
+        if self._pages is not None and is_loopback(host_name(host)):
+            return self._pages(target)
+        return HTTPStatus.NOT_FOUND, TEXT_TYPE, "\n".join([*self._answers, ""])
 
-    def do_GET(self) -> None:
-        self.reply("GET")
-
-    def do_HEAD(self) -> None:
-        self.reply("HEAD")
-
-    def do_POST(self) -> None:
-        self.reply("POST")
-
-    def reply(self, verb: str) -> None:
-        """Answer the request that was read. A HEAD is answered without a body."""
-        raise NotImplementedError
-
-    def send_page(
-        self,
-        status: HTTPStatus,
-        kind: str,
-        text: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        with_body: bool = True,
-    ) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in {**_HEADERS, **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is theirs
-        """Not a word for each request."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._room = threading.BoundedSemaphore(REQUESTS_MAX)
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
-
-    def process_request(self, request: object, client_address: object) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)  # type: ignore[arg-type]
-            return
-        super().process_request(request, client_address)  # type: ignore[arg-type]
-
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
-        finally:
-            self._room.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is nobody's trouble."""
-
-
-class _Handler(BoundHandler):
-    known: ClassVar[dict[str, Answer]] = {}
-    others: ClassVar[tuple[Pages, ...]] = ()  # at most one
-
-    def reply(self, verb: str) -> None:
-        answer = self.known.get(self.path.partition("?")[0])
-        status, kind, text = HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "\n".join([*self.known, ""])
-        if verb == "POST":
-            status = HTTPStatus.METHOD_NOT_ALLOWED
-        elif answer is not None:
-            status, kind, text = answer(self.headers.get("Accept", ""))
-        elif self.others and is_loopback(host_name(self.headers.get("Host", ""))):
-            status, kind, text = self.others[0](self.path)
-        self.send_page(status, kind, text, with_body=verb != "HEAD")
+    def _figures(self, path: str, answer: Answer, accept: str) -> Answered:
+        told = self._gathering.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
+        if told.late_since_ms is not None:
+            raise Unavailable("gathering figures, not there yet: the disk does not answer, or this machine is busy")
+        return told.value
 
 
 def metrics_answer(text: Callable[[Form], str]) -> Answer:

@@ -96,7 +96,7 @@ def test_elsewhere_than_on_loopback_a_token_is_asked_for_once(chromium: Chromium
                 tab.js("document.getElementById('token').focus()")
                 tab.type(given)
                 tab.press("Enter")
-                tab.wait("(words) => document.body.textContent.includes(words)", words)
+                tab.wait("(words) => document.body?.textContent.includes(words)", words)
             assert tab.go("/topics/orders") == 200
             assert token not in tab.js("document.documentElement.outerHTML + document.cookie")
             assert [each for each in tab.said if "401" not in each] == []

@@ -188,8 +188,23 @@ PLACES = (
         "run --once --metrics :{port}",
         2,
         "port={port}",
+        "option=--metrics",
         "address already in use",
         world="port taken",
+    ),
+    _row(
+        "a port that is taken, of pages",
+        "web --listen :{port}",
+        2,
+        "port={port}",
+        "option=--listen",
+        world="port taken",
+    ),
+    _row(
+        "a certificate that is not there", "web --listen :0 --tls-cert no.pem", 2, "certificate=no.pem", "no such file"
+    ),
+    _row(
+        "a key without its certificate", "web --listen :0 --tls-key k.pem", 2, "--tls-key", hint="give --tls-cert, too"
     ),
     _row("a log directory that is a file", "topic create new", 1, "lines", world="not a directory"),
     _row(

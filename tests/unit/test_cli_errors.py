@@ -234,6 +234,19 @@ def test_a_missing_library_says_what_to_install(module: str) -> None:
     assert "pip install 'tiered[s3]'" in done.stderr
 
 
+@pytest.mark.parametrize("module", ["starlette", "uvicorn", "h11", "anyio"])
+def test_without_the_web_server_the_rest_works_and_pages_say_what_to_install(tmp_path: Path, module: str) -> None:
+    words = [["-q", "init"], ["-q", "status"], ["run", "--once"], ["web", "--listen", ":0"]]
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; from tiered.cli.main import invoke; "
+        f"print([int(invoke(['-C', {str(tmp_path)!r}, *each])) for each in {words!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 1]", done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: a package is not installed: package={module} ")
+    assert done.stderr.splitlines()[-1].endswith("install=pip install tiered")
+
+
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_its_help(capfd, name: str) -> None:
     assert invoke([name, "--help"]) == 0

@@ -29,7 +29,21 @@ NOT_FOR_LOOKS = {
     "remote.partition_removal",
     "remote.probe",
 }
-HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "fsspec", "s3fs", "boto3", "botocore", "aiohttp", "rich", "cramjam")
+WEB = {"starlette", "uvicorn", "h11", "anyio"}
+HEAVY = (
+    *WEB,
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "pyspark",
+    "fsspec",
+    "s3fs",
+    "boto3",
+    "botocore",
+    "aiohttp",
+    "rich",
+    "cramjam",
+)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -48,6 +62,8 @@ def loaded_by(code: str) -> set[str]:
         "from tiered.cli.main import invoke; invoke(['--help'])",
         "from tiered.cli.main import invoke; invoke(['--version'])",
         "from tiered.cli.main import invoke; invoke(['run', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['web', '--help'])",
+        "from tiered.cli.main import invoke; invoke(['adopt', '--help'])",
         "from tiered.cli.main import invoke; invoke(['demo', '--help'])",
         "from tiered.cli.main import invoke; invoke(['consume', '--help'])",
         "from tiered.cli.main import invoke; invoke(['dump', '--help'])",
@@ -97,6 +113,13 @@ def test_status_loads_nothing_that_appends_reads_or_decides(at_work: str) -> Non
     assert "tiered.manager" in loaded
     assert '"remote_segments": 0' not in said, "there is a head to read, and rows in it"
     assert loaded.isdisjoint(NOT_FOR_LOOKS)
+
+
+def test_the_web_server_is_loaded_when_a_port_is_asked_for_and_not_before(tmp_path: Path) -> None:
+    start = f"from tiered.cli.main import invoke; at = ['-q', '-C', {str(tmp_path)!r}]; "
+    commands = [["init"], ["topic", "create", "orders"], ["run", "--once"], ["status"], ["plan"], ["doctor"]]
+    assert loaded_by(f"{start}codes = [invoke([*at, *each]) for each in {commands!r}]").isdisjoint(WEB)
+    assert loaded_by(f"{start}assert invoke([*at, 'run', '--once', '--metrics', ':0']) == 0") >= WEB
 
 
 def test_the_packages_names_are_there_when_they_are_asked_for() -> None:

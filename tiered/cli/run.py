@@ -26,7 +26,7 @@ from tiered.cli.copy_progress import copy_progress
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
-from tiered.cli.web import gate_options, serving_pages
+from tiered.cli.web import Guard, guard_options, serving_pages
 from tiered.clock_properties import JUMP_HOLD
 from tiered.units import counted, format_ms, parse_ms
 
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 @click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
 @click.option("--dry-run", is_flag=True, help="Only show what the next round would do, as 'tiered plan' does.")
 @click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' there, about this manager.")
-@gate_options
+@guard_options
 @click.pass_obj
 def run(
     session: Session,
@@ -56,8 +56,7 @@ def run(
     by_partition: bool,
     dry_run: bool,
     ui: str | None,
-    token_file: str | None,
-    hosts: tuple[str, ...],
+    guard: Guard,
 ) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
     if dry_run:
@@ -77,9 +76,8 @@ def run(
                 if ui is not None:
                     from tiered.web.site import Site
 
-                    stack.enter_context(
-                        serving_pages(session, ui, Site(worker.manager, now_ms).answer, token_file, hosts)
-                    )
+                    site = Site(worker.manager, now_ms)
+                    stack.enter_context(serving_pages(session, "--ui", ui, site.answer, guard))
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise
@@ -144,9 +142,8 @@ def _served(
     site = Site(worker.manager, now_ms)
     server = MetricsServer(*parse_address(address), answers, site.answer)
     server.start()
-    host, port = server.address
-    root = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-    session.say(f"metrics at {root}metrics" + (f", pages at {root}" if is_loopback(host) else ""))
+    has_pages = is_loopback(server.address[0])
+    session.say(f"metrics at {server.root}metrics" + (f", pages at {server.root}" if has_pages else ""))
     try:
         yield
     finally:

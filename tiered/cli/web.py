@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING
 
 import click
@@ -16,29 +18,67 @@ if TYPE_CHECKING:
     from tiered.manager import LogManager
     from tiered.web.gate import Gate
     from tiered.web.server import Pages
+    from tiered.web.serving import Tls
 
 
-def gate_options(command: Callable[..., object]) -> Callable[..., object]:
-    """``--token-file`` and ``--host``: who may see pages that are served."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """Who may see pages, and that nobody on the way does: files, and names that lead here."""
+
+    token_file: str | None = None
+    hosts: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    @property
+    def tls(self) -> Tls | None:
+        """Raises UsageError for a key without a certificate."""
+        from tiered.web.serving import Tls
+
+        if self.tls_cert is not None:
+            return Tls(certificate=self.tls_cert, key=self.tls_key)
+        if self.tls_key is not None:
+            raise click.UsageError("--tls-key is the key of a certificate: give --tls-cert, too")
+        return None
+
+
+def guard_options(command: Callable[..., object]) -> Callable[..., object]:
+    """The options of a `Guard`, which the command gets as `guard`."""
+
+    @wraps(command)
+    def guarded(
+        *given: object,
+        token_file: str | None,
+        hosts: tuple[str, ...],
+        tls_cert: str | None,
+        tls_key: str | None,
+        **more: object,
+    ) -> object:
+        guard = Guard(token_file=token_file, hosts=hosts, tls_cert=tls_cert, tls_key=tls_key)
+        return command(*given, guard=guard, **more)
+
+    file, key = click.Path(), "Its key; without one it is in the same file."
     for option in (
+        click.option("--tls-key", metavar="FILE", type=file, help=key),
+        click.option("--tls-cert", metavar="FILE", type=file, help="Serve over TLS with this certificate (PEM)."),
         click.option(
-            "--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads here; may be repeated."
+            "--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads here; repeatable."
         ),
         click.option(
-            "--token-file", metavar="FILE", type=click.Path(), help="Ask for the token in this file, on loopback too."
+            "--token-file", metavar="FILE", type=file, help="Ask for the token in this file, on loopback too."
         ),
     ):
-        command = option(command)
-    return command
+        guarded = option(guarded)
+    return guarded
 
 
 @click.command("web")
 @click.option(
     "--listen", default=":8080", metavar="[HOST]:PORT", show_default=True, help="Where; without a host on loopback."
 )
-@gate_options
+@guard_options
 @click.pass_obj
-def web(session: Session, listen: str, token_file: str | None, hosts: tuple[str, ...]) -> int:
+def web(session: Session, listen: str, guard: Guard) -> int:
     """Pages for a browser: topics, segments, the plan, what it costs and would cost, compaction, what is stuck.
 
     Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on
@@ -52,7 +92,7 @@ def web(session: Session, listen: str, token_file: str | None, hosts: tuple[str,
     session.set_up_logging(tells_problems=True)
     looks = Looks(config, lambda: _look(session), now_ms, lambda: _look(session, is_alone=True))
     try:
-        with stop_signals() as stop, serving_pages(session, listen, Site(looks, now_ms).answer, token_file, hosts):
+        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(looks, now_ms).answer, guard):
             stop.wait(None)
     finally:
         looks.close()
@@ -60,27 +100,28 @@ def web(session: Session, listen: str, token_file: str | None, hosts: tuple[str,
 
 
 @contextmanager
-def serving_pages(
-    session: Session, listen: str, pages: Pages, token_file: str | None = None, hosts: tuple[str, ...] = ()
-) -> Iterator[None]:
-    """The pages, there, while this lasts; where they are and a token that was made are told on stderr.
+def serving_pages(session: Session, option: str, listen: str, pages: Pages, guard: Guard) -> Iterator[None]:
+    """The pages, at the address that `option` gave, while this lasts; where that is, and a token that was made, is told
+    on stderr.
 
-    Raises InvalidRequest for an address that cannot be had and for a file without a token, NotFound for no file.
+    Raises InvalidRequest for an address that cannot be had and for a file without a token or a certificate, NotFound
+    for no file.
     """
     from tiered.metrics_server import is_loopback, parse_address
     from tiered.web.server import WebServer
 
     host, port = parse_address(listen)
-    gate, made = _gate(token_file, hosts, is_open=not is_loopback(host))
-    server = WebServer(host, port, pages, gate)
+    gate, made = _gate(guard, is_open=not is_loopback(host))
+    server = WebServer(host, port, pages, gate, option=option, tls=guard.tls)
     server.start()
     try:
-        at, port = server.address
-        session.say(f"pages at http://{f'[{at}]' if ':' in at else at}:{port}/ until Ctrl-C")
+        session.say(f"pages at {server.root} until Ctrl-C")
         if made is not None:
             click.echo(f"token: {made}", err=True)
-        if gate.wants_token and not is_loopback(host):
-            session.say("nothing is encrypted on the way: put a proxy with TLS or a tunnel in front")
+        if gate.wants_token and guard.tls is None and not is_loopback(host):
+            session.say(
+                "nothing is encrypted on the way: give --tls-cert, or put a proxy with TLS or a tunnel in front"
+            )
         yield
     finally:
         server.close()
@@ -96,15 +137,15 @@ def _look(session: Session, *, is_alone: bool = False) -> LogManager:
     return LogManager.open(config, now_ms=now_ms(), read_only=True, store=store)
 
 
-def _gate(path: str | None, hosts: tuple[str, ...], *, is_open: bool) -> tuple[Gate, str | None]:
+def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:
     """And the token where one was made. Raises NotFound and InvalidRequest for a file without one."""
     import secrets
 
     from tiered.web.gate import Gate
 
-    names = [*hosts, *([socket.gethostname(), socket.getfqdn()] if is_open else [])]
-    if path is not None:
-        return Gate(token=_token_in(path), hosts=names), None
+    names = [*guard.hosts, *([socket.gethostname(), socket.getfqdn()] if is_open else [])]
+    if guard.token_file is not None:
+        return Gate(token=_token_in(guard.token_file), hosts=names), None
     made = secrets.token_urlsafe(24) if is_open else None
     return Gate(token=made, hosts=names), made
 

@@ -6,8 +6,8 @@
 | Origin | a page elsewhere that sends a form here |
 | token | whoever can reach the address; as a header for programs, by a form and a cookie for browsers |
 
-The cookie holds a random word of this process, never the token; it lasts until the process or the browser ends. There
-is no TLS here: beyond one machine a tunnel or a proxy has to bring it.
+The cookie holds a random word of this process, never the token; it lasts until the process or the browser ends. Beyond
+one machine TLS, of the server itself, of a proxy or a tunnel, keeps both from being read on the way.
 """
 
 from __future__ import annotations
@@ -82,10 +82,9 @@ class Gate:
         """What a form holds."""
         return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
 
-    @property
-    def cookie(self) -> str:
-        """A Set-Cookie header for whoever has shown the token."""
-        return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/"
+    def cookie(self, *, is_encrypted: bool) -> str:
+        """A Set-Cookie header for whoever has shown the token; where the way is encrypted it goes no other."""
+        return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/{'; Secure' if is_encrypted else ''}"
 
 
 def host_name(header: str) -> str:

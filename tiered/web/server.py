@@ -1,4 +1,5 @@
-"""`tiered web`: the pages over HTTP, read-only. GET, HEAD and, where there is a token, the one form that takes it.
+"""`tiered web` and `run --ui`: the pages over HTTP, read-only. GET, HEAD and, where there is a token, the one form that
+takes it.
 
 No address changes anything: there is no other verb. What a gate (`tiered.web.gate`) does not let through gets a page
 that says why and nothing of what the others show.
@@ -6,79 +7,135 @@ that says why and nothing of what the others show.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import ClassVar
 
-from tiered.metrics_server import BoundHandler, ServerInThreads
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tiered.web.answering import Answered, Answering
+from tiered.web.application import answered, application, page, target_of
 from tiered.web.gate import Gate
-from tiered.web.html import Html, tag
-from tiered.web.parts import bare_page
+from tiered.web.html import tag
+from tiered.web.serving import ServerInThread, Tls
 
 FORM_MAX = 4096
-HTML_TYPE = "text/html; charset=utf-8"
 OPEN = frozenset({"/page.css", "/page.js"})  # what the page that asks for the token needs
 
-Pages = Callable[[str], tuple[HTTPStatus, str, str]]  # of a path with its query
+Pages = Callable[[str], Answered]  # of a path with its query
+
+_log = logging.getLogger(__name__)
 
 
-class WebServer(ServerInThreads):
+class WebServer(ServerInThread):
     """The pages, to whom the gate lets through."""
 
-    def __init__(self, host: str, port: int, pages: Pages, gate: Gate) -> None:
-        """Port 0 takes any free one. Raises InvalidRequest for an address that cannot be had."""
+    def __init__(
+        self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
+    ) -> None:
+        """Port 0 takes any free one. Raises InvalidRequest for an address or a certificate that cannot be had."""
+        guesses = _Guesses()
+        desk = _Desk(pages, gate, guesses)
+        routes = [
+            Route("/login", desk.take_token, methods=["POST"]),
+            Route("/{path:path}", desk.show, methods=["GET"]),
+        ]
+        made = application(routes, [Middleware(_Guard, gate=gate, guesses=guesses)])
+        super().__init__(host, port, made, name="tiered-web", option=option, tls=tls)
 
-        class Handler(_PageHandler):
-            given = (pages, gate)
 
-        super().__init__(host, port, Handler, name="tiered-web")
+class _Guard:
+    """Lets a request through to its route, or answers it."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, guesses: _Guesses) -> None:
+        self._app, self._gate, self._guesses = app, gate, guesses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        answer = self._refusal(Request(scope))
+        await (self._app if answer is None else answer)(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if not self._gate.is_host(request.headers.get("Host", "")):
+            words = "This name is none of this server's. --host NAME makes it one."
+            return page(HTTPStatus.MISDIRECTED_REQUEST, "Not here", [tag("p", words)])
+        if request.method == "POST" or target_of(request.scope) in OPEN:
+            return None  # a POST shows nothing
+        if self._gate.may_see(request.headers):
+            return None
+        if "Authorization" in request.headers:
+            self._guesses.tell(request)
+        return _question(None)
 
 
-class _PageHandler(BoundHandler):
-    given: ClassVar[tuple[Pages, Gate]]
+class _Desk:
+    """The two routes."""
 
-    def reply(self, verb: str) -> None:
-        gate, with_body = self.given[1], verb != "HEAD"
-        if not gate.is_host(self.headers.get("Host", "")):
-            words = "This name is none of this server's. tiered web --host NAME makes it one."
-            self._say(HTTPStatus.MISDIRECTED_REQUEST, "Not here", [tag("p", words)], with_body=with_body)
-        elif verb == "POST":
-            self._take_token()
-        elif gate.may_see(dict(self.headers.items())) or self.path in OPEN:
-            status, kind, text = self.given[0](self.path)
-            self.send_page(status, kind, text, with_body=with_body)
-        else:
-            self._ask_for_token(None, with_body=with_body)
+    def __init__(self, pages: Pages, gate: Gate, guesses: _Guesses) -> None:
+        self._pages, self._gate, self._guesses = pages, gate, guesses
+        self._answering = Answering()
 
-    def _take_token(self) -> None:
+    async def show(self, request: Request) -> Response:
+        target = target_of(request.scope)
+        return await answered(request, self._answering, lambda: self._pages(target))
+
+    async def take_token(self, request: Request) -> Response:
         """From the page that asks for it."""
-        gate = self.given[1]
-        length = self.headers.get("Content-Length", "")
-        size = int(length) if length.isascii() and length.isdigit() and len(length) < 6 else FORM_MAX + 1
-        if self.path != "/login" or not gate.wants_token:
-            self._say(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", [tag("p", "These pages change nothing.")])
-        elif not gate.is_own(dict(self.headers.items())):
-            self._say(HTTPStatus.FORBIDDEN, "Refused", [tag("p", "The form was sent from elsewhere.")])
-        elif size > FORM_MAX:
-            self._say(HTTPStatus.BAD_REQUEST, "Not understood", [tag("p", "That is no token.")])
-        elif not gate.is_token(gate.token_of(self.rfile.read(size))):
-            self._ask_for_token("That is not the token.", with_body=True)
-        else:
-            headers = {"Location": "/", "Set-Cookie": gate.cookie}
-            self.send_page(HTTPStatus.SEE_OTHER, HTML_TYPE, "", headers=headers)
+        if not self._gate.wants_token:
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
+        if not self._gate.is_own(request.headers):
+            return page(HTTPStatus.FORBIDDEN, "Refused", [tag("p", "The form was sent from elsewhere.")])
+        body = await _form(request)
+        if body is None:
+            return page(HTTPStatus.BAD_REQUEST, "Not understood", [tag("p", "That is no token.")])
+        if not self._gate.is_token(self._gate.token_of(body)):
+            self._guesses.tell(request)
+            return _question("That is not the token.")
+        headers = {"Location": "/", "Set-Cookie": self._gate.cookie(is_encrypted=request.url.scheme == "https")}
+        return Response(None, HTTPStatus.SEE_OTHER, headers=headers)
 
-    def _ask_for_token(self, trouble: str | None, *, with_body: bool) -> None:
-        form = tag(
-            "form",
-            tag("label", "Token", for_="token"),
-            tag("input", type="password", id="token", name="token", autocomplete="current-password"),
-            tag("button", "Show the pages"),
-            method="post",
-            action="/login",
-        )
-        where = tag("p", "It stands where tiered web was started, or in the file that --token-file names.")
-        wrong = [tag("div", trouble, class_="trouble", role="alert")] if trouble is not None else []
-        self._say(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where], with_body=with_body)
 
-    def _say(self, status: HTTPStatus, title: str, inner: list[Html], *, with_body: bool = True) -> None:
-        self.send_page(status, HTML_TYPE, bare_page(title, inner), with_body=with_body)
+class _Guesses:
+    """Wrong tokens; the log has the first, the tenth, the hundredth and so on."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def tell(self, request: Request) -> None:
+        self._count += 1
+        if str(self._count).strip("0") == "1":
+            client = request.client.host if request.client is not None else None
+            _log.warning("a wrong token was given: times=%s client=%s", self._count, client)
+
+
+async def _form(request: Request) -> bytes | None:
+    """What was sent, None for more than a token can be."""
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > FORM_MAX:
+                return None
+    except ClientDisconnect:
+        return None
+    return bytes(body)
+
+
+def _question(trouble: str | None) -> Response:
+    """The page that asks for the token."""
+    form = tag(
+        "form",
+        tag("label", "Token", for_="token"),
+        tag("input", type="password", id="token", name="token", autocomplete="current-password"),
+        tag("button", "Show the pages"),
+        method="post",
+        action="/login",
+    )
+    where = tag("p", "It stands where the pages were started, or in the file that --token-file names.")
+    wrong = [tag("div", trouble, class_="trouble", role="alert")] if trouble is not None else []
+    return page(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where])

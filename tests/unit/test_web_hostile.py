@@ -1,0 +1,334 @@
+"""What clients do to a server that they mean no good: it hangs up on them and goes on answering all others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from http import HTTPStatus
+from urllib.parse import quote
+
+import pytest
+from manager_world import NOW, World
+from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
+
+from local.errors import Unavailable
+from tiered.web.answering import Answering
+from tiered.web.application import HEAD_BYTES_MAX
+from tiered.web.connections import CONNECTIONS_MAX, BoundConnection
+from tiered.web.gate import COOKIE, Gate
+from tiered.web.server import FORM_MAX, WebServer
+from tiered.web.site import Site
+
+TOKEN = "a token of some length"
+SOON_S = 0.2
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """Limits that a test can wait for."""
+    for name in ("head_s", "exchange_s", "idle_s"):
+        monkeypatch.setattr(BoundConnection, name, SOON_S)
+
+
+def held(server: WebServer) -> int:
+    return len(server._server.server_state.connections)
+
+
+def until(claim: Callable[[], bool]) -> None:
+    """Waits for what another thread does."""
+    pause = threading.Event()
+    for _ in range(int(LIMIT_S / 0.02)):
+        if claim():
+            return
+        pause.wait(0.02)
+    raise AssertionError("never")
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 40\r\n\r\ntok",
+        b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nto",
+    ],
+)
+def test_bytes_that_trickle_in_prolong_nothing(impatient: None, begun: bytes) -> None:
+    with served(Gate(token=TOKEN)) as server, Raw(server) as slow:
+        slow.send(begun)
+        slow.socket.settimeout(SOON_S / 10)
+        for _ in range(int(LIMIT_S / SOON_S * 10)):
+            try:
+                if not slow.socket.recv(1):
+                    return
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                return
+            try:
+                if begun:
+                    slow.send(b"x")
+            except ConnectionError:
+                return
+        raise AssertionError("it was waited for all the time")
+
+
+def test_who_asks_no_more_is_hung_up_on(impatient: None) -> None:
+    with served() as server, Raw(server) as client:
+        assert client.get().answer() == (200, f"{SECRET} /")
+        assert client.get("/again").answer() == (200, f"{SECRET} /again"), "a connection serves more than one request"
+        assert client.rest() == b""
+
+
+def test_who_does_not_read_an_answer_is_hung_up_on(impatient: None) -> None:
+    with (
+        served(pages=lambda target: (HTTPStatus.OK, "text/plain", "x" * 20_000_000)) as server,
+        Raw(server, receives_bytes=4096) as client,
+    ):
+        client.get()
+        until(lambda: held(server) == 1)
+        until(lambda: held(server) == 0)
+
+
+RUBBISH = {
+    "nothing of HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) + b"\r\n\r\n",
+    "no verb": b"\r\n/ HTTP/1.1\r\n\r\n\r\n",
+    "a verb of none": b"G@T / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a version of none": b"GET / HTTP/one\r\nHost: localhost\r\n\r\n",
+    "a target with a space": b"GET /a b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+    "a header without a name": b"GET / HTTP/1.1\r\nHost: localhost\r\n: x\r\n\r\n",
+    "a header with a zero": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+    "a length below zero": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    "a length of letters": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
+    "two lengths": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "an encoding of none": b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: rot13\r\n\r\nab",
+    "a long line": b"GET /" + b"x" * 4 * HEAD_BYTES_MAX + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a long header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 4 * HEAD_BYTES_MAX + b"\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * HEAD_BYTES_MAX + b"\r\n",
+    "a line without end": b"x" * 4 * HEAD_BYTES_MAX,
+}
+
+
+def test_rubbish_is_refused_and_hung_up_on_without_a_word_in_the_log(caplog) -> None:
+    with served() as server:
+        for name, data in RUBBISH.items():
+            with Raw(server) as client:
+                try:
+                    client.send(data)
+                except ConnectionError:
+                    continue  # it was refused before it had all come
+                told = client.rest()
+                assert SECRET.encode() not in told, name
+                assert told.startswith(b"HTTP/1.1 4") or not told, (name, told)
+        assert ask(server)[0] == 200
+    assert caplog.records == []
+
+
+def test_rubbish_behind_a_request_leaves_that_ones_answer_and_gets_none(caplog) -> None:
+    with served() as server:
+        for rubbish in (b"\x00" * 100, b"nonsense\r\n\r\n", b"GET / HTTP/one\r\n\r\n"):
+            with Raw(server) as client:
+                client.send(b"GET /first HTTP/1.1\r\nHost: localhost\r\n\r\n" + rubbish)
+                assert client.answer() == (200, f"{SECRET} /first")
+                assert SECRET.encode() not in client.rest()
+        for several in (2, 50):
+            with Raw(server) as client:
+                client.send(b"".join(b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % at for at in range(several)))
+                for at in range(several):
+                    assert client.answer() == (200, f"{SECRET} /{at}")
+        assert ask(server)[0] == 200
+    assert caplog.records == []
+
+
+def test_a_body_that_turns_to_rubbish_while_it_is_answered_ends_the_connection(caplog) -> None:
+    goes_on, reached = threading.Event(), threading.Event()
+
+    def pages(target: str) -> tuple[HTTPStatus, str, str]:
+        reached.set()
+        goes_on.wait(LIMIT_S)
+        return HTTPStatus.OK, "text/plain", SECRET
+
+    with served(pages=pages) as server, Raw(server) as client:
+        client.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert reached.wait(LIMIT_S)
+        client.send(b"no length of a chunk\r\n\r\n")
+        assert SECRET.encode() not in client.rest()
+        goes_on.set()
+        assert ask(server)[0] == 200
+    assert caplog.records == []
+
+
+def test_paths_lead_nowhere_but_to_pages() -> None:
+    paths = ["/../../etc/passwd", "//etc/passwd", "/topics/../../../etc/passwd", "/page.css/../../site.py", "/./x", "*"]
+    paths += [f"/{quote(each, safe='')}" for each in ("../../etc/passwd", "\0", "\n", "/etc/passwd", "..", "\u202e")]
+    paths += [
+        "http://evil.example/",
+        "http://127.0.0.1/topics",
+        "/%ff%fe",
+        "/%",
+        "/topics/%2e%2e/%2e%2e",
+        "/" + "a/" * 5000,
+    ]
+    world = World()
+    with world.open() as manager, served(pages=Site(manager, lambda: NOW).answer) as server:
+        for path in paths:
+            with Raw(server) as client:
+                status, body = client.get(path).answer()
+            assert status in (400, 404), path
+            assert "root:" not in body
+        assert ask(server)[0] == 200
+
+
+def test_other_verbs_are_refused_by_name() -> None:
+    with served() as server:
+        for verb in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "X" * 1000):
+            with Raw(server) as client:
+                status, body = client.get(verb=verb).answer()
+            assert (status, SECRET in body) == (405, False), verb
+        with Raw(server) as client:
+            assert client.get("127.0.0.1:22", verb="CONNECT").answer()[0] in (404, 405)
+        with Raw(server) as client:
+            client.get("/", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+            assert client.answer() == (200, f"{SECRET} /"), "nothing is upgraded"
+
+
+def test_two_hundred_that_only_hold_connections_keep_nobody_out() -> None:
+    with served() as server, ExitStack() as clients:
+        for number in range(200):
+            client = clients.enter_context(Raw(server))
+            if number % 2:
+                client.send(b"GET / HTTP/1.1\r\n")
+        assert ask(server, "/a") == (200, f"{SECRET} /a")
+        assert held(server) <= CONNECTIONS_MAX
+        for _ in range(200):
+            clients.enter_context(Raw(server)).get()  # and keeps it after the answer
+        assert ask(server, "/b") == (200, f"{SECRET} /b")
+
+
+def test_a_page_that_is_made_is_not_given_up_for_those_who_wait() -> None:
+    goes_on, reached = threading.Event(), threading.Event()
+
+    def pages(target: str) -> tuple[HTTPStatus, str, str]:
+        if target == "/slow":
+            reached.set()
+            goes_on.wait(LIMIT_S)
+        return HTTPStatus.OK, "text/plain", SECRET
+
+    with served(pages=pages) as server, Raw(server) as client, ExitStack() as idle:
+        client.get("/slow")
+        assert reached.wait(LIMIT_S)
+        for _ in range(200):
+            idle.enter_context(Raw(server))
+        assert ask(server)[0] == 200
+        goes_on.set()
+        assert client.answer() == (200, SECRET)
+
+
+def test_clients_that_leave_in_the_middle_of_an_answer_leave_nothing_behind(caplog) -> None:
+    with served(pages=lambda target: (HTTPStatus.OK, "text/plain", "x" * 5_000_000)) as server:
+        for number in range(30):
+            with Raw(server, receives_bytes=4096) as client:
+                client.get()
+                if number % 3:
+                    client.socket.recv(number * 10)
+        until(lambda: held(server) == 0)
+        until(lambda: not server._server.server_state.tasks)
+        assert ask(server)[1] == "x" * 5_000_000
+    assert caplog.records == []
+
+
+def test_a_client_of_http_1_0_is_answered_and_hung_up_on() -> None:
+    with served() as server:
+        with Raw(server) as client:
+            told = client.get("/old", "Host: localhost", version="1.0").rest()
+            assert told.endswith(f"{SECRET} /old".encode())
+        with Raw(server) as client:
+            told = client.send(b"GET / HTTP/1.0\r\n\r\n").rest()
+            assert told.startswith(b"HTTP/1.1 421 "), "without a name it might be anybody's"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost@evil.example", "localhost.evil.example", "evil.example:80", "127.0.0.1.evil.example",
+     "localhost,evil.example", "[::1", "::ffff:10.0.0.7", "0x7f.1", "2130706433", "local\thost", "\u00e9.example"],
+)  # fmt: skip
+def test_another_name_gets_nothing(host: str) -> None:
+    with served() as server, Raw(server) as client:
+        status, body = client.get("/", f"Host: {host}").answer()
+        assert (status in (400, 421), SECRET in body) == (True, False)
+
+
+def test_a_token_is_not_guessed_and_the_log_says_that_somebody_tries(caplog) -> None:
+    near = [TOKEN[:-1], TOKEN + "x", TOKEN.upper(), TOKEN[::-1], "", "*", TOKEN.replace(" ", "  "), f"{TOKEN}\t{TOKEN}"]
+    guesses = [*near, *(f"guess number {number} of many" for number in range(120 - len(near)))]
+    with served(Gate(token=TOKEN)) as server, Raw(server) as client:
+        for guess in guesses:
+            form = f"token={quote(guess)}".encode()
+            head = f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(form)}\r\n\r\n"
+            told = client.send(head.encode() + form).answer()
+            assert (told[0], SECRET in told[1]) == (401, False), guess
+        for guess in guesses[:20]:
+            lines = ("Host: localhost", f"Authorization: Bearer x{guess}", f"Cookie: {COOKIE}={quote(guess)}")
+            told = client.get("/", *lines).answer()
+            assert (told[0], SECRET in told[1]) == (401, False), guess
+        assert client.get("/", "Host: localhost", f"Authorization: Bearer {TOKEN}").answer()[0] == 200
+    said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert [each.split("times=")[1] for each in said] == [
+        "1 client=127.0.0.1",
+        "10 client=127.0.0.1",
+        "100 client=127.0.0.1",
+    ]
+    assert TOKEN not in caplog.text
+
+
+def test_a_form_that_is_too_large_is_not_read_to_its_end() -> None:
+    with served(Gate(token=TOKEN)) as server, Raw(server) as client:
+        client.send(
+            b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * (FORM_MAX + 1)
+        )
+        assert client.answer()[0] == 400
+
+
+def test_answers_that_hang_cost_those_who_wait_no_more_than_a_limit() -> None:
+    goes_on = threading.Event()
+
+    def hanging() -> tuple[HTTPStatus, str, str]:
+        goes_on.wait(LIMIT_S)
+        return HTTPStatus.OK, "text/plain", "late"
+
+    async def scene() -> None:
+        answering = Answering(limit_s=SOON_S, count_max=2)
+        told = await asyncio.gather(*(answering.of(hanging) for _ in range(5)), return_exceptions=True)
+        assert [type(each) for each in told] == [Unavailable] * 5
+        assert sorted(str(each).partition(":")[0] for each in told) == [
+            *["answering, not done in time"] * 2,
+            *["answering, too many other answers are being made"] * 3,
+        ]
+        goes_on.set()
+        while (await asyncio.gather(answering.of(lambda: echo("/")), return_exceptions=True)) != [echo("/")]:
+            pass  # until the two that hung have ended
+        assert await asyncio.gather(*(answering.of(lambda: echo("/x")) for _ in range(100))) == [echo("/x")] * 100
+
+    asyncio.run(scene())
+
+
+def test_an_answer_that_fails_is_told_to_its_reader_alone_and_to_the_log_without_its_text(caplog) -> None:
+    def pages(target: str) -> tuple[HTTPStatus, str, str]:
+        if target.startswith("/bad"):
+            raise ValueError("with a secret in it")
+        return echo(target)
+
+    with served(pages=pages) as server:
+        status, body = ask(server, "/bad?password=x")
+        assert (status, "secret" in body) == (500, False)
+        assert ask(server)[0] == 200
+    (said,) = caplog.records
+    assert "path=/bad kind=ValueError at=test_web_hostile.py:" in said.getMessage()
+    assert "secret" not in caplog.text

@@ -1,0 +1,338 @@
+"""The server of pages beside threads: how it begins and ends, what it compresses, what is kept, TLS."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import logging
+import re
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPSConnection
+from pathlib import Path
+
+import pytest
+from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
+
+from local.errors import InvalidRequest
+from tiered.log_format import JsonFormatter
+from tiered.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.connections import Listener
+from tiered.web.gate import Gate
+from tiered.web.server import WebServer
+from tiered.web.serving import END_S, Tls
+
+TOKEN = "a token of some length"
+ROWS = "".join(f"<tr><td>orders/{number}</td></tr>" for number in range(2000))
+
+
+def pages(target: str) -> tuple[HTTPStatus, str, str]:
+    kinds = {"/page.css": "text/css; charset=utf-8", "/lab.js": "text/javascript; charset=utf-8"}
+    return HTTPStatus.OK, kinds.get(target, "text/html; charset=utf-8"), ROWS if target == "/large" else target
+
+
+def told(server: WebServer, target: str, verb: str = "GET", **headers: str) -> tuple[int, Mapping[str, str], bytes]:
+    connection = HTTPConnection(*server.address, timeout=LIMIT_S)
+    connection.request(verb, target, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    found = answer.status, answer.headers, answer.read()
+    connection.close()
+    return found
+
+
+def test_large_answers_go_out_compressed_for_those_who_can_read_that() -> None:
+    with served(pages=pages) as server:
+        _, headers, body = told(server, "/large", Accept_Encoding="gzip, deflate")
+        assert (headers["Content-Encoding"], headers["Vary"]) == ("gzip", "Accept-Encoding")
+        assert gzip.decompress(body).decode() == ROWS
+        assert len(body) * 5 < len(ROWS)
+        _, headers, body = told(server, "/large")
+        assert (headers["Content-Encoding"], body.decode()) == (None, ROWS)
+        _, headers, body = told(server, "/small", Accept_Encoding="gzip")
+        assert (headers["Content-Encoding"], body) == (None, b"/small")
+        _, headers, body = told(server, "/large", "HEAD")
+        assert (int(headers["Content-Length"]), body) == (len(ROWS), b"")
+
+
+def test_pages_are_kept_by_nobody_and_scripts_are_asked_about() -> None:
+    with served(pages=pages) as server:
+        _, headers, _ = told(server, "/")
+        assert (headers["Cache-Control"], headers["ETag"]) == ("no-store", None)
+        for path in ("/page.css", "/lab.js"):
+            _, headers, _ = told(server, path)
+            mark = headers["ETag"]
+            assert (headers["Cache-Control"], mark[:3]) == ("no-cache", 'W/"')
+            for known in (mark, f'"x", {mark}'):
+                status, headers, body = told(server, path, If_None_Match=known)
+                assert (status, headers["ETag"], body) == (304, mark, b"")
+                assert headers["Content-Security-Policy"].startswith("default-src 'self'")
+            assert told(server, path, If_None_Match='W/"other"')[0] == 200
+
+
+def test_small_answers_do_not_wait_for_others() -> None:
+    with served() as server, Raw(server) as client:
+        client.get().answer()
+        (connection,) = server._server.server_state.connections
+        taken = connection.transport.get_extra_info("socket")
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_an_answer_that_is_being_made_ends_before_the_server_does() -> None:
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def slow(target: str) -> tuple[HTTPStatus, str, str]:
+        reached.set()
+        goes_on.wait(LIMIT_S)
+        return HTTPStatus.OK, "text/plain", SECRET
+
+    with served(pages=slow) as server, Raw(server) as client, Raw(server) as idle:
+        client.get()
+        assert reached.wait(LIMIT_S)
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        assert idle.rest() == b"", "who asks for nothing is hung up on"
+        goes_on.set()
+        assert client.answer() == (200, SECRET)
+        closing.join(LIMIT_S)
+        with pytest.raises(ConnectionError):
+            Raw(server)
+
+
+def test_an_answer_that_hangs_does_not_keep_the_server_from_ending(monkeypatch) -> None:
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def hanging(target: str) -> tuple[HTTPStatus, str, str]:
+        reached.set()
+        goes_on.wait(LIMIT_S)
+        return HTTPStatus.OK, "text/plain", SECRET
+
+    server = WebServer(LOOPBACK, 0, hanging, Gate())
+    server._server.config.timeout_graceful_shutdown = 0
+    server.start()
+    with Raw(server) as client:
+        client.get()
+        assert reached.wait(LIMIT_S)
+        server.close()
+        assert not server._thread.is_alive()
+        assert SECRET.encode() not in client.rest()
+    answers = [each for each in threading.enumerate() if each.name == "tiered-answer"]
+    assert [each.daemon for each in answers] == [True], "it keeps no process alive"
+    goes_on.set()
+    for each in answers:
+        each.join(LIMIT_S)
+    assert END_S < 10
+
+
+def test_a_server_that_never_started_ends_too() -> None:
+    server = WebServer(LOOPBACK, 0, echo, Gate())
+    server.close()
+    server.close()
+    WebServer(*server.address, echo, Gate()).close()  # its port is free
+
+
+def test_it_takes_no_signals_and_no_words_of_a_proxy(monkeypatch) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    monkeypatch.setenv("WEB_CONCURRENCY", "7")
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with served(Gate(token=TOKEN)) as server, Raw(server) as client:
+        lines = ("Host: localhost", "X-Forwarded-Proto: https", "X-Forwarded-For: 127.0.0.1", "X-Forwarded-Host: x")
+        assert client.get("/", *lines).answer()[0] == 401
+        assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+        form = f"token={TOKEN}".replace(" ", "+")
+        lines = ("Host: localhost", "X-Forwarded-Proto: https", f"Content-Length: {len(form)}")
+        client.get("/login", *lines, verb="POST").send(form.encode())
+        while b"\r\n\r\n" not in client._come:
+            client._more()
+        assert b"Secure" not in client._come
+        assert b"server:" not in client._come.lower(), "nobody is told what serves"
+
+
+def test_what_goes_wrong_in_it_is_in_our_log_and_requests_are_not(caplog) -> None:
+    with served() as server:
+        ask(server)
+        for line in ("error", "access", "asgi"):
+            logger = logging.getLogger(f"uvicorn.{line}")
+            assert logger.handlers == []
+            assert logger.isEnabledFor(logging.ERROR)
+        assert caplog.records == []
+        logging.getLogger("uvicorn.error").error("trouble of %s", "its own")
+    (record,) = caplog.records
+    assert '"message": "trouble of its own"' in JsonFormatter().format(record)
+
+
+def test_an_address_in_use_is_told_by_the_option_that_named_it() -> None:
+    with served() as server:
+        for made, option in ((lambda: WebServer(*server.address, echo, Gate()), "--listen"),
+                             (lambda: WebServer(*server.address, echo, Gate(), option="--ui"), "--ui"),
+                             (lambda: MetricsServer(*server.address, {}), "--metrics")):  # fmt: skip
+            with pytest.raises(InvalidRequest, match="address already in use") as refused:
+                made()
+            assert refused.value.facts["port"] == server.address[1]
+            assert refused.value.facts["option"] == option
+
+
+def test_a_listener_holds_so_many_sockets_and_no_more(monkeypatch) -> None:
+    monkeypatch.setattr(Listener, "count_max", 3)
+    with Listener(socket.AF_INET) as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(10)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+        taken = [listener.accept()[0] for _ in range(3)]
+        with pytest.raises(ConnectionAbortedError):
+            listener.accept()
+        taken.pop().close()
+        taken.append(listener.accept()[0])
+        assert clients[3].recv(1) == b"", "hung up on"
+        for each in (*clients, *taken):
+            each.close()
+
+
+def test_figures_that_are_not_there_in_time_are_no_old_ones(monkeypatch) -> None:
+    hangs = threading.Event()
+    goes_on = threading.Event()
+
+    def figures(accept: str) -> tuple[HTTPStatus, str, str]:
+        if hangs.is_set():
+            goes_on.wait(LIMIT_S)
+        return HTTPStatus.OK, "text/plain", "tiered_halted 0\n"
+
+    monkeypatch.setattr("tiered.metrics_server.FIGURES_S", 0.1)
+    server = MetricsServer(LOOPBACK, 0, {"/metrics": figures})
+    server.start()
+    try:
+        assert ask(server, "/metrics") == (200, "tiered_halted 0\n")
+        hangs.set()
+        assert [ask(server, "/metrics")[0] for _ in range(3)] == [503] * 3
+        looking = [each for each in threading.enumerate() if each.name.startswith("tiered-page /metrics")]
+        assert len(looking) == 1, "one look for all who ask"
+        hangs.clear()
+        goes_on.set()
+        looking[0].join(LIMIT_S)
+        assert ask(server, "/metrics")[0] == 200
+    finally:
+        goes_on.set()
+        server.close()
+
+
+# -- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Tls:
+    """For localhost, signed by itself, good for an hour round now."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    folder: Path = tmp_path_factory.mktemp("tls")
+    pem = made.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "cert.pem").write_bytes(pem)
+    (folder / "key.pem").write_bytes(private)
+    (folder / "both.pem").write_bytes(private + pem)
+    return Tls(certificate=str(folder / "cert.pem"), key=str(folder / "key.pem"))
+
+
+def test_over_tls_a_token_goes_nowhere_in_clear(certificate: Tls) -> None:
+    trusting = ssl.create_default_context(cafile=certificate.certificate)
+    both = Tls(certificate=certificate.certificate.replace("cert.pem", "both.pem"))
+    for tls in (certificate, both):
+        with served(Gate(token=TOKEN), tls=tls) as server:
+            assert server.root == f"https://127.0.0.1:{server.address[1]}/"
+            connection = HTTPSConnection("localhost", server.address[1], timeout=LIMIT_S, context=trusting)
+            connection.request("GET", "/", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert connection.getresponse().read() == f"{SECRET} /".encode()
+            form = f"token={TOKEN}".replace(" ", "+")
+            connection.request("POST", "/login", form, {"Origin": f"https://localhost:{server.address[1]}"})
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (303, b"")
+            assert answer.headers["Set-Cookie"].endswith("; HttpOnly; SameSite=Strict; Path=/; Secure")
+            assert connection.sock.version() in ("TLSv1.2", "TLSv1.3")
+            connection.close()
+            with Raw(server) as plain:
+                plain.get()
+                assert SECRET.encode() not in plain.rest()
+
+
+def test_the_commands_options_lead_to_tls_and_say_so(certificate: Tls, tmp_path: Path, capfd) -> None:
+    from tiered.cli.session import Session
+    from tiered.cli.web import Guard, serving_pages
+
+    (tmp_path / "token").write_text(TOKEN)
+    session = Session(directory=str(tmp_path))
+    guard = Guard(token_file=str(tmp_path / "token"), tls_cert=certificate.certificate, tls_key=certificate.key)
+    with serving_pages(session, "--listen", "0.0.0.0:0", echo, guard):
+        (line,) = capfd.readouterr().err.splitlines()
+        assert re.fullmatch(r"pages at https://0\.0\.0\.0:[0-9]+/ until Ctrl-C", line), "and no word of a proxy"
+    with serving_pages(session, "--ui", "0.0.0.0:0", echo, Guard(token_file=str(tmp_path / "token"))):
+        assert "nothing is encrypted on the way: give --tls-cert" in capfd.readouterr().err
+
+
+def test_old_tls_is_refused(certificate: Tls) -> None:
+    old = ssl.create_default_context(cafile=certificate.certificate)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with served(tls=certificate) as server:
+        connection = HTTPSConnection("localhost", server.address[1], timeout=LIMIT_S, context=old)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            connection.request("GET", "/")
+        connection.close()
+
+
+def test_handshakes_that_do_not_end_are_given_up_and_end_with_the_server(certificate: Tls, monkeypatch, caplog) -> None:
+    monkeypatch.setattr("tiered.web.serving.HEAD_S", 0.2)
+    with served(tls=certificate) as server, Raw(server) as silent, Raw(server) as begun:
+        begun.send(b"\x16\x03\x01")
+        assert (silent.rest(), begun.rest()) == (b"", b"")
+    monkeypatch.setattr("tiered.web.serving.HEAD_S", 1000.0)
+    with served(tls=certificate) as server, Raw(server) as silent:
+        until_taken(server)
+        server.close()
+        assert silent.rest() == b""
+    assert caplog.records == []
+
+
+def until_taken(server: WebServer) -> None:
+    pause = threading.Event()
+    while not server._listener.open_clients():
+        pause.wait(0.02)
+
+
+def test_a_certificate_that_cannot_be_used_is_told_in_a_line(certificate: Tls, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "words").write_text("no certificate at all")
+    cases = [
+        (str(tmp_path / "none"), certificate.key, "no such file or directory"),
+        (certificate.certificate, str(tmp_path / "none"), "no such file or directory"),
+        (str(tmp_path), certificate.key, ""),
+        (str(tmp_path / "empty"), certificate.key, ""),
+        (str(tmp_path / "words"), certificate.key, ""),
+        (certificate.certificate, None, ""),
+        (certificate.certificate, certificate.certificate, ""),
+        (certificate.key or "", certificate.key, ""),
+    ]
+    for file, key, cause in cases:
+        with pytest.raises(InvalidRequest, match="reading a certificate and its key") as refused:
+            WebServer(LOOPBACK, 0, echo, Gate(), tls=Tls(certificate=file, key=key))
+        assert cause in str(refused.value.facts["cause"])
+        assert "PRIVATE KEY" not in str(refused.value)
