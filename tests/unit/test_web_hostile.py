@@ -84,6 +84,24 @@ def test_who_asks_no_more_is_hung_up_on(impatient: None) -> None:
         assert client.rest() == b""
 
 
+def test_an_answer_may_take_longer_than_a_request(impatient: None, monkeypatch) -> None:
+    monkeypatch.setattr(BoundConnection, "exchange_s", LIMIT_S)
+    goes_on = threading.Event()
+
+    def pages(target: str) -> tuple[HTTPStatus, str, str]:
+        goes_on.wait(LIMIT_S)
+        return echo(target)
+
+    with served(pages=pages) as server, Raw(server) as client:
+        client.get()
+        until(lambda: bool(server._server.server_state.tasks))
+        for _ in range(2):
+            with Raw(server) as clock:
+                assert clock.rest() == b"", "so long a request is waited for"
+        goes_on.set()
+        assert client.answer() == (200, f"{SECRET} /")
+
+
 def test_who_does_not_read_an_answer_is_hung_up_on(impatient: None) -> None:
     with (
         served(pages=lambda target: (HTTPStatus.OK, "text/plain", "x" * 20_000_000)) as server,
@@ -162,6 +180,11 @@ def test_a_body_that_turns_to_rubbish_while_it_is_answered_ends_the_connection(c
         assert SECRET.encode() not in client.rest()
         goes_on.set()
         assert ask(server)[0] == 200
+        with Raw(server) as client:
+            client.get("/", "Host: localhost", "Transfer-Encoding: chunked")
+            assert client.answer() == (200, SECRET), "a body that nobody asked for is not waited for"
+            assert client.send(b"no length of a chunk\r\n\r\n").rest() == b""
+        assert ask(server)[0] == 200
     assert caplog.records == []
 
 
@@ -224,7 +247,7 @@ def test_a_page_that_is_made_is_not_given_up_for_those_who_wait() -> None:
     with served(pages=pages) as server, Raw(server) as client, ExitStack() as idle:
         client.get("/slow")
         assert reached.wait(LIMIT_S)
-        for _ in range(200):
+        for _ in range(CONNECTIONS_MAX + 50):
             idle.enter_context(Raw(server))
         assert ask(server)[0] == 200
         goes_on.set()

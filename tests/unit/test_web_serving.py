@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import gzip
 import logging
 import re
@@ -95,6 +96,7 @@ def test_an_answer_that_is_being_made_ends_before_the_server_does() -> None:
         closing = threading.Thread(target=server.close)
         closing.start()
         assert idle.rest() == b"", "who asks for nothing is hung up on"
+        threading.Event().wait(0.5)  # others are waited for longer than that
         goes_on.set()
         assert client.answer() == (200, SECRET)
         closing.join(LIMIT_S)
@@ -125,6 +127,18 @@ def test_an_answer_that_hangs_does_not_keep_the_server_from_ending(monkeypatch) 
     for each in answers:
         each.join(LIMIT_S)
     assert END_S < 10
+
+
+def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending() -> None:
+    with served(pages=lambda target: (HTTPStatus.OK, "text/plain", "x" * 20_000_000)) as server:
+        server._server.config.timeout_graceful_shutdown = 0
+        with Raw(server, receives_bytes=4096) as client:
+            client.get()
+            client._more()
+            server.close()
+            assert not server._thread.is_alive()
+            gc.collect()  # a transport that nobody closed would tell
+            assert len(client.rest()) < 20_000_000
 
 
 def test_a_server_that_never_started_ends_too() -> None:
@@ -309,6 +323,7 @@ def test_handshakes_that_do_not_end_are_given_up_and_end_with_the_server(certifi
         until_taken(server)
         server.close()
         assert silent.rest() == b""
+    gc.collect()  # a transport that nobody closed would tell
     assert caplog.records == []
 
 
