@@ -46,12 +46,14 @@ class MetricsServer(ServerInThread):
         *,
         option: str = "--metrics",
         tls: Tls | None = None,
+        answer_s: float = ANSWER_S,
     ) -> None:
         """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
+        `answer_s` is what the making of an answer may take.
 
         Raises InvalidRequest for an address or a certificate that cannot be had.
         """
-        desk = _Desk(answers, pages if is_loopback(host) else None)
+        desk = _Desk(answers, pages if is_loopback(host) else None, Answering(limit_s=answer_s))
         routes = [Route("/{path:path}", desk.show, methods=["GET"])]
         super().__init__(host, port, application(routes), name="tiered-metrics", option=option, tls=tls)
 
@@ -81,9 +83,8 @@ def is_loopback(host: str) -> bool:
 class _Desk:
     """The one route."""
 
-    def __init__(self, answers: dict[str, Answer], pages: Pages | None) -> None:
-        self._answers, self._pages = answers, pages
-        self._answering = Answering()
+    def __init__(self, answers: dict[str, Answer], pages: Pages | None, answering: Answering) -> None:
+        self._answers, self._pages, self._answering = answers, pages, answering
         self._gathering = Gathering(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
 
     async def show(self, request: Request) -> Response:

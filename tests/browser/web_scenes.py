@@ -15,6 +15,7 @@ from local.storage import replace_file
 from tiered.manager import LogManager
 from tiered.metrics_server import LOOPBACK, MetricsServer
 from tiered.tier_series import FILE, TierPoint, TierSeries
+from tiered.web.connections import EXCHANGE_S
 from tiered.web.site import Site
 from tiered.worker import Worker
 
@@ -52,7 +53,9 @@ class Scene:
 
     def serve(self) -> None:
         """Where it was before, once it was served."""
-        self._server = MetricsServer(LOOPBACK, self._port, {}, lambda target: self.site.answer(target))
+        self._server = MetricsServer(
+            LOOPBACK, self._port, {}, lambda target: self.site.answer(target), answer_s=EXCHANGE_S
+        )
         self._server.start()
         self._port = self._server.address[1]
 
