@@ -61,8 +61,12 @@ def test_no_verb_changes_anything() -> None:
                 assert (status, SECRET in body) == (HTTPStatus.METHOD_NOT_ALLOWED, False)
                 assert headers["Allow"] in ("GET, HEAD", "HEAD, GET")
             for path in ("/", "/plan", "/apply"):
-                status, _, body = ask(server, path, "POST", "x=1", Authorization=f"Bearer {TOKEN}")
+                status, headers, body = ask(server, path, "POST", "x=1", Authorization=f"Bearer {TOKEN}")
                 assert (status, SECRET in body) == (HTTPStatus.METHOD_NOT_ALLOWED, False)
+                assert "GET" in headers["Allow"]
+        with served(Gate()) as server:
+            status, headers, _ = ask(server, "/login", "POST", f"token={TOKEN}")
+            assert (status, "GET" in headers["Allow"]) == (HTTPStatus.METHOD_NOT_ALLOWED, True)
 
 
 def test_without_the_token_nothing_is_seen_but_the_question_for_it() -> None:
@@ -79,8 +83,9 @@ def test_without_the_token_nothing_is_seen_but_the_question_for_it() -> None:
                 "/?token=" + TOKEN.replace(" ", "+"),
                 "/page.css?x",
             ):
-                status, _, body = ask(server, path, **headers)
+                status, told, body = ask(server, path, **headers)
                 assert (status, SECRET in body) == (HTTPStatus.UNAUTHORIZED, False)
+                assert told["WWW-Authenticate"] == "Bearer"
                 assert Sound.problems(body) == []
         assert ask(server, "/page.css")[0] == HTTPStatus.OK
         assert SECRET in ask(server, Authorization=f"Bearer {TOKEN}")[2]

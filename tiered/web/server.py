@@ -87,7 +87,7 @@ class _Desk:
     async def take_token(self, request: Request) -> Response:
         """From the page that asks for it."""
         if not self._gate.wants_token:
-            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED)
+            raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         if not self._gate.is_own(request.headers):
             return page(HTTPStatus.FORBIDDEN, "Refused", [tag("p", "The form was sent from elsewhere.")])
         body = await _form(request)
@@ -138,4 +138,6 @@ def _question(trouble: str | None) -> Response:
     )
     where = tag("p", "It stands where the pages were started, or in the file that --token-file names.")
     wrong = [tag("div", trouble, class_="trouble", role="alert")] if trouble is not None else []
-    return page(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where])
+    answer = page(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where])
+    answer.headers["WWW-Authenticate"] = "Bearer"  # for programs; no browser asks by itself for that kind
+    return answer
