@@ -58,6 +58,7 @@ class _Asked:
     batches: bool
     by_record: bool
     by_byte: bool
+    by_index: bool
     deep_iteration: bool
     print_data_log: bool
     count: int | None
@@ -104,6 +105,7 @@ class _Asked:
 @click.option("-o", "--output", type=click.Choice([*FORMATS, "text"]), help="text: the lines of Kafka's own tool.")
 @click.option("--batches", is_flag=True, help="Batches alone, whatever the output.")
 @click.option("--records", "by_record", is_flag=True, help="Records as JSON lines, without control records.")
+@click.option("--index", "by_index", is_flag=True, help="The offset index of the segment, instead of what is in it.")
 @click.option("--hex", "by_byte", is_flag=True, help="Every byte with its field's name; with --batches headers alone.")
 @click.option("--deep-iteration", "--deep", is_flag=True, help="Every batch and its records.")
 @click.option("--print-data-log", "--print", is_flag=True, help="Keys and values too; implies --deep-iteration.")
@@ -136,6 +138,8 @@ class _Asked:
 def dump(session: Session, /, **asked: object) -> int:
     """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
     words = _Asked(**asked)  # type: ignore[arg-type]
+    if words.by_index:
+        words = _index_asked(session, words)
     if words.url is not None:
         return _dump_partition(session, words)
     if words.topic_id or words.layout != LAYOUTS[0] or words.prefixes or words.private_keys:
@@ -152,6 +156,25 @@ def dump(session: Session, /, **asked: object) -> int:
         if source.kind in (Kind.LOG, Kind.STORED_LOG):
             return _dump_log(session, words, source)
         return _dump_file(session, words, source)
+
+
+def _index_asked(session: Session, asked: _Asked) -> _Asked:
+    """The same about the index of the segment that was named, or that holds the offset."""
+    from dataclasses import replace
+
+    from tiered.dump_index import index_of_offset, index_of_segment
+
+    if asked.batches or asked.is_deep or asked.by_byte or asked.section:
+        raise click.UsageError("--index shows an index: leave out what shows batches, records, bytes or a --section")
+    if asked.url is None and ("://" in asked.target or _is_file(asked.target)):
+        found = index_of_segment(asked.target)
+    else:
+        partition, offset = parse_partition_at(asked.target)
+        url = asked.url if asked.url is not None else session.config().remote_url
+        with _whole_partitions(session, asked, partition.topic) as bucket:
+            found = index_of_offset(bucket.reader().source(partition), url, offset)
+    ours = {"url": None, "topic_id": None, "layout": LAYOUTS[0], "prefixes": (), "private_keys": ()}
+    return replace(asked, target=found.target, section=found.section, by_index=False, **ours)  # type: ignore[arg-type]
 
 
 def _is_file(target: str) -> bool:
