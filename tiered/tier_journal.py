@@ -1,10 +1,10 @@
 """Notes of a manager at work on how both tiers stand, every five minutes, and reading them back.
 
 ``tier-history.bin`` (`tiered.tier_series`) in the first log directory that is online. It is put in its place whole
-(`local.storage.replace_file`) after a round, when the last note is from other five minutes: a crash leaves the notes up
-to the one before or with the new one. Notes are read from all log directories, since the first one may have been
-offline for a while. Nothing depends on them but what people are shown: a damaged file is begun anew, and one of a newer
-version is left as it is, without notes until that version works again.
+(`local.storage.replace_file`) after a round, when the last note is from other five minutes, and at the end: a crash
+leaves the notes up to the one before or with the new one. Notes are read from all log directories, since the first one
+may have been offline for a while. Nothing depends on them but what people are shown: a damaged file is begun anew, and
+one of a newer version is left as it is, without notes until that version works again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ class TierJournal:
         self._is_off = False
         self._complaint = ""
 
-    def note(self, now_ms: int) -> None:
-        """A round is over. A disk that refuses is told in the log, and tried again after the next round."""
+    def note(self, now_ms: int, *, is_last: bool = False) -> None:
+        """A round is over; the last one leaves how it stands at the end in the place of what was noted before.
+
+        A disk that refuses is told in the log, and tried again after the next round.
+        """
         at = now_ms // min(STEPS)
-        if at == self._noted or self._is_off:
+        if (at == self._noted and not is_last) or self._is_off:
             return
         try:
-            self._keep(now_ms)
+            self._keep(now_ms, is_last=is_last)
         except LogError as error:
             if str(error) != self._complaint:
                 _log.warning("notes on the tiers could not be kept: cause=%s", error)
@@ -52,13 +55,13 @@ class TierJournal:
         else:
             self._noted, self._complaint = at, ""
 
-    def _keep(self, now_ms: int) -> None:
+    def _keep(self, now_ms: int, *, is_last: bool) -> None:
         storage, root = self._manager.first_directory()
         series = self._series or self._begun()
         if series is None:
             return
         self._series = series
-        if not series.total.has(now_ms):  # as the manager before this one may have done
+        if is_last or not series.total.has(now_ms):  # as the manager before this one may have done
             series.add(*look(self._manager, now_ms))
             self._is_written = False
         if not self._is_written:

@@ -93,7 +93,9 @@ class Worker:
 
     def end(self, now_ms: int) -> None:
         """Say that nobody is at work any more."""
-        self._note(self._believed(now_ms), is_ended=True)
+        now_ms = self._believed(now_ms)
+        self._note(now_ms, is_ended=True)
+        self._notes.note(now_ms, is_last=True)
 
     def _believed(self, wall_ms: int) -> int:
         if self.keeper is None:

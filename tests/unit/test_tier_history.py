@@ -86,6 +86,24 @@ def test_rounds_take_a_note_every_five_minutes_and_a_restart_goes_on_with_them(w
     assert noted(world, NOW - DAY).begun_ms is None
 
 
+def test_the_end_is_noted_as_it_stands_then(world: World) -> None:
+    """A run that ends within five minutes, as from cron, did its work after the first note."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        first = None
+        while worker.round(NOW):
+            first = first or noted(world, NOW).points[0]
+        worker.end(NOW + 2000)
+        total, _ = look(manager, NOW)
+    (point,) = noted(world, NOW + FIVE).points
+    assert first is not None
+    assert (point.at_ms, point.local_bytes, point.remote_bytes) == (NOW + 2000, total.local_bytes, total.remote_bytes)
+    assert (point.remote_bytes or 0) > (first.remote_bytes or 0)
+    assert point.at_risk_bytes == first.at_risk_bytes, "the most of it in these five minutes"
+
+
 def test_two_starts_within_five_minutes_take_one_note(world: World) -> None:
     for start in (NOW, NOW + 1000, NOW + FIVE - 1000):
         with world.open(now_ms=start) as manager:

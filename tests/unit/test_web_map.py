@@ -190,3 +190,15 @@ def test_records_that_compaction_left_are_told_in_the_table() -> None:
         rows: tuple[RemoteSegment, ...] = manager.snapshots(NOW)[0].remote
         body = page(site(world, manager), "/topics/c/0")
         assert f"readable, compacted, {rows[0].record_count} records left" in body
+
+
+def test_local_segments_that_the_cleaner_has_been_through_are_named() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("c", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
+        send(manager, 300, topic="c")
+        settle(manager)
+        send(manager, 20, topic="c", start=300)
+        body = page(site(world, manager), "/topics/c/0")
+        assert "compacted, only on this disk" in body
+        assert "active, only on this disk" in body

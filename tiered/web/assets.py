@@ -58,11 +58,11 @@ nav a { padding: .35rem 0; }
 nav a[aria-current] { color: var(--text); font-weight: 600; }
 h1 { font-size: 1.5rem; margin: 1rem 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 1.5rem 0 .5rem; }
-dl.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .75rem;
+dl.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: .75rem;
   margin: 1rem 0; }
 dl.figures div { background: var(--panel); padding: .5rem .75rem; border-radius: .3rem; }
 dt, .faint, footer { color: var(--faint); font-size: .9rem; }
-dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
+dd { margin: 0; font-size: 1.1rem; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 caption { text-align: left; color: var(--faint); padding: .25rem 0; }

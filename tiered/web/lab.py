@@ -99,7 +99,7 @@ def lab_facts(lab: CostLab) -> dict[str, object]:
 def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
     sliders = [_slider(lab, field_, query) for field_ in LABELS]
     asked_class = lab.chosen.variant.storage_class
-    today = f"as it is ({lab.value_today('storage_class')})"
+    today = f"as it is ({class_word(str(lab.value_today('storage_class')))})"
     codec = {"": f"as it is ({lab.value_today('compression')})", "none": "none", "zstd": "zstd"}
     again = tag("a", "As it is", href=link(HERE, {"topic": query.get("topic", "")}))
     along = {NAME_OF[each]: LABELS[each] for each in ALONG}

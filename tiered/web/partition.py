@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from local.names import TopicPartition
+from local.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
 from remote.head import SpillRow
 from remote.segment import RemoteSegment
@@ -79,7 +80,7 @@ def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
             "next_offset": each.next_offset,
             "size_bytes": each.size_bytes,
             "max_timestamp_ms": each.max_timestamp_ms,
-            "state": _local_state(snapshot, each.base_offset, each.next_offset, is_active=each is snapshot.active),
+            "state": _local_state(snapshot, each),
         }
         for each in snapshot.segments
         if window.holds(each.base_offset, each.next_offset)
@@ -103,11 +104,13 @@ def _counted_rows(rows: list[Row], snapshot: PartitionSnapshot) -> str:
     return f"{len(rows):,} segments and pages of segments" if snapshot.spills else counted(len(rows), "segment")
 
 
-def _local_state(snapshot: PartitionSnapshot, base_offset: int, next_offset: int, *, is_active: bool) -> str:
-    words = ["active"] if is_active else []
-    if not snapshot.is_committed(base_offset, next_offset):
+def _local_state(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
+    words = ["active"] if segment is snapshot.active else []
+    if segment.is_clean:
+        words.append("compacted")
+    if not snapshot.is_committed(segment.base_offset, segment.next_offset):
         words.append("only on this disk")
-    elif next_offset > base_offset:
+    elif segment.next_offset > segment.base_offset:
         words.append("in both tiers")
     return ", ".join(words)
 
