@@ -59,6 +59,17 @@ def walk(data: Buffer) -> Walked | None:
     return Walked(first, last_offset + 1, latest, at) if at and not has_legacy else None
 
 
+def may_have_producers(data: Buffer) -> bool:
+    """Whether a batch of `data`, or what follows those that make sense, may be an idempotent producer's or a marker."""
+    view, at, problem = memoryview(data).cast("B"), 0, None
+    while at < len(view) and (problem := size_problem(view, at)) is None:
+        fields = HEADER.unpack_from(view, at)
+        if fields[9] >= 0:
+            return True
+        at += fields[1] + LENGTH_OVERHEAD
+    return problem not in (None, TORN)
+
+
 def size_problem(view: memoryview, at: int) -> str | None:
     """The magic is looked at first: only then is the length known to mean what it does here."""
     left = len(view) - at

@@ -20,12 +20,14 @@ from contextlib import suppress
 from itertools import pairwise
 
 from local import producer_snapshot
+from local.batch_checks import may_have_producers
 from local.errors import Corrupt, LogError, NotFound
 from local.index_files import slices_of
 from local.names import DELETED, LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.producer_state import ProducerState
 from local.storage import Storage, join
 
+LOOKED_AT_BYTES = 1 << 20  # of a segment, before it is scanned whole
 _log = logging.getLogger(__name__)
 
 
@@ -181,10 +183,14 @@ class ProducerFiles:
         return 0, ProducerState()
 
     def _replay(self, base: int, producers: ProducerState, from_offset: int, upto_offset: int) -> None:
+        path = join(self._directory, segment_file(base, LOG))
+        if self._is_onlooker:
+            begin = self._storage.read(path, 0, LOOKED_AT_BYTES)
+            if len(begin) < LOOKED_AT_BYTES and not may_have_producers(begin):
+                return  # as of most logs, and what replays them is heavy to load
         from local import kernels
         from local.recovery import replay
 
-        path = join(self._directory, segment_file(base, LOG))
         if self._is_onlooker:
             # The owner may truncate the file at any moment, which a map would not survive.
             for _, part, headers in slices_of(lambda position, length: self._storage.read(path, position, length)):

@@ -22,13 +22,13 @@ from local.names import TopicPartition
 from policies.decisions import Decision, Plan
 from policies.snapshot import PartitionSnapshot
 from remote.head import SpillRow
-from tiered.apply import Applied
 from tiered.given_files import read_given, write_given
 from tiered.manager import LogManager
 from tiered.plan_basis import basis_changes, plan_basis
 from tiered.price_file import configured_prices
 
 if TYPE_CHECKING:
+    from tiered.apply import Applied
     from tiered.planning import PricedPlan
 
 SCHEMA_VERSION = 1

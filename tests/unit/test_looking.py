@@ -10,9 +10,10 @@ from log_world import NAME, fill, open_log
 
 from local import kernels, names
 from local.batch import encode_batch
-from local.batch_checks import walk
+from local.batch_checks import may_have_producers, walk
 from local.log import Log
 from local.looking import found_segment, look, trim_to_whole_batches
+from local.producer_state import Producer
 from local.record import Record
 from local.sealed_indexes import LOOKING
 from local.segment import Segment
@@ -21,6 +22,7 @@ from local.settings import LogSettings
 ONE_SEGMENT = LogSettings(segment_bytes=1 << 20, index_interval_bytes=600, batch_bytes=300)
 LOG, INDEX, TIMES = (f"./t-0/{names.segment_file(0, suffix)}" for suffix in (".log", ".index", ".timeindex"))
 ENTRY = 8
+WRITER = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
 
 
 def _written(count: int = 200) -> ModelDisk:
@@ -186,3 +188,43 @@ def test_the_largest_time_of_a_look_is_read_when_it_is_asked_for() -> None:
     assert segment.max_timestamp_ms == _scanned(disk)[2] == 5199
     disk.unlink(TIMES)
     assert look(disk, "./t-0", 0).segments[-1].max_timestamp_ms == 5199
+
+
+def _producers_seen(disk: ModelDisk, log: Log) -> None:
+    looked = Log.open(disk, "./t-0", NAME, ONE_SEGMENT, now_ms=1000, read_only=True)
+    assert looked.producers() == log.producers()
+    assert looked.last_stable_offset == log.last_stable_offset
+
+
+@pytest.mark.parametrize("first", [0, 1, 60])
+def test_open_transactions_are_found_wherever_they_begin_and_none_where_there_is_none(first: int) -> None:
+    disk = ModelDisk()
+    log = open_log(disk, ONE_SEGMENT)
+    _producers_seen(disk, log)
+    for at in range(first):
+        fill(log, 1, start=at)
+    _producers_seen(disk, log)
+    log.append([Record(b"k", b"v", 5000)], now_ms=1000, producer=WRITER)
+    fill(log, 20, start=first)
+    assert log.last_stable_offset == first < log.next_offset
+    _producers_seen(disk, log)
+    log.append_marker(7, 0, commit=True, now_ms=1000)
+    _producers_seen(disk, log)
+
+
+def test_what_makes_no_sense_or_is_of_an_old_format_may_have_producers() -> None:
+    batch = encode_batch([Record(b"k", b"v", 5)], base_offset=7)
+    with_producer = encode_batch(
+        [Record(b"k", b"v", 5)], base_offset=8, producer_id=3, producer_epoch=0, base_sequence=0
+    )
+    old = bytearray(batch)
+    old[16] = 1
+    for data, may in [
+        (b"", False),
+        (batch, False),
+        (batch + batch[:40], False),
+        (batch + with_producer, True),
+        (batch + bytes(old), True),
+        (batch + b"\x7f" * 61, True),
+    ]:
+        assert may_have_producers(data) is may

@@ -108,6 +108,12 @@ def test_a_look_at_a_node_loads_nothing_heavy_and_nothing_that_only_rounds_need(
     assert {name.split(".")[0] for name in loaded}.isdisjoint({*HEAVY} - {"cramjam", "rich"})
 
 
+def test_a_plan_of_logs_without_transactions_loads_nothing_heavy(at_work: str) -> None:
+    loaded, _ = _modules_after(at_work, "plan", "-o", "json")
+    assert "policies.plan" in loaded
+    assert {name.split(".")[0] for name in loaded}.isdisjoint({*HEAVY} - {"cramjam", "rich"})
+
+
 def test_status_loads_nothing_that_appends_reads_or_decides(at_work: str) -> None:
     loaded, said = _modules_after(at_work, "status", "-o", "json")
     assert "tiered.manager" in loaded
