@@ -230,9 +230,11 @@ class ObstoreS3Store(S3Store):
             return None
         with self._lock:
             if self._clients is None:
+                was_refused = self._was_refused
                 with self._door("opening a store"):
                     found = settings(self._bucket, self._options)
                     self._clients = _Clients(found, self._policy, encryption(self._objects))
+                self._was_refused = was_refused  # nobody was asked anything yet
             return self._clients
 
     @contextmanager
@@ -241,6 +243,7 @@ class ObstoreS3Store(S3Store):
         told, made = {"store": self.url, "key": key, **facts}, self._clients_made
         try:
             yield
+            self._was_refused = False
         except BaseException as error:
             if sent is not None and sent.error is not None and error is not sent.error and _is_obstores(error):
                 # What the client says then is of the abort: gone already, or parts that stay.

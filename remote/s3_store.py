@@ -87,6 +87,7 @@ class S3Store:
         self._lock = threading.RLock()  # a client that cannot be made is given up while it is being made
         self._filesystem: Any = None
         self._pid = 0
+        self._was_refused = False  # since a call was last answered
         self._clients_made, self._made_s = 0, time.monotonic()
 
     def __repr__(self) -> str:
@@ -261,6 +262,7 @@ class S3Store:
         try:
             with translated(attempt, options=self._given, store=self.url, **facts):
                 yield
+            self._was_refused = False
         except AccessDenied as error:
             raise self._worth_a_try(error, made) from error.__cause__
 
@@ -273,7 +275,9 @@ class S3Store:
             if made == self._clients_made and time.monotonic() - self._made_s < CLIENT_AGE_MIN_S:
                 return error
             if made == self._clients_made:
-                log.warning("credentials were refused and are read again: store=%s cause=%s", self.url, error)
+                level = logging.DEBUG if self._was_refused else logging.WARNING  # once, however long it lasts
+                log.log(level, "credentials were refused and are read again: store=%s cause=%s", self.url, error)
+                self._was_refused = True
                 self._drop_clients()
         return Unavailable(f"{error.attempt}; they are read again", **error.facts)
 

@@ -386,6 +386,43 @@ def test_a_clock_that_nobody_puts_right_is_believed_after_a_day(day: Day, days: 
     assert f"orders 0 {before + 40}" in checkpoint or days > 0, "checkpoints are written by a clock that went back, too"
 
 
+class RightClock:
+    """A store whose clock is right."""
+
+    def __init__(self, day: Day) -> None:
+        self.day = day
+
+    def ask(self, told: Callable[[int], None], wait_s: float = 0.0) -> None:
+        told(NOW + self.day.passed_ms)
+
+
+@pytest.mark.parametrize("days", [3650, -3, -19_000], ids=["ten years ahead", "three days back", "1970"])
+@pytest.mark.parametrize("knows", ["the last process", "the store", "both"])
+def test_the_clock_is_wrong_when_it_starts(day: Day, days: int, knows: str) -> None:
+    day.manager.close()
+    last_ms, day.skew_ms = day.clock_ms, days * DAY
+    day.start()
+    day.worker.keeper = Timekeeper(
+        DAY,
+        counted=lambda: day.passed_ms,
+        last_ms=last_ms if knows != "the store" else None,
+        has_store=knows != "the last process",
+    )
+    day.worker._store_clock = RightClock(day)  # type: ignore[assignment]
+    day.until(TEN)
+    kept = len(day.acked[ORDERS])
+    assert day.tiered_upto(OTHERS) > 0.9 * kept, "uploads go on"
+    for name in (HERE, ORDERS, OTHERS):
+        assert day.manager.reader().offsets(name) == (0, len(day.acked[name])), "nothing has expired"
+    if knows != "the store" or days > 0:  # a clock that is back of all that is known expires nothing by itself
+        assert day.health()[0] == 503
+        assert day.metric("tiered_clock_jump_seconds") != 0
+    day.skew_ms = 0
+    day.until(EVENING)
+    day.check_well()
+    day.check_nothing_lost()
+
+
 def test_one_partition_is_damaged_on_the_disk(day: Day, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     day.append(ORDERS, 200)

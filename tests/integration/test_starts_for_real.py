@@ -1,0 +1,84 @@
+"""The real daemon started on a day on which its bucket is out of reach, is not there, or refuses its credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from between_server import BetweenServer, Request
+from real_daemon import AS_IT_IS, COUNT, IMPATIENT, NOW, Daemon, Node, appending
+
+from local.record import Record
+from tiered.demo.s3_endpoint import S3Endpoint
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def endpoint() -> Iterator[S3Endpoint]:
+    with S3Endpoint() as running:
+        running.create_bucket("fault-days")
+        yield running
+
+
+def test_a_start_on_a_day_without_a_bucket(tmp_path: Path, endpoint: S3Endpoint, monkeypatch) -> None:
+    """Out of reach: it serves, and takes up its partitions once it can. Not there, or no access: it says so and ends,
+    as whoever restarts it tries again. Keys of a profile that are renewed while it runs are found by it."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    keys = tmp_path / "keys"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    monkeypatch.setenv("AWS_PROFILE", "night")
+
+    def renew(name: str) -> None:
+        keys.write_text(f"[night]\naws_access_key_id = {name}\naws_secret_access_key = s\n")
+
+    refusal: tuple[int, str] | None = None
+    good = "OLD"
+
+    def answer(request: Request) -> tuple[int, str] | None:
+        if refusal is not None:
+            return refusal
+        is_known = f"Credential={good}/" in request.headers.get("authorization", "")
+        return None if is_known else (403, "ExpiredToken")
+
+    home = tmp_path / "home"
+    home.mkdir()
+    with BetweenServer(endpoint.url, answer) as server:
+        renew("OLD")
+        node = Node(home, server.url)
+        node.options = {}
+        node.configure("orders")
+        node.fill("orders")
+        with node.manager() as manager:
+            manager.create_topic("here", 1, {}, now_ms=0)
+
+        refusal = (503, "SlowDown")
+        with Daemon(node, program=("-c", appending(IMPATIENT))) as daemon:
+            daemon.wait_for_trouble("orders/0: ", "SlowDown")
+            assert daemon.append("here", 0, 10), "what needs no bucket goes on"
+            refusal = None
+            daemon.wait_until_copied("orders")
+            daemon.wait_until_well()
+            # the keys end, and records come in
+            good = "NEW"
+            assert daemon.append("orders", COUNT, COUNT)
+            node.sent["orders"] += [Record(b"k", b"orders %d" % at, NOW) for at in range(COUNT, 2 * COUNT)]
+            daemon.wait_for_trouble("orders/0: ", "ExpiredToken")
+            lines = daemon.words.count("credentials were refused and are read again")
+            renew("NEW")
+            daemon.wait_until_well()
+            daemon.wait_until_copied("orders")
+            assert lines == 1
+            assert daemon.end() == 0
+
+        for code, told in ((404, "NoSuchBucket"), (403, "ExpiredToken")):
+            refusal = (code, told)
+            with Daemon(node, program=AS_IT_IS, is_served=False) as daemon:
+                assert daemon.process.wait(60) == 1
+                assert [line for line in daemon.words.splitlines() if line.startswith("error: ") and told in line]
+                assert "Traceback" not in daemon.words
+        refusal = None
+        with node.manager() as manager:
+            node.check_read(manager)
