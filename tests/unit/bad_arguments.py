@@ -100,13 +100,17 @@ def leaves() -> Iterator[tuple[str, click.Command]]:
     yield from _below((), main, None)
 
 
+def right_words(port: int, bucket: str) -> Iterator[tuple[str, click.Command, list[str]]]:
+    """Each command with what makes it right: its name, itself, the words after its name. `port` is taken."""
+    for name, command in leaves():
+        if (name, "") not in _LEFT_OUT:
+            typed = _WORDS.get(name) or " ".join(_GOOD for each in command.params if _is_demanded(each))
+            yield name, command, typed.format(port=port, bucket=bucket).split()
+
+
 def cases(port: int, bucket: str) -> Iterator[Case]:
     """All of them. `port` is taken, `bucket` is the address of one that is well."""
-    for name, command in leaves():
-        if (name, "") in _LEFT_OUT:
-            continue
-        typed = _WORDS.get(name) or " ".join(_GOOD for each in command.params if _is_demanded(each))
-        right = typed.format(port=port, bucket=bucket).split()
+    for name, command, right in right_words(port, bucket):
         for each in command.params:
             option = each.opts[0]
             is_left_out = (name, option) in _LEFT_OUT or option in _LEFT_OUT_OPTIONS

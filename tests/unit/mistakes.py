@@ -169,7 +169,13 @@ PLACES = (
     _row(
         "a bucket with a secret in its address", "consume orders --remote s3://me:hunter2@b", 2, hint="into the options"
     ),
-    _row("a bucket's directory that does not exist", "init new --remote file:///no/such", 1, "directory=/no/such"),
+    _row(
+        "a bucket's directory that does not exist",
+        "init new --remote file:///no/such",
+        1,
+        "directory=/no/such",
+        hint="mend the url",
+    ),
     _row("a file that is not there", "append orders no-such-file", 2, "no-such-file"),
     _row("a file that is none of a log", "dump tiered.toml", 2, "path=tiered.toml"),
     _row(
@@ -206,7 +212,14 @@ PLACES = (
     _row(
         "a key without its certificate", "web --listen :0 --tls-key k.pem", 2, "--tls-key", hint="give --tls-cert, too"
     ),
-    _row("a log directory that is a file", "topic create new", 1, "lines", world="not a directory"),
+    _row(
+        "a log directory that is a file",
+        "topic create new",
+        1,
+        "lines",
+        hint="a file stands where a directory should be",
+        world="not a directory",
+    ),
     _row(
         "a bucket that does not exist",
         "init new --remote s3://orders-archive",

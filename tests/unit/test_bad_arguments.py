@@ -12,17 +12,18 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from bad_arguments import Case, cases, leaves, some_cases
+from bad_arguments import Case, cases, leaves, right_words, some_cases
 
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 
 _SILENT = {Exit.DONE, Exit.FINDINGS, Exit.UNHEALTHY}  # what was handed over was taken
 _NO_NUMBERS = ("", " ", "nan", "inf", "-inf", "1e400", "..", "nosuch")
+_MAKES_A_PLACE = {"init", "demo"}
 _IN_TABLE = {"pipeline plan"}  # what is wrong with one of several nodes stands in its row
 _FOREIGN = re.compile(
     r"Traceback|internal error|\[errno|<(class|function|built-in)|0x[0-9a-f]{8}|NoneType", re.IGNORECASE
@@ -100,12 +101,54 @@ def test_wrong_values_are_answered_in_a_line_and_change_nothing(
         return found.out, found.err
 
     with node(tmp_path) as (port, bucket):
-        chosen = some_cases(port, bucket, of_each=3, seed=7)
+        chosen = some_cases(port, bucket, of_each=2, seed=7)
         told()
         found = {str(case): bad for case in chosen if (bad := wrongs(case, tmp_path, told))}
     assert not found
-    assert len(chosen) > 500
+    assert len(chosen) > 400
     assert {case.command for case in chosen} >= {name for name, command in leaves() if command.params} - {"bench"}
+
+
+# What is wrong with the place, and the least that the answers say of what to do. None: as it is.
+_PLACES = {
+    "no such directory": ("tiered init", None),
+    "the bucket is gone": ("mend the url", ("/bucket", "/gone")),
+    "the log directory is a file": ("a file stands where a directory should be", ('"data"', '"lines"')),
+    "another manager is at work": ("stop it, or wait for it", None),
+}
+
+
+@pytest.mark.parametrize("what", _PLACES)
+def test_in_a_place_where_it_cannot_work_every_command_says_so_in_a_line_and_changes_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], what: str
+) -> None:
+    from tiered.config import Config
+    from tiered.manager import LogManager
+
+    def told() -> tuple[str, str]:
+        found = capfd.readouterr()
+        seen.append(found.err)
+        return found.out, found.err
+
+    seen: list[str] = []
+    hint, change = _PLACES[what]
+    with node(tmp_path) as (port, bucket), ExitStack() as stack:
+        toml = tmp_path / "tiered.toml"
+        if change is not None:
+            toml.write_text(toml.read_text().replace(*change))
+        if what == "another manager is at work":
+            stack.enter_context(LogManager.open(Config.load(str(toml)), now_ms=0))
+        place = ("-C", "nowhere") if what == "no such directory" else ()
+        told()
+        found = {}
+        for name, _, right in right_words(port, bucket):
+            if name in _MAKES_A_PLACE:
+                continue
+            case = Case(name, "", "", (*place, *name.split(), *right))
+            if bad := wrongs(case, tmp_path, told):
+                found[str(case)] = bad
+    assert not found
+    assert sum(hint in err for err in seen) >= 10
 
 
 def _all(commands: list[str]) -> None:

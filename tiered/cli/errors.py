@@ -15,6 +15,7 @@ from local.errors import (
     Corrupt,
     InvalidRequest,
     LogError,
+    NotFound,
     OffsetOutOfRange,
     Unavailable,
 )
@@ -88,6 +89,9 @@ _HINTS = {
     "eperm": "no permission; run as the owner of the files, or name another directory with -C",
     "enospc": "the disk is full",
     "edquot": "the disk quota is used up",
+    "enotdir": "a file stands where a directory should be; see [local] and [remote] of tiered.toml",
+    "eexist": "a file stands where a directory should be; see [local] and [remote] of tiered.toml",
+    "enametoolong": "the name is longer than the file system takes",
     "emfile": "too many open files; raise the limit, see ulimit -n",
 }
 # And about what a store says, by its error code.
@@ -97,6 +101,8 @@ _HINTS |= {
     **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), _CREDENTIALS),
     "RequestTimeTooSkewed": "set this machine's clock",
 }
+
+_NO_STORE = "the store's directory does not exist"  # of a file:// url, by the door of fsspec
 
 # Which extra of ours brings a package.
 _EXTRAS = {
@@ -144,6 +150,8 @@ def _hint(error: BaseException) -> str | None:
     facts = error.facts if isinstance(error, LogError) else {}
     if "key_id" in facts or "remote.encryption.key.id" in facts:
         return "name the file of keys as key_ring in [remote] of tiered.toml"
+    if isinstance(error, NotFound) and error.attempt.endswith(_NO_STORE):
+        return "make it, mount its disk, or mend the url: see [remote] of tiered.toml"
     if isinstance(error, AccessDenied) and error.attempt.endswith("no credentials"):
         return _CREDENTIALS
     if isinstance(error, Unavailable) and "endpoint" in facts:
