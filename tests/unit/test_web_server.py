@@ -87,7 +87,8 @@ def test_without_the_token_nothing_is_seen_but_the_question_for_it() -> None:
                 assert (status, SECRET in body) == (HTTPStatus.UNAUTHORIZED, False)
                 assert told["WWW-Authenticate"] == "Bearer"
                 assert Sound.problems(body) == []
-        assert ask(server, "/page.css")[0] == HTTPStatus.OK
+        for path in ("/page.css", "/favicon.svg", "/favicon.ico"):
+            assert ask(server, path)[0] == HTTPStatus.OK, "what the question itself is drawn with"
         assert SECRET in ask(server, Authorization=f"Bearer {TOKEN}")[2]
         assert SECRET in ask(server, Authorization=f"bearer  {TOKEN}")[2]
         status, headers, body = ask(server, "/", "HEAD")

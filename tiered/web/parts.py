@@ -83,6 +83,7 @@ def bare_page(title: str, inner: Child) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", f"{title} · tiered"),
         tag("link", rel="stylesheet", href="/page.css"),
+        tag("link", rel="icon", href="/favicon.svg", type="image/svg+xml"),
     )
     body = tag(
         "body",

@@ -25,7 +25,8 @@ from tiered.web.html import tag
 from tiered.web.serving import ServerInThread, Tls
 
 FORM_MAX = 4096
-OPEN = frozenset({"/page.css", "/page.js"})  # what the page that asks for the token needs
+# What the page that asks for the token needs.
+OPEN = frozenset({"/page.css", "/page.js", "/favicon.svg", "/favicon.ico"})
 
 Pages = Callable[[str], Answered]  # of a path with its query
 
