@@ -13,6 +13,7 @@ from race_stage import GatedStore
 from local import swap
 from local.epochs import LeaderEpochs
 from local.storage import Storage
+from policies import compaction
 from remote import (
     due_deletion,
     guest,
@@ -29,7 +30,7 @@ from remote.head_changes import Change
 from remote.keys import full_key, head_key
 from remote.metadata_log import LogState, MetadataLog
 from remote.spill_page import encode_page
-from tiered import apply, bucket_deletion, cleaning, forking, opening, partition, pausing, view_building
+from tiered import apply, bucket_deletion, forking, opening, partition, pausing, view_building
 
 Patch = pytest.MonkeyPatch
 
@@ -203,7 +204,7 @@ def _the_objects_of_an_old_view_go_at_once(patch: Patch) -> None:
 
 
 def _tombstones_go_when_their_time_is_over(patch: Patch) -> None:
-    patch.setattr(cleaning, "tombstones_below", lambda snapshot, is_bucket_known: None)
+    patch.setattr(compaction, "tombstones_below", lambda snapshot, is_bucket_known: None)
 
 
 def _old_segments_go_before_the_new_one_is_announced(patch: Patch) -> None:
