@@ -19,8 +19,8 @@ from race_truth import Truth
 from local.errors import LogError
 from local.names import TopicPartition
 from remote.catalog import list_partitions
-from remote.keys import partition_prefix
-from remote.store import ObjectStore
+from remote.keys import parse_head_key, partition_prefix
+from remote.store import Body, ObjectStore
 from tiered.forking import PartitionFork, plan_fork, run_fork
 from tiered.topics import Topic, TopicRegistry
 
@@ -33,12 +33,22 @@ def make_fork(actor: Actor, machines: list[Machine]) -> None:
     while not race.is_ending:
         actor.frozen_until = race.steps + actor.rng.randrange(race.scene.steps // 5)
         actor.step("before a fork")
-        store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
+        store: ObjectStore = _SleepyStore(Life(actor))  # type: ignore[assignment]
         with suppress(LogError, ProcessDied):
             done = _fork_once(race, store)
             race.events.append(f"{actor.name} made a fork")
             _let_in(race, race.truth_of(done.fork.prefix), machines)
             return
+
+
+class _SleepyStore(GatedStore):
+    """Of a process that sleeps, where the scene wants it, between having told of a fork and naming what it needs."""
+
+    def put_if_absent(self, key: str, body: Body) -> None:
+        if self.race.scene.forker_sleeps and parse_head_key(key.rpartition("/0/")[2]) is not None:
+            self.actor.frozen_until = self.race.steps + self.actor.rng.randrange(self.race.scene.forker_sleeps)
+            self.actor.step("asleep before a head")
+        super().put_if_absent(key, body)
 
 
 def _fork_once(race: Race, store: ObjectStore) -> PartitionFork:
@@ -72,9 +82,8 @@ def _full(truth: Truth, key: str) -> str:
 def _let_in(race: Race, truth: Truth, machines: list[Machine]) -> None:
     """The fork's managers and readers: the first machine of `machines` is for the peace."""
     topic_id = truth.prefix.split("/")[0].removeprefix("f-")
-    topic = Topic(
-        name=FORK.topic, topic_id=topic_id, partition_count=1, properties=dict(race.scene.topic), was_tiered=True
-    )
+    settings = {**race.scene.topic, **race.scene.fork_topic}
+    topic = Topic(name=FORK.topic, topic_id=topic_id, partition_count=1, properties=settings, was_tiered=True)
     assert partition_prefix(topic.name, topic.topic_id, 0) == truth.prefix
     machines += [Machine(f"fork {name}", _disk_that_knows(topic), race.scene, truth) for name in ("last", "x", "y")]
     for machine in machines[1:]:

@@ -17,6 +17,7 @@ from remote.guest import GuestLog
 from remote.head import Head, JobNote
 from remote.job_changes import Replacement, replace_tiled
 from remote.keys import new_ulid
+from remote.pins import list_pins
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
@@ -114,10 +115,14 @@ def collect(actor: Actor) -> None:
 
 
 def collect_all(actor: Actor) -> int:
-    """Both steps in peace, what is due by then; how much is left for another time."""
+    """Both steps in peace, what is due by then; how much is left for another time. A reader that was killed holds what
+    its head names until its pin has lapsed, so first comes that."""
     race = actor.race
     store: ObjectStore = GatedStore(Life(actor))  # type: ignore[assignment]
-    listed = list_garbage(store, list_partitions(store), now_ms=race.now_ms)
+    names = list_partitions(store)
+    ends = [pin.expires_ms for name in names for pin in list_pins(race.inner, name.prefix)]
+    race.now_ms = max(race.now_ms, *ends, 0)
+    listed = list_garbage(store, names, now_ms=race.now_ms)
     race.now_ms += HOUR
     delete_garbage(store, listed, now_ms=race.now_ms, grace_ms=HOUR)
     return len(list_garbage(store, list_partitions(store), now_ms=race.now_ms).entries)

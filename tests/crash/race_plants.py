@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from race_scenes import BASE, EXPIRES, SceneOfRace, plain_scene
-from race_stage import GatedStore
+from race_scenes import BASE, EXPIRES, KEEPS, SceneOfRace, plain_scene
+from race_stage import HOUR, GatedStore
 
 from local import swap
 from local.epochs import LeaderEpochs
@@ -329,6 +329,24 @@ def _long_compacted(scene: SceneOfRace) -> SceneOfRace | None:
     return replace(long, keys=12, jumps=0.1)
 
 
+def forker_sleeps_long(scene: SceneOfRace) -> SceneOfRace:
+    """Between telling of a fork and naming what it needs hours pass, in which the source's rows leave and go."""
+    return _danger_for_forks(scene, retention_ms=2 * HOUR, jumps=0.08, kept_heads=None, forker_sleeps=200)
+
+
+def fork_outlives(scene: SceneOfRace) -> SceneOfRace:
+    """The fork keeps for ever what its source expires, and the source collects its heads all the time."""
+    return _danger_for_forks(scene, retention_ms=6 * HOUR, jumps=0.03, kept_heads=2, fork_topic=KEEPS)
+
+
+def _danger_for_forks(scene: SceneOfRace, *, retention_ms: int, **more: Any) -> SceneOfRace:
+    """Rows leave early, nobody is killed and nobody else sleeps: all of it is about the fork."""
+    topic = {**BASE, **EXPIRES, "retention.ms": str(retention_ms)}
+    busy = replace(scene, kind="log", topic=topic, steps=1000, deeds_max=80, rest_max=1, kills=0.0, sleeps=0.0)
+    lonely = replace(busy, deletes_topic=False, has_guest=False, pauses=False, has_freer=False)
+    return replace(lonely, has_fork=True, forker_weight=40, **more)
+
+
 _HAS_PAGES = _in(lambda scene: scene.rule is not None)
 _COLLECTS_HEADS = _in(lambda scene: scene.kept_heads is not None and not scene.is_plain)
 _IS_COMPACTED = _in(lambda scene: scene.is_compacted)
@@ -357,7 +375,7 @@ PLANTED = [
     Plant(_a_page_that_was_opened_goes_at_once, _HAS_PAGES),
     Plant(_a_view_passes_over_what_the_log_lost, _HAS_VIEWS),
     Plant(_the_objects_of_an_old_view_go_at_once, _HAS_VIEWS),
-    Plant(_tombstones_go_when_their_time_is_over, _long_compacted),
+    Plant(_tombstones_go_when_their_time_is_over, _long_compacted, since=50),
     Plant(_old_segments_go_before_the_new_one_is_announced, _in(lambda scene: scene.is_compacted and scene.kills > 0)),
     Plant(_what_has_another_name_is_nobodys),
     Plant(_what_the_present_writer_has_not_named_is_nobodys, _slow_time, since=380),
@@ -369,8 +387,8 @@ PLANTED = [
     Plant(_who_collects_asks_no_fork, _HAS_FORK, since=60),
     Plant(_a_fork_deletes_what_it_let_go_of, _HAS_FORK),
     Plant(_a_fork_is_not_announced, _HAS_FORK, since=200),
-    Plant(_a_fork_is_told_of_without_a_look, _HAS_FORK, since=360),
-    Plant(_announcements_go_when_their_pins_end, _HAS_FORK, since=280),
+    Plant(_a_fork_is_told_of_without_a_look, forker_sleeps_long),
+    Plant(_announcements_go_when_their_pins_end, fork_outlives),
     Plant(_a_look_without_forks_is_good_for_ever, _HAS_FORK, since=60),
     Plant(_a_pause_stops_nothing, _PAUSES),
     Plant(_a_pause_ends_with_its_process, _PAUSES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from unittest import mock
 
 from policies import head_collection, invariants
@@ -44,7 +44,9 @@ class SceneOfRace:
     before its next one: without rest, whoever was fenced takes over at once. `sleeps` is how likely somebody falls
     asleep right before a deed, for `sleep_max` steps at most, `jumps` how likely hours pass between two steps.
     `has_fork`: somebody forks the topic, and managers race for the fork as well; `pauses`: managers pause uploads;
-    `has_freer`: housekeeping takes their epoch.
+    `has_freer`: housekeeping takes their epoch. `forker_sleeps`: for how many steps at most whoever forks falls asleep
+    before each head that it creates, `forker_weight`: how often it gets the baton; `fork_topic`: the fork's own
+    settings, where they differ from the topic's.
     """
 
     kind: str
@@ -64,6 +66,9 @@ class SceneOfRace:
     has_fork: bool = False
     pauses: bool = False
     has_freer: bool = False
+    forker_sleeps: int = 0
+    forker_weight: int = 1
+    fork_topic: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:

@@ -82,7 +82,7 @@ def race_once(seed: int, *, managers: int | None = None, scene: SceneOfRace | No
         if race.scene.has_freer:
             race.spawn("freer", partial(free, truth=race.truth))
         if race.scene.has_fork:
-            race.spawn("forker", partial(make_fork, machines=of_fork))
+            race.spawn("forker", partial(make_fork, machines=of_fork), race.scene.forker_weight)
         try:
             race.run()
             _peace(race, [*of_fork[:1], last], [*of_fork[1:], *machines])

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from race_plants import PLANTED, Plant
+from race_plants import PLANTED, Plant, fork_outlives, forker_sleeps_long
 from race_scenes import TOPICS, scene_of
 from race_stage import Actor, GatedStore, Life
 from racing import Race, race_once
@@ -17,6 +17,7 @@ from tiered.writer_ids import DELETION
 
 SEEDS = 320
 RUNS = 8
+DANGEROUS_SEEDS = 8  # for each of two dangers, a second each
 PLANTED_SEEDS = 1200  # looked at for a plant; most die within ten of those that it can show in
 
 ENOUGH: dict[str, tuple[Callable[[Race], int], float]] = {
@@ -52,6 +53,14 @@ def test_one_seed_is_one_story(seed: int) -> None:
     first, second = race_once(seed), race_once(seed)
     assert first.events == second.events
     assert _anonymous(first.inner._objects) == _anonymous(second.inner._objects)
+
+
+def test_forks_in_danger_are_whole_or_nobody_is_told_of_them() -> None:
+    for in_danger, least_told in ((forker_sleeps_long, 0), (fork_outlives, DANGEROUS_SEEDS // 4)):
+        races = [race_once(seed, scene=in_danger(scene_of(seed))) for seed in range(DANGEROUS_SEEDS)]
+        forks = [each for race in races for each in race.forks]
+        assert len(forks) > DANGEROUS_SEEDS, "hardly any fork"
+        assert sum(each.is_told for each in forks) >= least_told, "hardly any fork was made in time"
 
 
 def _anonymous(objects: dict[str, tuple[bytes, int]]) -> list[str]:
