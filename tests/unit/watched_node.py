@@ -128,7 +128,7 @@ class Door:
 
         def call(*args: object, **more: object) -> object:
             if verb in self.held:
-                self.opened.wait(60)
+                self.opened.wait(250)
             if verb in self.refused:
                 raise self.refusal(verb)
             result: object = act(*args, **more)
