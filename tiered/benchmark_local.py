@@ -163,14 +163,14 @@ def _read(bench: Bench, manager: LogManager) -> None:
 
 def _look_up(bench: Bench, manager: LogManager) -> None:
     name = TopicPartition(BULK, 0)
-    reader, chance = manager.reader(), Random(bench.options.seed)  # noqa: S311 - the same places every time
-    start, end = reader.offsets(name)
+    log, chance = manager.partition(name).log, Random(bench.options.seed)  # noqa: S311 - the same places every time
+    start, end = log.log_start_offset, log.next_offset
     offsets = [chance.randrange(start, end) for _ in range(bench.options.lookups)]
     sizes: list[int] = []
 
     def looks() -> Iterator[int]:
         for offset in offsets:
-            batch = next(reader.batches(name, offset, offset + 1))
+            batch = log.read(offset, 1)  # one whole batch, however small the wish
             sizes.append(len(batch))
             yield len(batch)
 

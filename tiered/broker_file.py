@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import InvalidRequest
 from tiered.broker_names import BROKER_NAMES
 from tiered.config import Setting
 from tiered.lint import LintFinding, Severity
@@ -50,14 +50,16 @@ class Entry:
 
 
 def read_entries(path: str) -> list[Entry]:
-    """The entries of the file at `path`, in order. Raises NotFound, and InvalidRequest for one that cannot be read."""
+    """The entries of the file at `path`, in order. Raises as `tiered.given_files.read_given`, InvalidRequest for bytes
+    that are no text."""
+    from tiered.given_files import read_given
+
+    attempt = "reading a broker's properties"
+    body = read_given(path, attempt, "name the server.properties of a broker")
     try:
-        with open(path, encoding="utf-8") as file:
-            return list(parse_entries(file.read()))
-    except FileNotFoundError:
-        raise NotFound("reading properties, no such file", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest("reading properties", file=path, cause=str(error).lower()) from None
+        return list(parse_entries(body.decode()))
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{attempt}, it is no text", file=path) from None
 
 
 def parse_entries(text: str) -> Iterator[Entry]:

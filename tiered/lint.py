@@ -126,7 +126,8 @@ class TomlLines:
         except FileNotFoundError:
             raise NotFound("reading the configuration, no such file", file=path) from None
         except (OSError, UnicodeDecodeError) as error:
-            return cls._unreadable(path, path, str(error).lower())
+            what = "no text" if isinstance(error, UnicodeDecodeError) else (error.strerror or "failed").lower()
+            return cls._unreadable(path, path, f"it cannot be read: {what}")
         try:
             return cls(path, dict(_places(text)), tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:

@@ -148,6 +148,26 @@ def test_every_command_and_option_says_what_it_is_for() -> None:
     assert not silent
 
 
+def test_every_table_can_have_exact_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    forms = ("table", "json", "jsonl", "csv")
+    for words, command in leaves():
+        offered = [each for each in command.params if each.name == "output" and isinstance(each.type, click.Choice)]
+        if offered and tuple(offered[0].type.choices) == forms:  # type: ignore[attr-defined]
+            assert "--raw" in parameters_of(command), words
+    at = ["-q", "-C", str(tmp_path)]
+    assert invoke([*at, "init"]) == 0
+    assert invoke([*at, "topic", "create", "orders"]) == 0
+    (tmp_path / "lines").write_text("a line\n" * 2000)
+    assert invoke([*at, "append", "orders", str(tmp_path / "lines")]) == 0
+    capfd.readouterr()
+    assert invoke([*at, "topic", "describe", "orders"]) == invoke([*at, "topic", "describe", "orders", "--raw"]) == 0
+    human, exact = (line.split() for line in capfd.readouterr().out.splitlines()[1::2])
+    assert "2,000" in human
+    assert "2000" in exact
+    assert {"KiB", "B"} & set(human)
+    assert not {"KiB", "B"} & set(exact)
+
+
 def test_a_second_name_does_the_same_and_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     for first, second in (("grafana", "grafana-dashboard"), ("alerts", "prometheus-alerts")):
         assert invoke(["generate", first]) == 0

@@ -24,6 +24,7 @@ ROWS_AT_ONCE = 1000
 FOLDED_MIN = 20  # cells; a text in a narrower column is a stack of syllables
 FORMATS = ("table", "json", "jsonl", "csv")
 Row = Mapping[str, object]
+_RAW = "tiered.raw"  # of click's context
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,27 @@ class Column:
 
 
 def output_option(default: str = "table") -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """The ``-o`` of a command that gives rows."""
+    """The ``-o`` of a command that gives rows, and ``--raw`` for exact numbers in its table."""
     choice = click.Choice(FORMATS)
-    return click.option("-o", "--output", type=choice, default=default, show_default=True, help="How to print.")
+
+    def both(command: Callable[..., object]) -> Callable[..., object]:
+        exact = "Exact numbers in a table: bytes, ms."
+        command = click.option("--raw", is_flag=True, expose_value=False, callback=_note_raw, help=exact)(command)
+        return click.option("-o", "--output", type=choice, default=default, show_default=True, help="How to print.")(
+            command
+        )
+
+    return both
+
+
+def _note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
+    """For whoever prints the table of this invocation."""
+    ctx.meta[_RAW] = ctx.meta.get(_RAW, False) or is_raw
+
+
+def _is_raw() -> bool:
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and bool(ctx.meta.get(_RAW))
 
 
 def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
@@ -225,8 +244,11 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
 
 
 def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
-    return [_shown(row.get(column.name), column) for column in columns]
+    is_raw = _is_raw()
+    return [_shown(row.get(column.name), column, is_raw=is_raw) for column in columns]
 
 
-def _shown(value: object, column: Column) -> str:
-    return "-" if value is None else column.show(value)
+def _shown(value: object, column: Column, *, is_raw: bool) -> str:
+    """With `is_raw` a number is shown as it is, whatever its unit."""
+    exact = is_raw and isinstance(value, int | float) and not isinstance(value, bool)
+    return "-" if value is None else str(value) if exact else column.show(value)
