@@ -10,6 +10,7 @@ least, and with more of its retention left than the class's minimum duration.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -38,13 +39,17 @@ PAYBACK_MONTHS_MAX = 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSegment:
-    """One segment in the bucket. `lived_ms` since its upload, `left_ms` until retention takes it (None: never)."""
+    """One segment in the bucket. `lived_ms` since its upload, `left_ms` until retention takes it (None: never).
+
+    `newest_ms` is the time of its newest record, by which a command names it.
+    """
 
     stored_bytes: int
     storage_class: str
     lived_ms: int
     left_ms: int | None
     is_settled: bool
+    newest_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +145,7 @@ def _move(
     stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
 ) -> CostAdvice | None:
     """`stored` by class of all topics: what leaves one leaves its last and cheapest bands."""
-    movable = [each for each in segments if _may_move(each, to)]
+    movable = _movable(segments, to)
     moved = _by_class(movable)
     cheaper = sum(
         monthly_storage(stored[name], prices.of(name)) - monthly_storage(stored[name] - size, prices.of(name))
@@ -155,18 +160,35 @@ def _move(
         topic=stream.topic,
         change=f"{counted(len(movable), 'segment')} to {to.storage_class}",
         saved_dollars=cheaper,
-        once_dollars=sum(_once(each, prices.of(each.storage_class), to) for each in movable),
+        once_dollars=sum(_once(each, prices.of(each.storage_class), to, prices.of(STANDARD)) for each in movable),
         reason=f"settled, kept longer than {to.min_days:g} days; {reads}",
-        command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class}",
+        command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class} {_bounds(movable, to)}",
         segments=len(movable),
         size_bytes=sum(moved.values()),
     )
 
 
-def _may_move(segment: KeptSegment, to: Prices) -> bool:
+def _movable(segments: Sequence[KeptSegment], to: Prices) -> list[KeptSegment]:
+    """Those that a command can name by their times: all of them are older than any that is not settled."""
+    fit = [each for each in segments if _is_fit(each, to)]
+    upto = min((each.newest_ms for each in fit if not each.is_settled), default=None)
+    return [each for each in fit if each.is_settled and (upto is None or each.newest_ms < upto)]
+
+
+def _is_fit(segment: KeptSegment, to: Prices) -> bool:
     is_long_kept = segment.left_ms is None or segment.left_ms >= to.min_days * DAY_MS
-    is_other = segment.storage_class != to.storage_class
-    return segment.is_settled and is_other and is_long_kept and segment.stored_bytes >= to.min_bytes
+    return segment.storage_class != to.storage_class and is_long_kept and segment.stored_bytes >= to.min_bytes
+
+
+def _bounds(movable: Sequence[KeptSegment], to: Prices) -> str:
+    """The options with which `tiered rewrite recode` takes these and no others."""
+    times = [each.newest_ms for each in movable]
+    size = f"--min-bytes {to.min_bytes} " if to.min_bytes else ""
+    return f"{size}--since {_stamp(min(times))} --until {_stamp(max(times) + 1)}"
+
+
+def _stamp(ms: int) -> str:
+    return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
 
 
 def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
@@ -176,11 +198,11 @@ def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
     return beside + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
 
 
-def _once(segment: KeptSegment, before: Prices, to: Prices) -> float:
-    """Read, written anew, and the rest of the old class's minimum duration."""
-    read = retrieval_cost(segment.stored_bytes, before) + request_cost(
-        gets=ceil(segment.stored_bytes / RANGE_BYTES) + 1, prices=before
-    )
-    written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), prices=to)
-    written += segment.stored_bytes / GIB * to.write_per_gb
+def _once(segment: KeptSegment, before: Prices, to: Prices, small: Prices) -> float:
+    """Read, written anew, asked for its size, with its indexes, which lie in `small`; and the rest of the old class's
+    minimum duration."""
+    read = retrieval_cost(segment.stored_bytes, before)
+    read += request_cost(gets=ceil(segment.stored_bytes / RANGE_BYTES), prices=before)
+    written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), gets=1, prices=to)
+    written += segment.stored_bytes / GIB * to.write_per_gb + request_cost(puts=1, gets=2, prices=small)
     return read + written + early_deletion(segment.stored_bytes, segment.lived_ms / DAY_MS, before)

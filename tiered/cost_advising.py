@@ -85,4 +85,5 @@ def _kept(held: Partition, row: RemoteSegment, now_ms: int) -> KeptSegment:
         lived_ms=max(0, now_ms - row.committed_ms),
         left_ms=None if limit is None else max(0, newest + limit - now_ms),
         is_settled=row.next_offset <= held.log.local_log_start_offset,
+        newest_ms=newest,
     )

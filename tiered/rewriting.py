@@ -13,6 +13,7 @@ process.
 A group's new segment covers exactly the offsets of the rows that it replaces and has their bytes, by the checksums; it
 is as clean as the least clean of them. So a reader finds the same records before, during and after: by an older head it
 reads the old objects, which stay for the grace time. Views are left as they are: they are made anew from the log.
+Somewhat longer than its neighbours: plan, deed and what a crash leaves stand side by side.
 
 | a crash, or an error, after | leaves | what becomes of it |
 |---|---|---|
@@ -72,6 +73,23 @@ class Keeping:
         if self.codec not in _CODES:
             raise InvalidRequest("rewriting, no such codec at rest", codec=self.codec, known=",".join(_CODES))
         return AtRest(codec=_CODES[self.codec], key_id=self.key_id, keys=keys, storage_class=self.storage_class)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Only:
+    """Which rows are meant: as large as that at least, the newest record in ``[since_ms, until_ms)``; None is no bound.
+
+    A row that knows no time goes by its upload's.
+    """
+
+    min_bytes: int = 0
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+    def __call__(self, row: RemoteSegment) -> bool:
+        newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
+        is_late = self.since_ms is None or newest >= self.since_ms
+        return row.stored_bytes >= self.min_bytes and is_late and (self.until_ms is None or newest < self.until_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +193,7 @@ def plan_recode(
     decrypts: bool = False,
     storage_class: str | None = None,
     prices: PriceTable = BUILT_IN,
+    only: Only | None = None,
 ) -> RewritePlan:
     """Each row that is kept in another way than asked for; what is None stays as it is with each row.
 
@@ -185,7 +204,7 @@ def plan_recode(
         raise InvalidRequest("rewriting, a key and no encryption at the same time", key_id=key_id)
     log, rows = _joined_rows(store, name)
     groups: list[RewriteGroup] = []
-    for row in rows:
+    for row in filter(only or Only(), rows):
         now = _keeping(row)
         wanted = Keeping(
             codec=now.codec if codec is None else codec,
@@ -251,7 +270,8 @@ def _plan(
 def cost_of(
     rows: Sequence[RemoteSegment], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
 ) -> RewriteCost:
-    """Of reading rows and writing them as one segment; what is written is taken as large as the segment.
+    """Of reading rows and writing them as one segment; what is written is taken as large as the segment. Indexes lie in
+    STANDARD, wherever the data does; both are asked for their sizes once they are up.
 
     With `replaced_ms` the old objects go then: a class bills the rest of its shortest time all the same.
     """
@@ -259,10 +279,11 @@ def cost_of(
     size = sum(row.size_bytes for row in rows)
     puts = upload_requests(size) + 1
     read = sum(row.stored_bytes + row.indexes_bytes for row in rows)
-    dollars = request_cost(puts=puts, prices=prices.of(keeping.storage_class))
+    dollars = request_cost(puts=puts - 1, gets=1, prices=prices.of(keeping.storage_class))
+    dollars += request_cost(puts=1, gets=1 + len(rows), prices=prices.of(None))
     for row in rows:
         here = prices.of(row.storage_class)
-        dollars += request_cost(gets=1 + -(-row.stored_bytes // RANGE_BYTES), prices=here)
+        dollars += request_cost(gets=-(-row.stored_bytes // RANGE_BYTES), prices=here)
         dollars += retrieval_cost(row.stored_bytes, here)
         if replaced_ms is not None and row.committed_ms:
             dollars += early_deletion(row.stored_bytes, max(0, replaced_ms - row.committed_ms) / DAY_MS, here)

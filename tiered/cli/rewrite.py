@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import InvalidRequest
+from tiered.cli.arguments import parse_time
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket, open_target
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
@@ -73,6 +74,9 @@ def merge(session: Session, targets: tuple[str, ...], target: str, **shared: obj
 @click.option("--key-id", metavar="ID", help="Encrypt anew, with this key of the ring.")
 @click.option("--decrypt", is_flag=True, help="Keep them unencrypted.")
 @click.option("--storage-class", metavar="CLASS", help="S3's, such as GLACIER_IR.")
+@click.option("--since", metavar="TIME", help="Only segments whose newest record is of then or later.")
+@click.option("--until", metavar="TIME", help="Only segments whose newest record is older than that.")
+@click.option("--min-bytes", metavar="SIZE", default="0", help="Only segments stored in so many bytes at least.")
 @_shared
 def recode(
     session: Session,
@@ -81,13 +85,22 @@ def recode(
     key_id: str | None,
     decrypt: bool,
     storage_class: str | None,
+    since: str | None,
+    until: str | None,
+    min_bytes: str,
     **shared: object,
 ) -> int:
     """Keep segments in another way: codec at rest, encryption key, storage class."""
-    from tiered.rewriting import plan_recode
+    from tiered.rewriting import Only, plan_recode
 
     if codec is key_id is storage_class is None and not decrypt:
         raise click.UsageError("nothing to change: name --codec, --key-id, --decrypt or --storage-class")
+
+    least = parse_bytes(min_bytes)
+    if least is None or least < 0:
+        raise InvalidRequest("reading --min-bytes", text=repr(min_bytes), expected="a size such as 128KiB")
+    times = [None if text is None else parse_time(text, now_ms()) for text in (since, until)]
+    only = Only(min_bytes=least, since_ms=times[0], until_ms=times[1])
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
         if key_id is not None and key_id not in bucket.keys:
@@ -100,6 +113,7 @@ def recode(
             key_id=key_id,
             decrypts=decrypt,
             storage_class=storage_class,
+            only=only,
         )
 
     return _run(session, targets, plan, storage_class, **shared)  # type: ignore[arg-type]
