@@ -10,7 +10,6 @@ least, and with more of its retention left than the class's minimum duration.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -181,14 +180,10 @@ def _is_fit(segment: KeptSegment, to: Prices) -> bool:
 
 
 def _bounds(movable: Sequence[KeptSegment], to: Prices) -> str:
-    """The options with which `tiered rewrite recode` takes these and no others."""
+    """The options with which `tiered rewrite recode` takes these and no others; times in ms."""
     times = [each.newest_ms for each in movable]
     size = f"--min-bytes {to.min_bytes} " if to.min_bytes else ""
-    return f"{size}--since {_stamp(min(times))} --until {_stamp(max(times) + 1)}"
-
-
-def _stamp(ms: int) -> str:
-    return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
+    return f"{size}--since {min(times)} --until {max(times) + 1}"
 
 
 def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
