@@ -244,11 +244,14 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
 
 
 def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
-    is_raw = _is_raw()
-    return [_shown(row.get(column.name), column, is_raw=is_raw) for column in columns]
+    shown = _exact if _is_raw() else _shown
+    return [shown(row.get(column.name), column) for column in columns]
 
 
-def _shown(value: object, column: Column, *, is_raw: bool) -> str:
-    """With `is_raw` a number is shown as it is, whatever its unit."""
-    exact = is_raw and isinstance(value, int | float) and not isinstance(value, bool)
-    return "-" if value is None else str(value) if exact else column.show(value)
+def _shown(value: object, column: Column) -> str:
+    return "-" if value is None else column.show(value)
+
+
+def _exact(value: object, column: Column) -> str:
+    """A number as it is, whatever its unit."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _shown(value, column)
