@@ -345,7 +345,7 @@ class Player:
             mock.patch.object(platform, "python_version", return_value="3.12.9"),
             mock.patch.object(kernels, "implementation", return_value="compiled"),
             mock.patch.object(socket, "gethostname", return_value="the-node"),
-            mock.patch.object(render, "_shown", lambda value, column: self.masked(shown(value, column))),
+            mock.patch.object(render, "_shown", lambda *told, **more: self.masked(shown(*told, **more))),
         ):
             yield
 
