@@ -17,7 +17,7 @@ from local.names import TopicPartition
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.remote_view import open_remote
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.mounts]
 
 TOPICS = {
     "orders": {"remote.storage.enable": "true", "local.retention.ms": "1s"},
