@@ -182,8 +182,8 @@ def work(patient: Patient) -> Iterator[Finding]:
     if report is None:
         yield Finding(check="work", state=State.OK, what="no manager has left a report yet")
         return
-    age = format_ms(max(0, now_ms - report.round_ms) // 1000 * 1000)
-    if report.round_ms > now_ms + 60_000:
+    age = format_ms(max(0, now_ms - report.seen_ms) // 1000 * 1000)
+    if report.seen_ms > now_ms + 60_000:
         yield _bad("work", "the last round lies in the future: this clock was set back", "set the clock by NTP")
     if report.is_at_work(now_ms):
         yield Finding(check="work", state=State.OK, what=f"process {report.pid} did a round {age} ago")

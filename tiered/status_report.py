@@ -39,7 +39,7 @@ _NEXT = {
     "InvalidRequest": "mend the setting, see tiered doctor",
     "NotFound": "tiered doctor",
 }
-_SET_CLOCK = "set the clock; where the new time is right, restart the manager"
+_SET_CLOCK = "set the clock; where the new time is right, restart the manager with -X clock.jump.hold.ms=0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

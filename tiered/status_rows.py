@@ -67,7 +67,7 @@ def status_facts(report: StatusReport) -> dict[str, object]:
         "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class},
         "now_ms": report.now_ms,
         "is_at_work": report.is_at_work,
-        "last_round_ms": report.work.round_ms if report.work is not None else None,
+        "last_round_ms": report.work.seen_ms if report.work is not None else None,
         "sync": None,  # asked for by itself (`tiered.tier_sync`): it costs requests
         "stuck": [
             {

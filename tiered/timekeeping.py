@@ -22,6 +22,7 @@ wrote down (`tiered.work_report`). Where the two differ the store, if there is o
 | is off it; the store has not answered yet | the time written down, counted on, as after a jump |
 | is ahead of it by LONG_STOP_MS at most, and there is no store to ask | its own: the node stood still for so long |
 | is ahead of it by more, or back, and there is no store to ask | as after a jump |
+| was in doubt already when that was written down | the same; the hold began then, for processes that end soon, too |
 | nothing is written down | its own, until the store says another time |
 
 The store never makes it later than the wall clock: a store whose clock is wrong has nothing expire early.
@@ -58,6 +59,15 @@ class _Jump:
     of: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """The wall clock said `seen_ms` when it was last held against what was counted, and had been in doubt since it said
+    `since_ms`."""
+
+    since_ms: int
+    seen_ms: int
+
+
 class Timekeeper:
     """See the module text. Not thread safe (rounds come one after the other), but for `tell`."""
 
@@ -68,8 +78,10 @@ class Timekeeper:
         *,
         last_ms: int | None = None,
         has_store: bool = False,
+        doubt: Doubt | None = None,
     ) -> None:
-        """`last_ms` is the time that the last process wrote down; with `has_store` somebody asks when `is_asking`."""
+        """`last_ms` is the time that the last process wrote down, `doubt` the one it ended in; with `has_store`
+        somebody asks when `is_asking`."""
         self.hold_ms = hold_ms
         self.trouble: LogError | None = None
         self.off_ms = 0  # how far the wall clock was ahead of the time gone by (below 0: behind) at the last look
@@ -80,6 +92,7 @@ class Timekeeper:
         # A time that was gone by, and what was counted then.
         self._agreed = (last_ms, counted()) if last_ms is not None else None
         self._jump: _Jump | None = None
+        self._doubt_before = doubt
         self._asked_ms: int | None = None
         self._store: tuple[int, int] | None = None  # its time, and what was counted then
 
@@ -110,8 +123,23 @@ class Timekeeper:
             return self._beside_store(wall_ms, expected, store[0] + counted - store[1], counted)
         if abs(off_ms) <= JUMP_MS or self._stood_still(off_ms):
             return self._believe(wall_ms, counted, is_sure=not (self._is_unknown and self._has_store))
-        began = self._begun(off_ms, counted, COUNTED)
+        began = self._begun(off_ms, counted, COUNTED, lasted_ms=self._doubted_before_ms(wall_ms))
+        if self._has_store and self._is_start and self._asked_ms is None:
+            return expected  # another process's doubt is over, but the store has not been asked by this one
         return self._believe(wall_ms, counted) if counted - began.seen_ms >= self.hold_ms else expected
+
+    def doubt(self, wall_ms: int) -> Doubt | None:
+        """For the next process: the doubt at this moment, which no store has ended or made a certainty."""
+        if self._jump is None or self._jump.of != COUNTED:
+            return None
+        return Doubt(since_ms=wall_ms - (self._counted() - self._jump.seen_ms), seen_ms=wall_ms)
+
+    def _doubted_before_ms(self, wall_ms: int) -> int:
+        """How long the last process and the time since had been in doubt of this clock, once; 0 where it is another."""
+        before, self._doubt_before = self._doubt_before, None
+        if before is None or not 0 <= wall_ms - before.seen_ms <= LONG_STOP_MS:
+            return 0
+        return wall_ms - before.since_ms
 
     def _beside_store(self, wall_ms: int, expected: int, store_ms: int, counted: int) -> int:
         is_alone = abs(wall_ms - expected) <= JUMP_MS and not self._is_unknown  # the store is, with its time
@@ -127,10 +155,10 @@ class Timekeeper:
     def _stood_still(self, off_ms: int) -> bool:
         return self._is_start and not self._has_store and 0 < off_ms <= LONG_STOP_MS and self.hold_ms > 0
 
-    def _begun(self, off_ms: int, counted: int, of: str) -> _Jump:
-        """The jump that this is; a new one where it is another."""
+    def _begun(self, off_ms: int, counted: int, of: str, *, lasted_ms: int = 0) -> _Jump:
+        """The jump that this is; a new one, of which others know for `lasted_ms`, where it is another."""
         if self._jump is None or self._jump.of != of or abs(off_ms - self._jump.off_ms) > JUMP_MS:
-            self._jump = _Jump(off_ms, counted, of)
+            self._jump = _Jump(off_ms, counted - lasted_ms, of)
             self.trouble = self._told(off_ms, of)
         return self._jump
 

@@ -15,6 +15,7 @@ import msgspec
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from local.storage import Storage, join, replace_file
+from tiered.timekeeping import Doubt
 
 FILE = "work-report.json"
 VERSION = 1
@@ -42,19 +43,35 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`round_ms` is when the last round ended, `interval_ms` the rest after it; `is_ended`: it stopped in order."""
+    """`round_ms` is when the last round ended, by the time it went by, and `wall_ms` by the machine's clock, which may
+    not have been believed; `doubted_ms` since when not. `interval_ms` is the rest after it; `is_ended`: it stopped in
+    order."""
 
     version: int = VERSION
     pid: int
     started_ms: int
     round_ms: int
+    wall_ms: int | None = None
+    doubted_ms: int | None = None
     interval_ms: int
     is_ended: bool = False
     troubles: tuple[Trouble, ...] = ()
 
+    @property
+    def seen_ms(self) -> int:
+        """When the last round ended, for whoever looks by the machine's clock."""
+        return self.wall_ms if self.wall_ms is not None else self.round_ms
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """Of the machine's clock, as the last round left it."""
+        if self.doubted_ms is None or self.wall_ms is None:
+            return None
+        return Doubt(since_ms=self.doubted_ms, seen_ms=self.wall_ms)
+
     def is_at_work(self, now_ms: int) -> bool:
         """Whether somebody worked a short while ago and has not said that he stopped."""
-        return not self.is_ended and now_ms - self.round_ms <= STALE_ROUNDS * max(self.interval_ms, KEEP_INTERVAL_MS)
+        return not self.is_ended and now_ms - self.seen_ms <= STALE_ROUNDS * max(self.interval_ms, KEEP_INTERVAL_MS)
 
 
 # Made at import: made in two threads at once it ends the process (msgspec 0.22).
@@ -83,6 +100,8 @@ class WorkJournal:
         *,
         of_node: LogError | None = None,
         is_ended: bool = False,
+        wall_ms: int | None = None,
+        doubt: Doubt | None = None,
     ) -> None:
         """A round is over and left these problems; `of_node` ended it. Raises what the disk raises: nothing is lost
         but what people are shown, and the next round tries again."""
@@ -90,7 +109,14 @@ class WorkJournal:
         met: list[tuple[TopicPartition | None, LogError]] = [] if of_node is None else [(None, of_node)]
         met += [(name, problems[name]) for name in sorted(problems)]
         troubles = tuple(_next(known.get(name), name, error, now_ms) for name, error in met)
-        self._report = msgspec.structs.replace(self._report, round_ms=now_ms, troubles=troubles, is_ended=is_ended)
+        self._report = msgspec.structs.replace(
+            self._report,
+            round_ms=now_ms,
+            wall_ms=wall_ms,
+            doubted_ms=doubt.since_ms if doubt is not None else None,
+            troubles=troubles,
+            is_ended=is_ended,
+        )
         if self._is_due():
             self.keep()
 

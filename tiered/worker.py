@@ -76,7 +76,7 @@ class Worker:
     def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """One round; True when more waits. `trouble` is what broke it off, None for a whole one."""
         before, self.trouble, is_busy = self.trouble, None, False
-        now_ms = self._believed(now_ms)
+        wall_ms, now_ms = now_ms, self._believed(now_ms)
         try:
             self._relief.relieve(now_ms)
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
@@ -87,14 +87,14 @@ class Worker:
             if str(error) != str(before):
                 _log.error("round broken off: error=%s", error)
         self.rounds += 1
-        self._note(now_ms)
+        self._note(now_ms, wall_ms)
         self._notes.note(now_ms)
         return is_busy
 
     def end(self, now_ms: int) -> None:
         """Say that nobody is at work any more."""
-        now_ms = self._believed(now_ms)
-        self._note(now_ms, is_ended=True)
+        wall_ms, now_ms = now_ms, self._believed(now_ms)
+        self._note(now_ms, wall_ms, is_ended=True)
         self._notes.note(now_ms, is_last=True)
 
     def _believed(self, wall_ms: int) -> int:
@@ -110,10 +110,13 @@ class Worker:
             _log.warning("the clock is believed again: now_ms=%d", now_ms)
         return now_ms
 
-    def _note(self, now_ms: int, *, is_ended: bool = False) -> None:
+    def _note(self, now_ms: int, wall_ms: int, *, is_ended: bool = False) -> None:
         of_node = next(iter(self._of_node()), None)
+        doubt = self.keeper.doubt(wall_ms) if self.keeper is not None else None
         try:
-            self._journal.note_round(self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended)
+            self._journal.note_round(
+                self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended, wall_ms=wall_ms, doubt=doubt
+            )
         except LogError as error:
             if str(error) != self._told:  # a full disk is one every round
                 _log.warning("the report of work could not be kept: cause=%s", error)

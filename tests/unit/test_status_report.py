@@ -10,6 +10,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, 
 from local.errors import DiskFailed, Unavailable
 from local.names import TopicPartition
 from tiered.status_report import StatusReport, status_report
+from tiered.timekeeping import Doubt
 from tiered.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, read_report
 from tiered.worker import Worker
 
@@ -156,6 +157,18 @@ def test_a_report_of_a_later_version_is_left_alone() -> None:
     body = msgspec.json.decode(disk.read(f"./data/{FILE}"))
     disk.create(f"./data/{FILE}").append(msgspec.json.encode({**body, "version": 2}))
     assert read_report([(disk, "./data")]) is None
+
+
+def test_who_goes_by_another_time_than_the_machines_is_at_work() -> None:
+    disk = ModelDisk()
+    notes = journal(disk)
+    doubt = Doubt(since_ms=NOW + 40 * DAY, seen_ms=NOW + 41 * DAY)
+    notes.note_round({}, NOW, wall_ms=NOW + 41 * DAY, doubt=doubt)
+    report = read_report([(disk, "./data")])
+    assert report is not None
+    assert report.doubt == doubt
+    assert report.is_at_work(NOW + 41 * DAY)
+    assert not report.is_at_work(NOW + 42 * DAY)
 
 
 def test_a_disk_that_refuses_the_report_ends_no_work(world: World, monkeypatch) -> None:

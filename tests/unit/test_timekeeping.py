@@ -8,7 +8,7 @@ from local.errors import AccessDenied
 from remote.memory_store import MemoryStore
 from remote.store import Body
 from tiered.store_clock import StoreClock, has_own_clock
-from tiered.timekeeping import JUMP_MS, Timekeeper, counted_ms
+from tiered.timekeeping import JUMP_MS, Doubt, Timekeeper, counted_ms
 
 MINUTE = 60_000
 HOLD = 60  # minutes
@@ -125,6 +125,48 @@ def test_a_start_goes_by_no_clock_that_its_witnesses_know_to_be_wrong(name: str)
         assert keeper.off_ms == (wall - gone_by) * MINUTE
         is_told = wall != gone_by or (store is not None and abs(wall - store) > LEAST)
         assert (keeper.trouble is not None) == is_told, passed
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+@pytest.mark.parametrize("off", [LONG, -LONG], ids=["ahead", "back"])
+def test_processes_that_end_soon_believe_a_clock_that_nobody_puts_right_after_the_same_hold(
+    off: int, has_store: bool
+) -> None:
+    """As cron starts them: each counts only minutes."""
+    passed, last, doubt, gone_by = 0, LAST * MINUTE, None, []
+
+    def counted() -> int:
+        return passed * MINUTE
+
+    for begin in range(0, 2 * HOLD, 10):
+        passed = begin
+        keeper = Timekeeper(HOLD * MINUTE, counted, last_ms=last, has_store=has_store, doubt=doubt)
+        for passed in (begin, begin + 1):
+            wall = (LAST + off + passed) * MINUTE
+            last = keeper.now_ms(wall)
+            if keeper.is_asking():  # it does not answer
+                last = keeper.now_ms(wall)
+            doubt = keeper.doubt(wall)
+        gone_by.append(last == wall)
+        assert (keeper.trouble is None) == gone_by[-1]
+    assert gone_by == [begin + 1 >= HOLD for begin in range(0, 2 * HOLD, 10)]
+
+
+def test_a_doubt_of_another_clock_counts_for_nothing() -> None:
+    doubt = Doubt(since_ms=LAST * MINUTE, seen_ms=(LAST + 5 * YEAR) * MINUTE)
+    for wall in (LAST + 3 * YEAR, LAST + 7 * YEAR):  # set back since, or far ahead once more
+        keeper = Timekeeper(HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, doubt=doubt)
+        assert keeper.now_ms(wall * MINUTE) == LAST * MINUTE
+
+
+def test_a_store_that_was_not_asked_yet_is_asked_before_an_old_doubt_is_over() -> None:
+    wall = (LAST + YEAR) * MINUTE
+    doubt = Doubt(since_ms=wall - 2 * HOLD * MINUTE, seen_ms=wall - MINUTE)
+    keeper = Timekeeper(HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, has_store=True, doubt=doubt)
+    assert keeper.now_ms(wall) == LAST * MINUTE
+    assert keeper.is_asking()
+    keeper.tell((LAST + 1) * MINUTE)
+    assert keeper.now_ms(wall) == (LAST + 1) * MINUTE
 
 
 # (minutes passed, how far the wall clock is off then, the store's time off then) and how far what is gone by is off

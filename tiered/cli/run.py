@@ -105,6 +105,7 @@ def _started(session: Session, stack: ExitStack, seen: Observations, interval: s
             manager.config.ms_of(JUMP_HOLD),
             last_ms=last.round_ms if last is not None else None,
             has_store=store_clock is not None,
+            doubt=last.doubt if last is not None else None,
         ),
         store_clock=store_clock,
     )

@@ -173,7 +173,7 @@ def _line(stuck: Stuck, report: StatusReport) -> str:
 
 def _work(report: StatusReport) -> str:
     assert report.work is not None, "the caller looked"
-    age = format_ms(max(0, report.now_ms - report.work.round_ms) // 1000 * 1000)
+    age = format_ms(max(0, report.now_ms - report.work.seen_ms) // 1000 * 1000)
     return f"the manager at work did a round {age} ago" if report.is_at_work else f"nobody is at work, since {age}"
 
 

@@ -225,10 +225,10 @@ def _work(report: StatusReport) -> Html:
     work = report.work
     if work is None:
         return tag("p", "No round of work was done here yet.")
-    age = lasted(report.now_ms - work.round_ms)
-    ago = "just now" if report.now_ms - work.round_ms < 1000 else f"{age} ago"
+    age = lasted(report.now_ms - work.seen_ms)
+    ago = "just now" if report.now_ms - work.seen_ms < 1000 else f"{age} ago"
     words = f"The manager at work did a round {ago}." if report.is_at_work else f"Nobody is at work, since {age}."
-    return tag("p", words, f" Last round at {stamp(work.round_ms)}.")
+    return tag("p", words, f" Last round at {stamp(work.seen_ms)}.")
 
 
 def _begin(has_remote: bool) -> list[Html]:
