@@ -8,7 +8,6 @@ at; an absent or an empty one holds nothing. Source: kafka `CheckpointFile`, `Pa
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -103,6 +102,8 @@ def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | N
     found = read_meta_properties(storage, root)
     if found is not None:
         return found
+    import uuid
+
     fresh = MetaProperties(
         cluster_id=(like.cluster_id if like else "") or names.encode_uuid(uuid.uuid4()),
         node_id=(like.node_id if like else "") or "1",

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import base64
 import re
-import uuid
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import uuid
 
 LOG, OFFSET_INDEX, TIME_INDEX = ".log", ".index", ".timeindex"
 TXN_INDEX, PRODUCER_SNAPSHOT = ".txnindex", ".snapshot"
@@ -113,6 +116,8 @@ def parse_segment_file(name: str) -> tuple[int, str] | None:
 
 def new_topic_id() -> str:
     """A fresh topic id as Kafka prints it: 22 characters of URL-safe base64, never starting with a dash."""
+    import uuid
+
     while True:
         text = encode_uuid(uuid.uuid4())
         if not text.startswith("-"):

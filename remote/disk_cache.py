@@ -14,7 +14,6 @@ directory (`LOCK`); another one reads without a cache on the disk.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import threading
@@ -186,5 +185,7 @@ class DiskCache:
 
 
 def _file_of(name: str, number: int) -> str:
+    import hashlib
+
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     return f"{digest[:2]}/{digest}-{number}"

@@ -27,7 +27,6 @@ A name is used once: the epoch keeps writers apart and the ulid one writer's att
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest
@@ -248,6 +247,8 @@ def parse_pin_key(key: str) -> str | None:
 
 def new_ulid(now_ms: int) -> str:
     """26 characters that sort by `now_ms`, with 80 random bits. Source: github.com/ulid/spec"""
+    import secrets  # and all of hashlib with it, which whoever names nothing new does without
+
     number = (now_ms & ((1 << 48) - 1)) << 80 | secrets.randbits(80)
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 

@@ -79,7 +79,8 @@ class Opener:
             free_bytes_min=config.dir_free_bytes_min,
             free_share_min=config.dir_free_share_min,
         )
-        self.writer_id = new_writer_id(storage, config.data_dirs)
+        # What heads are signed with; who only looks signs none.
+        self.writer_id = "" if directory.read_only else new_writer_id(storage, config.data_dirs)
 
     def keep_counts(self, now_ms: int | None = None) -> None:
         """Write down what was sent to the store (`tiered.kept_meter`)."""

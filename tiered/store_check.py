@@ -12,7 +12,6 @@ another server may answer one day. What is remembered of the way is a hash over 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -107,6 +106,8 @@ class StoreCheck:
     def _way(self, store: ObjectStore) -> str:
         """By which client and to which server, as a hash: options are nobody's business in a log directory."""
         named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
+        import hashlib
+
         from remote.obstore_options import is_installed
 
         client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # what the client "auto" means

@@ -48,5 +48,7 @@ def look_up_all(
             silent.append(error)
         return error
 
-    threads = DISK_LOOKERS if store_url.startswith(("file:", "memory:")) else LOOKERS
+    if len(waiting) < 2 or store_url.startswith("memory:"):
+        return [look_up(each) for each in waiting]
+    threads = DISK_LOOKERS if store_url.startswith("file:") else LOOKERS
     return side_by_side(look_up, waiting, threads=threads, name="look-up")

@@ -8,8 +8,6 @@ the epoch's alone.
 
 from __future__ import annotations
 
-import socket
-import uuid
 import zlib
 from collections.abc import Sequence
 
@@ -26,6 +24,9 @@ DELETION = "deletion-"  # what freed those of anybody else's
 
 def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
     """For a manager that begins on these directories."""
+    import socket
+    import uuid
+
     return f"{socket.gethostname()}-{node_mark(storage, directories) or 'new'}-{uuid.uuid4().hex[:8]}"
 
 

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -49,7 +50,6 @@ from race_stage import HOUR, Actor, GatedStore, Life, Race
 from race_truth import Truth
 
 from local.errors import Conflict, Corrupt
-from remote import keys
 from remote.bucket_check import ObjectKind
 from remote.keys import partition_prefix
 from tiered import forking
@@ -166,14 +166,14 @@ def _check_bucket(race: Race, truth: Truth) -> None:
 def _drawn_ids(race: Race) -> Iterator[None]:
     """Names of objects and commits come from the seed, so that a seed's story is the same every time."""
     rng = random.Random(f"{race.seed} ids")
-    real = keys.secrets.randbits
+    real = secrets.randbits
     new_topic_id, forking.new_topic_id = forking.new_topic_id, lambda: f"{rng.getrandbits(64):021x}A"  # type: ignore[attr-defined]
-    keys.secrets.randbits = rng.getrandbits
+    secrets.randbits = rng.getrandbits
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        keys.secrets.randbits = real
+        secrets.randbits = real
         forking.new_topic_id = new_topic_id  # type: ignore[attr-defined]
         logging.disable(level)

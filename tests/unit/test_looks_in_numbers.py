@@ -89,7 +89,7 @@ def test_once_the_store_was_silent_and_the_time_is_over_the_others_are_not_asked
         return Unavailable("reading an object, no answer by the deadline")
 
     with manager:
-        found = taking_up.look_up_all(silent, held, "memory://b", clock=lambda: now[0])
+        found = taking_up.look_up_all(silent, held, "file:///b", clock=lambda: now[0])
     assert len(found) == len(held)
     assert all(isinstance(error, Unavailable) for error in found)
     assert 3 <= len(asked) <= 2 + taking_up.DISK_LOOKERS

@@ -130,14 +130,12 @@ def _write_table(rows: Iterable[Row], columns: Sequence[Column]) -> None:
     ROWS_AT_ONCE are laid out together, so that any number of them takes little memory. Elsewhere than on a terminal
     later ones are no narrower than those before, and only the first have a heading.
     """
-    from rich.cells import cell_len
-
     is_terminal = sys.stdout.isatty()
     widths, rest, is_first = [0] * len(columns), iter(rows), True
     while (block := [_cells(row, columns) for row in islice(rest, ROWS_AT_ONCE)]) or is_first:
         if not is_terminal:
             titles = [column.title or "" for column in columns]
-            widths = [max(known, *map(cell_len, cells)) for known, *cells in zip(widths, titles, *block, strict=True)]
+            widths = [max(known, *map(_width, cells)) for known, *cells in zip(widths, titles, *block, strict=True)]
         _write_block(block, columns, widths, with_header=is_first or is_terminal)
         is_first = False
 
@@ -153,14 +151,21 @@ def _write_block(
     _write_rich(block, columns, widths, with_header=with_header)
 
 
-def _plain_line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    """What rich would print, without the tenth of a second that it takes for a hundred lines."""
+def _width(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii() and text.isprintable():
+        return len(text)
     from rich.cells import cell_len
 
+    return cell_len(text)
+
+
+def _plain_line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    """What rich would print, without the tenth of a second that it takes for a hundred lines."""
     padded = []
     for cell, column, width in zip(cells, columns, widths, strict=True):
         cell = cell.rstrip() if column.is_number else cell
-        blank = " " * (width - cell_len(cell))
+        blank = " " * (width - _width(cell))
         padded.append(blank + cell if column.is_number else cell + blank)
     return "  ".join(padded).rstrip()
 
