@@ -236,7 +236,10 @@ def test_random_bits_of_indexes_and_snapshots_are_found(healthy: ModelDisk) -> N
         path = rng.choice(files)
         at, bit = rng.randrange(len(disk.names[path].data)), 1 << rng.randrange(8)
         flip(disk, path, at, bit)
-        found = {each.path for each in alarms(verify(disk, path.rpartition("/")[0], OPTIONS))}
+        told = verify(disk, path.rpartition("/")[0], OPTIONS)
+        found = {each.path for each in alarms(told)}
+        # A bit may make of an entry one that older brokers write: that is told, and no alarm.
+        found |= {each.path for each in told if "as Kafka up to 4.0 writes them" in each.what}
         if path not in found and not (path.endswith(".timeindex") and is_still_true(disk, path)):
             missed.append((path, at))
         flip(disk, path, at, bit)
