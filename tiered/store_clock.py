@@ -37,8 +37,13 @@ class StoreClock:
     def ask(self, told: Callable[[int], None], wait_s: float = 0.0) -> None:
         """`told` hears the store's time if it answers; it is waited for that long. Nothing while a question is open."""
         if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=self._ask, args=(told,), name="tiered-store-clock", daemon=True)
-            self._asking.start()
+            asking = threading.Thread(target=self._ask, args=(told,), name="tiered-store-clock", daemon=True)
+            try:
+                asking.start()
+            except RuntimeError as error:
+                _log.warning("the store was not asked what time it is, no thread for it: cause=%s", error)
+                return
+            self._asking = asking
         self._asking.join(wait_s)
 
     def _ask(self, told: Callable[[int], None]) -> None:

@@ -35,11 +35,20 @@ class Answering:
             async with asyncio.timeout(self._limit_s):
                 await self._places.acquire()
                 made = loop.create_future()
-                threading.Thread(target=self._run, args=(make, made, loop), name="tiered-answer", daemon=True).start()
+                self._begin(make, made, loop)
                 return await made
         except TimeoutError:
             why = "not done in time" if made is not None else "too many other answers are being made"
             raise Unavailable(f"answering, {why}", waited_s=self._limit_s) from None
+
+    def _begin(
+        self, make: Callable[[], Answered], made: asyncio.Future[Answered], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        try:
+            threading.Thread(target=self._run, args=(make, made, loop), name="tiered-answer", daemon=True).start()
+        except RuntimeError as error:
+            self._places.release()
+            raise Unavailable("answering, there is no thread for it now", cause=str(error)) from None
 
     def _run(
         self, make: Callable[[], Answered], made: asyncio.Future[Answered], loop: asyncio.AbstractEventLoop

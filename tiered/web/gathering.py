@@ -82,8 +82,12 @@ class Gathering:
     def _begin(self, key: str, make: Callable[[], object], now_ms: int) -> _Look | None:
         if len(self._running) >= THREADS_MAX:
             return None
-        look = self._running[key] = _Look(now_ms)
-        threading.Thread(target=self._run, args=(key, look, make), name=f"tiered-page {key}", daemon=True).start()
+        look = _Look(now_ms)
+        try:
+            threading.Thread(target=self._run, args=(key, look, make), name=f"tiered-page {key}", daemon=True).start()
+        except RuntimeError:
+            return None  # the process can have no thread now; whoever asks next begins it
+        self._running[key] = look  # under the lock, which it needs to end
         return look
 
     def _run(self, key: str, look: _Look, make: Callable[[], object]) -> None:

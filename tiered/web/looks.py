@@ -94,9 +94,7 @@ class Looks:
         now = self._now_ms()
         with self._lock:
             if self._is_due(now):
-                self._opening_since_ms = now
-                self._is_there.clear()
-                threading.Thread(target=self._reopen, args=(now,), name="tiered-look", daemon=True).start()
+                self._begin(now)
             is_first = self._held is None
         if is_first and not self._is_there.wait(FIRST_S):
             self._look_alone(now)
@@ -109,6 +107,17 @@ class Looks:
             since = self._opening_since_ms
         waited = self._now_ms() - since if since is not None else 0
         raise Unavailable("opening the logs, the disk or the store has not answered yet", waited_ms=waited)
+
+    def _begin(self, now_ms: int) -> None:
+        """Look again, for whoever holds the lock."""
+        try:
+            threading.Thread(target=self._reopen, args=(now_ms,), name="tiered-look", daemon=True).start()
+        except RuntimeError as error:
+            self._error = Unavailable("looking again, there is no thread for it now", cause=str(error))
+            self._is_there.set()
+        else:
+            self._opening_since_ms = now_ms
+            self._is_there.clear()
 
     def _is_due(self, now_ms: int) -> bool:
         if self._is_closed or self._opening_since_ms is not None:

@@ -1,0 +1,70 @@
+"""A process that can have no thread for a moment: nothing stays shut when it has some again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+import pytest
+from manager_world import NOW, World
+
+from local.errors import Unavailable
+from remote.memory_store import MemoryStore
+from tiered.store_clock import StoreClock
+from tiered.web.answering import Answering
+from tiered.web.gathering import Gathering
+from tiered.web.looks import Looks
+
+HERE = (HTTPStatus.OK, "text/plain", "here")
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        yield
+
+
+def test_answers_are_made_again() -> None:
+    async def asked() -> None:
+        answering = Answering(limit_s=30, count_max=2)
+        with no_threads():
+            for _ in range(3):  # more than there are places
+                with pytest.raises(Unavailable, match="no thread"):
+                    await answering.of(lambda: HERE)
+        assert await answering.of(lambda: HERE) == HERE
+
+    asyncio.run(asked())
+
+
+def test_what_pages_are_made_from_is_gathered_again() -> None:
+    gathering = Gathering(lambda: NOW, deadline_s=30)
+    with no_threads(), pytest.raises(Unavailable):
+        gathering.get("key", lambda: 1)
+    assert gathering.get("key", lambda: 1).value == 1
+
+
+def test_a_look_is_taken_again() -> None:
+    world = World()
+    with world.open() as manager:
+        looks = Looks(manager.config, lambda: world.open(read_only=True), lambda: NOW)
+        with no_threads(), pytest.raises(Unavailable, match="no thread"), looks.manager():
+            pass
+        with looks.manager() as found:
+            assert found.topics() == []
+        looks.close()
+
+
+def test_the_store_is_asked_again_what_time_it_is() -> None:
+    clock, told = StoreClock(MemoryStore(), lambda: NOW), threading.Event()
+    with no_threads():
+        clock.ask(lambda at_ms: told.set(), wait_s=30)
+    assert not told.is_set()
+    clock.ask(lambda at_ms: told.set(), wait_s=30)
+    assert told.is_set()
