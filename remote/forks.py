@@ -31,7 +31,9 @@ Another run takes the fork's epoch before it looks, and removes nothing once a p
 looks after that whether the epoch is still its own, else nobody is told. So what somebody was told is whole stays.
 
 When the look fails (the forking process slept past the end of its pin) the fork is removed and has to be made anew. So
-is one that another run left filled, unless its rows pass the same look.
+is one that another run left filled, unless its rows pass the same look. The removal begins with a mark in the epoch
+that looked: a run that took the fork up since, and may have told somebody, has fenced it. One that was cut after the
+mark is ended by the next run that forks to that name.
 """
 
 from __future__ import annotations

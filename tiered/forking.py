@@ -19,7 +19,7 @@ from policies.cost import request_cost
 from remote.catalog import RemotePartitionName
 from remote.forks import homes_of
 from remote.head import Head
-from remote.head_changes import add_segments, expire_segments
+from remote.head_changes import add_segments, delete_partition, expire_segments
 from remote.keys import foreign_key
 from remote.metadata_log import MetadataLog
 from remote.partition_removal import PartitionRemoval, Removal
@@ -29,6 +29,7 @@ from remote.spilling import keys_of, named_keys
 from remote.store import ObjectStore
 
 PIN_MS = 86_400_000
+_REMOVER = "fork"  # who signs the removal of a fork that nobody was told of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,13 @@ class PartitionFork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """A topic's fork."""
+    """A topic's fork. `unfinished` is what is left of forks that were not made in time, to be removed to the end."""
 
     topic: str
     topic_id: str
     partitions: tuple[PartitionFork, ...]
     upto_offset: int | None = None
+    unfinished: tuple[RemotePartitionName, ...] = ()
 
     @property
     def dollars(self) -> float:
@@ -98,7 +100,12 @@ def plan_fork(
         fork = RemotePartitionName(topic, topic_id, name.partition)
         head, rows = _rows(store, name, upto_offset)
         parts.append(PartitionFork(source=name, fork=fork, head=head, rows=rows, is_there=fork in living))
-    return ForkPlan(topic=topic, topic_id=topic_id, partitions=tuple(parts), upto_offset=upto_offset)
+    forkers = {name: head for name, head in heads.items() if head.writer_id in (_REMOVER, _writer(names[0]))}
+    dropped = {name.topic_id for name, head in forkers.items() if head.deleted_ms is not None}
+    unfinished = tuple(name for name in forkers if name.topic_id in dropped)
+    return ForkPlan(
+        topic=topic, topic_id=topic_id, partitions=tuple(parts), upto_offset=upto_offset, unfinished=unfinished
+    )
 
 
 def run_fork(
@@ -110,6 +117,8 @@ def run_fork(
     fork is removed; plan and run again.
     """
     done = []
+    for name in plan.unfinished:
+        _remove(store, name, now_ms)
     for each in plan.partitions:
         if should_stop():
             break
@@ -133,7 +142,9 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
     if not (_is_in_time(store, log, source, each, announced, now_ms) and _end_pins(store, announced, now_ms)):
         if _is_whole(store, each):  # another run was in time: nobody takes that back
             return replace(each, is_there=True)
-        _remove(store, plan, now_ms)
+        _mark_removed(log, head, now_ms())
+        for part in plan.partitions:
+            _remove(store, part.fork, now_ms)
         raise Conflict("forking a partition, objects may have gone before all was written: again", source=head.topic)
     _check_still_ours(log, head)
     return replace(each, head=head, rows=tuple(rows), is_there=True)
@@ -197,17 +208,24 @@ def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: 
     return all(end_pin(store, home, told, now_ms=now_ms()) is not None for home, told in reversed(announced))
 
 
-def _remove(store: ObjectStore, plan: ForkPlan, now_ms: Callable[[], int]) -> None:
-    """Of a fork that nobody was told of all partitions go, at once."""
-    for each in plan.partitions:
-        name = each.fork
-        if _head(store, name) is None:
-            continue
-        removal = PartitionRemoval(
-            store, name.prefix, "fork", topic=name.topic, topic_id=name.topic_id, partition=name.partition
-        )
-        while removal.step(now_ms(), grace_ms=0) is Removal.UNDER_WAY:
-            pass
+def _mark_removed(log: MetadataLog, head: Head, now_ms: int) -> None:
+    """The first step of a removal, in our own epoch: where another run has taken the fork up since, it may have told
+    somebody of it. Raises Conflict then."""
+    try:
+        log.commit(delete_partition(now_ms=now_ms), now_ms)
+    except Fenced as error:
+        raise Conflict("forking a partition, another run took it up meanwhile: again", source=head.topic) from error
+
+
+def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
+    """A partition of a fork that nobody was told of goes, at once. What a cut leaves, the next run ends."""
+    if _head(store, name) is None:
+        return
+    removal = PartitionRemoval(
+        store, name.prefix, _REMOVER, topic=name.topic, topic_id=name.topic_id, partition=name.partition
+    )
+    while removal.step(now_ms(), grace_ms=0) is Removal.UNDER_WAY:
+        pass
 
 
 def _check_still_ours(log: MetadataLog, head: Head) -> None:

@@ -107,7 +107,8 @@ def _peace(race: Race, lasts: Sequence[Machine], machines: Sequence[Machine]) ->
         truth.check_strangers()
     half_made = frozenset(truth.prefix for truth in race.forks if not truth.is_told)  # whoever made them was killed
     reports = assert_sound(race.inner, half_made=half_made)
-    left = {ObjectKind.UNLINKED, ObjectKind.ORPHAN} & {kind for each in reports for kind in each.counts()}
+    whole = [each for each in reports if each.prefix not in half_made]  # what is left of others, the next run ends
+    left = {ObjectKind.UNLINKED, ObjectKind.ORPHAN} & {kind for each in whole for kind in each.counts()}
     assert not left, f"left behind for good: {left}"
     for machine in machines:
         machine.check()

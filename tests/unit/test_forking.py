@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from disk_model import ModelDisk
@@ -304,6 +305,46 @@ def test_a_fork_cut_at_any_call_is_made_whole_by_another_run(is_after: bool) -> 
         assert damage(check_bucket(other.store)) == [], at
 
 
+def _plan_calls(world: World) -> int:
+    stepping = Stepping(_copied(world).store, -1, lambda: None, is_after=False)
+    _plan(stepping)  # type: ignore[arg-type]
+    return stepping.count
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_removal_cut_at_any_call_is_ended_by_the_next_run(monkeypatch: pytest.MonkeyPatch, is_after: bool) -> None:
+    """Of a fork that was not made in time. Else nobody would end it, what it names would stay for good, and a topic of
+    its name could not be made where it was cut before it was marked."""
+    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", SMALL_PAGES)
+    world, seen = _world(150), 0
+    truth = _read(world.store, NAME)
+
+    def cut() -> None:
+        raise Cut("cut")
+
+    for at in range(_plan_calls(world) + 1, 400):
+        other = _copied(world)
+        stepping = Stepping(other.store, at, cut, is_after=is_after)
+        plan = _plan(stepping)  # type: ignore[arg-type]
+        with monkeypatch.context() as late:
+            late.setattr("tiered.forking._is_in_time", lambda *given: False)
+            with pytest.raises((Cut, Conflict)) as ended:
+                run_fork(stepping, plan, now_ms=lambda: NOW)  # type: ignore[arg-type]
+        _fork(other.store)
+        heads = [MetadataLog(other.store, name.prefix).refresh(exact=True) for name in _names(other.store, "f")]
+        living = [head for head in heads if head.deleted_ms is None]
+        assert len(living) == 1, at
+        gone = [name.prefix for name in _names(other.store, "f") if name.topic_id != living[0].topic_id]
+        assert all(is_over(other.store, prefix) for prefix in gone), at
+        bucket = RemoteLog(other.store, topic_ids={"f": living[0].topic_id}).reader()
+        assert list(bucket.records(FORK, bucket.offsets(FORK)[0])) == truth, at
+        seen += bool(gone) and ended.type is Cut
+        if ended.type is Conflict:
+            break
+    assert ended.type is Conflict
+    assert seen > 10
+
+
 def _race(world: World, at: int, *, passes_ms: int, deed: Callable[[World, int], None]) -> tuple[World, bool]:
     """Between two calls of a fork the source does something, and so much time passes; whether the fork was made."""
     other, clock = _copied(world), [NOW]
@@ -396,7 +437,7 @@ def test_of_two_who_fork_at_once_nobody_takes_from_the_other_what_somebody_was_t
     world = _begun(100)
     truth = _read(world.store, NAME)
     told = []
-    for at in range(1, _calls(world) + 1):
+    for at, is_late in product(range(1, _calls(world) + 12), (False, True)):
         other, made = _copied(world), []
 
         def fork_too(other: World = other, made: list[str] = made) -> None:
@@ -405,11 +446,15 @@ def test_of_two_who_fork_at_once_nobody_takes_from_the_other_what_somebody_was_t
             _empties(other, NOW)  # what the first one is about to name leaves the index
 
         stepping = Stepping(other.store, at, fork_too, is_after=False)
+        clock = iter([NOW + 9 * DAY])  # of a late one: hours pass after its first look at it
+        late_ms = NOW + 9 * DAY + (2 * PIN_MS if is_late else 0)
         try:
-            run_fork(stepping, _plan(stepping), now_ms=lambda: NOW + 9 * DAY)  # type: ignore[arg-type]
+            run_fork(stepping, _plan(stepping), now_ms=lambda: next(clock, late_ms))  # type: ignore[arg-type]  # noqa: B023
             made.append("first")
         except LogError:
             pass
+        if stepping.count < at:
+            continue
         assert made, at
         _empty_the_topic(other, LATER + 30 * DAY)
         heads = [MetadataLog(other.store, name.prefix).refresh(exact=True) for name in _names(other.store, "f")]
