@@ -384,7 +384,7 @@ PLANTED = [
     Plant(_a_job_carries_its_uploads_into_the_next_epoch, _in(lambda scene: scene.has_guest)),
     Plant(_an_epoch_is_taken_from_anybody, _in(lambda scene: scene.has_freer)),
     Plant(_who_deletes_asks_no_fork, _HAS_FORK, since=60),
-    Plant(_who_collects_asks_no_fork, _HAS_FORK, since=60),
+    Plant(_who_collects_asks_no_fork, fork_outlives),
     Plant(_a_fork_deletes_what_it_let_go_of, _HAS_FORK),
     Plant(_a_fork_is_not_announced, _HAS_FORK, since=200),
     Plant(_a_fork_is_told_of_without_a_look, forker_sleeps_long),
