@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,14 +52,19 @@ class AdvisedCosts:
 
 
 def cost_advice(
-    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, least_dollars: float = 0.01
+    manager: LogManager,
+    now_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    least_dollars: float = 0.01,
+    rates: Mapping[str | None, float] | None = None,
 ) -> AdvisedCosts:
     """What saves at least `least_dollars` a month for each tiered topic (None: all). Changes nothing.
 
-    Raises NotFound for a topic that is not there.
+    `rates` as in `tiered.cost_simulation.simulate_costs`. Raises NotFound for a topic that is not there.
     """
     prices = configured_prices(manager.config)
-    found = measured_streams(manager, now_ms, topics)
+    found = measured_streams(manager, now_ms, topics, rates=rates)
     streams = [each.stream for each in found if each.stream is not None]
     segments = {stream.topic: kept_segments(manager, stream.topic, now_ms) for stream in streams}
     advice = advise_costs(streams, segments, prices, least_dollars=least_dollars)

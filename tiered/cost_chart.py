@@ -76,6 +76,11 @@ def cost_page(simulation: CostSimulation) -> str:
         f"<h1>What {escape(topics)} would cost</h1>",
         f"<p>Dollars a month. {escape(table.region)}, prices of {escape(table.as_of)}; "
         "from the topics' own segments and requests, simulated.</p>",
+        *(
+            f"<p><strong>{escape(each.warning)}</strong></p>"
+            for each in simulation.measured
+            if each.warning is not None
+        ),
         _levers(simulation),
         _drawing([simulation.today, *simulation.found[:_BAR_MAX]]),
         _figures(simulation),

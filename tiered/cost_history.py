@@ -8,13 +8,13 @@ on the newest head, reads on what the meter kept. Where there is nothing to meas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from local.batch_header import HEADER_BYTES, read_header
+from local.batch_header import read_header
 from local.segment import Segment
 from policies.cost import DAY_MS, DAYS_PER_MONTH
 from policies.prices import STANDARD
@@ -28,6 +28,7 @@ from remote.keys import topic_directory
 from remote.metered_store import RequestCounts
 from remote.segment import RemoteSegment
 from remote.store import Body
+from tiered.arrival_rate import Piece, arrival, given_arrival, rates_of, steady
 from tiered.cost import all_rows
 from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
@@ -35,34 +36,34 @@ from tiered.partition import Partition
 
 SAMPLES_MAX = 4  # segments that are looked into
 SAMPLE_BYTES = 2 * CHUNK_BYTES  # of each, so that a batch of the largest size fits
-RATE_MS = 30 * DAY_MS  # how far back a rate is measured
 _ZSTD = Seal(codec=ZSTD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A stream, and what it rests on. None for a topic in which nothing has ever been stored."""
+    """A stream, and what it rests on. None for a topic in which nothing has ever been stored.
+
+    `warning` says why its figures are a guess, and what helps.
+    """
 
     topic: str
     stream: Stream | None
     basis: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A stretch of the log, of either tier; `span_ms` from its oldest to its newest record."""
-
-    size_bytes: int
-    min_ms: int
-    max_ms: int
+    warning: str | None = None
 
 
 def measured_streams(
-    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, may_ask: bool = True
+    manager: LogManager,
+    now_ms: int,
+    topics: Iterable[str] | None = None,
+    *,
+    may_ask: bool = True,
+    rates: Mapping[str | None, float] | None = None,
 ) -> list[Measured]:
     """Every tiered topic (or those of `topics`), by name. Reads samples of local segments, changes nothing.
 
-    Unless it `may_ask` no request is sent for it: of older segments in the bucket it then knows nothing.
+    Unless it `may_ask` no request is sent for it: of older segments in the bucket it then knows nothing. `rates` are
+    bytes a day by topic, in the place of what would be measured; None names the only topic.
     """
     history = manager.request_history()
     wanted = None if topics is None else set(topics)
@@ -70,16 +71,23 @@ def measured_streams(
         manager.topic(name)
     chosen = [each for each in manager.topics() if each.was_tiered and (wanted is None or each.name in wanted)]
     names = sorted(each.name for each in chosen)
-    return [measured(manager, name, now_ms, history, may_ask=may_ask) for name in names]
+    given = rates_of(rates, names) if rates else {}
+    return [measured(manager, name, now_ms, history, may_ask=may_ask, bytes_per_day=given.get(name)) for name in names]
 
 
 def measured(
-    manager: LogManager, topic: str, now_ms: int, history: RequestHistory | None, *, may_ask: bool = True
+    manager: LogManager,
+    topic: str,
+    now_ms: int,
+    history: RequestHistory | None,
+    *,
+    may_ask: bool = True,
+    bytes_per_day: float | None = None,
 ) -> Measured:
     """One topic. Its partitions are taken together and every one of them as the average."""
     held = manager.partitions([topic])
     rows = [row for each in held for row in (all_rows(each) if may_ask else _rows_at_hand(each))]
-    pieces = [_Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
+    pieces = [Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
               for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
     samples = list(_samples(held))
     if not held or not (pieces or samples):
@@ -89,10 +97,14 @@ def measured(
     looked_at: list[Body] = [segment.read(0, min(segment.size_bytes, SAMPLE_BYTES)) for segment in samples]
     looked_at = looked_at or (list(_remote_samples(held)) if may_ask else [])
     batch_bytes, zstd = _batches(looked_at)
-    arriving, said = _arriving(pieces, samples, batch_bytes, shares[0], len(held))
+    if bytes_per_day is None:
+        arriving = arrival(pieces, samples, batch_bytes, shares[0], len(held))
+    else:
+        arriving = given_arrival(bytes_per_day, len(held))
+    size, every_ms = steady(batch_bytes, arriving.bytes_per_ms)
     workload = Workload(
-        batch_bytes=max(1, round(batch_bytes)),
-        batch_ms=max(1, round(batch_bytes / arriving)) if arriving else RATE_MS,
+        batch_bytes=size,
+        batch_ms=every_ms,
         segment_bytes=settings.segment_bytes,
         segment_ms=settings.roll_ms,
         compacted_share=shares[0],
@@ -114,15 +126,15 @@ def measured(
         zstd_share=zstd,
     )
     where = "on the disk" if samples else "in the bucket"
-    basis = (
-        *said,
+    basis: tuple[str, ...] = (
+        arriving.said,
         f"{counted(len(rows), 'segment')} in the bucket",
         f"{counted(len(looked_at), 'segment')} sampled {where}",
     )
     older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
     if older:
         basis = (*basis, f"{older} older ones not asked for")
-    return Measured(topic=topic, stream=stream, basis=basis)
+    return Measured(topic=topic, stream=stream, basis=basis, warning=arriving.warning(topic))
 
 
 def _heads(held: Sequence[Partition]) -> list[Head]:
@@ -177,35 +189,6 @@ def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, floa
     kept = sum(row.record_count for row in cleaned)
     compacted = max(kept, 1) / offsets if held.rules.cleanup_compact and offsets else 1.0
     return min(1.0, compacted), stored
-
-
-def _arriving(
-    pieces: Sequence[_Piece], samples: Sequence[Segment], batch_bytes: float, compacted_share: float, partitions: int
-) -> tuple[float, tuple[str, ...]]:
-    """Bytes that come for one partition in a ms, before compaction. By the rows of late, else by the newest segments.
-
-    Rows follow one another, so what came is all of them over the time from the oldest to the newest record; between n
-    batches lie n - 1 pauses, hence one batch less.
-    """
-    newest = max((piece.max_ms for piece in pieces), default=0)
-    late = [piece for piece in pieces if piece.max_ms > newest - RATE_MS]
-    span = max((piece.max_ms for piece in late), default=0) - min((piece.min_ms for piece in late), default=0)
-    if span > 0:
-        came = sum(piece.size_bytes for piece in late) / compacted_share / partitions
-        return max(came - batch_bytes, came / 2) / span, (f"arrival rate of {span / DAY_MS:.1f} days in the bucket",)
-    known = [(size, span) for size, span in map(_span, samples) if span > 0]
-    if not known:
-        return 0.0, ("no arrival rate: all records have one time",)
-    return sum(size for size, _ in known) / sum(span for _, span in known), ("arrival rate of local segments",)
-
-
-def _span(segment: Segment) -> tuple[int, int]:
-    """(bytes, ms) of a local segment, by its first batch and its largest timestamp."""
-    first = read_header(segment.read(0, min(segment.size_bytes, HEADER_BYTES)))
-    largest = segment.max_timestamp_ms
-    if first is None or largest is None:
-        return segment.size_bytes, 0
-    return segment.size_bytes, max(0, largest - first.base_timestamp_ms)
 
 
 def _samples(held: Sequence[Partition]) -> Iterable[Segment]:

@@ -73,14 +73,20 @@ class CostSimulation:
 
 
 def simulate_costs(
-    manager: LogManager, now_ms: int, axes: Axes | None = None, topics: Iterable[str] | None = None
+    manager: LogManager,
+    now_ms: int,
+    axes: Axes | None = None,
+    topics: Iterable[str] | None = None,
+    *,
+    rates: Mapping[str | None, float] | None = None,
 ) -> CostSimulation:
     """Measure the tiered topics (None: all) and simulate. `axes` are values by fields of `Variant`.
 
-    Reads samples of local segments; changes nothing. Raises NotFound for a topic that is not there, InvalidRequest
-    where there is nothing to measure, or more combinations than VARIANTS_MAX.
+    `rates` are bytes a day by topic for those whose history is too short (`Measured.warning` says so), None names the
+    only one. Reads samples of local segments; changes nothing. Raises NotFound for a topic that is not there,
+    InvalidRequest where there is nothing to measure, or more combinations than VARIANTS_MAX.
     """
-    found = measured_streams(manager, now_ms, topics)
+    found = measured_streams(manager, now_ms, topics, rates=rates)
     return simulate_streams(found, axes, configured_prices(manager.config))
 
 

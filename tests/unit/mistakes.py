@@ -77,6 +77,8 @@ TOPICS = (
     _row("a part smaller than stores take", "cost simulate --part 1MiB", 2, "value=1048576", hint="5 MiB"),
     _row("a retention of less than none, among others", "cost simulate --retention 7d,-5", 2, "value=-5", hint="-1 is"),
     _row("a local retention of less than none", "cost simulate --local -3", 2, "value=-3", hint="least=-2"),
+    _row("a rate without its time", "cost simulate --rate 20GiB", 2, "reading --rate", hint="20GiB/d"),
+    _row("a rate of another topic", "cost advise --rate no=1GiB/d", 2, "topic=no", hint="topics="),
     _row("reads without end", "cost simulate --reads inf", 2, "value=inf", hint="at_most=1000000"),
     _row("no records for a partition that is not there", "append orders/9 /dev/null", 1, "partition=orders/9"),
     _row("a template of nothing", "consume orders --format=", 2, "reading a template, it is empty", hint="%v"),

@@ -38,7 +38,7 @@ TREE: Mapping[str, str] = {
     "gc": "--older-than= --delete --yes",
     "restore": "TARGETS --to= --at=",
     "cost show": "TOPICS",
-    "cost simulate": "TOPICS --retention= --local= --class= --chart --html=",
+    "cost simulate": "TOPICS --retention= --local= --class= --rate= --chart --html=",
     "backfill": "TARGETS --from= --to= --spark= --parallel= --resume=",
     "bench": "--remote --dry-run --yes -o=",
     "config explain": "SETTING",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiered.cli.arguments import Number
-from tiered.cli.cost_simulate import simulate
+from tiered.cli.cost_simulate import rate_option, simulate, tell_guesses
 from tiered.cli.errors import Exit
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -63,17 +63,21 @@ def prices(session: Session) -> None:
 @cost.command("advise")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--least", type=Number(), default=0.01, show_default=True, help="Dollars a month that it has to save.")
+@rate_option
 @output_option()
 @click.pass_obj
-def advise(session: Session, topics: tuple[str, ...], least: float, output: str) -> int:
+def advise(session: Session, topics: tuple[str, ...], least: float, rate: tuple[str, ...], output: str) -> int:
     """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
+    from tiered.arrival_rate import read_rates
     from tiered.cost_advising import cost_advice
 
+    rates = read_rates(rate)
     with session.manager(read_only=True) as manager:
-        found = cost_advice(manager, now_ms(), topics or None, least_dollars=least)
+        found = cost_advice(manager, now_ms(), topics or None, least_dollars=least, rates=rates)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     emit("advice", found.rows(), _ADVICE_COLUMNS, output, prices=price_facts(found.prices))
     session.tell_problems(problems)
+    tell_guesses(found.measured)
     for of in found.measured:
         session.say(f"{of.topic}: {'; '.join(of.basis)}")
     for each in found.advice:

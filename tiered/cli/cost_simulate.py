@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -15,11 +15,24 @@ from tiered.cli.session import Session, now_ms
 from tiered.units import format_bytes, format_dollars, parse_bytes, parse_ms
 
 if TYPE_CHECKING:
+    from tiered.cost_history import Measured
     from tiered.cost_simulation import CostSimulation
 
 STEPS = 6  # of a range such as 1d..365d
 _WIDTH = 100
 _WRITING = "writing the page"
+
+
+rate_option = click.option(
+    "--rate", multiple=True, metavar="[TOPIC=]RATE", help="What comes, as orders=20GiB/d or 10MiB/s; else measured."
+)
+
+
+def tell_guesses(measured: Iterable[Measured]) -> None:
+    """On stderr, also with -q: which figures rest on too little."""
+    for each in measured:
+        if each.warning is not None:
+            click.echo(f"warning: {each.warning}", err=True)
 
 
 @click.command("simulate")
@@ -31,25 +44,34 @@ _WRITING = "writing the page"
 @click.option("--codec", metavar="CODECS", help="Compression in the bucket: none,zstd.")
 @click.option("--class", "storage_class", metavar="CLASSES", help="standard,ia,onezone,gir,it,express or S3's names.")
 @click.option("--reads", metavar="SHARES", help="How much of the data is read in a month, as 0,0.1,1.")
+@rate_option
 @click.option("--chart", is_flag=True, help="Bars instead of the table.")
 @click.option("--html", "page", metavar="FILE", type=click.Path(), help="Also a page that needs nothing else.")
 @output_option()
 @click.pass_obj
 def simulate(
-    session: Session, /, topics: tuple[str, ...], chart: bool, page: str | None, output: str, **asked: str | None
+    session: Session,
+    /,
+    topics: tuple[str, ...],
+    rate: tuple[str, ...],
+    chart: bool,
+    page: str | None,
+    output: str,
+    **asked: str | None,
 ) -> None:
     """Dollars a month under other settings: every combination of the values given, or single changes without any.
 
     Rates, compaction and compression are measured on the topics' own segments, reads on the metered requests.
     """
+    from tiered.arrival_rate import read_rates
     from tiered.cost_simulation import simulate_costs
     from tiered.given_files import check_target
 
-    axes = read_axes(asked)
+    axes, rates = read_axes(asked), read_rates(rate)
     if page is not None:
         check_target(page, _WRITING)
     with session.manager(read_only=True) as manager:
-        simulation = simulate_costs(manager, now_ms(), axes or None, topics or None)
+        simulation = simulate_costs(manager, now_ms(), axes or None, topics or None, rates=rates)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     if page is not None:
         _write_page(page, simulation)
@@ -60,6 +82,7 @@ def simulate(
     else:
         emit("variants", _rows(simulation), _COLUMNS, output, **_facts(simulation))
     session.tell_problems(problems)
+    tell_guesses(simulation.measured)
     session.say("\n".join(_words(simulation)))
     if page is not None:
         session.say(f"page written: {page}")
@@ -176,7 +199,9 @@ def _facts(simulation: CostSimulation) -> dict[str, object]:
             }
             for each in simulation.break_evens
         ],
-        "measured": [{"topic": each.topic, "basis": list(each.basis)} for each in simulation.measured],
+        "measured": [
+            {"topic": each.topic, "basis": list(each.basis), "warning": each.warning} for each in simulation.measured
+        ],
     }
 
 

@@ -77,10 +77,11 @@ class Line(_Strict):
 
 
 class Basis(_Strict):
-    """What a topic's figures rest on."""
+    """What a topic's figures rest on; `warning` where that is too little to foretell a month from."""
 
     topic: str
     basis: list[str]
+    warning: str | None
 
 
 class CostVariant(_Strict):

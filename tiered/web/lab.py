@@ -89,7 +89,9 @@ def lab_facts(lab: CostLab) -> dict[str, object]:
             }
             for each in lab.break_evens
         ],
-        "measured": [{"topic": each.topic, "basis": list(each.basis)} for each in lab.measured],
+        "measured": [
+            {"topic": each.topic, "basis": list(each.basis), "warning": each.warning} for each in lab.measured
+        ],
     }
 
 

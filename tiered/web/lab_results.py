@@ -29,6 +29,7 @@ _WORDS_OF_KINDS = {
 
 def results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
     return [
+        *(tag("p", each.warning, class_="trouble") for each in lab.measured if each.warning is not None),
         _figures(lab),
         tag("h2", "The largest levers", id="levers"),
         _levers(lab, query),

@@ -1,0 +1,70 @@
+"""A rate is measured on what came, given by who knows better, and what is too little to measure on is said."""
+
+import pytest
+
+from local.errors import InvalidRequest
+from policies.cost import DAY_MS
+from tiered.arrival_rate import Piece, arrival, given_arrival, rates_of, read_rates, steady
+
+GIB = 1 << 30
+
+
+def seen(span_ms):
+    return arrival([Piece(size_bytes=478_000, min_ms=1000, max_ms=1000 + span_ms)], [], 16_384, 1.0, 1)
+
+
+def test_less_than_a_day_of_records_is_told_as_a_guess_with_what_helps():
+    for span_ms, word in ((2000, "2s"), (3_600_000, "1h"), (DAY_MS - 1, "23h")):
+        warning = seen(span_ms).warning("orders")
+        assert warning is not None
+        assert word in warning
+        assert "a guess" in warning
+        assert "--rate orders=" in warning
+        assert "0.0 days" not in seen(span_ms).said
+    assert seen(DAY_MS).warning("orders") is None
+    assert "1.0 days" in seen(DAY_MS).said
+
+
+def test_records_of_one_time_are_no_rate_and_that_is_told():
+    found = seen(0)
+    assert found.bytes_per_ms == 0
+    assert "no span of time" in str(found.warning("orders"))
+
+
+def test_a_given_rate_is_that_of_the_whole_topic_and_no_guess():
+    found = given_arrival(20 * GIB, 4)
+    assert found.bytes_per_ms * DAY_MS * 4 == pytest.approx(20 * GIB)
+    assert found.warning("orders") is None
+    assert "as given, 20.0 GiB a day" in found.said
+
+
+def test_whole_milliseconds_take_nothing_from_the_rate():
+    for batch_bytes in (100, 512, 16_384, 1 << 20):
+        for mib_per_s in (0.001, 0.1, 1, 7, 10, 100, 1000):
+            rate = mib_per_s * (1 << 20) / 1000
+            size, every_ms = steady(batch_bytes, rate)
+            assert size / every_ms == pytest.approx(rate, rel=0.006), (batch_bytes, mib_per_s)
+
+
+def test_rates_are_read_as_bytes_by_time():
+    read = {
+        "20GiB/d": {None: 20 * GIB},
+        "orders=10MiB/s": {"orders": 10 * (1 << 20) * 86_400},
+        "a=1MB/h": {"a": 24e6},
+        " a = 1000 / d ": {"a": 1000},
+    }
+    for text, expected in read.items():
+        assert read_rates([text]) == expected
+    for wrong in ("", "20GiB", "20GiB/", "/d", "x/d", "-1/d", "0/d", "1/y", "=1/d", "a=", "nan/d", "inf/s", "a=b=/d"):
+        with pytest.raises(InvalidRequest, match="reading --rate"):
+            read_rates([wrong])
+    with pytest.raises(InvalidRequest, match="twice"):
+        read_rates(["a=1/d", "a=2/d"])
+
+
+def test_a_rate_without_a_name_is_for_the_only_topic():
+    assert rates_of({None: 5.0}, ["a"]) == {"a": 5.0}
+    assert rates_of({"b": 5.0}, ["a", "b"]) == {"b": 5.0}
+    for rates, topics in (({None: 5.0}, ["a", "b"]), ({None: 5.0, "a": 6.0}, ["a"]), ({"c": 1.0}, ["a", "b"])):
+        with pytest.raises(InvalidRequest, match="giving a rate"):
+            rates_of(rates, topics)
