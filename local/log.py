@@ -316,8 +316,10 @@ class Log(ShrinkableLog):
         self._look_again = partial(self._look, log_start_offset, is_tiered=is_tiered)
         with self._lock:
             loaded = looking.look(self._storage, self.directory, log_start_offset)
-            if loaded.next_offset > loaded.segments[0].base_offset and not is_tiered:
+            if not is_tiered:
                 log_start_offset = max(log_start_offset, loaded.segments[0].base_offset)
+            if loaded.next_offset < log_start_offset:  # the next start discards it
+                loaded = looking.nothing(self._storage, self.directory, log_start_offset)
             self.epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, self._path(names.LEADER_EPOCHS))))
             bases = [segment.base_offset for segment in loaded.segments]
             onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)

@@ -50,9 +50,15 @@ def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
         facts = {"directory": directory, "base_offset": min(missing)}
         raise Unavailable("looking at a log, a swap is under way; look again, or let its owner finish it", **facts)
     segments = [found_segment(storage, directory, base, files, LOOKING) for base in bases]
-    next_offset = trim_to_whole_batches(segments[-1]) if segments else log_start_offset
     if not segments:
-        segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
+        return nothing(storage, directory, log_start_offset)
+    next_offset = trim_to_whole_batches(segments[-1])
+    return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
+
+
+def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
+    """A log without a record, which goes on at `next_offset`."""
+    segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
     return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
 
 

@@ -223,3 +223,22 @@ def test_a_torn_tail_of_zeros_or_garbage_is_not_shown_read_only() -> None:
         disk.names["./t-0/" + f"{log.segments()[-1].base_offset:020d}.log"].data += tail
         seen = open_log(disk, read_only=True)
         assert [record.offset for record in read_all(seen)] == list(range(50))
+
+
+@pytest.mark.parametrize("checkpointed", [None, 0, 30, 50, 70])
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_an_onlooker_tells_the_offsets_that_the_next_start_would(checkpointed: int | None, is_expired: bool) -> None:
+    """With a checkpoint of the log start that is missing, behind, or past what the power left of the log."""
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 50)
+    if is_expired:
+        log.roll(now_ms=1000)
+        log.drop_before(50, now_ms=1000, delay_ms=0, raises_log_start=True)
+        assert [each.base_offset for each in log.segments()] == [50]
+    seen = open_log(disk, read_only=True, log_start_offset=checkpointed)
+    started = open_log(disk, log_start_offset=checkpointed)
+    for name in ("log_start_offset", "local_log_start_offset", "next_offset"):
+        assert getattr(seen, name) == getattr(started, name), name
+    assert seen.log_start_offset <= seen.next_offset
+    assert [record.offset for record in read_all(seen)] == [record.offset for record in read_all(started)]
