@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from local.errors import Unavailable
+from local.errors import AccessDenied, Unavailable
 from local.storage import DiskStorage
 from tiered import remote_acks
 from tiered.append_marks import FILE, MARKS_MAX, AppendMarks, Share, input_key
@@ -95,6 +95,24 @@ def test_a_signal_while_it_waits_is_130_and_the_next_command_goes_on(
         assert invoke(APPEND) == 130
     assert invoke(APPEND) == 0
     assert values(capfd) == values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
+
+
+def test_where_no_mark_can_be_kept_it_is_waited_all_the_same_and_told(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(marks: AppendMarks, key: str, shares: list[Share]) -> None:
+        raise AccessDenied("writing a file", path=FILE)
+
+    monkeypatch.setattr(AppendMarks, "note", refuse)  # a configuration that is not the user's to write beside
+    capfd.readouterr()
+    assert invoke(APPEND) == 0
+    assert "would be appended once more" in capfd.readouterr().err
+    assert values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_acks, "wait_for_bucket", _raise_unavailable)
+        capfd.readouterr()
+        assert invoke(APPEND) == 6
+    assert "do not append it again" in capfd.readouterr().err
 
 
 def _interrupt(*args: object, **more: object) -> None:

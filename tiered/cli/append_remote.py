@@ -56,8 +56,7 @@ class RemoteAppend:
         if not shares:
             return True
         self._manager.flush()
-        if self._key is not None:
-            self._marks.note(self._key, list(shares))
+        self._note(shares)
         try:
             with copy_progress(self._session, self._manager):
                 acked = wait_for_bucket(
@@ -80,6 +79,16 @@ class RemoteAppend:
         told = ", ".join(f"{name} up to {upto:,}" for name, upto in sorted(acked.held_upto.items()))
         self._session.say(f"in the bucket: {told}")
         return True
+
+    def _note(self, shares: Sequence[Share]) -> None:
+        """Where the mark cannot be kept it is waited all the same: the records are there already."""
+        if self._key is None:
+            return
+        try:
+            self._marks.note(self._key, list(shares))
+        except LogError as error:
+            self._key = None
+            self._session.say(f"given again, the same would be appended once more: {' '.join(str(error).split())}")
 
     def _tell(self, left: Sequence[TopicPartition], trouble: LogError | None) -> None:
         names = ", ".join(map(str, left))
