@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 
+import printed_json
 import pytest
 from fetched import Missing
 from local_servers import KINDS, RunningServer
@@ -53,6 +54,16 @@ def commands_keep_their_clock():
     }
     strange = [name for name, clock in clocks.items() if clock is not None and clock is not session.now_ms]
     assert not strange, f"patch time.time_ns: what these go by from now on is the clock of a test: {strange}"
+
+
+printed_json.watch()
+
+
+@pytest.fixture(autouse=True)
+def printed_json_keeps_its_schema():
+    """Whatever commands printed as JSON in this process; those of a fixture count for the test that made it."""
+    yield
+    assert printed_json.take_wrong() == []
 
 
 @pytest.fixture(autouse=True)

@@ -1,26 +1,25 @@
 """What the JSON of a command holds: its schema, as types. Within one version fields are only ever added.
 
 `tiered ... -o json` gives one object of the type in SCHEMAS; tests hold the commands' output against it, and the pages
-``docs/reference/schemas/*.json`` (JSON Schema) are made from it.
+``docs/reference/schemas/*.json`` (JSON Schema) are made from it. A line of ``-o jsonl`` is an element of its list.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from tiered.cli.schemas_base import Strict
+from tiered.cli.schemas_daily import DAILY, DAILY_COMMANDS
 
-class _Strict(msgspec.Struct, forbid_unknown_fields=True):
-    """An object with these fields and no other."""
 
-
-class PricesUsed(_Strict):
+class PricesUsed(Strict):
     """Which price table the dollars are of."""
 
     as_of: str
     region: str
 
 
-class TopicCost(_Strict):
+class TopicCost(Strict):
     """A topic's bill: dollars a month by kind, and what it is made from."""
 
     topic: str
@@ -49,7 +48,7 @@ class TopicCost(_Strict):
     metered_months: float
 
 
-class CostShow(_Strict):
+class CostShow(Strict):
     """``tiered cost show``."""
 
     schema_version: int
@@ -59,14 +58,14 @@ class CostShow(_Strict):
     topics: list[TopicCost]
 
 
-class Lever(_Strict):
+class Lever(Strict):
     """A single change and what it saves a month."""
 
     changes: str
     saved_dollars: float
 
 
-class Line(_Strict):
+class Line(Strict):
     """A break-even line; `value` null is for ever."""
 
     what: str
@@ -76,7 +75,7 @@ class Line(_Strict):
     verdict: str
 
 
-class Basis(_Strict):
+class Basis(Strict):
     """What a topic's figures rest on; `warning` where that is too little to foretell a month from."""
 
     topic: str
@@ -84,7 +83,7 @@ class Basis(_Strict):
     warning: str | None
 
 
-class CostVariant(_Strict):
+class CostVariant(Strict):
     """Dollars and requests a month under some settings; null is as it is."""
 
     changes: str
@@ -119,7 +118,7 @@ class CostVariant(_Strict):
     bytes_out_per_month: int
 
 
-class CostSimulate(_Strict):
+class CostSimulate(Strict):
     """``tiered cost simulate``; the first of `variants` is today."""
 
     schema_version: int
@@ -130,7 +129,7 @@ class CostSimulate(_Strict):
     variants: list[CostVariant]
 
 
-class Advice(_Strict):
+class Advice(Strict):
     """One piece of advice; `segments` 0 for a setting."""
 
     topic: str
@@ -144,7 +143,7 @@ class Advice(_Strict):
     command: str
 
 
-class CostAdvise(_Strict):
+class CostAdvise(Strict):
     """``tiered cost advise``."""
 
     schema_version: int
@@ -152,7 +151,7 @@ class CostAdvise(_Strict):
     advice: list[Advice]
 
 
-class PlannedDecision(_Strict):
+class PlannedDecision(Strict):
     """One decision of a plan and its price; `dollars` once, `dollars_per_month` how the bill changes."""
 
     what: str
@@ -173,7 +172,7 @@ class PlannedDecision(_Strict):
     dollars_per_month: float
 
 
-class PlannedTotal(_Strict):
+class PlannedTotal(Strict):
     """All decisions of one kind."""
 
     count: int
@@ -184,7 +183,7 @@ class PlannedTotal(_Strict):
     decision: str
 
 
-class _PlanFacts(_Strict):
+class _PlanFacts(Strict):
     schema_version: int
     prices: PricesUsed
     now_dollars_per_month: float
@@ -207,7 +206,7 @@ class PlanSummary(_PlanFacts):
     totals: list[PlannedTotal]
 
 
-class StatusPrices(_Strict):
+class StatusPrices(Strict):
     """Which prices the dollars are of."""
 
     as_of: str
@@ -215,7 +214,7 @@ class StatusPrices(_Strict):
     storage_class: str
 
 
-class StuckThing(_Strict):
+class StuckThing(Strict):
     """Something that does not go on; `rounds` of the manager at work met it, 0 for what was seen just now."""
 
     where: str
@@ -228,7 +227,7 @@ class StuckThing(_Strict):
     next: str
 
 
-class _Figures(_Strict):
+class _Figures(Strict):
     """Null where nothing could be opened."""
 
     local_segments: int | None
@@ -269,7 +268,7 @@ class PartitionFigures(_Figures):
     unlinked_bytes: int | None
 
 
-class SyncFigures(_Strict):
+class SyncFigures(Strict):
     """Whether disk and bucket agree about a partition; null where the bucket has no head of it. `state` is one of
     unknown, hole, ahead, other writer, behind, in sync, no head, not tiered."""
 
@@ -292,7 +291,7 @@ class SyncFigures(_Strict):
     problem: str | None
 
 
-class _StatusFacts(_Strict):
+class _StatusFacts(Strict):
     schema_version: int
     prices: StatusPrices
     now_ms: int
@@ -314,7 +313,7 @@ class StatusByPartition(_StatusFacts):
     partitions: list[PartitionFigures]
 
 
-class TierNote(_Strict):
+class TierNote(Strict):
     """How the tiers stood at a time, of one topic or (null) of all together. Null: the bucket was not seen then."""
 
     topic: str | None
@@ -327,7 +326,7 @@ class TierNote(_Strict):
     missing_partitions: int
 
 
-class StatusHistory(_Strict):
+class StatusHistory(Strict):
     """``tiered status --history``; notes within ``[since_ms, until_ms]``, by topic and time."""
 
     schema_version: int
@@ -336,7 +335,7 @@ class StatusHistory(_Strict):
     notes: list[TierNote]
 
 
-class PausedTopic(_Strict):
+class PausedTopic(Strict):
     """A topic whose uploads are paused; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
 
     topic: str
@@ -345,14 +344,14 @@ class PausedTopic(_Strict):
     paused_since_ms: int | None
 
 
-class Paused(_Strict):
+class Paused(Strict):
     """``tiered pause`` and ``tiered resume``: what is paused now."""
 
     schema_version: int
     paused: list[PausedTopic]
 
 
-class DoctorFinding(_Strict):
+class DoctorFinding(Strict):
     """What one check found; `state` is ok, warning, error or skipped, `next` empty where nothing is to be done."""
 
     check: str
@@ -361,14 +360,14 @@ class DoctorFinding(_Strict):
     next: str
 
 
-class Doctor(_Strict):
+class Doctor(Strict):
     """``tiered doctor``."""
 
     schema_version: int
     findings: list[DoctorFinding]
 
 
-class MeasuredOne(_Strict):
+class MeasuredOne(Strict):
     """One figure beside its reference; `ratio` 1.0 is as fast as that. Null where it was not measured."""
 
     name: str
@@ -385,7 +384,7 @@ class MeasuredOne(_Strict):
     reference_latencies_ms: dict[str, float] | None
 
 
-class RequestsSent(_Strict):
+class RequestsSent(Strict):
     """Requests and bytes, in the classes that are billed."""
 
     puts: int
@@ -396,7 +395,7 @@ class RequestsSent(_Strict):
     bytes_out: int
 
 
-class BenchMeasured(_Strict):
+class BenchMeasured(Strict):
     """``tiered bench``; `requests` null where the bucket was a folder beside the log."""
 
     schema_version: int
@@ -408,7 +407,7 @@ class BenchMeasured(_Strict):
     measured: list[MeasuredOne]
 
 
-SCHEMAS: dict[str, type[_Strict]] = {
+SCHEMAS: dict[str, type[Strict]] = {
     "bench": BenchMeasured,
     "cost-show": CostShow,
     "cost-simulate": CostSimulate,
@@ -420,6 +419,20 @@ SCHEMAS: dict[str, type[_Strict]] = {
     "status": Status,
     "status-history": StatusHistory,
     "status-partitions": StatusByPartition,
+    **DAILY,
+}
+# Every command that prints JSON: the pages of which one is its output, by what was asked for.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "bench": ("bench",),
+    "cost show": ("cost-show",),
+    "cost simulate": ("cost-simulate",),
+    "cost advise": ("cost-advise",),
+    "plan": ("plan", "plan-summary"),
+    "doctor": ("doctor",),
+    "pause": ("pause",),
+    "resume": ("pause",),
+    "status": ("status", "status-partitions", "status-history"),
+    **DAILY_COMMANDS,
 }
 
 

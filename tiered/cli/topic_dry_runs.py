@@ -49,7 +49,7 @@ def show_altered(session: Session, planned: AlteredTopic, output: str) -> None:
     ]
     facts: dict[str, object] = {"dry_run": True, "topic": planned.topic.name, "own": dict(planned.own)}
     facts |= {"begins_tiering": planned.begins_tiering, "gives_up_tier": planned.gives_up_tier}
-    emit("settings", rows, _CHANGES, output, **facts, lost=[_row(each) for each in planned.lost])
+    emit("settings", rows, _CHANGES, output, **facts, lost=[_loss(each) for each in planned.lost])
     _warn_of_outranked(session, planned.outranked)
     if planned.begins_tiering:
         session.say("its closed segments would go to the bucket from the next round on")
@@ -119,12 +119,13 @@ def _count(value: int | None) -> str:
 
 
 def _row(each: PartitionLoss) -> Row:
-    return {
-        "partition": each.partition.partition,
-        **{name: getattr(each, name) for name in _FIELDS},
-        "forks": list(each.forks),
-        "fork_names": " ".join(each.forks),
-    }
+    return {**_loss(each), "fork_names": " ".join(each.forks)}
+
+
+def _loss(each: PartitionLoss) -> Row:
+    """What programs are told; the names in one text are for the table."""
+    known = {name: getattr(each, name) for name in _FIELDS}
+    return {"partition": each.partition.partition, **known, "forks": list(each.forks)}
 
 
 _FIELDS = (

@@ -1,0 +1,116 @@
+"""Whatever JSON a command prints in a test's process is held against its schema, in every test of the suite.
+
+All rows of all commands go through one writer (`tiered.cli.render`); `watch` stands beside it. What it meets is told by
+`take_wrong`, for an error raised in the midst of a command would be the command's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from typing import get_args, get_origin
+
+import click
+import msgspec
+
+from tiered.cli import render
+
+# `-o jsonl` of these prints the columns of the sections that were asked for, and no others.
+WITH_SECTIONS = {"status"}
+
+_wrong: list[str] = []
+_heads: list[type | None] = []  # of the object that is being written, once its beginning is known
+
+
+def watch() -> None:
+    """Once in a process."""
+    write, spell = render._write_json, render._json
+
+    def watched_write(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
+        _heads.append(None)
+        try:
+            write(what, rows, facts)
+        finally:
+            _heads.pop()
+
+    def watched_spell(value: object) -> str:
+        text = spell(value)
+        command = command_of(click.get_current_context(silent=True))
+        if command is not None:
+            _note(command, json.loads(text))
+        return text
+
+    render._write_json, render._json = watched_write, watched_spell
+
+
+def take_wrong() -> list[str]:
+    """What was met since the last time."""
+    found, _wrong[:] = list(_wrong), []
+    return found
+
+
+def command_of(context: click.Context | None) -> str | None:
+    """``topic list``; None for what is no command of ours."""
+    names: list[str] = []
+    while context is not None and context.parent is not None:
+        names.insert(0, str(context.info_name))
+        context = context.parent
+    from tiered.cli.main import main
+
+    return " ".join(names) if names and context is not None and context.command is main else None
+
+
+def _note(command: str, value: dict[str, object]) -> None:
+    try:
+        if _heads and _heads[-1] is None:
+            _heads[-1] = check_object(command, value)
+        else:
+            check_row(command, value, _heads[-1] if _heads else None)
+    except (msgspec.ValidationError, LookupError) as error:
+        _wrong.append(f"tiered {command}: {error}: {json.dumps(value)[:1000]}")
+
+
+def check_object(command: str, value: dict[str, object]) -> type:
+    """The one type of the command's that has these fields. Raises LookupError and ValidationError."""
+    found = _of_fields(types_of(command), frozenset(value))
+    msgspec.convert(value, found)
+    return found
+
+
+def check_row(command: str, row: dict[str, object], head: type | None = None) -> None:
+    """A row of `head`, or a line of the command's."""
+    types = row_types(head) if head is not None else tuple(each for one in types_of(command) for each in row_types(one))
+    if head is None and command in WITH_SECTIONS:
+        found = next(each for each in types if set(row) <= set(each.__struct_encode_fields__))
+        for each in msgspec.structs.fields(found):
+            if each.encode_name in row:
+                msgspec.convert(row[each.encode_name], each.type)
+        return
+    msgspec.convert(row, _of_fields(types, frozenset(row)))
+
+
+def types_of(command: str) -> tuple[type, ...]:
+    from tiered.cli.schemas import COMMANDS, SCHEMAS
+
+    return tuple(SCHEMAS[name] for name in COMMANDS[command])
+
+
+@functools.cache
+def row_types(of: type) -> tuple[type, ...]:
+    """What its lists hold."""
+    found = []
+    for each in msgspec.structs.fields(of):
+        for one in (each.type, *get_args(each.type)):
+            if get_origin(one) is list and isinstance(get_args(one)[0], type(msgspec.Struct)):
+                found.append(get_args(one)[0])
+    return tuple(found)
+
+
+@functools.cache
+def _of_fields(types: tuple[type, ...], fields: frozenset[str]) -> type:
+    for each in types:
+        if fields == set(each.__struct_encode_fields__):
+            return each
+    told = [sorted(fields ^ set(each.__struct_encode_fields__)) for each in types]
+    raise LookupError(f"no schema has these fields; others are {told}")

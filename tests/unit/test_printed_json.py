@@ -1,0 +1,57 @@
+"""JSON of commands is held against its schema in every test (`printed_json`): it sees what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import printed_json
+import pytest
+
+from tiered.cli import schemas, topic
+from tiered.cli.main import invoke
+from tiered.cli.render import Column
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        (*topic._TOPIC_COLUMNS, Column("extra")),
+        topic._TOPIC_COLUMNS[:-1],
+        (*topic._TOPIC_COLUMNS[:-1], Column("Settings")),
+    ],
+    ids=["one-more", "one-less", "another-name"],
+)
+def test_a_field_that_no_schema_has_is_seen_in_any_test(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+    columns: tuple[Column],
+) -> None:
+    place = ["-q", "-C", str(tmp_path)]
+    assert invoke([*place, "init", str(tmp_path), "--no-probe"]) == 0
+    assert invoke([*place, "topic", "create", "orders", "-o", form]) == 0
+    assert printed_json.take_wrong() == []
+    monkeypatch.setattr(topic, "_TOPIC_COLUMNS", columns)
+    assert invoke([*place, "topic", "list", "-o", form]) == 0
+    assert capsys.readouterr().out.count("orders") == 2
+    (wrong,) = printed_json.take_wrong()
+    assert wrong.startswith("tiered topic list: ")
+
+
+def test_a_value_of_another_type_is_seen_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["-q", "-C", str(tmp_path)]
+    assert invoke([*place, "init", str(tmp_path), "--no-probe"]) == 0
+    assert invoke([*place, "topic", "create", "orders"]) == 0
+    monkeypatch.setattr(topic, "_topic_row", lambda each, output: {"topic": each.name, "partitions": "1"})
+    assert invoke([*place, "topic", "list", "-o", "json"]) == 0
+    (wrong,) = printed_json.take_wrong()
+    assert "Expected `int`, got `str`" in wrong
+    capsys.readouterr()
+
+
+def test_every_schema_is_of_a_command() -> None:
+    assert {name for names in schemas.COMMANDS.values() for name in names} == set(schemas.SCHEMAS)

@@ -1,0 +1,22 @@
+"""What all types of `tiered.cli.schemas` share."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """An object with these fields and no other."""
+
+
+class Versioned(Strict):
+    """What ``-o json`` prints."""
+
+    schema_version: int
+
+
+class Where(Strict):
+    """A row about a partition."""
+
+    topic: str
+    partition: int
