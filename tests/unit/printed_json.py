@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from tiered.cli import render
+from tiered.cli.schemas import COMMANDS, SCHEMAS
 
 # `-o jsonl` of these prints the columns of the sections that were asked for, and no others.
 WITH_SECTIONS = {"status"}
@@ -37,7 +38,7 @@ def watch() -> None:
     def watched_spell(value: object) -> str:
         text = spell(value)
         command = command_of(click.get_current_context(silent=True))
-        if command is not None:
+        if command in COMMANDS:
             _note(command, json.loads(text))
         return text
 
@@ -91,8 +92,6 @@ def check_row(command: str, row: dict[str, object], head: type | None = None) ->
 
 
 def types_of(command: str) -> tuple[type, ...]:
-    from tiered.cli.schemas import COMMANDS, SCHEMAS
-
     return tuple(SCHEMAS[name] for name in COMMANDS[command])
 
 
