@@ -9,8 +9,9 @@ partition with a million of them costs nothing to begin with.
 |---|---|
 | copy a segment | its data in 1 PUT or parts + 2, its indexes 1 PUT, a HEAD of each; a commit for many |
 | compact | none; what a pass left is copied segment by segment, with one commit |
-| expire | two commits: the log start, then the rows; a page of rows that loses some is written anew |
+| expire | commits: the log start, whole pages of rows, single rows; a page that loses some is written anew |
 | delete | 1 LIST of pins, 2 GETs to prove who writes, 1 DELETE for 1000 objects, a commit |
+| delete pages | as before; for each page a DELETE for 1000 objects of its rows, and its own; two pages a round |
 | collect heads | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
 | commit | 1 PUT of a head, 1 GET of the boundary; a page of rows when the head is full |
 | read | to begin 2 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
@@ -24,13 +25,16 @@ What is left out: bursts (the stream is steady), cleaning again of what is in th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import takewhile
 from math import ceil
+from typing import NamedTuple
 
 from policies.cost import DAY_MS, upload_requests
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
+from policies.remote_retention import PAGES_DELETED_MAX
 from policies.rules import PartitionRules
 from policies.tiering import completes_commit
 from policies.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
@@ -41,7 +45,16 @@ __all__ = ["RANGE_BYTES", "Counts", "Reads", "Simulated", "Workload", "simulate"
 
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # what left the index before that is covered by a listing of pins (`remote.pin_watch`)
-PAGES_KEPT = 32  # pages of rows that a writer remembers (`remote.metadata_index`)
+ROWS_KEPT = 32 * 4096  # of pages, that a writer remembers (`remote.metadata_index`)
+
+
+class _Waiting(NamedTuple):
+    """What left the index in one commit. A page that left whole has `page_rows`, and their objects are its own."""
+
+    since: int
+    objects: int
+    size_bytes: float
+    page_rows: int = 0
 
 
 def simulate(
@@ -69,8 +82,8 @@ class _Partition:
         self.now = self.begun = self.last = 0
         self.settled = -1
         self.closed = self.cleaned = self.copied = self.dropped = self.expired = 0
-        self.waiting: deque[tuple[int, int, float]] = deque()  # (since, objects, bytes)
-        self.waiting_objects, self.waiting_bytes = 0, 0.0
+        self.waiting: deque[_Waiting] = deque()
+        self.waiting_objects, self.waiting_pages, self.waiting_bytes = 0, 0, 0.0
         self.pins_listed: int | None = None  # the last time
         self.head_rows, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
         self.next_read = workload.reads.every_ms if workload.reads is not None else None
@@ -122,6 +135,17 @@ class _Partition:
         return max(self.closes(number), min(by_age, by_size))
 
     def expires(self, number: int) -> float:
+        """By what has been cleaned until now; with every pass it has to be asked again."""
+        limits = self.rules.log_limits
+        if limits.bytes is None or not self.rules.cleanup_compact:
+            return self.expires_on_average(number)
+        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
+        clean = (self.cleaned - number - 1) * self.object_bytes
+        batches = ceil((limits.bytes - clean + self.cleaned * self.rolled_bytes) / self.of.batch_bytes)
+        return min(by_age, max(self.newest(number), (batches - 1) * self.of.batch_ms))
+
+    def expires_on_average(self, number: int) -> float:
+        """As if compaction took its share of every byte when it comes."""
         limits = self.rules.log_limits
         by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
         share = self.of.compacted_share if self.rules.cleanup_compact else 1.0
@@ -137,14 +161,14 @@ class _Partition:
     def fill(self) -> None:
         """Begin where the oldest segments expire, or where there is something to see when none ever does."""
         number = 1000
-        end = self.expires(number)
+        end = self.expires_on_average(number)
         # A month's bill of an unlimited log is one of its first year.
         start = end + self.rules.delete_grace_ms if end != float("inf") else 365 * DAY_MS
         self.now = self.begun = self.last = int(self.ticks(start))
         self.closed = self.closed_by(self.now)
         self.cleaned = self.copied = self._passed(self.copies, self.closed)
         self.dropped = min(self.copied, self._passed(self.drops, self.closed))
-        self.expired = min(self.copied, self._passed(self.expires, self.copied))
+        self.expired = min(self.copied, self._passed(self.expires_on_average, self.copied))
         self._fill_waiting()
         live = self.copied - self.expired
         room = self._head_room()
@@ -160,10 +184,13 @@ class _Partition:
     def _fill_waiting(self) -> None:
         """What expired within the grace time, round by round."""
         grace = self.rules.delete_grace_ms
-        first = self._passed(lambda each: self.expires(each) + grace, self.expired)
+        first = self._passed(lambda each: self.expires_on_average(each) + grace, self.expired)
         while first < self.expired:
-            moment = int(self.ticks(self.expires(first)))
-            upto = min(self.expired, max(first + 1, first + (moment - int(self.expires(first))) // self.segment_ms + 1))
+            moment = int(self.ticks(self.expires_on_average(first)))
+            upto = min(
+                self.expired,
+                max(first + 1, first + (moment - int(self.expires_on_average(first))) // self.segment_ms + 1),
+            )
             self._unlink(moment, 2 * (upto - first), (upto - first) * (self.stored + self.indexes))
             first = upto
 
@@ -180,7 +207,8 @@ class _Partition:
 
     def _head_room(self) -> int:
         """How many rows a head without pages and waiting objects has room for."""
-        return max(1, int((self.rule.head_bytes_max - self.of.head_base_bytes) / self.of.row_bytes))
+        room = self.rule.head_bytes_max - self.of.head_base_bytes
+        return max(1, bisect_right(range(self.rule.head_bytes_max), room, key=self.of.rows_bytes) - 1)
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -219,7 +247,7 @@ class _Partition:
         if self.expired < self.copied:
             moments.append(self.expires(self.expired))
         if self.waiting:
-            moments.append(self.waiting[0][0] + self.rules.delete_grace_ms)
+            moments.append(self.waiting[0].since + self.rules.delete_grace_ms)
         if self.next_read is not None:
             moments.append(self.next_read)
         return self.ticks(max(min(moments), self.settled + 1))
@@ -324,54 +352,77 @@ class _Partition:
 
     def _head_bytes(self) -> float:
         of = self.of
-        lists = self.waiting_objects * of.unlinked_bytes + len(self.pages) * of.spill_bytes
-        return of.head_base_bytes + self.head_rows * of.row_bytes + lists
+        lists = self.waiting_objects * of.unlinked_bytes + (len(self.pages) + self.waiting_pages) * of.spill_bytes
+        return of.head_base_bytes + of.rows_bytes(self.head_rows) + lists
 
     def _write_page(self, rows: int) -> None:
         self.counts.puts += 1
         self.counts.bytes_in += rows * self.of.page_row_bytes
 
-    def _unlink(self, since: int, objects: int, size_bytes: float) -> None:
-        self.waiting.append((since, objects, size_bytes))
-        self.waiting_objects += objects
+    def _unlink(self, since: int, objects: int, size_bytes: float, page_rows: int = 0) -> None:
+        self.waiting.append(_Waiting(since, objects, size_bytes, page_rows))
+        if page_rows:
+            self.waiting_pages += 1
+        else:
+            self.waiting_objects += objects
         self.waiting_bytes += size_bytes
 
     def _expire(self, number: int) -> None:
-        self._commit()  # the log start, by itself
-        left, is_rewritten = number, 0
-        while left and self.pages:
-            if len(self.pages) > PAGES_KEPT and not is_rewritten:
-                self.counts.gets += 1 / self.pages[0]
-            taken = min(left, self.pages[0])
-            left -= taken
-            self._unlink(self.now, 1, self.pages[0] * self.of.page_row_bytes)
-            is_rewritten = self.pages.popleft() - taken
-        if is_rewritten:
-            self._write_page(is_rewritten)
-            self.pages.appendleft(is_rewritten)
-        self.head_rows -= left
+        """The log start, then the pages that go whole, then single rows: a commit each."""
+        self._commit()
         self.expired += number
-        self._unlink(self.now, 2 * number, number * (self.stored + self.indexes))
+        left = number
+        of_segment = self.stored + self.indexes
+        is_known = sum(self.pages) <= ROWS_KEPT
+        whole = 0
+        while self.pages and left >= self.pages[0]:
+            rows = self.pages.popleft()
+            left -= rows
+            whole += 1
+            self._unlink(self.now, 2 * rows + 1, rows * (of_segment + self.of.page_row_bytes), rows)
+        if whole:
+            self._commit()
+        if not left:
+            return
+        if self.pages:
+            self.counts.gets += 0 if is_known else 1 / self.pages[0]
+            self._unlink(self.now, 1, self.pages[0] * self.of.page_row_bytes)
+            self.pages[0] -= left
+            self._write_page(self.pages[0])
+        else:
+            self.head_rows -= left
+        self._unlink(self.now, 2 * left, left * of_segment)
         self._commit()
 
-    def _due_for_deletion(self) -> int:
+    def _due_for_deletion(self) -> list[_Waiting]:
         before = self.now - self.rules.delete_grace_ms
-        return sum(1 for _ in takewhile(lambda each: each[0] <= before, self.waiting))
+        return list(takewhile(lambda each: each.since <= before, self.waiting))
 
-    def _delete(self, entries: int) -> None:
-        objects = since = 0
-        for _ in range(entries):
-            since, count, size_bytes = self.waiting.popleft()
-            objects += count
-            self.waiting_objects -= count
-            self.waiting_bytes -= size_bytes
-            if count > 1:
-                self._note_age(since, count // 2)
-        if self.pins_listed is None or since + PINS_LAG_MS > self.pins_listed:
+    def _delete(self, due: list[_Waiting]) -> None:
+        """Single objects all at once, then a few pages."""
+        pages = [each for each in due if each.page_rows][:PAGES_DELETED_MAX]
+        for going in ([each for each in due if not each.page_rows], pages):
+            if going:
+                self._free(going)
+
+    def _free(self, going: list[_Waiting]) -> None:
+        single = 0
+        for each in going:
+            self.waiting.remove(each)
+            self.waiting_bytes -= each.size_bytes
+            if each.page_rows:
+                self.waiting_pages -= 1
+                self.counts.deletes += ceil(2 * each.page_rows / LIST_PAGE) + 1
+            else:
+                self.waiting_objects -= each.objects
+                single += each.objects
+            if each.objects > 1:
+                self._note_age(each.since, each.objects // 2)
+        if self.pins_listed is None or going[-1].since + PINS_LAG_MS > self.pins_listed:
             self.counts.lists += 1
             self.pins_listed = self.now
         self.counts.gets += 2
-        self.counts.deletes += ceil(objects / LIST_PAGE)
+        self.counts.deletes += ceil(single / LIST_PAGE)
         self._commit()
 
     def _note_age(self, since: int, segments: int) -> None:
@@ -382,7 +433,7 @@ class _Partition:
 
     def _lived_in_index(self) -> float:
         """From the upload of a segment to its expiry, in ms."""
-        return max(0.0, self.expires(1000) - self.copies(1000))
+        return max(0.0, self.expires_on_average(1000) - self.copies(1000))
 
     def _collect(self, upto: int) -> None:
         gone = upto - self.void

@@ -39,6 +39,9 @@ class Workload:
     A batch of `batch_bytes` comes every `batch_ms`. Compaction leaves `compacted_share` of a segment, `stored_share` of
     that is what compression in the bucket leaves. Indexes take `index_base_bytes` and `index_share` of a segment.
     A head takes `head_base_bytes`, and so much more for each row, each object that waits for its deletion, each page.
+    The first rows take more than those that follow, for compression has seen nothing like them yet: `first_rows` are
+    (rows, what they take together) as measured; between two of them it is a straight line, past the last `row_bytes`
+    each.
     """
 
     batch_bytes: int
@@ -52,6 +55,7 @@ class Workload:
     index_share: float = 0.005
     head_base_bytes: float = 900.0
     row_bytes: float = 65.0
+    first_rows: tuple[tuple[int, float], ...] = ()
     unlinked_bytes: float = 26.0
     spill_bytes: float = 110.0
     page_row_bytes: float = 135.0
@@ -66,6 +70,15 @@ class Workload:
     @property
     def rolled_bytes(self) -> int:
         return self.batches_per_segment * self.batch_bytes
+
+    def rows_bytes(self, rows: float) -> float:
+        """What so many rows take in a head."""
+        known, taken = 0, 0.0
+        for upto, size_bytes in self.first_rows:
+            if rows < upto:
+                return taken + (size_bytes - taken) * (rows - known) / (upto - known)
+            known, taken = upto, size_bytes
+        return taken + (rows - known) * self.row_bytes
 
     @property
     def bytes_per_month(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from typing import Any
 
 import msgspec
@@ -153,7 +154,7 @@ def head_costs(head: Head) -> dict[str, Any]:
     base = float(_encoded(bare))
     found: dict[str, Any] = {"head_base_bytes": base}
     if head.segments:
-        found["row_bytes"] = max(1.0, (_encoded(replace(bare, segments=head.segments)) - base) / len(head.segments))
+        found |= _row_costs(bare, head.segments)
     if head.unlinked:
         with_rows = replace(bare, segments=head.segments)
         more = _encoded(replace(with_rows, unlinked=head.unlinked)) - _encoded(with_rows)
@@ -162,6 +163,17 @@ def head_costs(head: Head) -> dict[str, Any]:
         found["spill_bytes"] = max(1.0, (_encoded(replace(bare, spills=head.spills)) - base) / len(head.spills))
         pages = sum(spill.segment_count for spill in head.spills)
         found["page_row_bytes"] = sum(spill.page_bytes for spill in head.spills) / pages
+    return found
+
+
+def _row_costs(bare: Head, rows: tuple[RemoteSegment, ...]) -> dict[str, Any]:
+    """What 1, 2, 4, ... and all rows take: the first ones most, for compression has seen nothing like them yet."""
+    base, counts = _encoded(bare), [*takewhile(len(rows).__gt__, (1 << power for power in count())), len(rows)]
+    curve = tuple((each, float(_encoded(replace(bare, segments=rows[:each])) - base)) for each in counts)
+    found: dict[str, Any] = {"first_rows": curve}
+    if len(curve) > 1:
+        (fewer, before), (all_of_them, together) = curve[-2:]
+        found["row_bytes"] = max(1.0, (together - before) / (all_of_them - fewer))
     return found
 
 

@@ -77,7 +77,7 @@ def run(
         Config.load(None, {"file.delete.delay.ms": "0"}, {}, local_dir=directory), remote_url="memory://ignored"
     )
     topic = {"remote.storage.enable": "true", "append.batch.bytes": "100MiB", **settings}
-    held, local, sizes = [], [], []
+    held, local, sizes, fullest = [], [], [], None
     with LogManager.open(config, now_ms=START, store=_Shared(store)) as manager:
         manager.create_topic("t", partitions, topic, now_ms=START)
         before = manager.request_counts()
@@ -97,10 +97,12 @@ def run(
                 if reads_every_ms is not None and at and at % reads_every_ms == 0:
                     for partition in range(partitions):
                         read += scan(store, TopicPartition("t", partition))
-                held.append(sum(each.stored_bytes for each in manager.partition(NAME).head().parts))
+                seen = manager.partition(NAME).head()
+                fullest = seen if seen.segments else fullest
+                held.append(sum(each.stored_bytes for each in seen.parts))
                 local.append(sum(each.size_bytes for each in manager.partition(NAME).log.segments()))
         counts = manager.request_counts()
-        head = manager.partition(NAME).head()
+        head = fullest
     assert counts is not None
     assert head is not None
     last = scan(store)  # how a long read begins, as a history would know it

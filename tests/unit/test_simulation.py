@@ -96,6 +96,25 @@ CASES: dict[str, dict[str, object]] = {
         "reads_every_ms": 3 * DAY,
         "weeks": 1,
     },
+    "compacted alone: nothing ever leaves, heads only grow": {"settings": {"cleanup.policy": "compact"}, "keys": 20},
+    "a page of rows for half a dozen segments, read every five days": {
+        "settings": {"retention.ms": "14d", "segment.bytes": "200000"},
+        "rule": SpillRule(head_bytes_max=2000, page_rows_max=6, page_rows_min=4, kept_rows_min=8),
+        "reads_every_ms": 5 * DAY,
+    },
+    "compacted, retention by a size that the disk alone fills: the bucket is empty at times": {
+        "settings": {"cleanup.policy": "compact,delete", "retention.bytes": "400kB", "local.retention.ms": "1ms"},
+        "keys": 20,
+    },
+    "compacted, retention by size": {
+        "settings": {
+            "cleanup.policy": "compact,delete",
+            "retention.bytes": "550kB",
+            "local.retention.ms": "1ms",
+        },
+        "keys": 20,
+        "weeks": 3,
+    },
     "many segments a day": {"settings": {"segment.bytes": "200000"}, "batch_every_ms": HOUR // 2, "tick_ms": HOUR // 2},
 }
 
