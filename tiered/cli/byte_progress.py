@@ -1,8 +1,8 @@
-"""How far long work over known bytes is: a bar on a terminal, elsewhere a line every ten seconds."""
+"""How far long work over known bytes is, in the way that ``--progress`` asks for: a bar, lines, events, or nothing."""
 
 from __future__ import annotations
 
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +17,28 @@ _LINE_EVERY_S = 10.0
 
 
 @contextmanager
-def byte_progress(session: Session, verb: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Something to be told of bytes as they are done, on stderr. `verb` as in "scrubbed 3 of 5 GiB"."""
-    if session.is_quiet or size_bytes == 0:
-        yield lambda done_bytes: None
-        return
-    if not sys.stderr.isatty():
+def byte_progress(
+    session: Session, verb: str, size_bytes: int, *, bar_least_bytes: int = 1
+) -> Iterator[Callable[[int], None]]:
+    """Something to be told of bytes as they are done, by any thread. `verb` as in "scrubbed 3 of 5 GiB".
+
+    Less than `bar_least_bytes` is done before a bar is read.
+    """
+    progress = session.progress
+    if progress.meter is not None:
+        progress.meter.expect(size_bytes)
+        yield progress.meter.advance
+    elif size_bytes and progress.way == "plain" and not session.is_quiet:
         yield _Lines(session, verb, size_bytes).tell
-        return
+    elif size_bytes >= bar_least_bytes and progress.has_bars and not session.is_quiet:
+        with _bar(verb, size_bytes) as advance:
+            yield advance
+    else:
+        yield lambda done_bytes: None
+
+
+@contextmanager
+def _bar(verb: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
@@ -35,13 +49,23 @@ def byte_progress(session: Session, verb: str, size_bytes: int) -> Iterator[Call
 
 
 class _Lines:
-    def __init__(self, session: Session, verb: str, size_bytes: int) -> None:
-        self._session, self._verb, self._size_bytes = session, verb, size_bytes
+    def __init__(
+        self, session: Session, verb: str, size_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._session, self._verb, self._size_bytes, self._clock = session, verb, size_bytes, clock
+        self._lock = threading.Lock()
         self._done = 0
-        self._due_s = time.monotonic() + _LINE_EVERY_S
+        self._begun_s = clock()
+        self._due_s = self._begun_s + _LINE_EVERY_S
 
     def tell(self, done_bytes: int) -> None:
-        self._done += done_bytes
-        if time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + _LINE_EVERY_S
-            self._session.say(f"{self._verb} {format_bytes(self._done)} of {format_bytes(self._size_bytes)}")
+        with self._lock:
+            self._done += done_bytes
+            now = self._clock()
+            if now < self._due_s:
+                return
+            self._due_s = now + _LINE_EVERY_S
+            rate = self._done / (now - self._begun_s)
+        left = f", {round((self._size_bytes - self._done) / rate)} s left" if rate else ""
+        told = f"{format_bytes(self._done)} of {format_bytes(self._size_bytes)}, {format_bytes(round(rate))}/s{left}"
+        self._session.say(f"{self._verb} {told}")

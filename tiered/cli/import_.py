@@ -15,6 +15,7 @@ from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.layouts import layout_options, layout_words
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
@@ -61,6 +62,7 @@ _DONE = (
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 def import_(
     session: Session,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from tiered.cli.progress import Meter
     from tiered.log_loading import LoadProgress, OnProgress
 
 PATIENCE_S = 1.0
@@ -18,9 +19,17 @@ LINE_EVERY_S = 10.0
 
 
 @contextmanager
-def recovery_progress(say: Callable[[str], None], *, is_quiet: bool = False) -> Iterator[OnProgress]:
-    """A bar for each directory on a terminal, elsewhere a line to `say` every ten seconds; nothing in the first one."""
-    if is_quiet:
+def recovery_progress(
+    say: Callable[[str], None], *, is_quiet: bool = False, meter: Meter | None = None
+) -> Iterator[OnProgress]:
+    """A bar for each directory on a terminal, elsewhere a line to `say` every ten seconds; nothing in the first one.
+
+    To a `meter` it is what the command waits for.
+    """
+    if meter is not None:
+        yield lambda told: meter.wait_for(in_words(told))
+        meter.wait_for(None)
+    elif is_quiet:
         yield lambda told: None
     elif sys.stderr.isatty():
         with _Bars() as bars:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +15,7 @@ from tiered.cli.arguments import parse_time
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket, open_target
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import emit, output_option
 from tiered.cli.rewrite_tables import COPIED, DONE, PLANNED, copied, done_row, planned_row, to_copy
 from tiered.cli.session import Session, now_ms, store_options
@@ -45,6 +46,7 @@ def _shared(command: Callable[..., object]) -> Callable[..., object]:
         click.option("--rate", metavar="SIZE/s", help="Read and write no faster than this, each for itself."),
         bucket_options,
         output_option(),
+        progress_option,
         click.pass_obj,
         spark_options,
     )
@@ -194,14 +196,13 @@ def _copied_here(
     from tiered.bucket_copying import run_copy
 
     done: list[CopyOutcome] = []
-    for plan in plans:
-        if not stop.is_set:
-            done.append(
-                run_copy(bucket.store, target, plan, now_ms=now_ms, keys=bucket.keys, should_stop=lambda: stop.is_set)
-            )
-            session.say(
-                f"{plan.name.topic}/{plan.name.partition}: {done[-1].rows:,} of {counted(len(plan.rows), 'segment')}"
-            )
+    how = {"now_ms": now_ms, "keys": bucket.keys, "should_stop": lambda: stop.is_set}
+    with byte_progress(session, "copied", sum(plan.size_bytes for plan in plans)) as progress:
+        for plan in plans:
+            if not stop.is_set:
+                done.append(run_copy(bucket.store, target, plan, progress=progress, **how))  # type: ignore[arg-type]
+                of = counted(len(plan.rows), "segment")
+                session.say(f"{plan.name.topic}/{plan.name.partition}: {done[-1].rows:,} of {of}")
     return done
 
 
@@ -285,12 +286,20 @@ def _done(
     from tiered.rewriting import run_rewrite
 
     done: list[tuple[RewritePlan, RewriteOutcome]] = []
+    telling = ExitStack()
+    progress = telling.enter_context(byte_progress(session, "rewritten", sum(map(_size_bytes, plans))))
     try:
         for plan in plans:
             if stop.is_set:
                 break
             outcome = run_rewrite(
-                bucket.store, plan, now_ms=now_ms, keys=bucket.keys, target=target, should_stop=lambda: stop.is_set
+                bucket.store,
+                plan,
+                now_ms=now_ms,
+                keys=bucket.keys,
+                target=target,
+                should_stop=lambda: stop.is_set,
+                progress=progress,
             )
             done.append((plan, outcome))
             later = (
@@ -300,9 +309,14 @@ def _done(
                 f"{plan.name.topic}/{plan.name.partition}: {outcome.groups} of {len(plan.groups)} groups{later}"
             )
     finally:
+        telling.close()
         if target is not None:
             target.close()
     return done
+
+
+def _size_bytes(plan: RewritePlan) -> int:
+    return sum(group.size_bytes for group in plan.groups)
 
 
 def _done_in_tasks(
@@ -327,7 +341,7 @@ def _done_in_tasks(
             is_configured=is_configured,
             key_ring=ways.key_ring,
         )
-    size = sum(group.size_bytes for plan in plans for group in plan.groups)
+    size = sum(map(_size_bytes, plans))
     with spark_job(session, "rewrite", on_spark) as spark, byte_progress(session, "rewritten", size) as progress:
         job_id, stopped = plans[0].job_id, lambda: stop.is_set
         outcomes = rewrite_in_tasks(

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from tiered.cli.schemas_base import Strict
@@ -407,6 +409,25 @@ class BenchMeasured(Strict):
     measured: list[MeasuredOne]
 
 
+class ProgressEvent(Strict):
+    """A line on stderr under ``--progress json``: how far a command is, or with `message` words of it.
+
+    `done` and `total` only grow; the last event of kind `progress` has `is_last`.
+    """
+
+    schema_version: int
+    kind: Literal["progress", "message"]
+    operation: str
+    done: int
+    total: int
+    unit: str
+    rate_per_second: float
+    eta_ms: int | None
+    waits_for: str | None
+    is_last: bool
+    message: str | None
+
+
 SCHEMAS: dict[str, type[Strict]] = {
     "bench": BenchMeasured,
     "cost-show": CostShow,
@@ -419,6 +440,7 @@ SCHEMAS: dict[str, type[Strict]] = {
     "status": Status,
     "status-history": StatusHistory,
     "status-partitions": StatusByPartition,
+    "progress": ProgressEvent,
     **DAILY,
 }
 # Every command that prints JSON: the pages of which one is its output, by what was asked for.

@@ -12,6 +12,7 @@ import click
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
@@ -40,6 +41,7 @@ _WRITING = "writing the report of a scrub"
 )
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 @spark_options
 def scrub(

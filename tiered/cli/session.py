@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound
+from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
@@ -30,6 +31,7 @@ class Session:
     is_verbose: bool = False
     is_debug: bool = False
     log_format: str = "text"
+    progress: Progress = field(default_factory=Progress)
 
     def config(self, overrides: Mapping[str, str] | None = None) -> Config:
         """The configuration of the directory, `overrides` on top. Raises NotFound where there is none."""
@@ -81,7 +83,7 @@ class Session:
         from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager import LogManager
 
-        with recovery_progress(self.say, is_quiet=self.is_quiet) as tell:
+        with recovery_progress(self.say, is_quiet=self.is_quiet, meter=self.progress.meter) as tell:
             if observations is not None:
                 from tiered.observations import open_observed
                 from tiered.tracing import store_spans, tracer

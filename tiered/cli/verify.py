@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from local.errors import Conflict, NotFound
 from tiered.cli.arguments import parse_partition
+from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session
 
@@ -38,6 +39,7 @@ _BAR_BYTES_MIN = 256 << 20  # less is done before a bar is read
 @click.option("--dry-run", is_flag=True, help="With --fix-index: only show what is wrong, build nothing.")
 @click.option("--threads", type=click.IntRange(1, 64), help="Segments looked at at a time; default: the processors.")
 @output_option()
+@progress_option
 @click.pass_obj
 def verify(
     session: Session,
@@ -82,7 +84,8 @@ def _verify_local(
         known_names=_own_names(),
     )
     found: list[Finding] = check_together(storage, session.config().data_dirs) if not targets else []
-    with _bar(session, sum(size_of(storage, path) for path in paths)) as on_bytes:
+    size_bytes = sum(size_of(storage, path) for path in paths)
+    with byte_progress(session, "verified", size_bytes, bar_least_bytes=_BAR_BYTES_MIN) as on_bytes:
         for path in paths:
             if not targets and len(paths) > 1 and not storage.is_directory(path):
                 found.append(_absent(path))
@@ -163,23 +166,6 @@ def _absent(path: str) -> Finding:
     from local.findings import Finding, Severity
 
     return Finding(severity=Severity.WARNING, path=path, what="there is no such directory; is its disk mounted?")
-
-
-@contextmanager
-def _bar(session: Session, total: int) -> Iterator[OnBytes]:
-    """A progress bar on stderr where that is a terminal and the work is long."""
-    import sys
-
-    if session.is_quiet or total < _BAR_BYTES_MIN or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("verify", total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 _COLUMNS = (

@@ -1,0 +1,178 @@
+"""``--progress``: events and their number by a virtual clock, and what commands write on stderr, line by line."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import logging
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from tiered.cli.byte_progress import _Lines
+from tiered.cli.main import invoke
+from tiered.cli.progress import WAYS, Meter, Progress
+from tiered.cli.schemas import SCHEMAS
+from tiered.cli.session import Session
+
+
+def events_of(text: str, operation: str) -> list[dict]:
+    """The events of kind ``progress``, after every line was held against the schema and all against each other."""
+    lines = text.splitlines()
+    for line in lines:
+        msgspec.json.decode(line, type=SCHEMAS["progress"])
+    told = [json.loads(line) for line in lines]
+    assert {each["operation"] for each in told} == {operation}
+    assert [each["message"] is None for each in told] == [each["kind"] == "progress" for each in told]
+    steps = [each for each in told if each["kind"] == "progress"]
+    for before, after in itertools.pairwise(steps):
+        assert before["done"] <= after["done"]
+        assert before["total"] <= after["total"]
+    assert [each["is_last"] for each in steps] == [False] * (len(steps) - 1) + [True]
+    assert all(each["done"] <= each["total"] for each in steps)
+    return steps
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_four_events_a_second_at_most_and_the_last_one_with_rate_and_time_left() -> None:
+    clock, lines = Clock(), list[str]()
+    meter = Meter("scrub", lines.append, clock)
+    meter.expect(10_000)
+    for _ in range(500):  # five seconds
+        clock.now += 0.01
+        meter.advance(10)
+    meter.end()
+    steps = events_of("".join(lines), "scrub")
+    assert 20 <= len(steps) <= 4 * 5 + 2
+    assert steps[0]["eta_ms"] is None
+    assert steps[-1]["done"] == 5000
+    assert steps[-1]["total"] == 10_000
+    assert steps[-1]["rate_per_second"] == pytest.approx(1000)
+    assert steps[-1]["eta_ms"] == pytest.approx(5000, abs=10)
+
+
+def test_a_meter_never_counts_down_and_names_what_it_waits_for() -> None:
+    clock, lines = Clock(), list[str]()
+    meter = Meter("run", lines.append, clock)
+    meter.wait_for("loading")
+    clock.now = 1
+    meter.wait_for(None)
+    for count in (3, 0, 4):  # more than was expected
+        clock.now += 1
+        meter.advance(count)
+    meter.expect(5, "segments")
+    meter.end()
+    steps = events_of("".join(lines), "run")
+    assert [each["waits_for"] for each in steps[:2]] == ["loading", None]
+    assert (steps[-1]["done"], steps[-1]["total"], steps[-1]["unit"]) == (7, 12, "segments")
+
+
+def test_words_logs_and_questions_become_messages_and_stderr_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    progress = Progress()
+    log = logging.Logger("any")
+
+    def fail() -> None:
+        assert not sys.stderr.isatty()
+        assert not progress.has_bars
+        click.echo("! two\nlines", err=True)
+        log.addHandler(logging.StreamHandler())
+        log.warning("odd %s", "\udcff")
+        click.echo("sure? ", err=True, nl=False)
+        raise KeyError
+
+    with pytest.raises(KeyError), progress.told("json", "gc"):
+        fail()
+    assert sys.stderr is stderr
+    events_of(stderr.getvalue(), "gc")
+    said = [json.loads(line)["message"] for line in stderr.getvalue().splitlines()]
+    assert said == ["! two", "lines", "odd \\udcff", "sure? ", None]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bar_is_for_a_terminal_and_auto_alone(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    stderr.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stderr)
+    progress = Progress()
+    with progress.told(way, "scrub"):
+        assert progress.has_bars == (way == "auto")
+
+
+def test_a_plain_line_comes_every_ten_seconds_with_rate_and_time_left(capfd: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = _Lines(Session(directory="."), "scrubbed", 100 << 20, clock)
+    for _ in range(25):
+        clock.now += 1
+        lines.tell(1 << 20)
+    first, second = capfd.readouterr().err.splitlines()
+    assert "scrubbed 10" in first
+    assert "90 s left" in first
+    assert "scrubbed 20" in second
+    assert "80 s left" in second
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiered.toml").write_text(
+        f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n[defaults]\n"segment.bytes" = "4KiB"\n'
+    )
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "lines").write_text("".join(f"key{at % 20}:value {at}\n" for at in range(2000)))
+    words = ["-C", str(tmp_path)]
+    settings = ["-X", "remote.storage.enable=true", "-X", "append.batch.bytes=512"]
+    assert invoke([*words, "topic", "create", "t", *settings]) == 0
+    assert invoke([*words, "append", "t", "lines", "-K", ":"]) == 0
+    assert invoke([*words, "run", "--once"]) == 0
+    capfd.readouterr()
+    return words
+
+
+LONG = (
+    "scrub --deep",
+    "verify",
+    "verify --remote --deep",
+    "rewrite merge --yes",
+    "rewrite recode --codec zstd --yes",
+    "rewrite copy --to {other} --yes",
+)
+
+
+def test_every_long_command_tells_how_far_it_is_to_the_end_and_stdout_is_as_ever(
+    at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for line in LONG:
+        words = [word.format(other=(tmp_path / "other").as_uri()) for word in line.split()]
+        operation = " ".join(words[: 2 if words[0] == "rewrite" else 1])
+        assert invoke([*at, *words, "--progress", "json", "-o", "json"]) == 0, line
+        out, err = capfd.readouterr()
+        assert json.loads(out)["schema_version"] == 1
+        steps = events_of(err, operation)
+        assert steps[-1]["done"] == steps[-1]["total"] > 0, line
+        assert steps[-1]["unit"] == "bytes"
+    for way in WAYS:
+        assert invoke([*at, "verify", "--progress", way, "-o", "json"]) == 0
+        out, err = capfd.readouterr()
+        assert json.loads(out)["findings"] == []
+        assert way == "json" or "1 verified" in err
+
+
+def test_an_error_is_the_one_line_after_the_events(at: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert invoke([*at, "scrub", "nobody", "--progress", "json"]) == 1
+    *events, last = capfd.readouterr().err.splitlines()
+    assert events_of("\n".join(events), "scrub")[-1]["done"] == 0
+    assert last.startswith("error: ")
+    assert "nobody" in last

@@ -1,0 +1,191 @@
+"""``--progress``: how a long command tells on stderr how far it is. One option, one implementation.
+
+| way | on stderr |
+|---|---|
+| auto | a bar on a terminal, else nothing but words |
+| plain | a line every ten seconds, on a terminal too |
+| json | one object a line, as ``docs/reference/schemas/progress.json`` has it: events and, as events, all words |
+| none | words alone |
+
+Under ``json`` whatever is written to ``sys.stderr`` comes as an event of kind ``message``, a log line too. The error
+that ends a command is no event: it is the last line, as ever. A meter only counts up, and its last event always comes.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from tiered.cli.session import Session
+
+WAYS = ("auto", "plain", "json", "none")
+EVENT_EVERY_S = 0.25  # at most four events a second, beside messages and the last one
+_VERSION = 1
+
+Clock = Callable[[], float]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Meter:
+    """What one command has done of what it knows it has to do, as events to `write`. Thread-safe."""
+
+    def __init__(self, operation: str, write: Callable[[str], object], clock: Clock = time.monotonic) -> None:
+        self._operation, self._write, self._clock = operation, write, clock
+        self._lock = threading.RLock()  # writing may warn, and a warning is a message
+        self._begun_s = clock()
+        self._due_s = self._begun_s
+        self._done, self._total, self._unit = 0, 0, "bytes"
+        self._waits_for: str | None = None
+
+    def expect(self, count: int, unit: str = "bytes") -> None:
+        """So much more is to be done."""
+        with self._lock:
+            self._total += count
+            self._unit = unit
+            self._tell()
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self._total = max(self._total, self._done)  # what was expected may have grown since
+            self._tell()
+
+    def wait_for(self, what: str | None) -> None:
+        """Name what has to come before the work goes on; None when it goes on."""
+        with self._lock:
+            self._waits_for = what
+            self._tell()
+
+    def say(self, text: str) -> None:
+        """Words for a person, as an event; never held back."""
+        with self._lock:
+            self._event("message", message=text)
+
+    def end(self) -> None:
+        """The last event, whatever has come of the work."""
+        with self._lock:
+            self._waits_for = None
+            self._event("progress", is_last=True)
+
+    def _tell(self) -> None:
+        if (now := self._clock()) >= self._due_s:
+            self._due_s = now + EVENT_EVERY_S
+            self._event("progress")
+
+    def _event(self, kind: str, *, is_last: bool = False, message: str | None = None) -> None:
+        import json
+
+        rate = self._done / took if (took := self._clock() - self._begun_s) > 0 else 0.0
+        event = {
+            "schema_version": _VERSION,
+            "kind": kind,
+            "operation": self._operation,
+            "done": self._done,
+            "total": self._total,
+            "unit": self._unit,
+            "rate_per_second": round(rate, 3),
+            "eta_ms": round(1000 * (self._total - self._done) / rate) if rate else None,
+            "waits_for": _readable(self._waits_for),
+            "is_last": is_last,
+            "message": _readable(message),
+        }
+        self._write(json.dumps(event) + "\n")
+
+
+class Progress:
+    """How one invocation tells it: the way that was asked for, and under ``json`` the meter."""
+
+    def __init__(self) -> None:
+        self.way = "auto"
+        self.meter: Meter | None = None
+
+    @property
+    def has_bars(self) -> bool:
+        return self.way == "auto" and sys.stderr.isatty()
+
+    @contextmanager
+    def told(self, way: str, operation: str) -> Iterator[None]:
+        """Go this way inside; ``json`` takes `sys.stderr` for its events until the last one is out."""
+        self.way = way
+        if way != "json":
+            yield
+            return
+        stderr = sys.stderr
+        self.meter = Meter(operation, functools.partial(_line, stderr))
+        sys.stderr = words = _Words(self.meter, stderr)
+        try:
+            yield
+        finally:
+            words.flush()
+            sys.stderr = stderr
+            self.meter.end()
+
+
+def progress_option(command: Callable[P, R]) -> Callable[P, R]:
+    """The ``--progress`` of a command whose object is a Session."""
+
+    @functools.wraps(command)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        context = click.get_current_context()
+        session: Session = context.obj
+        way = str(kwargs.pop("progress"))
+        with session.progress.told(way, context.command_path.partition(" ")[2]):
+            return command(*args, **kwargs)
+
+    return click.option(
+        "--progress",
+        type=click.Choice(WAYS),
+        default="auto",
+        show_default=True,
+        help="A bar on a terminal; lines; an event a line; or nothing.",
+    )(told)
+
+
+def _readable(text: str | None) -> str | None:
+    """A path need not be UTF-8; JSON has to."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _line(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+class _Words(io.TextIOBase):
+    """A stand-in for stderr whose lines are messages; one without its end, such as a question, is one when flushed."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, meter: Meter, stream: TextIO) -> None:
+        self._meter, self._stream, self._rest = meter, stream, ""
+
+    def write(self, text: str, /) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(str.strip, lines):
+            self._meter.say(line)
+        return len(text)
+
+    def flush(self) -> None:
+        rest, self._rest = self._rest, ""
+        if rest.strip():
+            self._meter.say(rest)
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
