@@ -34,6 +34,8 @@ SEGMENT_BYTES_MAX = 1 << 30
 LOCAL_CHOICES_MS = (DAY_MS, 6 * DAY_MS // 24)
 ZSTD_PAYS_BELOW = 0.9
 PAYBACK_MONTHS_MAX = 12.0
+# What settings are ever proposed: none of them makes a record go that is nowhere else.
+SETTINGS = ("segment.bytes", "remote.compression", "local.retention.ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +54,39 @@ class KeptSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostAdvice:
-    """One change: dollars a month that it saves, dollars that it costs once, and how to make it.
+class Move:
+    """Settled segments to another class: stored in `min_bytes` at least, newest record in ``[since_ms, until_ms)``."""
 
-    `segments` and `size_bytes` are what a move is about, 0 for a setting.
+    to: str
+    min_bytes: int
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostAdvice:
+    """One change: dollars a month without and with it, dollars that it costs once, and how to make it.
+
+    The dollars are of the whole topic for a setting, of the segments for a move. `setting` is (key, value), of a
+    move None; `move` says which segments, of a setting None; `segments` and `size_bytes` are 0 then.
     """
 
     topic: str
     change: str
-    saved_dollars: float
+    now_dollars: float
+    then_dollars: float
     once_dollars: float
     reason: str
     command: str
+    setting: tuple[str, str] | None = None
+    move: Move | None = None
     segments: int = 0
     size_bytes: int = 0
+
+    @property
+    def saved_dollars(self) -> float:
+        """A month."""
+        return self.now_dollars - self.then_dollars
 
     @property
     def payback_months(self) -> float:
@@ -103,10 +124,12 @@ def _settings(stream: Stream, prices: PriceTable) -> list[CostAdvice]:
             CostAdvice(
                 topic=stream.topic,
                 change=f"{key}={value}",
-                saved_dollars=today.total - then.total,
+                now_dollars=today.total,
+                then_dollars=then.total,
                 once_dollars=0.0,
                 reason=reason,
                 command=f"tiered topic alter {stream.topic} -X {key}={value}",
+                setting=(key, value),
             )
         )
     return found
@@ -146,22 +169,26 @@ def _move(
     """`stored` by class of all topics: what leaves one leaves its last and cheapest bands."""
     movable = _movable(segments, to)
     moved = _by_class(movable)
-    cheaper = sum(
+    now = sum(
         monthly_storage(stored[name], prices.of(name)) - monthly_storage(stored[name] - size, prices.of(name))
         for name, size in moved.items()
-    ) - monthly_storage(sum(moved.values()), to)
-    cheaper += sum(_use(each, prices.of(each.storage_class), stream) - _use(each, to, stream) for each in movable)
-    if not movable or cheaper <= 0:
+    ) + sum(_use(each, prices.of(each.storage_class), stream) for each in movable)
+    then = monthly_storage(sum(moved.values()), to) + sum(_use(each, to, stream) for each in movable)
+    if not movable or then >= now:
         return None
     limit = break_even_reads(to, prices.of(STANDARD), stored_bytes=stored.get(STANDARD, 0))
+    times = [each.newest_ms for each in movable]
+    move = Move(to=to.storage_class, min_bytes=to.min_bytes, since_ms=min(times), until_ms=max(times) + 1)
     reads = f"{stream.read_share:.2f} of it is read in a month, break-even {limit:.2f}" if limit is not None else ""
     return CostAdvice(
         topic=stream.topic,
         change=f"{counted(len(movable), 'segment')} to {to.storage_class}",
-        saved_dollars=cheaper,
+        now_dollars=now,
+        then_dollars=then,
         once_dollars=sum(_once(each, prices.of(each.storage_class), to, prices.of(STANDARD)) for each in movable),
         reason=f"settled, kept longer than {to.min_days:g} days; {reads}",
-        command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class} {_bounds(movable, to)}",
+        command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class} {_options(move)}",
+        move=move,
         segments=len(movable),
         size_bytes=sum(moved.values()),
     )
@@ -179,11 +206,10 @@ def _is_fit(segment: KeptSegment, to: Prices) -> bool:
     return segment.storage_class != to.storage_class and is_long_kept and segment.stored_bytes >= to.min_bytes
 
 
-def _bounds(movable: Sequence[KeptSegment], to: Prices) -> str:
-    """The options with which `tiered rewrite recode` takes these and no others; times in ms."""
-    times = [each.newest_ms for each in movable]
-    size = f"--min-bytes {to.min_bytes} " if to.min_bytes else ""
-    return f"{size}--since {min(times)} --until {max(times) + 1}"
+def _options(move: Move) -> str:
+    """With which `tiered rewrite recode` takes these segments and no others; times in ms."""
+    size = f"--min-bytes {move.min_bytes} " if move.min_bytes else ""
+    return f"{size}--since {move.since_ms} --until {move.until_ms}"
 
 
 def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:

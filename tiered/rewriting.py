@@ -193,7 +193,7 @@ def plan_recode(
     decrypts: bool = False,
     storage_class: str | None = None,
     prices: PriceTable = BUILT_IN,
-    only: Only | None = None,
+    only: Callable[[RemoteSegment], bool] | None = None,
 ) -> RewritePlan:
     """Each row that is kept in another way than asked for; what is None stays as it is with each row.
 

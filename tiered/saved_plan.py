@@ -224,7 +224,16 @@ def write_plan(saved: SavedPlan, path: str) -> None:
 
 def read_plan(path: str) -> SavedPlan:
     """Raises NotFound, and InvalidRequest for what is no plan."""
-    body = read_given(path, "reading a saved plan", "make one with 'tiered plan --out FILE'")
+    return plan_of(read_body(path), path)
+
+
+def read_body(path: str) -> bytes:
+    """What is in the file. Raises NotFound."""
+    return read_given(path, "reading a saved plan", "make one with 'tiered plan --out FILE'")
+
+
+def plan_of(body: bytes, path: str) -> SavedPlan:
+    """`decode_plan`, its errors naming the file."""
     try:
         return decode_plan(body)
     except InvalidRequest as error:

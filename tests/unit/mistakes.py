@@ -319,6 +319,9 @@ RECORDS = (
     _row("an empty file given as a saved plan", "apply nothing --yes", 2, "file=nothing", hint="tiered plan --out"),
     _row("a plan saved where there is no directory", "plan --out no/p.json", 1, "file=no/p.json", hint="make it"),
     _row("a plan saved as a directory", "plan --out data", 2, "file=data", hint="name a file in it"),
+    _row(
+        "advice saved where there is no directory", "cost advise --out no/p.json", 1, "file=no/p.json", hint="make it"
+    ),
     _row("a plan saved under no name", "plan --out=", 2, "file=''", "the name is empty"),
     _row(
         "a page saved where there is no directory",

@@ -153,3 +153,27 @@ def test_mistakes_are_answered_with_what_was_meant(home: Path, capfd) -> None:
         assert invoke(words) in (1, 2), words
         (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]
         assert told in line, line
+
+
+def test_advice_is_kept_in_a_file_and_applied(home: Path, capfd) -> None:
+    assert invoke(["cost", "advise", "--least", "0", "--out", "cut.json"]) == 3
+    assert "next: tiered apply cut.json --dry-run" in capfd.readouterr().err
+    saved = msgspec.json.decode((home / "cut.json").read_bytes(), type=SCHEMAS["cost-advise-plan"])
+    assert saved.steps
+
+    def answer(*words: str) -> tuple[object, set[int]]:
+        assert invoke(["apply", "cut.json", *words, "-o", "json"]) == 0
+        body = capfd.readouterr().out
+        found = msgspec.json.decode(body, type=SCHEMAS["apply-advice"])
+        assert [each.change for each in found.steps] == [each.change for each in saved.steps]
+        return found.dry_run, {each.due for each in found.steps}
+
+    assert answer("--dry-run") == (True, {1})
+    assert invoke(["apply", "cut.json"]) == 2  # nobody to ask
+    assert answer("--dry-run") == (True, {1})
+    assert answer("--yes") == (False, {0})
+    assert answer("--yes") == (False, {0})
+    assert invoke(["topic", "alter", "orders", "-X", f"{saved.steps[0].key}=", "-X", "retention.ms=9d"]) == 0
+    capfd.readouterr()
+    assert invoke(["apply", "cut.json", "--yes"]) == 5
+    assert "orders retention.ms 259200000 -> 777600000" in capfd.readouterr().err

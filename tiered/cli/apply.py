@@ -22,16 +22,27 @@ if TYPE_CHECKING:
 @click.argument("file", metavar="PLAN.json", type=click.Path(), required=False)
 @click.option("--auto", is_flag=True, help="No file: plan and apply until nothing is left; the same as 'run --once'.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only look whether the state still holds.")
+@click.option("--dry-run", is_flag=True, help="Only look whether the state still holds; of advice, its steps.")
 @output_option()
 @click.pass_context
 def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: bool, output: str) -> int:
-    """Do what 'tiered plan --out PLAN.json' decided. A state that has changed since then is refused (exit 5)."""
+    """Do what 'tiered plan --out PLAN.json' decided, or what 'tiered cost advise --out PLAN.json' advised.
+
+    A state that has changed since then is refused (exit 5).
+    """
     if auto == (file is not None):
         raise click.UsageError("either a plan to apply, PLAN.json, or --auto")
     if file is None:
         return _auto(ctx, dry_run=dry_run, output=output)
-    return _of_file(ctx.obj, file, yes=yes, dry_run=dry_run, output=output)
+    from tiered.advice_file import is_advice
+    from tiered.saved_plan import plan_of, read_body
+
+    body = read_body(file)
+    if is_advice(body):
+        from tiered.cli.apply_advice import advice_of, apply_advice_file
+
+        return apply_advice_file(ctx.obj, advice_of(body, file), yes=yes, dry_run=dry_run, output=output)
+    return _of_file(ctx.obj, plan_of(body, file), yes=yes, dry_run=dry_run, output=output)
 
 
 def _auto(ctx: click.Context, *, dry_run: bool, output: str) -> int:
@@ -45,17 +56,16 @@ def _auto(ctx: click.Context, *, dry_run: bool, output: str) -> int:
     return int(ctx.invoke(run, once=True))
 
 
-def _of_file(session: Session, file: str, *, yes: bool, dry_run: bool, output: str) -> int:
-    from tiered.saved_plan import apply_saved, check_unchanged, read_plan
+def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:
+    from tiered.saved_plan import apply_saved, check_unchanged
 
-    saved = read_plan(file)
     session.say(_summary(saved))
     if dry_run:
         with session.manager(read_only=True, overrides=saved.settings) as manager:
             check_unchanged(saved, manager, now_ms())
         session.say("the state is as it was; nothing changed")
         return Exit.DONE
-    _confirm(yes)
+    confirm(yes=yes)
     with stop_signals() as stop, session.manager(overrides=saved.settings) as manager:
         applied = apply_saved(manager, saved, now_ms=now_ms(), should_stop=lambda: stop.is_set)
         problems = {name: each for name, each in manager.problems.items() if name in saved.plan.decisions}
@@ -82,7 +92,8 @@ def _summary(saved: SavedPlan) -> str:
     return f"plan {saved.fingerprint}: {', '.join(words) or 'nothing to do'}"
 
 
-def _confirm(yes: bool) -> None:
+def confirm(*, yes: bool) -> None:
+    """Ask at the terminal. Raises InvalidRequest without one."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -63,25 +63,39 @@ def prices(session: Session) -> None:
 @cost.command("advise")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--least", type=Number(), default=0.01, show_default=True, help="Dollars a month that it has to save.")
+@click.option("--out", metavar="FILE", type=click.Path(), help="Keep the advice in a file, for 'tiered apply'.")
 @rate_option
 @output_option()
 @click.pass_obj
-def advise(session: Session, topics: tuple[str, ...], least: float, rate: tuple[str, ...], output: str) -> int:
+def advise(
+    session: Session, topics: tuple[str, ...], least: float, out: str | None, rate: tuple[str, ...], output: str
+) -> int:
     """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
+    from tiered.advice_file import WRITING, write_advice
     from tiered.arrival_rate import read_rates
     from tiered.cost_advising import cost_advice
+    from tiered.given_files import check_target
 
     rates = read_rates(rate)
+    if out is not None:
+        check_target(out, WRITING)
     with session.manager(read_only=True) as manager:
-        found = cost_advice(manager, now_ms(), topics or None, least_dollars=least, rates=rates)
+        at_ms = now_ms()
+        found = cost_advice(manager, at_ms, topics or None, least_dollars=least, rates=rates)
+        if out is not None:
+            from tiered.advice_applying import save_advice
+
+            write_advice(save_advice(manager, found, at_ms), out)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     emit("advice", found.rows(), _ADVICE_COLUMNS, output, prices=price_facts(found.prices))
     session.tell_problems(problems)
     tell_guesses(found.measured)
     for of in found.measured:
         session.say(f"{of.topic}: {'; '.join(of.basis)}")
-    for each in found.advice:
+    for each in found.advice if out is None else ():
         session.say(f"next: {each.command}")
+    if out is not None:
+        session.say(f"saved {out}; next: tiered apply {out} --dry-run")
     if not found.advice:
         session.say("no advice")
     return Exit.FINDINGS if found.advice else Exit.DONE

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from tiered.advice_file import SavedAdvice
 from tiered.cli.schemas_base import Strict
 from tiered.cli.schemas_daily import DAILY, DAILY_COMMANDS
 
@@ -151,6 +152,29 @@ class CostAdvise(Strict):
     schema_version: int
     prices: PricesUsed
     advice: list[Advice]
+
+
+class AdvisedStep(Strict):
+    """A step of saved advice: `due` of `parts` parts are still to be done. Dollars a month, once for `once_dollars`."""
+
+    topic: str
+    change: str
+    parts: int
+    due: int
+    size_bytes: int
+    requests: int
+    once_dollars: float
+    now_dollars: float
+    then_dollars: float
+    reason: str
+
+
+class AdviceApplied(Strict):
+    """``tiered apply`` of advice."""
+
+    schema_version: int
+    dry_run: bool
+    steps: list[AdvisedStep]
 
 
 class PlannedDecision(Strict):
@@ -428,11 +452,13 @@ class ProgressEvent(Strict):
     message: str | None
 
 
-SCHEMAS: dict[str, type[Strict]] = {
+SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "bench": BenchMeasured,
     "cost-show": CostShow,
     "cost-simulate": CostSimulate,
     "cost-advise": CostAdvise,
+    "cost-advise-plan": SavedAdvice,  # the file of --out
+    "apply-advice": AdviceApplied,
     "plan": PlanShow,
     "plan-summary": PlanSummary,
     "doctor": Doctor,

@@ -1,0 +1,220 @@
+"""Advice kept in a file: done as it says, gone on with after a crash, refused once it rests on something else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from manager_world import DAY, NOW, TIERED, World, settle, values
+from test_cost_advice import months_of_segments
+
+from local.errors import Conflict, InvalidRequest, Unavailable
+from local.record import Record
+from remote.catalog import list_partitions
+from tiered.advice_applying import apply_advice, check_advice, save_advice
+from tiered.advice_file import AlterStep, RecodeStep, SavedAdvice, decode_advice, encode_advice, saved_advice
+from tiered.cost_advising import cost_advice
+from tiered.rewriting import plan_recode, run_rewrite
+
+LATER = NOW + 1000
+
+
+def with_shorter_local_retention(made: SavedAdvice) -> SavedAdvice:
+    """One more setting, as topics with more on the disk are advised."""
+    first = made.steps[0]
+    assert isinstance(first, AlterStep)
+    more = msgspec.structs.replace(first, key="local.retention.ms", before="432000000", value=str(DAY))
+    basis = {name: text for name, text in made.basis.items() if name != "t local.retention.ms"}
+    return saved_advice((first, more, *made.steps[1:]), basis, made.made_ms)
+
+
+class Advised:
+    """Two partitions with movable segments, their advice as a file would have it."""
+
+    def __init__(self, tmp_path) -> None:
+        self.world = World()
+        self.prices = months_of_segments(self.world, tmp_path)
+        with self.open(read_only=True) as manager:
+            found = cost_advice(manager, NOW, least_dollars=0.0)
+            self.advice = found.advice
+            self.made = save_advice(manager, found, NOW)
+            self.saved = decode_advice(encode_advice(with_shorter_local_retention(self.made)))
+            self.records = values(manager.reader())
+
+    def open(self, **more):
+        return self.world.open(cost_prices=self.prices, **more)
+
+    def apply(self, manager, **more):
+        return apply_advice(manager, self.saved, self.world.store, now_ms=lambda: LATER, **more)
+
+    @property
+    def move(self) -> RecodeStep:
+        return next(each for each in self.saved.steps if isinstance(each, RecodeStep))
+
+    def classes(self) -> dict[tuple[int, int], str | None]:
+        with self.open(read_only=True) as manager:
+            return {
+                (held.name.partition, row.base_offset): row.storage_class
+                for held in manager.partitions()
+                for row in held.head().segments
+            }
+
+
+@pytest.fixture
+def advised(tmp_path) -> Advised:
+    return Advised(tmp_path)
+
+
+def test_every_step_has_what_the_advice_said(advised):
+    (move,) = [each for each in advised.advice if each.segments]
+    step = advised.move
+    assert (len(step.segments), step.size_bytes) == (move.segments, move.size_bytes)
+    assert (step.now_dollars, step.then_dollars) == (move.now_dollars, move.then_dollars)
+    assert step.once_dollars == pytest.approx(move.once_dollars, rel=0.02)
+    assert step.puts == 2 * len(step.segments) + 2
+    settings = [each for each in advised.made.steps if isinstance(each, AlterStep)]
+    assert settings
+    assert len({each.key for each in settings}) == len(settings)
+    for each in settings:
+        best = max(
+            one.saved_dollars for one in advised.advice if one.setting is not None and one.setting[0] == each.key
+        )
+        assert each.now_dollars - each.then_dollars == pytest.approx(best)
+
+
+def test_what_was_advised_is_done_and_the_second_time_nothing_is(advised):
+    with advised.open() as manager:
+        assert {each.due == each.parts for each in check_advice(manager, advised.saved)} == {True}
+        assert all(each.is_done for each in advised.apply(manager))
+        own = manager.topic("t").properties
+        assert {each.key: own[each.key] for each in advised.saved.steps if isinstance(each, AlterStep)} == {
+            each.key: each.value for each in advised.saved.steps if isinstance(each, AlterStep)
+        }
+    meant = {(each.partition, each.base_offset) for each in advised.move.segments}
+    assert {at for at, name in advised.classes().items() if name == "STANDARD_IA"} == meant
+    with advised.open() as manager:
+        before = {info.key for info in advised.world.store.list("")}
+        assert all(each.is_done for each in advised.apply(manager))
+        assert {info.key for info in advised.world.store.list("")} == before
+        assert values(manager.reader()) == advised.records
+
+
+class FailingStore:
+    """Answers so many uploads and then no more, as a process that is gone."""
+
+    def __init__(self, inner, puts: int) -> None:
+        self._inner = inner
+        self.left = puts
+
+    def __getattr__(self, verb):
+        if verb.startswith(("put", "upload", "open_upload", "create")):
+            self.left -= 1
+            if self.left < 0:
+                raise Unavailable("the machine is gone", verb=verb)
+        return getattr(self._inner, verb)
+
+
+def test_a_crash_anywhere_in_between_is_gone_on_from(tmp_path):
+    reached = set()
+    for puts in (0, 5, 90, 130):
+        (tmp_path / str(puts)).mkdir()
+        advised = Advised(tmp_path / str(puts))
+        manager = advised.open()
+        with contextlib.suppress(Unavailable):
+            apply_advice(manager, advised.saved, FailingStore(advised.world.store, puts), now_ms=lambda: LATER)
+        manager.abandon()
+        with advised.open() as manager:
+            states = check_advice(manager, advised.saved)
+            reached.add(tuple(each.due for each in states))
+            assert all(each.is_done for each in advised.apply(manager))
+            assert values(manager.reader()) == advised.records
+        meant = {(each.partition, each.base_offset) for each in advised.move.segments}
+        assert {at for at, name in advised.classes().items() if name == "STANDARD_IA"} == meant
+    assert len(reached) >= 3  # nothing moved yet, one partition, all
+
+
+def test_told_to_stop_after_the_first_step_it_says_what_is_due(advised):
+    answers = iter([False])
+    with advised.open() as manager:
+        states = advised.apply(manager, should_stop=lambda: next(answers, True))
+        assert [each.is_done for each in states] == [True] + [False] * (len(states) - 1)
+        assert all(each.is_done for each in advised.apply(manager))
+
+
+@pytest.mark.parametrize("what", ["setting", "other setting", "rewritten", "expired", "prices", "gone", "anew"])
+def test_what_rests_on_something_else_is_refused_and_named(advised, what):
+    with advised.open() as manager:
+        match what:
+            case "setting":
+                named = "t local.retention.ms 432000000 -> "
+                manager.alter_topic("t", {"local.retention.ms": "4d"}, now_ms=LATER)
+            case "other setting":
+                manager.alter_topic("t", {"retention.ms": "60d"}, now_ms=LATER)
+                named = "retention.ms"
+            case "rewritten":
+                name = list_partitions(advised.world.store)[0]
+                gone = advised.move.segments[0].ulid
+                plan = plan_recode(
+                    advised.world.store,
+                    name,
+                    now_ms=LATER,
+                    storage_class="GLACIER_IR",
+                    only=lambda row: row.ulid == gone,
+                )
+                run_rewrite(advised.world.store, plan, now_ms=lambda: LATER)
+                named = "t/0 segment"
+            case "expired":
+                manager.delete_records({each.name: 30 for each in manager.partitions()}, now_ms=LATER)
+                settle(manager, LATER)
+                named = "t/0 segment"
+            case "prices":
+                path = Path(advised.prices)
+                path.write_text(json.dumps({**json.loads(path.read_text()), "as_of": "2031-01-01"}))
+                named = "2031-01-01"
+            case _:
+                manager.delete_topic("t", now_ms=LATER)
+                named = "t topic id"
+                if what == "anew":
+                    manager.create_topic("t", 2, TIERED, now_ms=LATER)
+    with advised.open() as manager:
+        before = {info.key for info in advised.world.store.list("")}
+        with pytest.raises(Conflict, match="the state has changed") as refused:
+            advised.apply(manager)
+        assert named in str(refused.value)
+        assert {info.key for info in advised.world.store.list("")} == before
+        if what not in ("gone", "setting"):
+            own = manager.topic("t").properties
+            assert not [each for each in advised.saved.steps[:-1] if own.get(each.key) == each.value]
+
+
+def test_records_that_came_meanwhile_do_not_matter(advised):
+    with advised.open() as manager:
+        manager.append("t", [Record(b"k", b"new", LATER)], 0, now_ms=LATER)
+        manager.roll("t", now_ms=LATER)
+        settle(manager, LATER)
+        assert all(each.is_done for each in advised.apply(manager))
+
+
+def test_no_file_can_make_a_record_unrecoverable(advised):
+    lowered = msgspec.structs.replace(
+        next(each for each in advised.saved.steps if isinstance(each, AlterStep)), key="retention.ms", value="1"
+    )
+    body = encode_advice(saved_advice((lowered,), advised.saved.basis, NOW))
+    with pytest.raises(InvalidRequest, match="never advised"):
+        decode_advice(body)
+    by_hand = encode_advice(advised.saved).replace(b'"STANDARD_IA"', b'"DEEP_ARCHIVE"')
+    with pytest.raises(InvalidRequest, match="changed by hand"):
+        decode_advice(by_hand)
+    with pytest.raises(InvalidRequest, match="none or was damaged"):
+        decode_advice(b"{}")
+
+
+def test_a_setting_that_would_not_hold_is_left_out(tmp_path):
+    advised = Advised(tmp_path)
+    keys = [each.key for each in advised.saved.steps if isinstance(each, AlterStep)]
+    with advised.open(read_only=True, **{keys[0].replace(".", "_"): advised.saved.steps[0].before}) as manager:
+        found = save_advice(manager, cost_advice(manager, NOW, least_dollars=0.0), NOW)
+        assert keys[0] not in [each.key for each in found.steps if isinstance(each, AlterStep)]
