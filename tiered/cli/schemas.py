@@ -154,6 +154,23 @@ class CostAdvise(Strict):
     advice: list[Advice]
 
 
+class AppliedPartition(Strict):
+    """How many of a partition's decisions were done, and how many nobody needs any more."""
+
+    topic: str
+    partition: int
+    done: int
+    skipped: int
+    size_bytes: int
+
+
+class PlanApplied(Strict):
+    """``tiered apply`` of a plan."""
+
+    schema_version: int
+    partitions: list[AppliedPartition]
+
+
 class AdvisedStep(Strict):
     """A step of saved advice: `due` of `parts` parts are still to be done. Dollars a month, once for `once_dollars`."""
 
@@ -458,6 +475,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "cost-simulate": CostSimulate,
     "cost-advise": CostAdvise,
     "cost-advise-plan": SavedAdvice,  # the file of --out
+    "apply": PlanApplied,
     "apply-advice": AdviceApplied,
     "plan": PlanShow,
     "plan-summary": PlanSummary,
@@ -476,6 +494,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "cost simulate": ("cost-simulate",),
     "cost advise": ("cost-advise",),
     "plan": ("plan", "plan-summary"),
+    "apply": ("apply", "apply-advice"),
     "doctor": ("doctor",),
     "pause": ("pause",),
     "resume": ("pause",),
