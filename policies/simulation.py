@@ -15,12 +15,12 @@ partition with a million of them costs nothing to begin with.
 | collect heads | 2 LISTs, 3 GETs, 1 PUT, 1 DELETE |
 | commit | 1 PUT of a head, 1 GET of the boundary; a page of rows when the head is full |
 | read | to begin 2 LISTs and 2 GETs and a GET for each page; for each segment its indexes 1 GET, its data in ranges |
+| read by the manager | nothing to begin with; a segment that left the disk is asked for once, then the cache has it |
 
 A round closes a segment in which nothing came for longer than `local.retention.ms`, so a quiet topic has a segment for
 each batch. Somewhat longer than its neighbours: the steps share one state, and stand side by side.
 
-What is left out: bursts (the stream is steady), cleaning again of what is in the bucket already (`ReplaceRemote`),
-`max.compaction.lag.ms`, transactions, restarts, tries again, views.
+What is left out is `policies.workload.OUTSIDE`; ``max.compaction.lag.ms``, too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
@@ -87,6 +88,7 @@ class _Partition:
         self.pins_listed: int | None = None  # the last time
         self.head_rows, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
         self.next_read = workload.reads.every_ms if workload.reads is not None else None
+        self.read_upto = 0  # what the manager's cache has
         self.short = dict.fromkeys(min_days, 0.0)
         self.sums = [0.0] * 6
         idle_ms, batches = idle_roll(workload, rules), workload.batches_per_segment
@@ -456,7 +458,18 @@ class _Partition:
             if reads.oldest_ms is not None:
                 since = self.now - reads.oldest_ms
                 oldest = max(oldest, min(self.copied, max(0, since // self.segment_ms)))
-            self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads)
+            if reads.is_managers:
+                self._read_cold(oldest, reads)
+            else:
+                self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads)
+
+    def _read_cold(self, oldest: int, reads: Reads) -> None:
+        """A stream that begins with what the cache has is under way when it comes to what it has not."""
+        first = max(oldest, self.read_upto)
+        self.read_upto = max(self.dropped, self.read_upto)
+        if first < self.dropped:
+            is_under_way = first > oldest
+            self._scan(self.dropped - first, 0.0, replace(reads, begins=0.0) if is_under_way else reads)
 
     def _scan(self, segments: float, opened: float, reads: Reads) -> None:
         counts = self.counts

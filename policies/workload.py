@@ -14,6 +14,19 @@ from remote.segment import PART_BYTES
 PAUSES_LOOKED_AT = 200  # between batches, for how many of them a round meets an idle segment
 RANGE_BYTES = 8 << 20  # what a long read asks for at once (`remote.range_reader`)
 
+# What no simulation counts; whoever shows one shows this, too. Each has its line in docs/explanation/cost-model.md.
+OUTSIDE = (
+    "tries again",
+    "restarts",
+    "scrub, verify and gc",
+    "forks",
+    "views",
+    "transactions",
+    "compacting again what is in the bucket",
+    "bursts",
+    "a read cache too small for what is read again",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
@@ -22,6 +35,8 @@ class Reads:
     A share below 1 stands for many readers of single segments. `range_bytes` is what a GET of data brings on average.
     `is_stream`: one reader of all of it, who fetches cells of RANGE_BYTES (`remote.read_ahead`), and `begins` GETs
     more until it has proved itself; `range_bytes` does not count then.
+    `is_managers`: the manager reads, who knows the head, gives what the disk still has from there, and keeps what it
+    brought (`remote.chunk_cache`): a segment is asked for once. A cache that is too small for that is not modelled.
     """
 
     every_ms: int
@@ -30,6 +45,7 @@ class Reads:
     range_bytes: int = RANGE_BYTES
     is_stream: bool = False
     begins: float = 0.0
+    is_managers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

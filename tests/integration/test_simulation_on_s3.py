@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+from simulated_cases import BASE, far_off, workload_of
 from simulated_run import DAY, HOUR, run
 from test_simulation import (  # noqa: F401 - fixtures
-    BASE,
-    far_off,
     nothing_waits_for_the_disk,
     the_store_is_asked_once_what_it_guarantees,
-    workload_of,
 )
 
 from policies.simulation import Counts, simulate

@@ -18,6 +18,7 @@ from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from tiered.config import Config
 from tiered.manager import LogManager
+from tiered.readable import Readable
 from tiered.remote_view import RemoteLog
 
 START = 1_800_000_000_000
@@ -63,12 +64,13 @@ def run(
     value_bytes: int = 600,
     keys: int | None = None,
     reads_every_ms: int | None = None,
+    is_managers: bool = False,
     is_random: bool = True,
     partitions: int = 1,
     seed: int = 7,
 ) -> Run:
     """A batch of random bytes at a time for each partition, a round until nothing is left to do, a reader of all that
-    is in the bucket.
+    is in the bucket. The reader is a new one each time, or the manager itself.
 
     The topic is there before the counting begins. Counts are of all partitions, what there is in the end of the first.
     """
@@ -96,7 +98,11 @@ def run(
                 assert manager.problems == {}
                 if reads_every_ms is not None and at and at % reads_every_ms == 0:
                     for partition in range(partitions):
-                        read += scan(store, TopicPartition("t", partition))
+                        name = TopicPartition("t", partition)
+                        if is_managers:
+                            read_all(manager, name)
+                        else:
+                            read += scan(store, name)
                 seen = manager.partition(NAME).head()
                 fullest = seen if seen.segments else fullest
                 held.append(sum(each.stored_bytes for each in seen.parts))
@@ -136,14 +142,19 @@ def scan(store: ObjectStore, name: TopicPartition = NAME) -> RequestCounts:
     """A reader with nothing but the bucket reads all of it."""
     metered = MeteredStore(store)
     bucket = RemoteLog(metered)
-    head = bucket.head(name)
+    read_all(bucket, name)
+    return metered.counts()
+
+
+def read_all(of: Readable, name: TopicPartition) -> None:
+    """Everything that is retained, on one thread."""
     threads, read_ahead._threads = read_ahead._threads, Inline()
     try:
-        for _ in bucket.reader().records(name, head.log_start_offset):
+        reader = of.reader()
+        for _ in reader.records(name, reader.offsets(name)[0]):
             pass
     finally:
         read_ahead._threads = threads
-    return metered.counts()
 
 
 def _record(rng: random.Random, value_bytes: int, keys: int | None, number: int, now: int, is_random: bool) -> Record:

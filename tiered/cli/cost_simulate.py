@@ -155,6 +155,7 @@ def _write_page(path: str, simulation: CostSimulation) -> None:
 
 
 def _words(simulation: CostSimulation) -> list[str]:
+    from policies.workload import OUTSIDE
     from tiered.cost_simulation import shown
 
     lines = [f"{each.topic}: {'; '.join(each.basis)}" for each in simulation.measured]
@@ -171,6 +172,7 @@ def _words(simulation: CostSimulation) -> list[str]:
     lines += [f"break-even: {_line(each)}" for each in simulation.break_evens]
     table = simulation.prices
     lines.append(f"{table.region}, prices of {table.as_of}; a month of 30 days; simulated, not metered")
+    lines.append(f"not simulated: {'; '.join(OUTSIDE)}")
     return lines
 
 
@@ -183,6 +185,7 @@ def _line(each: object) -> str:
 
 
 def _facts(simulation: CostSimulation) -> dict[str, object]:
+    from policies.workload import OUTSIDE
     from tiered.cli.cost import price_facts
     from tiered.cost_simulation import shown
 
@@ -202,6 +205,7 @@ def _facts(simulation: CostSimulation) -> dict[str, object]:
         "measured": [
             {"topic": each.topic, "basis": list(each.basis), "warning": each.warning} for each in simulation.measured
         ],
+        "outside": list(OUTSIDE),
     }
 
 

@@ -122,13 +122,14 @@ class CostVariant(Strict):
 
 
 class CostSimulate(Strict):
-    """``tiered cost simulate``; the first of `variants` is today."""
+    """``tiered cost simulate``; the first of `variants` is today, `outside` is what no simulation counts."""
 
     schema_version: int
     prices: PricesUsed
     levers: list[Lever]
     break_evens: list[Line]
     measured: list[Basis]
+    outside: list[str]
     variants: list[CostVariant]
 
 

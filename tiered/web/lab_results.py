@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import log
 
 from policies.what_if import KINDS, VariantCost
+from policies.workload import OUTSIDE
 from tiered.cost_chart import number
 from tiered.cost_lab import FOR_EVER_MS, NAME_OF, CostLab
 from tiered.cost_simulation import shown
@@ -45,7 +46,7 @@ def results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
         tag(
             "p",
             f"{lab.prices.region}, prices of {lab.prices.as_of}; a month of 30 days, the steady state of each setting; "
-            "simulated, not metered.",
+            f"simulated, not metered. Not simulated: {'; '.join(OUTSIDE)}.",
             class_="faint",
         ),
     ]
