@@ -21,7 +21,7 @@ from tiered.cli.schemas import COMMANDS, SCHEMAS
 WITH_SECTIONS = {"status"}
 
 _wrong: list[str] = []
-_heads: list[type | None] = []  # of the object that is being written, once its beginning is known
+_heads: list[tuple[type, ...]] = []  # what the object that is being written may be; empty before its beginning
 
 
 def watch() -> None:
@@ -29,7 +29,7 @@ def watch() -> None:
     write, spell = render._write_json, render._json
 
     def watched_write(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
-        _heads.append(None)
+        _heads.append(())
         try:
             write(what, rows, facts)
         finally:
@@ -38,7 +38,7 @@ def watch() -> None:
     def watched_spell(value: object) -> str:
         text = spell(value)
         command = command_of(click.get_current_context(silent=True))
-        if command in COMMANDS:
+        if command is not None:
             _note(command, json.loads(text))
         return text
 
@@ -64,31 +64,44 @@ def command_of(context: click.Context | None) -> str | None:
 
 def _note(command: str, value: dict[str, object]) -> None:
     try:
-        if _heads and _heads[-1] is None:
+        if _heads and not _heads[-1]:
             _heads[-1] = check_object(command, value)
         else:
-            check_row(command, value, _heads[-1] if _heads else None)
+            check_row(command, value, _heads[-1] if _heads else ())
     except (msgspec.ValidationError, LookupError) as error:
         _wrong.append(f"tiered {command}: {error}: {json.dumps(value)[:1000]}")
 
 
-def check_object(command: str, value: dict[str, object]) -> type:
-    """The one type of the command's that has these fields. Raises LookupError and ValidationError."""
-    found = _of_fields(types_of(command), frozenset(value))
-    msgspec.convert(value, found)
-    return found
+def check_object(command: str, value: dict[str, object]) -> tuple[type, ...]:
+    """Those of the command's types that have these fields. Raises LookupError and ValidationError."""
+    return _converted(value, types_of(command))
 
 
-def check_row(command: str, row: dict[str, object], head: type | None = None) -> None:
-    """A row of `head`, or a line of the command's."""
-    types = row_types(head) if head is not None else tuple(each for one in types_of(command) for each in row_types(one))
-    if head is None and command in WITH_SECTIONS:
-        found = next(each for each in types if set(row) <= set(each.__struct_encode_fields__))
-        for each in msgspec.structs.fields(found):
-            if each.encode_name in row:
-                msgspec.convert(row[each.encode_name], each.type)
-        return
-    msgspec.convert(row, _of_fields(types, frozenset(row)))
+def check_row(command: str, row: dict[str, object], heads: tuple[type, ...] = ()) -> None:
+    """A row of an object that is one of `heads`, or a line of the command's."""
+    types = tuple(each for one in heads or types_of(command) for each in row_types(one))
+    if not heads and command in WITH_SECTIONS:
+        for found in (each for each in types if set(row) <= set(each.__struct_encode_fields__)):
+            for each in msgspec.structs.fields(found):
+                if each.encode_name in row:
+                    msgspec.convert(row[each.encode_name], each.type)
+            return
+    _converted(row, types)
+
+
+def _converted(value: dict[str, object], types: tuple[type, ...]) -> tuple[type, ...]:
+    """Those of `types` that it is; with the fields of some and the values of none raises the first complaint."""
+    found, complaint = [], None
+    for each in _of_fields(types, frozenset(value)):
+        try:
+            msgspec.convert(value, each)
+        except msgspec.ValidationError as error:
+            complaint = complaint or error
+        else:
+            found.append(each)
+    if complaint is not None and not found:
+        raise complaint
+    return tuple(found)
 
 
 def types_of(command: str) -> tuple[type, ...]:
@@ -107,9 +120,18 @@ def row_types(of: type) -> tuple[type, ...]:
 
 
 @functools.cache
-def _of_fields(types: tuple[type, ...], fields: frozenset[str]) -> type:
-    for each in types:
-        if fields == set(each.__struct_encode_fields__):
-            return each
-    told = [sorted(fields ^ set(each.__struct_encode_fields__)) for each in types]
-    raise LookupError(f"no schema has these fields; others are {told}")
+def _of_fields(types: tuple[type, ...], fields: frozenset[str]) -> tuple[type, ...]:
+    found = [each for each in types if _always(each) <= fields and _may(each, fields)]
+    if not found:
+        told = [sorted(fields ^ set(each.__struct_encode_fields__)) for each in types]
+        raise LookupError(f"no schema has these fields; others are {told}")
+    return tuple(found)
+
+
+def _always(of: type) -> frozenset[str]:
+    """The fields that are always there."""
+    return frozenset(each.encode_name for each in msgspec.structs.fields(of) if each.required)
+
+
+def _may(of: type, fields: frozenset[str]) -> bool:
+    return not of.__struct_config__.forbid_unknown_fields or fields <= set(of.__struct_encode_fields__)

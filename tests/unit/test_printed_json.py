@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import printed_json
 import pytest
 
 from tiered.cli import schemas, topic
-from tiered.cli.main import invoke
+from tiered.cli.main import invoke, main
 from tiered.cli.render import Column
 
 
@@ -51,6 +53,29 @@ def test_a_value_of_another_type_is_seen_too(
     (wrong,) = printed_json.take_wrong()
     assert "Expected `int`, got `str`" in wrong
     capsys.readouterr()
+
+
+def test_every_command_that_prints_json_has_its_schemas() -> None:
+    asked = {" ".join(path) for path, command in _commands(main, ()) if _prints_json(command)}
+    assert asked | {"config export"} == set(schemas.COMMANDS)  # --format json
+    assert len(asked) > 45
+
+
+def _commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _commands(found, (*path, name))
+
+
+def _prints_json(command: click.Command) -> bool:
+    choices = [
+        each.type.choices for each in command.params if isinstance(each.type, click.Choice) and "-o" in each.opts
+    ]
+    return any({"json", "jsonl"} & set(each) for each in choices)
 
 
 def test_every_schema_is_of_a_command_or_of_a_file_or_of_what_all_say_on_stderr() -> None:

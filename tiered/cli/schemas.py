@@ -13,6 +13,8 @@ import msgspec
 from tiered.advice_file import SavedAdvice
 from tiered.cli.schemas_base import Strict
 from tiered.cli.schemas_daily import DAILY, DAILY_COMMANDS
+from tiered.cli.schemas_records import RECORDS, RECORDS_COMMANDS
+from tiered.cli.schemas_work import WORK, WORK_COMMANDS
 
 
 class PricesUsed(Strict):
@@ -487,10 +489,11 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "status-partitions": StatusByPartition,
     "progress": ProgressEvent,
     **DAILY,
+    **RECORDS,
+    **WORK,
 }
 # Every command that prints JSON: the pages of which one is its output, by what was asked for.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "bench": ("bench",),
     "cost show": ("cost-show",),
     "cost simulate": ("cost-simulate",),
     "cost advise": ("cost-advise",),
@@ -501,6 +504,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "resume": ("pause",),
     "status": ("status", "status-partitions", "status-history"),
     **DAILY_COMMANDS,
+    **RECORDS_COMMANDS,
+    **WORK_COMMANDS,
 }
 
 
