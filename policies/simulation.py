@@ -171,6 +171,7 @@ class _Partition:
         self.cleaned = self.copied = self._passed(self.copies, self.closed)
         self.dropped = min(self.copied, self._passed(self.drops, self.closed))
         self.expired = min(self.copied, self._passed(self.expires_on_average, self.copied))
+        self.read_upto = self.dropped
         self._fill_waiting()
         live = self.copied - self.expired
         room = self._head_room()

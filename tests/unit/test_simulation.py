@@ -71,6 +71,14 @@ def test_a_month_of_the_steady_state_is_the_third_month_from_empty(rules):
     assert month.stored_bytes == pytest.approx(held, rel=0.02)
 
 
+def test_a_manager_that_has_run_for_long_has_read_what_it_reads_again():
+    reads = Reads(every_ms=DAY, is_stream=True, begins=2, is_managers=True)
+    rules = PartitionRules(retention_ms=10 * DAY, local_retention_ms=DAY)
+    month = simulate(replace(STEADY, reads=reads), rules, window_ms=30 * DAY)
+    # The window begins with a read, so it ends a day short of another.
+    assert month.counts.data_bytes_out == pytest.approx(29 * 24 * 60_000, rel=0.01)
+
+
 def test_a_partition_with_millions_of_segments_is_simulated_at_once():
     workload = Workload(batch_bytes=1 << 20, batch_ms=10, segment_bytes=1 << 30)
     told = simulate(workload, PartitionRules(retention_ms=365 * DAY), window_ms=DAY)
