@@ -32,6 +32,7 @@ from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
 
 PREFIX = "tiered-bench-"
+FIGURES = 10  # that a complete run measures
 SIZE_BYTES_LEAST, SIZE_BYTES_MOST = 1 << 20, 1 << 40
 _DELETE_PAGE = 1000
 

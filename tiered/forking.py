@@ -109,7 +109,12 @@ def plan_fork(
 
 
 def run_fork(
-    store: ObjectStore, plan: ForkPlan, *, now_ms: Callable[[], int], should_stop: Callable[[], bool] = lambda: False
+    store: ObjectStore,
+    plan: ForkPlan,
+    *,
+    now_ms: Callable[[], int],
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda partitions: None,
 ) -> tuple[PartitionFork, ...]:
     """Fork partition by partition; those that are forked now or were before. May be repeated by planning again.
 
@@ -123,6 +128,7 @@ def run_fork(
         if should_stop():
             break
         done.append(each if each.is_there and _is_whole(store, each) else _forked(store, plan, each, now_ms))
+        progress(1)
     return tuple(done)
 
 

@@ -142,6 +142,10 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
 
 
 LONG = (
+    "append t lines -K : --acks remote",
+    "restore t --to {restored} --yes",
+    "fork t f --yes",
+    "bench --size 1MiB",
     "scrub --deep",
     "verify",
     "verify --remote --deep",
@@ -155,19 +159,36 @@ def test_every_long_command_tells_how_far_it_is_to_the_end_and_stdout_is_as_ever
     at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for line in LONG:
-        words = [word.format(other=(tmp_path / "other").as_uri()) for word in line.split()]
+        places = {"other": (tmp_path / "other").as_uri(), "restored": tmp_path / "restored"}
+        words = [word.format(**places) for word in line.split()]
         operation = " ".join(words[: 2 if words[0] == "rewrite" else 1])
         assert invoke([*at, *words, "--progress", "json", "-o", "json"]) == 0, line
         out, err = capfd.readouterr()
         assert json.loads(out)["schema_version"] == 1
         steps = events_of(err, operation)
         assert steps[-1]["done"] == steps[-1]["total"] > 0, line
-        assert steps[-1]["unit"] == "bytes"
+        assert steps[-1]["unit"] == {"fork": "partitions", "bench": "figures"}.get(operation, "bytes"), line
     for way in WAYS:
         assert invoke([*at, "verify", "--progress", way, "-o", "json"]) == 0
         out, err = capfd.readouterr()
         assert json.loads(out)["findings"] == []
         assert way == "json" or "1 verified" in err
+
+
+def test_rounds_and_plans_count_what_they_do(at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for line, operation, unit in (
+        ("run --once", "run", "bytes"),
+        ("apply --auto", "apply", "bytes"),
+        ("apply plan.json --yes", "apply", "decisions"),
+        ("rotate-keys", "rotate-keys", "partitions"),
+    ):
+        assert invoke([*at, "append", "t", "lines", "-K", ":"]) == 0
+        assert invoke([*at, "plan", "--out", "plan.json"]) == 0
+        capfd.readouterr()
+        assert invoke([*at, *line.split(), "--progress", "json"]) == 0, line
+        last = events_of(capfd.readouterr().err, operation)[-1]
+        assert last["done"] == last["total"] > 0, line
+        assert last["unit"] == unit, line
 
 
 def test_an_error_is_the_one_line_after_the_events(at: list[str], capfd: pytest.CaptureFixture[str]) -> None:

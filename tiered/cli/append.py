@@ -6,7 +6,9 @@ appended, and the count is told.
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
 from tiered.cli.errors import Exit
 from tiered.cli.lines import line_runs, open_lines
+from tiered.cli.progress import progress_option
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -48,6 +51,7 @@ CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 @click.option("--acks", type=click.Choice(("local", "remote")), default="local", show_default=True, help="Who has it.")
 @click.option("--timeout", metavar="TIME", help="How long --acks remote waits for the bucket; default: 5m.")
 @output_option()
+@progress_option
 @click.pass_obj
 def append(
     session: Session,
@@ -89,7 +93,7 @@ def append(
                 if known is not None:
                     given.take(known)
                 else:
-                    for records in _records(line_runs(lines, batch, stop), read):
+                    for records in _records(_counted(session, lines, line_runs(lines, batch, stop)), read):
                         given.append(records)
                 if remote is not None and not stop.is_set:
                     remote.wait(given.shares(), stop)
@@ -195,6 +199,23 @@ class _Given:
         base, _, count = self._rows.get(name, (result.base_offset, 0, 0))
         self._rows[name] = (base, result.next_offset, count + len(share))
         self.count += len(share)
+
+
+def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+    """The runs; the bytes of each count once it was taken. What a pipe will give nobody knows."""
+    if session.progress.meter is None:
+        yield from runs
+        return
+    told = os.fstat(fd)
+    left = told.st_size if stat.S_ISREG(told.st_mode) else None
+    session.progress.expect(left or 0, "bytes")
+    for run in runs:
+        yield run
+        size = sum(map(len, run)) + len(run)
+        if left is not None:
+            size = min(size, left)  # the last line may have no end
+            left -= size
+        session.progress.advance(size)
 
 
 def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Record]]:

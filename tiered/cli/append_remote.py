@@ -58,6 +58,7 @@ class RemoteAppend:
         self._manager.flush()
         self._note(shares)
         try:
+            self._session.progress.wait_for("the bucket")
             with copy_progress(self._session, self._manager):
                 acked = wait_for_bucket(
                     self._manager,

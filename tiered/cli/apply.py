@@ -9,6 +9,7 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.errors import Exit, one_line, worst
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only look whether the state still holds; of advice, its steps.")
 @output_option()
+@progress_option
 @click.pass_context
 def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: bool, output: str) -> int:
     """Do what 'tiered plan --out PLAN.json' decided, or what 'tiered cost advise --out PLAN.json' advised.
@@ -53,7 +55,7 @@ def _auto(ctx: click.Context, *, dry_run: bool, output: str) -> int:
     if dry_run:
         ctx.invoke(plan, settings={}, output=output)
         return Exit.DONE
-    return int(ctx.invoke(run, once=True))
+    return int(ctx.invoke(run, once=True, progress=ctx.obj.progress.way))
 
 
 def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:
@@ -66,8 +68,15 @@ def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, ou
         session.say("the state is as it was; nothing changed")
         return Exit.DONE
     confirm(yes=yes)
+    session.progress.expect(sum(map(len, saved.plan.decisions.values())), "decisions")
     with stop_signals() as stop, session.manager(overrides=saved.settings) as manager:
-        applied = apply_saved(manager, saved, now_ms=now_ms(), should_stop=lambda: stop.is_set)
+        applied = apply_saved(
+            manager,
+            saved,
+            now_ms=now_ms(),
+            progress=lambda name, decision: session.progress.advance(),
+            should_stop=lambda: stop.is_set,
+        )
         problems = {name: each for name, each in manager.problems.items() if name in saved.plan.decisions}
     rows = [
         {

@@ -16,6 +16,7 @@ from local.errors import InvalidRequest
 from tiered.cli.arguments import Position, parse_partition, parse_position
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import stop_signals
@@ -47,6 +48,7 @@ _LINE_EVERY_S = 5.0
 @click.option("--resume", "job_id", metavar="JOB", help="Go on with this job, or begin one of this name.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 @spark_options
 def backfill(
@@ -155,8 +157,15 @@ class _Lines:
 
     def __init__(self, session: Session) -> None:
         self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S
+        self._done: int | None = None
 
     def tell(self, done: int, everything: int) -> None:
+        if (meter := self._session.progress.meter) is not None:
+            if self._done is None:
+                meter.expect(everything)
+            meter.advance(done - (self._done or 0))
+            self._done = done
+            return
         if time.monotonic() >= self._due_s:
             self._due_s = time.monotonic() + _LINE_EVERY_S
             self._session.say(f"exported {format_bytes(done)} of {format_bytes(everything)}")

@@ -13,6 +13,7 @@ import click
 
 from local.errors import InvalidRequest, LogError, NotFound
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Only show which requests --remote would send, and what they cost.")
 @click.option("--yes", is_flag=True, help="Do not ask before requests are sent.")
 @output_option()
+@progress_option
 @click.pass_obj
 def bench(
     session: Session, size: str, directory: str | None, remote: bool, dry_run: bool, yes: bool, output: str
@@ -39,7 +41,7 @@ def bench(
 
     In a directory that is made for it and removed. Without --remote the bucket is a folder there.
     """
-    from tiered.benchmark import BenchOptions, run_benchmark
+    from tiered.benchmark import FIGURES, BenchOptions, run_benchmark
 
     size_bytes = parse_bytes(size)
     if size_bytes is None:
@@ -50,6 +52,7 @@ def bench(
         if dry_run:
             return Exit.DONE
     root = _root(session, directory)
+    session.progress.expect(FIGURES, "figures")
     with stop_signals() as stop, _store(session, remote=remote) as store:
         report = run_benchmark(
             root,
@@ -144,6 +147,7 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
 
 
 def _tell(session: Session, each: Measured) -> None:
+    session.progress.advance()
     session.say(f"measured: {each.name}")
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from local.names import TopicPartition
+    from tiered.cli.progress import Meter
     from tiered.manager import LogManager
 
 PATIENCE_S = 1.0
@@ -27,10 +28,16 @@ Tell = Callable[["TopicPartition", int, int, int], None]  # partition, base offs
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
     """A bar for each copy under way on a terminal, elsewhere a line every ten seconds; quick ones show nothing."""
     with ExitStack() as stack:
-        if session.is_quiet:
+        meter = session.progress.meter
+        if meter is None and (session.is_quiet or session.progress.way == "none"):
             yield
             return
-        tell = stack.enter_context(_Bars()).tell if sys.stderr.isatty() else _Lines(session).tell
+        if meter is not None:
+            tell = _Events(meter).tell
+        elif sys.stderr.isatty() and session.progress.way == "auto":
+            tell = stack.enter_context(_Bars()).tell
+        else:
+            tell = _Lines(session).tell
         for held in manager.partitions():
             held.on_copied = _of(tell, held.name)
         yield
@@ -38,6 +45,27 @@ def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
 
 def _of(tell: Tell, name: TopicPartition) -> Callable[[int, int, int], None]:
     return lambda base_offset, done, size_bytes: tell(name, base_offset, done, size_bytes)
+
+
+class _Events:
+    """Each copy is expected when it is first heard of: how many will come, the rounds decide. A copy that is begun
+    anew counts up from where it was."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._lock = threading.Lock()
+        self._told: dict[tuple[str, int], int] = {}
+
+    def tell(self, name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> None:
+        copy = (str(name), base_offset)
+        with self._lock:
+            if copy not in self._told:
+                self._told[copy] = 0
+                self._meter.expect(size_bytes)
+            more = min(done, size_bytes) - self._told[copy]
+            if more > 0:
+                self._told[copy] += more
+                self._meter.advance(more)
 
 
 class _Lines:

@@ -10,6 +10,7 @@ import click
 from local.errors import InvalidRequest
 from tiered.cli.bucket import bucket_options, open_bucket
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
@@ -24,6 +25,7 @@ from tiered.units import counted, format_bytes, format_count, format_dollars
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 def fork(
     session: Session,
@@ -54,7 +56,14 @@ def fork(
                 )
             if not yes:
                 click.confirm(f"fork {topic} as {fork_topic}?", abort=True, err=True)
-            done = run_fork(bucket.store, plan, now_ms=now_ms, should_stop=lambda: stop.is_set)
+            session.progress.expect(len(plan.partitions), "partitions")
+            done = run_fork(
+                bucket.store,
+                plan,
+                now_ms=now_ms,
+                should_stop=lambda: stop.is_set,
+                progress=session.progress.advance,
+            )
         else:
             done = plan.partitions
     rows: list[Row] = [

@@ -109,6 +109,19 @@ class Progress:
         self.way = "auto"
         self.meter: Meter | None = None
 
+    def expect(self, count: int, unit: str) -> None:
+        """So much more is to be done, where events are wanted."""
+        if self.meter is not None:
+            self.meter.expect(count, unit)
+
+    def advance(self, count: int = 1) -> None:
+        if self.meter is not None:
+            self.meter.advance(count)
+
+    def wait_for(self, what: str | None) -> None:
+        if self.meter is not None:
+            self.meter.wait_for(what)
+
     @property
     def has_bars(self) -> bool:
         return self.way == "auto" and sys.stderr.isatty()
@@ -116,6 +129,9 @@ class Progress:
     @contextmanager
     def told(self, way: str, operation: str) -> Iterator[None]:
         """Go this way inside; ``json`` takes `sys.stderr` for its events until the last one is out."""
+        if self.meter is not None:  # a command inside another one, `run` in `apply --auto`, goes the outer's way
+            yield
+            return
         self.way = way
         if way != "json":
             yield
@@ -129,6 +145,7 @@ class Progress:
             words.flush()
             sys.stderr = stderr
             self.meter.end()
+            self.meter = None
 
 
 def progress_option(command: Callable[P, R]) -> Callable[P, R]:

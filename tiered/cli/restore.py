@@ -12,7 +12,9 @@ import click
 
 from tiered.cli.arguments import parse_time
 from tiered.cli.bucket import bucket_options, open_bucket
+from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--rate", metavar="SIZE/s", help="Read no faster than this.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 def restore(
     session: Session,
@@ -90,15 +93,17 @@ def restore(
             return Exit.DONE
         if not yes:
             _ask(plan, parts, root, dollars)
-        outcome = run_restore(
-            bucket.store,
-            plan,
-            DiskStorage(),
-            root,
-            now_ms=now_ms,
-            keys=bucket.keys,
-            should_stop=lambda: stop.is_set,
-        )
+        with byte_progress(session, "restored", sum(each.size_bytes for each in parts)) as progress:
+            outcome = run_restore(
+                bucket.store,
+                plan,
+                DiskStorage(),
+                root,
+                now_ms=now_ms,
+                keys=bucket.keys,
+                should_stop=lambda: stop.is_set,
+                progress=progress,
+            )
     emit("partitions", map(_restored, outcome.partitions), _DONE, output, dry_run=False)
     if not outcome.is_complete:
         session.say("interrupted; running it again goes on, what is whole stays")

@@ -6,6 +6,7 @@ from collections import Counter
 
 import click
 
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 
@@ -14,6 +15,7 @@ from tiered.cli.session import Session, now_ms
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--dry-run", is_flag=True, help="Count what is wrapped by which key, change nothing.")
 @output_option()
+@progress_option
 @click.pass_obj
 def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:
     """Wrap the data keys of each topic's segments by the key that its remote.encryption.key.id names.
@@ -26,7 +28,10 @@ def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output
     with session.manager(read_only=dry_run) as manager:
         for topic in topics:
             manager.topic(topic)
-        for held in manager.partitions(topics or None):
+        partitions = manager.partitions(topics or None)
+        session.progress.expect(len(partitions), "partitions")
+        for held in partitions:
+            session.progress.advance()
             head, key_id = held.head(), held.at_rest.key_id
             if head is None or held.metadata is None:
                 continue

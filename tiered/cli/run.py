@@ -24,6 +24,7 @@ import click
 from local.errors import Fenced, InvalidRequest, LogError
 from tiered.cli.copy_progress import copy_progress
 from tiered.cli.errors import Exit, one_line, worst
+from tiered.cli.progress import progress_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.web import Guard, guard_options, serving_pages
@@ -47,6 +48,7 @@ _log = logging.getLogger(__name__)
 @click.option("--dry-run", is_flag=True, help="Only show what the next round would do, as 'tiered plan' does.")
 @click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' there, about this manager.")
 @guard_options
+@progress_option
 @click.pass_obj
 def run(
     session: Session,
