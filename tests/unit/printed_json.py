@@ -55,7 +55,8 @@ def command_of(context: click.Context | None) -> str | None:
     """``topic list``; None for what is no command of ours."""
     names: list[str] = []
     while context is not None and context.parent is not None:
-        names.insert(0, str(context.info_name))
+        if not names or isinstance(context.command, click.Group):  # `apply --auto --dry-run` prints as the `plan` in it
+            names.insert(0, str(context.info_name))
         context = context.parent
     from tiered.cli.main import main
 
