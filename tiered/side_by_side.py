@@ -15,6 +15,8 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+LOOK_S = 0.5  # how long a signal may lie unseen
+
 
 def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, name: str) -> list[R]:
     """What `work` gives for each thing, in order. Raises the first error there was: nothing is begun after it, what was
@@ -39,7 +41,8 @@ def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, n
         for each in workers[: len(things)]:
             each.start()
         for each in workers[: len(things)]:
-            each.join()
+            while each.is_alive():  # CPython lets a signal lie that comes just before it falls asleep for good
+                each.join(LOOK_S)
     finally:
         waiting.clear()
     if errors:
