@@ -88,7 +88,7 @@ def test_a_bucket_that_fails_under_way_keeps_nothing_either(tmp_path: Path, monk
             run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=store)
         except LogError:
             met += 1
-        if store.calls[at] not in ("list", "delete"):
+        if at < len(store.calls) and store.calls[at] not in ("list", "delete"):  # a run may take a call less
             assert list(inner.list("")) == [], (at, store.calls[at])
         assert list(tmp_path.iterdir()) == []
     assert met > 3
