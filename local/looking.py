@@ -2,23 +2,29 @@
 
 Read are the listing and the end of the last segment: its whole batches are what there is of it. Light on purpose:
 ``tiered status`` looks at every log of a node and needs none of what loading one for appends does (`local.loading`).
+
+The owner goes on meanwhile, and a listing is no moment: of a segment that gets another name while it is made neither
+name may be in it, and what is left would look whole. So names are listed before and after, and have to be the same.
+Where they are not, or files are on their way to other names, the look is taken again after each of PAUSES_S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from local import names
 from local.batch_checks import walk
 from local.epochs import LeaderEpochs
-from local.errors import Unavailable
+from local.errors import NotFound, Unavailable
 from local.producer_state import ProducerState
 from local.sealed_indexes import LOOKING, Access
 from local.segment import RELATIVE_OFFSET_MAX, Segment
 from local.storage import FileFacts, Storage
 
 WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
+PAUSES_S = (0.01, 0.05, 0.25)  # a swap syncs its directory twice
 _LOGS = (names.LOG, names.LOG + names.SWAP)
 
 
@@ -36,14 +42,25 @@ class LoadedLog:
     recovered_count: int = 0
 
 
-def look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
+def look(
+    storage: Storage, directory: str, log_start_offset: int, *, pause: Callable[[float], None] = time.sleep
+) -> LoadedLog:
     """What is on the disk at this moment, without touching it; a torn tail is not shown. At least one segment.
 
-    Raises Unavailable between steps 3 and 5 of a swap (`local.swap`), where no file has its name: what lies around it
-    would look whole, with a hole in it.
+    Raises Unavailable where a crash left files between steps 3 and 5 of a swap (`local.swap`), where none has its name:
+    what lies around it would look whole, with a hole in it.
     """
-    files = storage.list_files(directory) if storage.exists(directory) else {}
-    parsed = [found for name in files if name.endswith(_LOGS) and (found := names.parse_segment_file(name))]
+    for pause_s in PAUSES_S:
+        try:
+            return _look(storage, directory, log_start_offset)
+        except (Unavailable, NotFound):
+            pause(pause_s)
+    return _look(storage, directory, log_start_offset)
+
+
+def _look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
+    files = _listed(storage, directory) if storage.exists(directory) else {}
+    parsed = _logs(files)
     bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
     missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
     if missing:
@@ -60,6 +77,23 @@ def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
     """A log without a record, which goes on at `next_offset`."""
     segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
     return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
+
+
+def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
+    """The directory as it was for a while. Raises Unavailable where logs got names or lost them meanwhile, but for new
+    ones behind all others."""
+    before = _logs(storage.list(directory))
+    files = storage.list_files(directory)
+    newest = max(before, default=(-1, ""))[0]
+    for after in (_logs(files), _logs(storage.list(directory))):
+        if {each for each in after if each[0] <= newest} != before:
+            raise Unavailable("looking at a log, its owner changes it at this moment; look again", directory=directory)
+    return files
+
+
+def _logs(files: Iterable[str]) -> set[tuple[int, str]]:
+    """Base offset and suffix of each log among them, whole or about to be."""
+    return {found for name in files if name.endswith(_LOGS) and (found := names.parse_segment_file(name))}
 
 
 def found_segment(

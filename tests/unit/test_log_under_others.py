@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,12 @@ from log_world import fill, open_log, read_all
 from local import index_files, producer_snapshot
 from local.errors import LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.log import Log
+from local.looking import PAUSES_S, look
 from local.names import DELETED, LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, SWAP, TIME_INDEX, segment_file
 from local.producer_snapshot import ProducerEntry
 from local.producer_state import Producer, ProducerState
 from local.record import Record
-from local.storage import DiskStorage
+from local.storage import DiskStorage, FileFacts
 
 
 class NoMaps(DiskStorage):
@@ -166,6 +167,65 @@ def test_an_onlooker_is_never_shown_a_log_with_a_hole_where_a_swap_is_under_way(
     disk.names[path + DELETED] = disk.names.pop(path)
     with pytest.raises(Unavailable):
         open_log(disk, read_only=True)
+
+
+class Renaming(ModelDisk):
+    """Its owner swaps a segment in while a listing is made: the `at`-th sees neither the old name nor the new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: tuple[str, int] | None = None
+        self.listings = 0
+
+    def _seen(self, names: Iterable[str]) -> list[str]:
+        self.listings += 1
+        return [each for each in names if self.gone is None or (each, self.listings) != self.gone]
+
+    def list(self, path: str) -> list[str]:
+        return self._seen(super().list(path))
+
+    def list_files(self, path: str) -> dict[str, FileFacts]:
+        found = super().list_files(path)
+        return {name: found[name] for name in self._seen(found)}
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_listing_that_missed_a_segment_with_a_changing_name_is_made_again(at: int, number: int) -> None:
+    disk = Renaming()
+    log = open_log(disk)
+    sent = fill(log, 300)
+    log.flush()
+    bases = [each.base_offset for each in log.segments()]
+    disk.gone, disk.listings = (segment_file(bases[number], LOG), at), 0
+    pauses: list[float] = []
+    found = look(disk, "./t-0", 0, pause=pauses.append)
+    assert [each.base_offset for each in found.segments] == bases
+    assert found.next_offset == len(sent)
+    assert len(pauses) == 1
+
+
+def test_a_new_segment_behind_all_others_needs_no_other_look() -> None:
+    disk = Renaming()
+    log = open_log(disk)
+    fill(log, 300)
+    log.flush()
+    disk.gone, disk.listings = (segment_file(log.segments()[-1].base_offset, LOG), 1), 0
+    assert look(disk, "./t-0", 0, pause=pytest.fail).next_offset == 300
+
+
+def test_a_look_waits_for_a_swap_under_way_and_refuses_one_that_a_crash_left() -> None:
+    disk = ModelDisk()
+    log = open_log(disk)
+    fill(log, 300)
+    log.flush()
+    path = "./t-0/" + segment_file(log.segments()[1].base_offset, LOG)
+    disk.rename(path, path + SWAP)
+    pauses: list[float] = []
+    with pytest.raises(Unavailable, match="swap"):
+        look(disk, "./t-0", 0, pause=pauses.append)
+    assert pauses == list(PAUSES_S)
+    assert look(disk, "./t-0", 0, pause=lambda s: disk.rename(path + SWAP, path)).next_offset == 300
 
 
 def test_a_snapshot_that_claims_one_offset_for_two_transactions_breaks_nothing() -> None:
