@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from local.errors import InvalidRequest, LogError, NotFound
@@ -69,7 +70,11 @@ class TierJournal:
             self._is_written = True
 
     def _begun(self) -> TierSeries | None:
-        """What was noted before; None where that is not to be written over."""
+        """What was noted before; None where that is not to be written over. Raises what the disk raises of the very
+        file that is to be replaced: years of notes are not begun anew for a read that failed."""
+        storage, root = self._manager.first_directory()
+        with suppress(NotFound):
+            storage.read(join(root, FILE))
         try:
             return read_series(self._manager.directory_places(), is_writer=True)
         except InvalidRequest as error:

@@ -13,7 +13,7 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from manager_world import COMPACTED, DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
 
-from local.errors import Corrupt, DiskFailed, NotFound
+from local.errors import AccessDenied, Corrupt, DiskFailed, LogError, NotFound
 from local.names import TopicPartition
 from local.storage import replace_file
 from remote import metadata_log
@@ -217,6 +217,29 @@ def test_a_damaged_file_is_begun_anew_and_one_of_a_newer_version_is_left_alone(
         assert world.disk.read(f"./data/{FILE}") == newer
         assert caplog.text.count("no notes on the tiers are taken") == 1
         assert noted(world, NOW + DAY).points == (), "who only looks sees none of it"
+
+
+@pytest.mark.parametrize("error", [DiskFailed, AccessDenied])
+def test_notes_that_the_disk_does_not_give_are_not_begun_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: type[LogError]
+) -> None:
+    with world.open() as manager:
+        TierJournal(manager).note(NOW)
+        read = world.disk.read
+
+        def refuse(path: str, *rest: int) -> bytes:
+            if path.endswith(FILE):
+                raise error("reading a file", path=path)
+            return read(path, *rest)
+
+        journal = TierJournal(manager)
+        with monkeypatch.context() as patch:
+            patch.setattr(world.disk, "read", refuse)
+            for at in (FIVE, 2 * FIVE):
+                journal.note(NOW + at)
+        assert [each.at_ms for each in noted(world, NOW + HOUR).points] == [NOW]
+        journal.note(NOW + 3 * FIVE)
+        assert [each.at_ms for each in noted(world, NOW + HOUR).points] == [NOW, NOW + 3 * FIVE]
 
 
 def test_notes_of_all_directories_are_one_history(world: World) -> None:
