@@ -82,6 +82,8 @@ def _look(mark: str | None, held: Partition) -> TierSync:
     if held.metadata is not None:
         try:
             head = held.metadata.load(exact=True)
+            if head is not None and head.next_offset > held.log.next_offset:
+                held.log.look_again()  # its owner may have appended and sent that since the disk was looked at
         except LogError as error:
             head, problem = seen, " ".join(str(error).split())
     log = held.log

@@ -70,7 +70,8 @@ def test_the_head_that_was_seen_is_told_beside_the_newest(world: World) -> None:
         found = only(looker, world)
         assert found.head_sequence is not None
         assert found.seen_sequence == before.sequence < found.head_sequence
-        assert found.remote_next_offset == 100
+        assert found.remote_next_offset == found.local_next_offset == 100
+        assert found.state is SyncState.IN_SYNC, "the manager at work went on after the disk was looked at"
 
 
 def test_an_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
