@@ -13,16 +13,9 @@ if TYPE_CHECKING:
     from tiered.topics import Topic
 
 Row = dict[str, object]
-_SUMS = (
-    "local_segments",
-    "local_bytes",
-    "remote_segments",
-    "remote_bytes",
-    "lag_segments",
-    "lag_bytes",
-    "at_risk_bytes",
-    "overdue_bytes",
-)
+_OF_DISK = ("local_segments", "local_bytes", "at_risk_bytes")
+_OF_BUCKET = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes")
+_SUMS = (*_OF_DISK, *_OF_BUCKET)
 _PAUSED = ("is_paused", "paused_since_ms", "pause_reason")
 _FIGURES = ("is_tiered", "offsets", *_SUMS, "lag", "lag_since_ms", "dollars_per_month", *_PAUSED)
 _OFFSETS = (
@@ -86,27 +79,37 @@ def status_facts(report: StatusReport) -> dict[str, object]:
 
 
 def _figures(report: StatusReport, some: Sequence[PartitionStatus]) -> dict[str, object]:
-    """The sums of some partitions; None for none."""
+    """The sums of some partitions; None for none. Those that hang on the bucket are of partitions whose part of it was
+    seen, None where none was. What is at risk is then the most that it can be: all that the disk has."""
     if not some:
         return dict.fromkeys(_FIGURES)
-    kept_of = [report.kept.get(each.partition) for each in some]
-    sums = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
+    seen = [each for each in some if not _is_unseen(report, each)]
+    kept_of = [report.kept.get(each.partition) for each in seen]
+    sums: dict[str, int | None] = {name: sum(getattr(each, name) for each in some) for name in _OF_DISK}
+    sums |= {name: sum(getattr(each, name) for each in seen) if seen else None for name in _OF_BUCKET}
     return {
         "is_tiered": some[0].is_tiered,
         # Offsets, not records: what compaction and gaps removed is still counted.
         "offsets": sum(each.next_offset - each.log_start_offset for each in some),
         **sums,
-        "lag": _lag(some, sums) if some[0].is_tiered else None,
-        "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None),
+        "lag": _lag(seen) if seen and some[0].is_tiered else None,
+        "lag_since_ms": min((each.lag_since_ms for each in seen if each.lag_since_ms is not None), default=None),
         "is_paused": any(each.paused is not None for each in some),
         "paused_since_ms": min(
             (each.paused_since_ms for each in some if each.paused_since_ms is not None), default=None
         ),
         "pause_reason": next((each.paused.reason for each in some if each.paused is not None), None),
-        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6),
+        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6) if seen else None,
     }
 
 
-def _lag(some: Sequence[PartitionStatus], sums: dict[str, int]) -> tuple[int, int, bool]:
+def _is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
+    """Whether nobody here has seen what the bucket holds of it: it has no head, and something was in the way."""
+    name = status.partition
+    return status.is_tiered and name in report.problems and name not in report.kept
+
+
+def _lag(some: Sequence[PartitionStatus]) -> tuple[int, int, bool]:
     """Segments, bytes, and whether somebody paused them."""
-    return sums["lag_segments"], sums["lag_bytes"], any(each.paused is not None for each in some)
+    segments, size_bytes = (sum(getattr(each, name) for each in some) for name in ("lag_segments", "lag_bytes"))
+    return segments, size_bytes, any(each.paused is not None for each in some)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from disk_model import ModelDisk
@@ -10,6 +12,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, 
 from local.errors import DiskFailed, Unavailable
 from local.names import TopicPartition
 from tiered.status_report import StatusReport, status_report
+from tiered.status_rows import partition_row, topic_row
 from tiered.timekeeping import Doubt
 from tiered.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, read_report
 from tiered.worker import Worker
@@ -111,6 +114,62 @@ def test_only_the_topics_asked_for_are_looked_at(world: World) -> None:
         report = status_report(manager, NOW + DAY, ["u"], storage=world.disk)
     assert list(report.partitions) == [TopicPartition("u", 0)]
     assert {each.where for each in report.stuck} == {"u/0"}
+
+
+def test_what_only_the_bucket_knows_has_no_figures_while_it_does_not_answer(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.create_topic("here", 1, now_ms=NOW)
+        manager.create_topic("new", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+        before = topic_row(status_report(manager, NOW, storage=world.disk), manager.topic("t"))
+    with world.open(read_only=True, store=SwitchableStore(world.store)) as manager:
+        report = status_report(manager, NOW, storage=world.disk)
+        row, here = (topic_row(report, manager.topic(name)) for name in ("t", "here"))
+    of_bucket = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes", "lag")
+    assert [row[name] for name in (*of_bucket, "dollars_per_month")] == [None] * 7
+    assert before["local_bytes"] == row["local_bytes"] == row["at_risk_bytes"]
+    assert int(str(before["at_risk_bytes"])) < int(str(row["at_risk_bytes"])), "the most that it can be"
+    assert (here["remote_bytes"], here["dollars_per_month"]) == (0, 0)
+    with world.open(read_only=True) as manager:
+        report = status_report(manager, NOW, storage=world.disk)
+        assert topic_row(report, manager.topic("t")) == before
+        assert topic_row(report, manager.topic("new"))["remote_bytes"] == 0, "the bucket was asked, and has none"
+
+
+def test_a_topic_of_which_some_was_seen_has_the_sums_of_that(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+        other = manager.partition(TopicPartition("t", 1)).prefix
+    store = SwitchableStore(world.store, is_down=False)
+
+    class Half:
+        """One partition's objects are out of reach."""
+
+        url = store.url
+
+        def close(self) -> None:
+            store.close()
+
+        def __getattr__(self, verb: str) -> Callable[..., object]:
+            def call(*args: object, **more: object) -> object:
+                if args and str(args[0]).startswith(other):
+                    raise Unavailable("the store is down", verb=verb)
+                return getattr(store, verb)(*args, **more)
+
+            return call
+
+    with world.open(read_only=True, store=Half()) as manager:  # type: ignore[arg-type]
+        report = status_report(manager, NOW, storage=world.disk)
+        row = topic_row(report, manager.topic("t"))
+        parts = [partition_row(report, TopicPartition("t", number)) for number in (0, 1)]
+    assert row["remote_bytes"] == parts[0]["remote_bytes"]
+    assert int(str(row["remote_bytes"])) > 0
+    assert parts[1]["remote_bytes"] is None
+    assert len(row["problems"]) == 1  # type: ignore[arg-type]
 
 
 # -- the report of a manager at work

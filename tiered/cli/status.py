@@ -155,8 +155,11 @@ def paused_lines(report: StatusReport) -> list[str]:
             "" if since_ms is None else f" for {format_ms(max(0, report.now_ms - int(str(since_ms))) // 1000 * 1000)}"
         )
         reason = f" ({row['pause_reason']})" if row["pause_reason"] else ""
-        waiting, at_risk = (format_bytes(int(str(row[name]))) for name in ("lag_bytes", "at_risk_bytes"))
-        waits = f"{counted(int(str(row['lag_segments'])), 'segment')} waiting, {waiting}"
+        segments, waiting, risk = (row[name] for name in ("lag_segments", "lag_bytes", "at_risk_bytes"))
+        at_risk = format_bytes(int(str(risk)))
+        waits = "how much waits is not known, as the bucket was not seen"
+        if segments is not None:
+            waits = f"{counted(int(str(segments)), 'segment')} waiting, {format_bytes(int(str(waiting)))}"
         found.append(
             f"{row['topic']}: uploads paused{lasted}{reason}; {waits}, {at_risk} on this disk only; next: tiered resume"
         )

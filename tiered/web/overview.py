@@ -122,8 +122,8 @@ def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = 
 
 
 def unknown_remote(row: Row) -> bool:
-    """Whether the bucket was never seen for some of it, so that its figures of the remote tier are no figures."""
-    return bool(row["problems"]) and not row.get("remote_segments")
+    """Whether the bucket was not seen of any of it, so that its figures of the remote tier are no figures."""
+    return bool(row.get("is_tiered")) and row.get("remote_segments") is None
 
 
 def shown(row: Row, name: str, show: Callable[[int], str] = format_count) -> str:
@@ -136,17 +136,19 @@ def lag(row: Row) -> str:
     """What waits for its upload, as ``tiered status`` says it."""
     if not row.get("is_tiered"):
         return "-"
+    if unknown_remote(row):
+        return "not known yet"
     waits = f"{shown(row, 'lag_segments')} seg {shown(row, 'lag_bytes', format_bytes)}" if row["lag_segments"] else "ok"
     return f"paused, {waits if row['lag_segments'] else 'nothing waits'}" if row.get("is_paused") else waits
 
 
 def remote(row: Row) -> str:
-    return "not known yet" if unknown_remote(row) and row.get("is_tiered") else shown(row, "remote_bytes", format_bytes)
+    return "not known yet" if unknown_remote(row) else shown(row, "remote_bytes", format_bytes)
 
 
 def dollars(row: Row) -> str:
     value = row.get("dollars_per_month")
-    if unknown_remote(row) and row.get("is_tiered"):
+    if unknown_remote(row):
         return "not known yet"
     return format_dollars(value) if isinstance(value, float) else "-"
 
@@ -205,7 +207,7 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
     def total(name: str) -> float:
         return sum(float(str(row.get(name) or 0)) for row in rows)
 
-    late = sum(unknown_remote(row) and bool(row.get("is_tiered")) for row in rows)
+    late = sum(map(unknown_remote, rows))
     stored = format_bytes(int(total("remote_bytes"))) + (f" and {counted(late, 'topic')} not known yet" if late else "")
     return figures(
         {

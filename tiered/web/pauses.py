@@ -29,6 +29,8 @@ def _line(report: StatusReport, row: Row) -> Html:
     words = f"Uploads of {row['topic']} are paused"
     words += f" since {stamp(since)}, for {lasted(report.now_ms - since)}" if isinstance(since, int) else ""
     words += f" ({reason})" if reason else ""
-    waits, risk = (format_bytes(int(str(row.get(name) or 0))) for name in ("lag_bytes", "at_risk_bytes"))
+    waiting = row.get("lag_bytes")
+    waits = format_bytes(waiting) if isinstance(waiting, int) else "Nobody knows yet how many bytes"
+    risk = format_bytes(int(str(row.get("at_risk_bytes") or 0)))
     go_on = tag("code", "tiered resume")
     return tag("p", f"{words}. {waits} wait, {risk} exist on this disk only. To go on: ", go_on, class_="bad")
