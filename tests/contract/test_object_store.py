@@ -302,6 +302,11 @@ class TestMetered(ObjectStoreContract):
         return MeteredStore(MemoryStore())
 
 
+def is_path_of_a_file(name):
+    """A gateway in front of a file system keeps no other objects than files."""
+    return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
 class S3Contract(ObjectStoreContract):
     """Subclasses give `server`, its options and its buckets, and may give another `client`."""
 
@@ -318,6 +323,10 @@ class S3Contract(ObjectStoreContract):
 
     begins_with_part = 3  # a body of one part is one PUT
 
+    def holds(self, name):
+        """Does this server keep objects of such a name, and list them in the order of its bytes?"""
+        return True
+
     def under_way(self, store):
         inner = store._inner._inner
         answer = inner._fs.call_s3("list_multipart_uploads", Bucket=inner._bucket)
@@ -333,7 +342,7 @@ class S3Contract(ObjectStoreContract):
         for head in heads:
             store.put(head, b"head")
         store.put("t-1/0/meta/headless", b"x")
-        inner = store._inner._inner
+        inner, foreign = store._inner._inner, [name for name in foreign if self.holds(name)]
         for name in foreign:
             key = f"some/root/t-1/0/meta/head/{name}"
             inner._fs.call_s3("put_object", Bucket=inner._bucket, Key=key, Body=b"" if name.endswith("/") else b"x")
@@ -467,6 +476,8 @@ class TestS3fsOnMoto(S3fsContract):
 @pytest.mark.server
 @pytest.mark.localstack
 class TestS3fsOnLocalStack(S3fsContract):
+    holds = staticmethod(str.isascii)  # start-after is held against the name as it stands in the address
+
     @pytest.fixture
     def server(self, localstack_server):
         return localstack_server
@@ -475,6 +486,8 @@ class TestS3fsOnLocalStack(S3fsContract):
 @pytest.mark.server
 @pytest.mark.versitygw
 class TestS3fsOnVersitygw(S3fsContract):
+    holds = staticmethod(is_path_of_a_file)
+
     @pytest.fixture
     def server(self, versitygw_server):
         return versitygw_server
@@ -491,6 +504,8 @@ class ObstoreContract(S3Contract):
         assert [info.key for info in store.list("k/meta/head/", start_after=names[1050])] == names[1051:]
         assert store._inner._inner._filesystem is None
         mark = "some/root/k/meta/head/00000000000000001040/"
+        if not self.holds(mark):
+            return
         inner = store._inner._inner
         inner._fs.call_s3("put_object", Bucket=inner._bucket, Key=mark, Body=b"")
         listed = [info.key for info in store.list("k/meta/head/")]
@@ -543,6 +558,8 @@ class TestObstoreOnLocalStack(ObstoreContract):
 @pytest.mark.server
 @pytest.mark.versitygw
 class TestObstoreOnVersitygw(ObstoreContract):
+    holds = staticmethod(is_path_of_a_file)
+
     @pytest.fixture
     def server(self, versitygw_server):
         return versitygw_server

@@ -57,6 +57,7 @@ def test_nothing_begins_after_an_error_which_is_raised_and_what_was_under_way_is
 def test_a_process_that_is_interrupted_meanwhile_ends() -> None:
     program = """
 import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background by a shell ignores it
 from tiered.side_by_side import side_by_side
 at_work = threading.Barrier(3)
 def hang(_):
