@@ -302,18 +302,20 @@ def look_at_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
             why = _not_ours(fleet, config, manager)
             snapshots = manager.snapshots(now_ms, fleet.topics or None)
             planned = manager.plan(now_ms, fleet.topics or None)
+            problems = dict(manager.problems)
     except Unavailable:
         raise
     except LogError as error:
         return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=State.FAILED, why=str(error))
     totals = planned.totals()
     count = sum(each.count for each in totals.values())
-    told = ", ".join(f"{name} {each.count}" for name, each in sorted(totals.items()))
+    told = [f"{name} {each.count}" for name, each in sorted(totals.items())]
+    told += [f"{name}: {error}" for name, error in sorted(problems.items())]  # a cut swap: its owner finishes it
     return Unit(
         stage=Stage.CLEAN_AND_TIER,
         unit=directory,
-        state=State.LEFT_ALONE if why else State.DUE if count else State.NOTHING,
-        why=why or told,
+        state=State.LEFT_ALONE if why else State.DUE if count or problems else State.NOTHING,
+        why=why or ", ".join(told),
         rows_before=sum(len(each.segments) for each in snapshots),
         bytes_before=sum(segment.size_bytes for each in snapshots for segment in each.segments),
         size_bytes=sum(each.size_bytes for each in totals.values()),

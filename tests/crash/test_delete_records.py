@@ -136,7 +136,7 @@ def test_readers_told_before_the_checkpoint_is_caught(monkeypatch: pytest.Monkey
         return True
 
     monkeypatch.setattr("tiered.deleting.advance_log_start", told_first)
-    with pytest.raises(AssertionError, match="came back|nobody asked for"):
+    with pytest.raises(AssertionError, match=r"came back|nobody asked for"):
         cut_everywhere(3)
 
 

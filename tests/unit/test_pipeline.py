@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from bucket_truth import assert_sound
@@ -97,6 +98,20 @@ def test_a_node_that_a_manager_holds_is_left_to_it_and_another_ones_as_well(worl
     assert log.refresh(exact=True).writer_id == "elsewhere"
     result = _run(world, fleet={"takes_over": True})
     assert _states(result.units, Stage.CLEAN_AND_TIER) == [State.DONE]
+    world.check()
+
+
+def test_a_node_that_died_in_the_middle_of_a_swap_has_something_to_do(world):
+    """A look cannot finish it, so it sees nothing else of the partition: whoever opens the node does."""
+    _run(world)
+    assert _states(plan_pipeline(world.fleet(), Here(), now_ms=NOW), Stage.CLEAN_AND_TIER) == [State.NOTHING] * 2
+    log = min(path for path in Path(world.nodes[0]).rglob("*.log") if path.parent.name.startswith("events-0"))
+    log.rename(f"{log}.swap")
+    planned = plan_pipeline(world.fleet(), Here(), now_ms=NOW)
+    assert [unit.state for unit in planned if unit.unit == world.nodes[0]] == [State.DUE]
+    assert "a swap is under way" in next(unit.why for unit in planned if unit.unit == world.nodes[0])
+    assert not [unit for unit in _run(world).units if unit.state is State.FAILED]
+    assert log.exists()
     world.check()
 
 
