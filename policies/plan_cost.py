@@ -7,13 +7,13 @@ compacted view reads and leaves is not known before, so a `BuildView` is priced 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import ceil
 
 from local.names import TopicPartition
-from policies.cost import DAY_MS, early_deletion, monthly_storage, request_cost, upload_requests
+from policies.cost import DAY_MS, early_deletion, request_cost, upload_requests
 from policies.decisions import (
     AdvanceLogStart,
     BuildView,
@@ -30,9 +30,11 @@ from policies.decisions import (
     RaiseCleaned,
     ReplaceRemote,
 )
+from policies.plan_bill import Alike, alike, bill_changes, bill_of, gone, lying_of_snapshot, of_part
 from policies.prices import STANDARD, Prices, PriceTable
 from policies.simulation import RANGE_BYTES
 from policies.snapshot import PartitionSnapshot
+from policies.stored import KeepingDollars, Lying, stored_of, together
 from policies.tiering import commits_of
 from remote.head import SpillRow
 from remote.metered_store import LIST_PAGE
@@ -44,7 +46,7 @@ class DecisionCost:
     """One decision. Requests by verb (HEADs among the GETs), `bytes_in` go up; `dollars` once for requests.
 
     `early_dollars` once for data that leaves before its class's minimum duration. `monthly_dollars` is by how much the
-    bill changes, at the price of the first band; what leaves the index is paid for until its deletion.
+    bill changes (`policies.plan_bill`); what leaves the index is paid for until its deletion.
     """
 
     partition: TopicPartition
@@ -61,18 +63,26 @@ class DecisionCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCost:
-    """All decisions in the plan's order. `now_*` is the bill before, `then_*` after, without what waits for deletion.
+    """All decisions in the plan's order. `now_*` is before, `then_*` after, with what they take out deleted as well.
 
-    Dollars a month; the disk is the local tier's, in bytes.
+    Dollars a month, of all that is paid for: what waits for deletion already is in `now`, and in `then_dollars` unless
+    the plan deletes it. Bytes are of data and indexes that readers see; the disk is the local tier's.
     """
 
     lines: tuple[DecisionCost, ...]
-    now_dollars: float
-    then_dollars: float
+    now: KeepingDollars
     now_bytes: int
     then_bytes: int
     now_disk_bytes: int
     then_disk_bytes: int
+
+    @property
+    def now_dollars(self) -> float:
+        return self.now.total
+
+    @property
+    def then_dollars(self) -> float:
+        return max(0.0, self.now.total + sum(each.monthly_dollars for each in self.lines))
 
     @property
     def dollars(self) -> float:
@@ -93,40 +103,63 @@ class _Place:
     small: Prices
     stored_share: float
     indexes_share: float
+    alike: Alike
     rows: Mapping[str, RemoteSegment] = field(default_factory=dict)
+    pages: Mapping[str, SpillRow] = field(default_factory=dict)
 
 
-def plan_cost(plan: Plan, snapshots: Sequence[PartitionSnapshot], prices: PriceTable) -> PlanCost:
-    """The cost of `plan`, of which `snapshots` are what it was made from (more of them only add to the bill)."""
+def plan_cost(
+    plan: Plan,
+    snapshots: Sequence[PartitionSnapshot],
+    prices: PriceTable,
+    lying: Mapping[TopicPartition, Lying] | None = None,
+) -> PlanCost:
+    """The cost of `plan`, of which `snapshots` are what it was made from (more of them only add to the bill).
+
+    `lying` is all that is in the bucket, of other partitions too, for they share the bands of the prices; without it is
+    taken from the snapshots.
+    """
     places = {each.partition: _place(each, prices) for each in snapshots}
     lines: list[DecisionCost] = []
     for name, decisions in plan.decisions.items():
         for _, run in groupby(decisions, key=type):
             lines += _priced_run(places[name], list(run))
-    stored = {each.snapshot.partition: _stored(each) for each in places.values()}
-    now, then = sum(stored.values()), sum(stored.values()) + sum(map(_stored_change, _on_places(lines, places)))
+    if lying is None:
+        lying = {each.partition: lying_of_snapshot(each, prices) for each in snapshots}
+    changes = bill_changes(lying.values(), [_change(*each, prices) for each in _on_places(lines, places)], prices)
+    lines = [replace(line, monthly_dollars=change) for line, change in zip(lines, changes, strict=True)]
+    stored = sum(map(_stored, places.values()))
     disk = sum(segment.size_bytes for each in snapshots for segment in each.segments)
     dropped = sum(each.decision.size_bytes for each in lines if isinstance(each.decision, DropLocal))
-    bill = sum(_bill(places, stored, prices).values())
     return PlanCost(
         lines=tuple(lines),
-        now_dollars=bill,
-        then_dollars=bill + sum(each.monthly_dollars for each in lines),
-        now_bytes=now,
-        then_bytes=then,
+        now=bill_of(lying, places, prices),
+        now_bytes=stored,
+        then_bytes=stored + sum(map(_stored_change, _on_places(lines, places))),
         now_disk_bytes=disk,
         then_disk_bytes=disk - dropped,
     )
 
 
-def _bill(
-    places: Mapping[TopicPartition, _Place], stored: Mapping[TopicPartition, int], prices: PriceTable
-) -> dict[str, float]:
-    """Dollars a month by storage class."""
-    by_class: dict[str, int] = {}
-    for name, place in places.items():
-        by_class[place.prices.storage_class] = by_class.get(place.prices.storage_class, 0) + stored[name]
-    return {name: monthly_storage(size, prices.of(name)) for name, size in by_class.items()}
+def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
+    """What lies in the bucket for a decision and did not before; less than nothing for what goes."""
+    went: Iterable[SpillRow | RemoteSegment | None] = ()
+    come = Lying()
+    match decision:
+        case CopySegment() | ReplaceRemote():
+            data = round(decision.size_bytes * place.stored_share)
+            small = _uploaded(place, decision.size_bytes) - data
+            come = Lying(data={place.alike.storage_class: stored_of([data], prices)}, small_bytes=small)
+            went = map(place.rows.get, decision.ulids if isinstance(decision, ReplaceRemote) else ())
+        case GiveUpRemote():
+            went = place.snapshot.committed_parts
+        case ExpireRemote():
+            went = [place.rows.get(decision.ulid)]
+        case ExpirePage():
+            went = [place.pages.get(decision.key)]
+        case DeleteUnlinked() | DeletePage():
+            return Lying(waiting_bytes=-decision.size_bytes)
+    return together([come, gone([of_part(each, place.alike, prices) for each in went if each is not None], prices)])
 
 
 def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _Place]) -> list[tuple[_Place, Decision]]:
@@ -137,13 +170,16 @@ def _place(snapshot: PartitionSnapshot, prices: PriceTable) -> _Place:
     known = snapshot.committed
     size = sum(row.size_bytes for row in known)
     newest = known[-1].storage_class if known else None
+    parts = (*snapshot.spills, *snapshot.known_pages, *known, *snapshot.given_up)
     return _Place(
         snapshot=snapshot,
         prices=prices.of(newest),
         small=prices.of(STANDARD),
         stored_share=sum(row.stored_bytes for row in known) / size if size else 1.0,
         indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.005,
-        rows={row.ulid: row for row in known},
+        alike=alike(snapshot),
+        rows={row.ulid: row for row in parts if isinstance(row, RemoteSegment)},
+        pages={page.key: page for page in parts if isinstance(page, SpillRow)},
     )
 
 
@@ -243,12 +279,10 @@ def _with_dollars(place: _Place, line: DecisionCost) -> DecisionCost:
     if isinstance(decision, CopySegment | ReplaceRemote):
         data_puts = upload_requests(max(1, round(decision.size_bytes * place.stored_share)))
     small = request_cost(puts=line.puts - data_puts, gets=line.gets, lists=line.lists, prices=place.small)
-    per_byte = monthly_storage(1, place.prices)
     return replace(
         line,
         dollars=small + request_cost(puts=data_puts, prices=place.prices),
         early_dollars=_early(place, decision),
-        monthly_dollars=_stored_change((place, decision)) * per_byte,
     )
 
 

@@ -21,8 +21,13 @@ def keeping_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartitio
 
     Always of all topics, because they fill the bands of the price together.
     """
-    found = {each.name: lying_for(each, prices) for each in manager.partitions() if each.head() is not None}
+    found = all_lying(manager, prices)
     return dict(zip(found, keeping_dollars(list(found.values()), prices), strict=True))
+
+
+def all_lying(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, Lying]:
+    """What every open partition with objects in the bucket has there, from what is known."""
+    return {each.name: lying_for(each, prices) for each in manager.partitions() if each.head() is not None}
 
 
 def lying_for(held: Partition, prices: PriceTable, rows: Iterable[RemoteSegment] | None = None) -> Lying:

@@ -16,6 +16,7 @@ from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from tiered.config import Config
+from tiered.keeping import all_lying
 from tiered.manager import LogManager
 from tiered.plan_basis import plan_basis
 from tiered.price_file import configured_prices
@@ -81,7 +82,7 @@ def priced_plan(
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     return PricedPlan(
         plan=plan,
-        cost=plan_cost(plan, snapshots, prices),
+        cost=plan_cost(plan, snapshots, prices, all_lying(manager, prices)),
         prices=prices,
         snapshots=tuple(snapshots),
         problems=problems,

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from policies import head_collection, invariants
-from policies.cost import monthly_storage
-from policies.decisions import CopySegment, DropLocal, ExpirePage, ExpireRemote, GiveUpRemote
+from policies.cost import GIB, monthly_storage
+from policies.decisions import (
+    CopySegment,
+    DeletePage,
+    DeleteUnlinked,
+    DropLocal,
+    ExpirePage,
+    ExpireRemote,
+    GiveUpRemote,
+)
+from policies.plan_bill import bill_changes, gone
 from policies.plan_cost import plan_cost
 from policies.prices import BUILT_IN
+from policies.stored import Lying, stored_of
 from remote import metadata_log
 from remote.metered_store import RequestCounts
 from remote.spilling import SpillRule
 from tiered.planning import line_fields, priced_plan
+from tiered.price_file import price_rows
+from tiered.status_report import status_report
 
 EXPIRING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
 
@@ -85,16 +98,78 @@ def test_the_bill_afterwards_is_what_the_bucket_then_costs():
         send(manager, 500)
         manager.roll("t", now_ms=NOW)
         first = priced_plan(manager, NOW)
-        assert (first.cost.now_bytes, first.cost.now_dollars) == (0, 0)
+        assert (first.cost.now_bytes, first.cost.now.storage) == (0, 0)
         settle(manager)
         held = priced_plan(manager, NOW).cost
-        assert first.cost.then_dollars == pytest.approx(held.now_dollars, rel=0.15)
+        assert first.cost.then_dollars - first.cost.now.index == pytest.approx(held.now.storage, rel=0.15)
         rows = manager.partition(NAME).head().segments
         assert held.now_bytes == sum(row.stored_bytes + row.indexes_bytes for row in rows)
-        assert held.now_dollars == pytest.approx(monthly_storage(held.now_bytes))
+        assert held.now.storage == pytest.approx(monthly_storage(held.now_bytes))
         last = priced_plan(manager, NOW + 5 * DAY).cost
         assert last.then_bytes == 0
-        assert last.then_dollars == pytest.approx(0, abs=1e-12)
+        assert last.then_dollars == pytest.approx(last.now.index)  # heads stay
+
+
+@pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
+def test_now_is_what_the_status_says_and_the_lines_lead_to_what_it_says_then(monkeypatch, tmp_path, in_pages):
+    """Waiting for deletion included, plan after plan of a topic's life; data of a second topic fills the same bands."""
+    bands = ((3000 / GIB, 1e6), (9000 / GIB, 4e5), (None, 1e5))
+    table = replace(BUILT_IN, classes={"STANDARD": replace(BUILT_IN.of("STANDARD"), storage_bands=bands)})
+    (tmp_path / "prices.json").write_text(json.dumps(price_rows(table)))
+    if in_pages:
+        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    world, kinds, waited = World(), set(), 0.0
+    with world.open(cost_prices=str(tmp_path / "prices.json")) as manager:
+        for topic in ("t", "other"):
+            manager.create_topic(topic, 1, EXPIRING, now_ms=NOW)
+        send(manager, 300, topic="other")
+        for now in (NOW, NOW + HOUR, NOW + 5 * DAY, NOW + 5 * DAY + 2 * HOUR, NOW + 6 * DAY):
+            if now <= NOW + HOUR:
+                send(manager, 300, start=0)
+                manager.roll("t", now_ms=now)
+            for _ in range(20):
+                kept = status_report(manager, now, storage=world.disk).kept
+                priced = priced_plan(manager, now)
+                cost = priced.cost
+                assert cost.now_dollars == pytest.approx(sum(each.total for each in kept.values()))
+                assert cost.now.waiting == pytest.approx(sum(each.waiting for each in kept.values()))
+                assert cost.then_dollars == pytest.approx(cost.now_dollars + cost.sum_of("monthly_dollars"))
+                one = priced_plan(manager, now, ["t"]).cost
+                assert one.now_dollars == pytest.approx(kept[NAME].total)  # the bands of all, its own share
+                kinds |= {type(each.decision).__name__ for each in cost.lines}
+                waited = max(waited, cost.now.waiting)
+                deleted = [each for each in cost.lines if isinstance(each.decision, DeleteUnlinked | DeletePage)]
+                assert all(each.monthly_dollars < 0 for each in deleted)
+                if priced.plan.is_empty:
+                    break
+                manager.apply(priced.plan)
+    assert waited > 0
+    assert {"CopySegment", "DeletePage" if in_pages else "DeleteUnlinked"} <= kinds
+
+
+def test_each_line_is_priced_in_the_band_that_it_fills_or_leaves():
+    bands = ((1.0, 3.0), (None, 1.0))
+    table = replace(BUILT_IN, classes={"STANDARD": replace(BUILT_IN.of("STANDARD"), storage_bands=bands)})
+    half = Lying(data={"STANDARD": stored_of([GIB // 2], table)})
+    there = [half, half]  # the first band is full
+    assert list(bill_changes(there, [half, Lying(), gone([half], table), gone([half], table)], table)) == [
+        pytest.approx(0.5),
+        0.0,
+        pytest.approx(-0.5),
+        pytest.approx(-1.5),
+    ]
+    waiting = Lying(waiting_bytes=GIB)
+    assert list(bill_changes([*there, waiting], [gone([waiting], table)], table)) == [pytest.approx(-1.0)]
+
+
+def test_changes_of_small_objects_take_their_smallest_billed_size_with_them():
+    tiny = Lying(data={"STANDARD_IA": stored_of([1000], BUILT_IN)})
+    floor = monthly_storage(BUILT_IN.of("STANDARD_IA").min_bytes, BUILT_IN.of("STANDARD_IA"))
+    assert (
+        list(bill_changes([tiny, tiny], [gone([tiny], BUILT_IN), gone([tiny], BUILT_IN)], BUILT_IN))
+        == [pytest.approx(-floor)] * 2
+    )
 
 
 def test_what_leaves_before_its_minimum_duration_is_paid_to_the_end():
@@ -147,7 +222,7 @@ def test_a_tier_that_is_given_up_is_priced_once_and_costs_nothing_afterwards(mon
         for priced, sent in sent_and_priced(manager, NOW):
             kinds += [type(each.decision) for each in priced.cost.lines]
             assert priced.cost.then_bytes == 0
-            assert priced.cost.then_dollars == 0
+            assert priced.cost.then_dollars - priced.cost.now.index == pytest.approx(0, abs=1e-12)
             if GiveUpRemote in kinds[-len(priced.cost.lines) :]:
                 assert priced.cost.now_bytes > 0
                 assert round(priced.cost.sum_of("puts")) == sent.puts

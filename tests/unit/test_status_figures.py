@@ -206,7 +206,7 @@ def test_status_plan_and_metrics_price_a_compressed_topic_alike():
         assert sum(each.stored_bytes for each in rows) < sum(each.size_bytes for each in rows) / 2
         kept = status_report(manager, NOW, storage=world.disk).kept[NAME]
         assert kept.storage == pytest.approx(monthly_storage(stored))
-        assert priced_plan(manager, NOW + DAY).cost.now_dollars == pytest.approx(monthly_storage(stored))
+        assert priced_plan(manager, NOW + DAY).cost.now.storage == pytest.approx(monthly_storage(stored))
         (told,) = (
             each.value
             for each in Metrics(manager, Observations()).samples(NOW)
