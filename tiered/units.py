@@ -64,11 +64,14 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+DOLLARS_SHOWN = 0.00005  # less is told as less
+
+
 def format_dollars(dollars: float) -> str:
     """Cents where there are cents, more digits below one cent: ``45.68``, ``0.0023``."""
     if dollars == 0 or abs(dollars) >= 0.005:
         return f"{dollars:,.2f}"
-    return f"{dollars:.4f}" if abs(dollars) >= 0.00005 else "<0.0001"
+    return f"{dollars:.4f}" if abs(dollars) >= DOLLARS_SHOWN else "<0.0001"
 
 
 def _bounded(value: int) -> int | None:

@@ -10,7 +10,7 @@ from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
-from tiered.units import format_bytes, format_dollars, format_ms
+from tiered.units import DOLLARS_SHOWN, format_bytes, format_dollars, format_ms
 
 if TYPE_CHECKING:
     from tiered.planning import PricedPlan
@@ -100,7 +100,9 @@ def _paused(priced: PricedPlan) -> list[str]:
 def _money(priced: PricedPlan) -> str:
     """What the bucket costs a month now and then, what the requests cost once, and the disk."""
     cost = priced.cost
-    share = 100 * (cost.then_dollars / cost.now_dollars - 1) if cost.now_dollars else 0.0
+    # Of what is too little to be shown, a share would be of heads alone.
+    is_seen = cost.now_dollars >= DOLLARS_SHOWN
+    share = f" ({100 * (cost.then_dollars / cost.now_dollars - 1):+.1f} %)" if is_seen else ""
     now, then = format_dollars(cost.now_dollars), format_dollars(cost.then_dollars)
     verbs = ", ".join(
         f"{round(cost.sum_of(name)):,} {name[:-1]}" for name in ("puts", "gets", "lists") if cost.sum_of(name)
@@ -110,7 +112,7 @@ def _money(priced: PricedPlan) -> str:
     too_early = f", {format_dollars(early)} of it for minimum durations" if early else ""
     disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
     prices = f"{priced.prices.region}, prices of {priced.prices.as_of}"
-    return f"now {now} USD/month, then {then} ({share:+.1f} %){once}{too_early}; {disk} ({prices})"
+    return f"now {now} USD/month, then {then}{share}{once}{too_early}; {disk} ({prices})"
 
 
 def _dollars(value: object) -> str:
