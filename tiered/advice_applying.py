@@ -15,6 +15,7 @@ else has changed, and then nothing at all is done. So nothing is written down on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,16 +60,16 @@ class StepState:
 # -- making ------------------------------------------------------------------------------------------------------------
 
 
-def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int) -> SavedAdvice:
+def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedAdvice:
     """The advice as steps: settings first, then moves. Changes nothing.
 
     Of several values of one setting the one that saves most. A setting that could not be altered, as it contradicts
-    others or the environment or ``-X`` outranks it, is left out.
+    others or the environment or ``-X`` outranks it, is left out; so are moves unless the bucket `has_classes`.
     """
     alters: dict[tuple[str, str], AlterStep] = {}
     moves: list[RecodeStep] = []
     for each in advised.advice:  # the largest saving first
-        if each.move is not None:
+        if each.move is not None and has_classes:
             moves.append(_recode_step(manager, each, each.move, advised.prices, now_ms))
         elif each.setting is not None and (each.topic, each.setting[0]) not in alters:
             step = _alter_step(manager, each, *each.setting, now_ms)
@@ -214,25 +215,31 @@ def apply_advice(
     """Do what is still due, in order; what is due after it, by step. `manager` is open for writing.
 
     `store` is its bucket. `target_of(storage_class)` opens the same with objects going to that class, and is closed
-    here; without, they go where `store` puts them. A move stops early, to be gone on with, when told to and while as
-    many objects wait for deletion as may. Nothing is done where the state has changed: raises Conflict as
-    `check_advice`, and what its parts raise; what was done by then stays done.
+    here; without, they go where `store` puts them. All of them are opened before anything is done.
+
+    A move stops early, to be gone on with, when told to and while as many objects wait for deletion as may. Nothing is
+    done where the state has changed: raises Conflict as `check_advice`, and what its parts raise; what was done by then
+    stays done.
     """
-    found = []
-    for state in check_advice(manager, saved):
-        step, due = state.step, state.due
-        if due and not should_stop():
-            if isinstance(step, AlterStep):
-                manager.alter_topic(step.topic, {step.key: step.value}, now_ms=now_ms())
-                due = 0
-            else:
-                target = target_of(step.storage_class) if target_of is not None else None
-                try:
+    states, found = check_advice(manager, saved), []
+    with ExitStack() as opened:
+        targets: dict[str, ObjectStore | None] = {}
+        for state in states:
+            if isinstance(state.step, RecodeStep) and state.due and state.step.storage_class not in targets:
+                target = target_of(state.step.storage_class) if target_of is not None else None
+                targets[state.step.storage_class] = target
+                if target is not None:
+                    opened.callback(target.close)
+        for state in states:
+            step, due = state.step, state.due
+            if due and not should_stop():
+                if isinstance(step, AlterStep):
+                    manager.alter_topic(step.topic, {step.key: step.value}, now_ms=now_ms())
+                    due = 0
+                else:
+                    target = targets[step.storage_class]
                     due -= _move(manager, step, store, target, now_ms=now_ms, keys=keys, should_stop=should_stop)
-                finally:
-                    if target is not None:
-                        target.close()
-        found.append(StepState(step=step, parts=state.parts, due=due))
+            found.append(StepState(step=step, parts=state.parts, due=due))
     return found
 
 

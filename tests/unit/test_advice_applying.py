@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from manager_world import DAY, NOW, TIERED, World, settle, values
-from test_cost_advice import months_of_segments
+from test_cost_advice import SMALL, months_of_segments
 
 from local.errors import Conflict, InvalidRequest, Unavailable
 from local.record import Record
 from remote.catalog import list_partitions
+from remote.fsspec_store import open_store
 from tiered.advice_applying import apply_advice, check_advice, save_advice
 from tiered.advice_file import AlterStep, RecodeStep, SavedAdvice, decode_advice, encode_advice, saved_advice
+from tiered.cli import apply_advice as apply_command
+from tiered.cli import cost as cost_command
+from tiered.cli.main import invoke
 from tiered.cost_advising import cost_advice
+from tiered.price_file import price_rows
 from tiered.rewriting import plan_recode, run_rewrite
 
 LATER = NOW + 1000
@@ -218,3 +225,55 @@ def test_a_setting_that_would_not_hold_is_left_out(tmp_path):
     with advised.open(read_only=True, **{keys[0].replace(".", "_"): advised.saved.steps[0].before}) as manager:
         found = save_advice(manager, cost_advice(manager, NOW, least_dollars=0.0), NOW)
         assert keys[0] not in [each.key for each in found.steps if isinstance(each, AlterStep)]
+
+
+def test_the_command_moves_what_it_shows(tmp_path, monkeypatch, capfd):
+    """Files on a real disk: what the bucket is opened with for another class is the command's own affair."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(time, "time_ns", lambda: NOW * 1_000_000)
+    (tmp_path / "prices.json").write_text(json.dumps(price_rows(SMALL)))
+    at = ["-q", "-X", "cost.prices=prices.json"]
+    assert invoke([*at, "init"]) == 0
+    rules = {**TIERED, "retention.ms": "70d", "local.retention.ms": "5d", "segment.bytes": "3000"}
+    assert (
+        invoke([*at, "topic", "create", "t", *(word for each in rules.items() for word in ("-X", "=".join(each)))]) == 0
+    )
+    for age in (30, 29, 20, 2):
+        line = {"key": "k", "value": "v" * 2500, "timestamp": NOW - age * DAY}
+        (tmp_path / "line").write_text(json.dumps(line) + "\n")
+        assert invoke([*at, "append", "t", "line", "--jsonl"]) == 0
+    assert invoke([*at, "run", "--once"]) == 0
+    capfd.readouterr()
+    assert invoke([*at[1:], "cost", "advise", "--out", "cut.json"]) == 3
+    assert "moves are not in the file: storage classes are S3's" in capfd.readouterr().err
+    assert not moves_in(tmp_path / "cut.json")
+    monkeypatch.setattr(cost_command, "_has_classes", lambda session: True)
+    assert invoke([*at, "cost", "advise", "--out", "cut.json"]) == 3
+    (step,) = moves_in(tmp_path / "cut.json")
+    assert invoke([*at, "apply", "cut.json", "--yes"]) == 2
+    assert "storage class and encryption are S3's" in capfd.readouterr().err
+    monkeypatch.setattr(apply_command, "open_target", lambda session, url, options, **named: open_store(url, options))
+    capfd.readouterr()
+    for words, due in ((["--dry-run"], len(step.segments)), (["--yes"], 0), (["--yes"], 0), (["--dry-run"], 0)):
+        assert invoke([*at, "apply", "cut.json", *words, "-o", "json"]) == 0
+        found = json.loads(capfd.readouterr().out)["steps"][-1]
+        assert (found["change"], found["due"], found["parts"]) == (step.change, due, len(step.segments))
+        assert found["requests"] == step.puts + step.gets
+    assert len(step.segments) == 3
+    assert invoke([*at, "consume", "t", "-f", "%o "]) == 0
+    assert capfd.readouterr().out == "0 1 2 3 "
+
+
+def moves_in(path: Path) -> list[RecodeStep]:
+    return [each for each in decode_advice(path.read_bytes()).steps if isinstance(each, RecodeStep)]
+
+
+def test_a_class_that_cannot_be_opened_is_told_before_any_step_is_done(advised):
+    def refused(storage_class: str):
+        raise InvalidRequest("opening a store")
+
+    with advised.open() as manager:
+        with pytest.raises(InvalidRequest):
+            advised.apply(manager, target_of=refused)
+        assert [each.due for each in check_advice(manager, advised.saved)] == [1, 1, len(advised.move.segments)]

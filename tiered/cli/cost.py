@@ -85,7 +85,7 @@ def advise(
         if out is not None:
             from tiered.advice_applying import save_advice
 
-            write_advice(save_advice(manager, found, at_ms), out)
+            write_advice(save_advice(manager, found, at_ms, has_classes=_has_classes(session)), out)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     emit("advice", found.rows(), _ADVICE_COLUMNS, output, prices=price_facts(found.prices))
     session.tell_problems(problems)
@@ -94,11 +94,17 @@ def advise(
         session.say(f"{of.topic}: {'; '.join(of.basis)}")
     for each in found.advice if out is None else ():
         session.say(f"next: {each.command}")
+    if out is not None and any(each.move is not None for each in found.advice) and not _has_classes(session):
+        session.say("moves are not in the file: storage classes are S3's")
     if out is not None:
         session.say(f"saved {out}; next: tiered apply {out} --dry-run")
     if not found.advice:
         session.say("no advice")
     return Exit.FINDINGS if found.advice else Exit.DONE
+
+
+def _has_classes(session: Session) -> bool:
+    return (session.config().remote_url or "").startswith("s3:")
 
 
 cost.add_command(simulate)
