@@ -9,9 +9,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from local.errors import InvalidRequest
+from tiered.cli.schemas import SCHEMAS
 from tiered.demo.workshop import workshop
 
 pytestmark = pytest.mark.server
@@ -42,6 +44,7 @@ def test_the_demo_runs_twice_in_one_folder_and_ends_with_a_table(tmp_path: Path)
         done = _tiered("demo", "--dir", str(folder), "--limit", "60000", "-o", "json", mark=str(tmp_path))
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
+        msgspec.convert(told, SCHEMAS["demo"])
         steps = {step["step"]: step for step in told["steps"]}
         assert {"append", "compact", "upload to S3", "read back, both tiers"} < set(steps)
         assert any("Spark" in name for name in steps)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import msgspec
 import pyarrow.parquet
 import pytest
 from bucket_samples import NOW_MS
@@ -17,6 +18,7 @@ from local.storage import DiskStorage
 from remote.catalog import list_partitions
 from remote.fsspec_store import open_store
 from tiered.cli.main import invoke
+from tiered.cli.schemas import SCHEMAS
 from tiered.scrub import plan_scrub, report_of, run_scrub
 from tiered.scrub_state import ScrubState
 from tiered.spark import export, scrub
@@ -205,6 +207,7 @@ def test_backfill_on_the_command_line(file_bucket, target):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
+    msgspec.convert(told, SCHEMAS["backfill"])
     wanted = {name: row for name, row in expected(file_bucket.rows).items() if name[1] == 1 and 10 <= name[2] < 25}
     assert exported(target) == wanted
     assert told["job"] == "mine"

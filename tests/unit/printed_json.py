@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Iterable, Mapping
 from typing import get_args, get_origin
 
@@ -20,8 +21,18 @@ from tiered.cli.schemas import COMMANDS, SCHEMAS
 # `-o jsonl` of these prints the columns of the sections that were asked for, and no others.
 WITH_SECTIONS = {"status"}
 
+seen: set[str] = set()  # names of schemas that something printed was of
 _wrong: list[str] = []
-_heads: list[tuple[type, ...]] = []  # what the object that is being written may be; empty before its beginning
+
+
+class _Written(threading.local):
+    """By thread, as click's context is."""
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[type, ...]] = []  # what the object being written may be; empty before its beginning
+
+
+_written = _Written()
 
 
 def watch() -> None:
@@ -29,11 +40,11 @@ def watch() -> None:
     write, spell = render._write_json, render._json
 
     def watched_write(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
-        _heads.append(())
+        _written.heads.append(())
         try:
             write(what, rows, facts)
         finally:
-            _heads.pop()
+            _written.heads.pop()
 
     def watched_spell(value: object) -> str:
         text = spell(value)
@@ -65,10 +76,17 @@ def command_of(context: click.Context | None) -> str | None:
 
 def _note(command: str, value: dict[str, object]) -> None:
     try:
-        if _heads and not _heads[-1]:
-            _heads[-1] = check_object(command, value)
+        is_head = bool(_written.heads) and not _written.heads[-1]
+        if is_head:
+            _written.heads[-1] = check_object(command, value)
         else:
-            check_row(command, value, _heads[-1] if _heads else ())
+            rows = check_row(command, value, _written.heads[-1] if _written.heads else ())
+            if _written.heads:
+                _written.heads[-1] = tuple(
+                    each for each in _written.heads[-1] if not set(rows).isdisjoint(row_types(each))
+                )
+        if _written.heads and (len(_written.heads[-1]) == 1 or not is_head):
+            seen.update(name for name in COMMANDS[command] if SCHEMAS[name] in _written.heads[-1])
     except (msgspec.ValidationError, LookupError) as error:
         _wrong.append(f"tiered {command}: {error}: {json.dumps(value)[:1000]}")
 
@@ -78,16 +96,16 @@ def check_object(command: str, value: dict[str, object]) -> tuple[type, ...]:
     return _converted(value, types_of(command))
 
 
-def check_row(command: str, row: dict[str, object], heads: tuple[type, ...] = ()) -> None:
-    """A row of an object that is one of `heads`, or a line of the command's."""
+def check_row(command: str, row: dict[str, object], heads: tuple[type, ...] = ()) -> tuple[type, ...]:
+    """What a row of an object that is one of `heads` may be, or a line of the command's."""
     types = tuple(each for one in heads or types_of(command) for each in row_types(one))
     if not heads and command in WITH_SECTIONS:
         for found in (each for each in types if set(row) <= set(each.__struct_encode_fields__)):
             for each in msgspec.structs.fields(found):
                 if each.encode_name in row:
                     msgspec.convert(row[each.encode_name], each.type)
-            return
-    _converted(row, types)
+            return types
+    return _converted(row, types)
 
 
 def _converted(value: dict[str, object], types: tuple[type, ...]) -> tuple[type, ...]:

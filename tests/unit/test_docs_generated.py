@@ -1,6 +1,7 @@
 """What the documentation says about the code, held against it: settings, options, commands, modules, tests, links.
 
-``settings.md``, ``exit-codes.md`` and the schemas of ``docs/reference`` are generated. After a change to what they say:
+``settings.md``, ``exit-codes.md``, ``schemas.md`` and the schemas of ``docs/reference`` are generated. After a change
+to what they say:
 
     python tests/unit/test_docs_generated.py
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from local import errors
 from tiered.cli.errors import MEANINGS, Exit, exit_code
 from tiered.cli.main import COMMANDS
+from tiered.cli.schemas import COMMANDS as JSON_COMMANDS
 from tiered.cli.schemas import SCHEMAS, schema_text
 from tiered.properties import PROPERTIES, Kind, Property, Source
 from tiered.segment_table import COLUMNS as SEGMENT_COLUMNS
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 SCHEMA_PAGES = ROOT / "docs" / "reference" / "schemas"
+SCHEMA_LIST = ROOT / "docs" / "reference" / "schemas.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
 
@@ -110,6 +113,34 @@ def render_exit_codes() -> str:
         "`LogError`: [Python API](python-api.md).\n\n"
         "| code | meaning | errors of the library | what to do |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
+
+
+def render_schema_list() -> str:
+    """The page ``docs/reference/schemas.md``."""
+    of_commands = {name for names in JSON_COMMANDS.values() for name in names}
+    rows = [f"| `tiered {words}` | {_links(names)} |" for words, names in sorted(JSON_COMMANDS.items())]
+    others = [f"- {_links((name,))}: {_told(name)}" for name in sorted(set(SCHEMAS) - of_commands)]
+    return (
+        "# JSON schemas\n\nGenerated from `tiered/cli/schemas.py` by `python tests/unit/test_docs_generated.py`; a "
+        "test fails when the two differ.\n\nWhat `-o json` prints is one object with `schema_version`; within one "
+        "version fields are only added. A line of `-o jsonl` is an element of the object's list and has no version; of "
+        "`status` it has the sections that were asked for, of `dump` the name of its section where there are several, "
+        "and what is named `...-line` is printed in lines alone. `placement` prints Kafka's own file. "
+        "Whatever a command prints in the tests is held against these (`tests/unit/printed_json.py`).\n\n"
+        "| command | schemas |\n|---|---|\n" + "\n".join(rows) + "\n\n## Others\n\n" + "\n".join(others) + "\n"
+    )
+
+
+def _links(names: Iterable[str]) -> str:
+    return " · ".join(f"[{name}](schemas/{name}.json)" for name in names)
+
+
+def _told(name: str) -> str:
+    return " ".join((SCHEMAS[name].__doc__ or "").partition("\n\n")[0].split())
+
+
+def test_the_list_of_schemas_is_what_the_types_say() -> None:
+    assert SCHEMA_LIST.read_text() == render_schema_list(), "run: python tests/unit/test_docs_generated.py"
 
 
 def test_the_page_of_exit_codes_is_what_the_code_says() -> None:
@@ -202,5 +233,6 @@ if __name__ == "__main__":
     SCHEMA_PAGES.mkdir(exist_ok=True)
     for name in SCHEMAS:
         (SCHEMA_PAGES / f"{name}.json").write_text(schema_text(name))
+    SCHEMA_LIST.write_text(render_schema_list())
     SETTINGS.write_text(render_settings())
     EXIT_CODES.write_text(render_exit_codes())

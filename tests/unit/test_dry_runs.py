@@ -11,15 +11,10 @@ from pathlib import Path
 
 import click
 import pytest
-from foreign_samples import NAME, put_log, write_log
+from small_place import make_place
 from test_command_tree import leaves
 
-from local.producer_state import Producer
-from local.record import Record
-from remote.fsspec_store import open_store
 from tiered.cli.main import invoke
-from tiered.config import Config
-from tiered.manager import LogManager
 
 # Commands that change nothing but files that they are told to write (reports, lists, pages), and why where it is not
 # plain to see.
@@ -148,35 +143,11 @@ def test_what_cannot_be_taken_back_is_not_done_without_a_terminal_to_ask_at(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A place with two disks: a tiered topic, a compacted view, an open transaction, a list of garbage, a plan."""
     home = tmp_path_factory.mktemp("place")
     here = os.getcwd()
     os.chdir(home)
     try:
-        (home / "other").mkdir()
-        (home / "theirs").mkdir()
-        store = open_store((home / "theirs").as_uri())
-        for files in write_log(home / "log" / NAME.directory).segments:
-            put_log(store, files)
-        store.close()
-        (home / "bucket").mkdir()
-        (home / "tiered.toml").write_text(
-            f'[local]\ndirs = ["data", "second"]\n[remote]\nurl = "file://{home}/bucket"\n'
-            '[defaults]\n"remote.storage.enable" = true\n"segment.bytes" = "1KiB"\n"segment.ms" = "1h"\n'
-            '"local.retention.ms" = "1s"\n'
-        )
-        for line in ("topic create orders -p 2", "topic create keyed -X cleanup.policy=compact", "topic create open"):
-            assert invoke(["-q", *shlex.split(line)]) == 0
-        (home / "lines").write_text("".join(f"k{number % 7}:line {number}\n" for number in range(200)))
-        for topic in ("orders", "keyed"):
-            assert invoke(["-q", "append", topic, "lines", "-K", ":", "--batch", "10"]) == 0
-        _open_transaction(home)
-        assert invoke(["-q", "run", "--once"]) == 0
-        assert invoke(["-q", "view", "build", "keyed"]) == 0
-        assert invoke(["-q", "append", "orders", "lines", "-K", ":", "--batch", "10"]) == 0
-        assert invoke(["-q", "plan", "--out", "plan.json"]) == 0
-        assert invoke(["-q", "scrub", "--report", "report.json"]) == 0
-        assert invoke(["-q", "gc"]) == 0
+        make_place(home)
     finally:
         os.chdir(here)
     return home
@@ -188,14 +159,6 @@ def home(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
     return made
-
-
-def _open_transaction(home: Path) -> None:
-    config, now_ms = Config.load(str(home / "tiered.toml")), 1_795_176_000_000
-    with LogManager.open(config, now_ms=now_ms) as manager:
-        (held,) = manager.partitions(["open"])
-        producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
-        held.log.append([Record(b"k", b"v", now_ms)], now_ms=now_ms, producer=producer)
 
 
 def everything(home: Path) -> dict[str, bytes | None]:

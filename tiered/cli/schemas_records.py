@@ -133,8 +133,8 @@ class DumpedRecord(Strict, rename="camel"):
     value_size: int
     sequence: int
     header_keys: str
-    key: str | float | None
-    value: str | float | None
+    key: str | int | float | bool | None
+    value: str | int | float | bool | None
     headers: list[DumpedHeader]
     end_txn_marker: str | None
     coordinator_epoch: int | None
@@ -300,7 +300,7 @@ class DumpedPair(Strict):
     """A name and a value of a small file."""
 
     name: str
-    value: str | int | None
+    value: Any
 
 
 class DumpedPairs(_OfFile):
