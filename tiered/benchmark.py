@@ -204,12 +204,16 @@ def run_benchmark(
 
 
 def foretell_requests(*, now_ms: int, options: BenchOptions | None = None) -> RequestCounts:
-    """What a run sends to a bucket, its clean-up included: the same run, rehearsed against memory."""
+    """What a run sends to a bucket, its clean-up included: the same run, rehearsed against memory.
+
+    Not under a memory's address: of any other store a manager first asks who wins a race of creates, too
+    (`tiered.store_check`), and so the rehearsal has to.
+    """
     from tiered.benchmark_remote import measure_bucket
 
     options = options or BenchOptions()
     options.check()
-    store = MeteredStore(MemoryStore("memory://rehearsal"))
+    store = MeteredStore(MemoryStore("rehearsal://bucket"))
     with _place(tempfile.gettempdir()) as root:
         bench = Bench(
             root=root,

@@ -96,7 +96,7 @@ def test_a_bucket_that_fails_under_way_keeps_nothing_either(tmp_path: Path, monk
 
 def test_the_requests_are_foretold(tmp_path: Path) -> None:
     told = foretell_requests(now_ms=NOW, options=SMALL)
-    real = run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=MemoryStore()).requests
+    real = run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=MemoryStore("s3://bucket/prefix")).requests
     assert real is not None
     assert (real.puts, real.deletes) == (told.puts, told.deletes)
     assert real.bytes_in == pytest.approx(told.bytes_in, rel=0.001)  # names in a head are as long as they are

@@ -1,0 +1,28 @@
+"""What `tiered bench --remote` foretells is what a server that speaks S3 is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remote.fsspec_store import open_store
+from tiered import benchmark_local
+from tiered.benchmark import BenchOptions, foretell_requests, run_benchmark
+from tiered.demo.s3_endpoint import S3Endpoint
+
+NOW = 1_800_000_000_000
+SMALL = BenchOptions(size_bytes=2 << 20, fsyncs=4, lookups=20, cold_reads=2)
+
+
+def test_as_many_puts_and_deletes_are_foretold_as_a_real_server_gets(
+    tmp_path: Path, s3_endpoint: S3Endpoint, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark_local, "measure_disk", lambda bench: None)
+    told = foretell_requests(now_ms=NOW, options=SMALL)
+    store = open_store(f"s3://{s3_bucket}/bench", s3_endpoint.options())
+    sent = run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=store).requests
+    assert sent is not None
+    assert (sent.puts, sent.posts, sent.deletes) == (told.puts, told.posts, told.deletes)
+    assert list(store.list("")) == []
+    store.close()
