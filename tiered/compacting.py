@@ -23,7 +23,7 @@ from local.segment import Segment
 from local.segment_info import SegmentInfo
 from local.segment_reading import batch_slices
 from policies.compaction import LogToClean, forced_cleaning, log_to_clean
-from policies.decisions import Plan
+from policies.decisions import Decision, Plan
 from policies.words import counted
 from tiered.apply import Applied
 from tiered.manager import LogManager
@@ -83,6 +83,7 @@ def compact_topic(
     now_ms: int,
     roll: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
 ) -> dict[TopicPartition, Applied]:
     """Clean what is dirty in every partition's sealed segments; with `roll` the active one is sealed before.
 
@@ -94,7 +95,7 @@ def compact_topic(
         manager.roll(topic, now_ms=now_ms)
     found = {each.partition: forced_cleaning(each) for each in manager.snapshots(now_ms, [topic])}
     decisions = {name: [decision] for name, decision in found.items() if decision is not None}
-    return manager.apply(Plan(now_ms=now_ms, decisions=decisions), should_stop=should_stop)
+    return manager.apply(Plan(now_ms=now_ms, decisions=decisions), should_stop=should_stop, progress=progress)
 
 
 def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Estimate]:

@@ -146,10 +146,12 @@ def delete_garbage(
     grace_ms: int = GRACE_MS,
     uploads: UnfinishedUploads | None = None,
     dry_run: bool = False,
+    progress: Callable[[int], None] = lambda entries: None,
 ) -> Deleted:
     """Take away what was listed, is nobody's now, and is old enough; with `dry_run` only tell what that is.
 
-    Raises InvalidRequest for another store's list.
+    `progress` hears how many more entries of the list are settled, those that stay at once. Raises InvalidRequest for
+    another store's list.
     """
     if listed.store != store.url:
         raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
@@ -159,14 +161,17 @@ def delete_garbage(
     asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
     due = [each for each in asked if each.is_due(now_ms, grace_ms)]
     told = Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=len(wanted) - len(asked))
+    progress(len(listed.entries) - (0 if dry_run else len(due)))
     if dry_run:
         return told
     keys = [each.name.prefix + each.key for each in due if each.kind == "object"]
     for at in range(0, len(keys), DELETE_PAGE):
         store.delete(keys[at : at + DELETE_PAGE])
+        progress(len(keys[at : at + DELETE_PAGE]))
     for each in due:
         if each.kind == "upload" and uploads is not None:
             uploads.abort(_upload(each))
+            progress(1)
     return told
 
 

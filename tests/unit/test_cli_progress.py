@@ -13,8 +13,10 @@ import click
 import msgspec
 import pytest
 
+from local.names import TopicPartition
 from tiered.cli.byte_progress import _Lines
-from tiered.cli.main import invoke
+from tiered.cli.copy_progress import _Events
+from tiered.cli.main import invoke, main
 from tiered.cli.progress import WAYS, Meter, Progress
 from tiered.cli.schemas import SCHEMAS
 from tiered.cli.session import Session
@@ -123,6 +125,32 @@ def test_a_plain_line_comes_every_ten_seconds_with_rate_and_time_left(capfd: pyt
     assert "80 s left" in second
 
 
+def test_a_copy_that_is_begun_anew_counts_up_from_where_it_was() -> None:
+    lines, seconds = list[str](), itertools.count()
+    meter = Meter("run", lines.append, lambda: float(next(seconds)))
+    tell = _Events(meter).tell
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    for done in (10, 40, 0, 10, 50, 100, 100):
+        tell(first, 0, done, 100)
+        tell(second, 0, done // 2, 50)
+    meter.end()
+    last = events_of("".join(lines), "run")[-1]
+    assert (last["done"], last["total"]) == (150, 150)
+
+
+def test_every_long_command_has_the_option() -> None:
+    names = "append run apply scrub verify import restore fork backfill compact gc rotate-keys bench"
+    context = click.Context(main)
+    group = main.get_command(context, "rewrite")
+    assert isinstance(group, click.Group)
+    found = [main.get_command(context, name) for name in names.split()] + list(group.commands.values())
+    for command in found:
+        assert command is not None
+        (option,) = (each for each in command.params if each.name == "progress")
+        assert isinstance(option.type, click.Choice)
+        assert tuple(option.type.choices) == WAYS
+
+
 @pytest.fixture
 def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> list[str]:
     monkeypatch.chdir(tmp_path)
@@ -186,6 +214,33 @@ def test_rounds_and_plans_count_what_they_do(at: list[str], tmp_path: Path, capf
         assert invoke([*at, "plan", "--out", "plan.json"]) == 0
         capfd.readouterr()
         assert invoke([*at, *line.split(), "--progress", "json"]) == 0, line
+        last = events_of(capfd.readouterr().err, operation)[-1]
+        assert last["done"] == last["total"] > 0, line
+        assert last["unit"] == unit, line
+
+
+def test_a_cleaning_and_a_search_for_orphans_count_theirs(
+    at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (head,) = (tmp_path / "bucket").glob("t-*/0/meta/head")
+    for number in range(3):
+        orphan = f"{number:020}-{number:020}-0000000000-01AN4Z07BY79KA1307SR9X4MV{number}.log"
+        (head.parent.parent / "data" / orphan).write_bytes(b"nobody's")
+    assert (
+        invoke([*at, "topic", "create", "c", "-X", "cleanup.policy=compact", "-X", "remote.storage.enable=true"]) == 0
+    )
+    assert invoke([*at, "append", "c", "lines", "-K", ":"]) == 0
+    capfd.readouterr()
+    for line, code, operation, unit in (
+        ("compact c --roll", 0, "compact", "partitions"),
+        ("compact c", 0, "compact", "partitions"),  # nothing to clean
+        ("run --once", 0, "run", "bytes"),
+        ("compact c --bucket", 0, "compact", "partitions"),
+        ("gc", 3, "gc", "partitions"),
+        ("gc --delete --yes", 0, "gc", "orphans"),
+        ("gc --delete --yes --older-than 0s", 0, "gc", "orphans"),
+    ):
+        assert invoke([*at, *line.split(), "--progress", "json"]) == code, line
         last = events_of(capfd.readouterr().err, operation)[-1]
         assert last["done"] == last["total"] > 0, line
         assert last["unit"] == unit, line

@@ -153,20 +153,21 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
 
 
 class _Lines:
-    """How far it is, on stderr, a line every few seconds."""
+    """How far it is, as ``--progress`` asks; in lines every few seconds where that is a bar elsewhere."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S
-        self._done: int | None = None
+        self._is_expected = False
 
     def tell(self, done: int, everything: int) -> None:
-        if (meter := self._session.progress.meter) is not None:
-            if self._done is None:
+        progress = self._session.progress
+        if (meter := progress.meter) is not None:
+            if not self._is_expected:
                 meter.expect(everything)
-            meter.advance(done - (self._done or 0))
-            self._done = done
+                self._is_expected = True
+            meter.reach(done)
             return
-        if time.monotonic() >= self._due_s:
+        if (progress.has_bars or progress.way == "plain") and time.monotonic() >= self._due_s:
             self._due_s = time.monotonic() + _LINE_EVERY_S
             self._session.say(f"exported {format_bytes(done)} of {format_bytes(everything)}")
 

@@ -8,6 +8,7 @@ import click
 
 from tiered.cli.bucket import bucket_options
 from tiered.cli.errors import worst
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--resume", "job_id", metavar="JOB", help="In the bucket: go on with this job, or name one.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 @spark_options
 def compact(
@@ -89,9 +91,19 @@ def _clean(session: Session, topic: str, roll: bool, output: str) -> int:
     from tiered.compacting import compact_topic
 
     with stop_signals() as stop, session.manager() as manager:
-        done = compact_topic(manager, topic, now_ms=now_ms(), roll=roll, should_stop=lambda: stop.is_set)
         names = manager.topic(topic).partitions()
+        session.progress.expect(len(names), "partitions")
+        done = compact_topic(
+            manager,
+            topic,
+            now_ms=now_ms(),
+            roll=roll,
+            should_stop=lambda: stop.is_set,
+            progress=lambda name, decision: session.progress.advance(),
+        )
         problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
+    if not stop.is_set:
+        session.progress.reach(len(names) - len(problems))  # those with nothing to clean were not heard of
     rows = [_row(name, done.get(name)) for name in names if name not in problems]
     emit("partitions", rows, _COLUMNS, output, dry_run=False)
     session.tell_problems(problems)

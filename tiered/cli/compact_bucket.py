@@ -115,6 +115,7 @@ def _here(
     from tiered.bucket_passes import compact_partition
 
     done = []
+    session.progress.expect(len(names), "partitions")
     for name in names:
         if stop.is_set:
             break
@@ -134,6 +135,7 @@ def _here(
             errors[name.topic_partition] = error
             continue
         done.append(outcome)
+        session.progress.advance()
         records = f"{counted(outcome.records_before, 'record')}, {outcome.records_after:,} left"
         session.say(f"{name.topic}/{name.partition}: {records}")
     return done
@@ -153,8 +155,9 @@ def _in_tasks(
 ) -> list[CompactionOutcome]:
     from tiered.spark.compaction import compact
 
+    session.progress.expect(len(names), "partitions")
     with spark_job(session, f"compact {names[0].topic}", on_spark) as spark:
-        return compact(
+        done = compact(
             spark,
             bucket.url,
             [names[0].topic],
@@ -166,6 +169,8 @@ def _in_tasks(
             should_stop=lambda: stop.is_set,
             errors=errors,
         )
+    session.progress.advance(len(done))
+    return done
 
 
 def _planned_row(plan: CompactionPlan) -> Row:

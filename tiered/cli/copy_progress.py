@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,18 +25,21 @@ Tell = Callable[["TopicPartition", int, int, int], None]  # partition, base offs
 
 @contextmanager
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
-    """A bar for each copy under way on a terminal, elsewhere a line every ten seconds; quick ones show nothing."""
+    """As ``--progress`` asks: a bar for each copy under way on a terminal, a line every ten seconds, events, nothing.
+
+    Quick ones show nothing.
+    """
     with ExitStack() as stack:
-        meter = session.progress.meter
-        if meter is None and (session.is_quiet or session.progress.way == "none"):
+        progress = session.progress
+        if progress.meter is not None:
+            tell = _Events(progress.meter).tell
+        elif progress.has_bars and not session.is_quiet:
+            tell = stack.enter_context(_Bars()).tell
+        elif progress.way == "plain" and not session.is_quiet:
+            tell = _Lines(session).tell
+        else:
             yield
             return
-        if meter is not None:
-            tell = _Events(meter).tell
-        elif sys.stderr.isatty() and session.progress.way == "auto":
-            tell = stack.enter_context(_Bars()).tell
-        else:
-            tell = _Lines(session).tell
         for held in manager.partitions():
             held.on_copied = _of(tell, held.name)
         yield

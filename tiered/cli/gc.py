@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import click
 from local.errors import InvalidRequest, NotFound
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
@@ -40,6 +41,7 @@ _WRITING = "writing the list of orphans"
 @click.option("--list", "path", metavar="FILE", help=f"The list, written or read; default: {LIST} in the directory.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 @spark_options
 def gc(
@@ -87,20 +89,32 @@ class _Work:
         """None when told to stop before the end."""
         from tiered.garbage import list_garbage
 
+        progress = self.session.progress
+        progress.expect(len(names), "partitions")
         if not self.on_spark.is_wanted:
-            return list_garbage(self.bucket.store, names, now_ms=now_ms(), uploads=_uploads(self.bucket))
+            uploads = _uploads(self.bucket)
+            told: Callable[[RemotePartitionName], None] = lambda name: progress.advance()  # noqa: E731
+            return list_garbage(self.bucket.store, names, now_ms=now_ms(), uploads=uploads, progress=told)
         from tiered.spark import garbage
 
         with spark_job(self.session, "gc", self.on_spark) as spark:
-            return garbage.list_garbage(spark, self._for_tasks(), names, should_stop=lambda: self.stop.is_set)
+            stop = lambda: self.stop.is_set  # noqa: E731
+            return garbage.list_garbage(spark, self._for_tasks(), names, should_stop=stop, progress=progress.reach)
 
     def delete(self, listed: GarbageList, grace_ms: int, *, dry_run: bool) -> Deleted:
         from tiered.garbage import delete_garbage
 
+        self.session.progress.expect(len(listed.entries), "orphans")
         if not self.on_spark.is_wanted:
             uploads = _uploads(self.bucket)
             return delete_garbage(
-                self.bucket.store, listed, now_ms=now_ms(), grace_ms=grace_ms, uploads=uploads, dry_run=dry_run
+                self.bucket.store,
+                listed,
+                now_ms=now_ms(),
+                grace_ms=grace_ms,
+                uploads=uploads,
+                dry_run=dry_run,
+                progress=self.session.progress.advance,
             )
         from tiered.spark import garbage
 

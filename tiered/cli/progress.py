@@ -60,6 +60,11 @@ class Meter:
             self._total = max(self._total, self._done)  # what was expected may have grown since
             self._tell()
 
+    def reach(self, done: int) -> None:
+        """So much is done in all; less than is known already changes nothing."""
+        with self._lock:
+            self.advance(max(0, done - self._done))
+
     def wait_for(self, what: str | None) -> None:
         """Name what has to come before the work goes on; None when it goes on."""
         with self._lock:
@@ -117,6 +122,11 @@ class Progress:
     def advance(self, count: int = 1) -> None:
         if self.meter is not None:
             self.meter.advance(count)
+
+    def reach(self, done: int) -> None:
+        """So much is done in all, for whoever counts that."""
+        if self.meter is not None:
+            self.meter.reach(done)
 
     def wait_for(self, what: str | None) -> None:
         if self.meter is not None:

@@ -20,18 +20,18 @@ LINE_EVERY_S = 10.0
 
 @contextmanager
 def recovery_progress(
-    say: Callable[[str], None], *, is_quiet: bool = False, meter: Meter | None = None
+    say: Callable[[str], None], *, is_quiet: bool = False, is_plain: bool = False, meter: Meter | None = None
 ) -> Iterator[OnProgress]:
     """A bar for each directory on a terminal, elsewhere a line to `say` every ten seconds; nothing in the first one.
 
-    To a `meter` it is what the command waits for.
+    `is_plain`: a line on a terminal, too. To a `meter` it is what the command waits for.
     """
     if meter is not None:
         yield lambda told: meter.wait_for(in_words(told))
         meter.wait_for(None)
     elif is_quiet:
         yield lambda told: None
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and not is_plain:
         with _Bars() as bars:
             yield bars.tell
     else:

@@ -83,7 +83,9 @@ class Session:
         from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager import LogManager
 
-        with recovery_progress(self.say, is_quiet=self.is_quiet, meter=self.progress.meter) as tell:
+        way, meter = self.progress.way, self.progress.meter
+        is_quiet = self.is_quiet or way == "none"
+        with recovery_progress(self.say, is_quiet=is_quiet, is_plain=way == "plain", meter=meter) as tell:
             if observations is not None:
                 from tiered.observations import open_observed
                 from tiered.tracing import store_spans, tracer
