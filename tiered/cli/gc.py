@@ -120,7 +120,10 @@ class _Work:
 
         with spark_job(self.session, "gc --delete", self.on_spark) as spark:
             stop = lambda: self.stop.is_set  # noqa: E731
-            return garbage.delete_garbage(spark, self._for_tasks(), listed, grace_ms=grace_ms, should_stop=stop)
+            done = garbage.delete_garbage(spark, self._for_tasks(), listed, grace_ms=grace_ms, should_stop=stop)
+        if not self.stop.is_set:
+            self.session.progress.reach(len(listed.entries))
+        return done
 
     def _for_tasks(self) -> TaskBucket:
         return task_bucket(self.session, self.bucket, is_configured=self.is_configured)
