@@ -1,9 +1,10 @@
 """Rounds of background work, one after the other, the report of them (`tiered.work_report`), notes on the tiers
 (`tiered.tier_journal`).
 
-A round that the disk or the store breaks off as a whole (no room for a checkpoint, no answer) ends no loop: it is noted
-and the next one tries again. Whatever else a round raises (another configuration, another owner of the directory) goes
-to the caller. Time comes in from outside; a keeper says whether it is to be believed (`tiered.timekeeping`).
+A round that the disk or the store breaks off as a whole (no room for a checkpoint, no permission to write it, no
+answer) ends no loop: it is noted and the next one tries again. Whatever else a round raises (another configuration,
+another owner of the directory) goes to the caller. Time comes in from outside; a keeper says whether it is to be
+believed (`tiered.timekeeping`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from local.errors import DiskFailed, LogError, Unavailable
+from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
 from tiered.disk_pressure import DiskRelief
 from tiered.manager import LogManager
 from tiered.observations import Observations
@@ -81,7 +82,7 @@ class Worker:
             self._relief.relieve(now_ms)
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
                 is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
-        except (DiskFailed, Unavailable) as error:
+        except (AccessDenied, DiskFailed, Unavailable) as error:
             self.trouble = error
             self.failures += 1
             if str(error) != str(before):

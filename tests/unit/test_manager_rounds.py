@@ -17,6 +17,7 @@ from policies.decisions import DeleteUnlinked, Plan
 from remote.memory_store import MemoryStore
 from tiered import apply
 from tiered.manager import LogManager
+from tiered.worker import Worker
 
 
 @pytest.fixture
@@ -287,3 +288,29 @@ def test_a_looker_sees_partitions_of_which_nothing_is_there_as_empty(world: Worl
     with world.open(disk=world.other_disk(), read_only=True) as manager:
         assert [each.next_offset for each in manager.snapshots(NOW)] == [0, 0]
         assert manager.problems == {}
+
+
+def test_a_checkpoint_that_may_not_be_written_is_told_and_rounds_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        send(manager, 200)
+
+        def refuse() -> None:
+            raise AccessDenied("creating a file", path="./data/recovery-point-offset-checkpoint.tmp", cause="eacces")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(manager._directory, "write_checkpoints", refuse)
+            for at in (0, 1):
+                worker.round(NOW + at * HOUR)
+                assert isinstance(worker.trouble, AccessDenied)
+            assert worker.troubles() == [f"node: {worker.trouble}"]
+            assert [each.kind for each in worker.report.troubles] == ["AccessDenied"]
+        while worker.round(NOW + 2 * HOUR):
+            pass
+        assert (worker.trouble, worker.troubles(), worker.failures) == (None, [], 2)
+        head = manager.partition(NAME).head()
+        assert head is not None
+        assert head.has_rows, "uploads went on"
