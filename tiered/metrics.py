@@ -11,7 +11,7 @@ import os
 import platform
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from local.errors import Conflict
 from local.kernels import implementation
@@ -30,6 +30,7 @@ from tiered.observations import HistogramCounts, Observations
 from tiered.price_file import configured_prices
 from tiered.status import PartitionStatus, partition_status
 from tiered.status_report import snapshots_at_hand
+from tiered.tier_journal import is_unseen
 from tiered.worker import Worker
 
 KEPT_MS = 1000  # a text is as good as new for so long, however many ask
@@ -44,6 +45,7 @@ _GAUGES = {
     "tiered_remote_delete_lag_bytes": "unlinked_bytes",
     "tiered_remote_delete_overdue_bytes": "overdue_bytes",
 }
+_OF_DISK = {"local_bytes", "local_segments", "paused_since_ms"}  # the others hang on the bucket
 _AGES = {
     "tiered_remote_copy_lag_seconds": "lag_since_ms",
     "tiered_remote_copy_paused_seconds": "paused_since_ms",
@@ -109,18 +111,23 @@ class Metrics:
             name = status.partition
             more = (("partition", str(name.partition)),) if self._by_partition else ()
             groups.setdefault((("topic", name.topic), *more), []).append(status)
+        unseen = {each.name for each in self._manager.partitions() if is_unseen(self._manager, each)}
         for labels, group in groups.items():
+            is_known = unseen.isdisjoint(each.partition for each in group)
             for metric, field in _GAUGES.items():
-                yield Sample(metric, sum(getattr(each, field) for each in group), labels)
+                if is_known or field in _OF_DISK:
+                    yield Sample(metric, sum(getattr(each, field) for each in group), labels)
             for metric, field in _AGES.items():
+                if not is_known and field not in _OF_DISK:
+                    continue
                 since = min((at for each in group if (at := getattr(each, field)) is not None), default=now_ms)
                 yield Sample(metric, max(0, now_ms - since) / 1000, labels)
             yield Sample("tiered_remote_copy_paused", int(any(each.paused is not None for each in group)), labels)
             for metric, field in _OFFSETS.items() if self._by_partition else ():
                 yield Sample(metric, getattr(group[0], field), labels)
-        yield from self._dollars(found)
+        yield from self._dollars(found, {name.topic for name in unseen})
 
-    def _dollars(self, found: Sequence[PartitionStatus]) -> Iterator[Sample]:
+    def _dollars(self, found: Sequence[PartitionStatus], unseen: Collection[str]) -> Iterator[Sample]:
         dollars = {(each.partition.topic, kind): 0.0 for each in found for kind in _KINDS}
         for name, kept in keeping_costs(self._manager, self._prices).items():
             for kind in ("storage", "index", "waiting"):
@@ -128,6 +135,8 @@ class Metrics:
         for each in found:
             dollars[each.partition.topic, "disk"] += each.local_bytes / GIB * self._prices.disk_per_gb_month
         for (topic, kind), value in sorted(dollars.items()):
+            if kind != "disk" and topic in unseen:
+                continue
             yield Sample("tiered_cost_dollars_per_month", value, (("topic", topic), ("kind", kind)))
 
     def _appends(self) -> Iterator[Sample]:

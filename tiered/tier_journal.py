@@ -93,7 +93,7 @@ def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoi
     for snapshot in snapshots_at_hand(manager, now_ms):
         found.setdefault(snapshot.partition.topic, []).append(partition_status(snapshot))
     counts = {topic.name: topic.partition_count for topic in manager.topics()}
-    unseen = {each.name.topic for each in manager.partitions() if _is_unseen(manager, each)}
+    unseen = {each.name.topic for each in manager.partitions() if is_unseen(manager, each)}
     dollars = _dollars(manager)
     points = {
         name: TierPoint(
@@ -108,6 +108,11 @@ def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoi
         for name, some in found.items()
     }
     return _sum(list(points.values()), now_ms), points
+
+
+def is_unseen(manager: LogManager, held: Partition) -> bool:
+    """Whether nobody here has seen what the bucket holds of it."""
+    return held.is_tiered and held.head() is None and held.name in manager.problems
 
 
 def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = False) -> TierSeries:
@@ -127,11 +132,6 @@ def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = Fals
         except LogError as error:
             _log.warning("notes cannot be read and are begun anew: file=%s cause=%s", join(root, FILE), error)
     return found
-
-
-def _is_unseen(manager: LogManager, held: Partition) -> bool:
-    """Whether nobody here has seen what the bucket holds of it."""
-    return held.is_tiered and held.head() is None and held.name in manager.problems
 
 
 def _dollars(manager: LogManager) -> dict[str, float] | None:
@@ -169,4 +169,4 @@ def _known_sum(values: Iterable[Figure | None], zero: Figure) -> Figure | None:
     return total
 
 
-__all__ = ["FILE", "TierJournal", "look", "read_series"]
+__all__ = ["FILE", "TierJournal", "is_unseen", "look", "read_series"]

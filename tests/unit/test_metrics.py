@@ -150,6 +150,39 @@ def test_what_fails_is_counted_by_operation_and_class_and_answers_are_no_failure
         assert station.worker.troubles() == ["t/0: the store is down: verb=upload"]
 
 
+def test_what_hangs_on_a_bucket_that_was_not_seen_since_the_start_has_no_samples(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.create_topic("here", 1, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+    before = Station(world)
+    with before.manager:
+        known = before.values()
+    store = SwitchableStore(world.store)
+    station = Station(world, store)
+    with station.manager:
+        station.worker.round(NOW)
+        away = station.values()
+        left_out = {name for name in known if name not in away and name.startswith("tiered_")}
+        gauges = ("remote_log", "unreplicated", "remote_copy_lag", "remote_delete_lag", "remote_delete_overdue")
+        bucket = {name for name in known if name.startswith(tuple(f"tiered_{each}_" for each in gauges))}
+        assert left_out >= {name for name in bucket if name.endswith("{topic=t}")}
+        assert {name for name in left_out if "topic=here" in name} == set()
+        dollars = "tiered_cost_dollars_per_month{topic=t,kind=%s}"
+        assert {dollars % kind for kind in ("storage", "index", "waiting")} <= left_out
+        for same in ("tiered_local_log_bytes{topic=t}", "tiered_remote_copy_paused_seconds{topic=t}", dollars % "disk"):
+            assert away[same] == known[same]
+        assert away["tiered_partition_problems{class=Unavailable}"] == 1
+        store.is_down = False
+        station.settle(NOW + HOUR)
+        again = station.values()
+        assert {name: again[name] for name in bucket} == {name: known[name] for name in bucket}
+        store.is_down = True
+        station.worker.round(NOW + 2 * HOUR)
+        assert station.values()["tiered_remote_log_bytes{topic=t}"] > 0, "what was seen is told on"
+
+
 def test_a_partition_that_another_writer_took_is_halted(world: World) -> None:
     station = Station(world)
     with station.manager as manager:
