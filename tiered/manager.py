@@ -108,8 +108,8 @@ class LogManager(
         """Open every topic of the directory, recover what needs it, and own its partitions in the bucket.
 
         `store` overrides the one that the configuration names; it is closed with the manager. Raises Conflict when
-        another manager has the directory open, AccessDenied and NotFound when the bucket is not ours or not there. What
-        is wrong with single partitions is in `problems` afterwards. `progress` hears how the loading of logs goes on.
+        another manager has the directory open, and, unless it is `read_only`, AccessDenied and NotFound when the bucket
+        is not ours or not there. What is wrong with partitions is in `problems` then. `progress` hears of the loading.
         """
         disk = storage or DiskStorage()
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)

@@ -213,9 +213,9 @@ class Opener:
         """Own a tiered partition in the bucket unless we do already, and tell the bucket the topic's settings; what is
         in the way, None when nothing is.
 
-        Sets `stopped` for whatever is not just the bucket being out of reach. Raises AccessDenied and NotFound: those
-        say that the bucket as a whole refuses us or is not there. Waits for the store, and for a task, with `tier_lock`
-        alone: its topic may be deleted meanwhile.
+        Sets `stopped` for whatever is not just the bucket being out of reach. Raises AccessDenied and NotFound, which
+        say that the bucket as a whole refuses us or is not there, unless the directory is only looked at. Waits for the
+        store, and for a task, with `tier_lock` alone: its topic may be deleted meanwhile.
         """
         with held.tier_lock:
             if held.is_owned:
@@ -231,6 +231,8 @@ class Opener:
             return None  # nobody is left who would want to know
         is_writer = held.metadata is not None and held.metadata.state is LogState.WRITER
         match error:
+            case AccessDenied() | NotFound() if self._directory.read_only:
+                pass  # who only looks is shown the disk all the same
             case AccessDenied() | NotFound() if not is_writer:
                 raise error
             case AccessDenied() | NotFound():

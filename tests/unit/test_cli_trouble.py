@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from local.errors import Fenced, Unavailable
+from local.errors import AccessDenied, Fenced, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.cli.main import invoke
 
@@ -210,3 +210,29 @@ def test_a_section_that_is_none_is_refused_and_one_shows_its_columns_alone(home:
     assert "expected=local,remote,lag,cost" in capfd.readouterr().err
     assert invoke(["status", "--section", "remote"]) == 0
     assert capfd.readouterr().out.splitlines()[0].split() == ["TOPIC", "PARTS", "OFFSETS", "REMOTE"]
+
+
+@pytest.mark.parametrize("error", [AccessDenied, NotFound, Unavailable])
+def test_what_looks_shows_the_disk_where_the_bucket_refuses_or_is_not_there(
+    home: Path, capfd, monkeypatch, error: type[LogError]
+) -> None:
+    assert invoke(["topic", "alter", "orders", "-X", "remote.storage.enable=true"]) == 0
+    assert invoke(["run", "--once"]) == 0
+
+    def refuse(*args: object, **more: object) -> None:
+        raise error("reading an object, refused", store="file:bucket")
+
+    monkeypatch.setattr("remote.metadata_log.MetadataLog.load", refuse)
+    capfd.readouterr()
+    assert invoke(["status", "-o", "json"]) == 0
+    out, err = capfd.readouterr()
+    (row,) = json.loads(out)["topics"]
+    assert row["local_bytes"] == row["at_risk_bytes"] > 0
+    assert (row["remote_bytes"], row["lag_bytes"], row["dollars_per_month"]) == (None, None, None)
+    assert err.count("reading an object, refused") == 2
+    assert invoke(["status", "--check"]) == 10
+    assert " - " in capfd.readouterr().out
+    assert invoke(["plan"]) == 0
+    assert "reading an object, refused" in capfd.readouterr().err
+    assert invoke(["consume", "orders"]) == (6 if error is Unavailable else 1)
+    assert "reading an object, refused" in capfd.readouterr().err, "where the log starts is not known"

@@ -9,8 +9,9 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle
 
-from local.errors import DiskFailed, Unavailable
+from local.errors import AccessDenied, DiskFailed, LogError, NotFound, Unavailable
 from local.names import TopicPartition
+from remote.memory_store import MemoryStore
 from tiered.status_report import StatusReport, status_report
 from tiered.status_rows import partition_row, topic_row
 from tiered.timekeeping import Doubt
@@ -136,6 +137,49 @@ def test_what_only_the_bucket_knows_has_no_figures_while_it_does_not_answer(worl
         report = status_report(manager, NOW, storage=world.disk)
         assert topic_row(report, manager.topic("t")) == before
         assert topic_row(report, manager.topic("new"))["remote_bytes"] == 0, "the bucket was asked, and has none"
+
+
+@pytest.mark.parametrize("error", [AccessDenied, NotFound, Unavailable])
+def test_a_bucket_that_refuses_or_is_not_there_takes_no_figure_of_the_disk(world: World, error: type[LogError]) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.create_topic("here", 1, now_ms=NOW)
+        send(manager, 200)
+        send(manager, 200, topic="here")
+        settle(manager)
+        before = topic_row(status_report(manager, NOW, storage=world.disk), manager.topic("t"))
+    store = RefusingStore(world.store, error)
+    with world.open(read_only=True, store=store) as manager:  # type: ignore[arg-type]
+        report = status_report(manager, NOW, storage=world.disk)
+        row, here = (topic_row(report, manager.topic(name)) for name in ("t", "here"))
+        assert row["local_bytes"] == row["at_risk_bytes"] == before["local_bytes"]
+        assert (row["remote_bytes"], row["dollars_per_month"]) == (None, None)
+        assert int(str(here["local_bytes"])) > 0
+        assert [(each.where, each.kind) for each in report.stuck] == [(f"t/{at}", error.__name__) for at in (0, 1)]
+        assert not report.is_healthy
+        local = manager.partition(NAME).log.local_log_start_offset
+        assert next(iter(manager.reader().records(NAME, local))).offset == local, "the disk alone answers"
+    for refused in (AccessDenied, NotFound):
+        with pytest.raises(refused):  # whoever works does not begin
+            world.open(store=RefusingStore(world.store, refused))  # type: ignore[arg-type]
+
+
+class RefusingStore:
+    """Every call fails so."""
+
+    def __init__(self, inner: MemoryStore, error: type[LogError] | None) -> None:
+        self.inner, self.error, self.url = inner, error, inner.url
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            if self.error is not None:
+                raise self.error(f"{verb}, refused", store=self.url)
+            return getattr(self.inner, verb)(*args, **more)
+
+        return call
 
 
 def test_a_topic_of_which_some_was_seen_has_the_sums_of_that(world: World) -> None:
