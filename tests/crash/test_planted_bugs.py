@@ -101,7 +101,7 @@ def _memory_counts_as_flushed_in_the_recovery_point(patch: Patch) -> None:
 
 
 def _checkpoint_renamed_before_it_is_synced(patch: Patch) -> None:
-    def replace_file(disk: ModelDisk, path: str, body: bytes) -> None:
+    def replace_file(disk: ModelDisk, path: str, body: bytes, *, syncs_name: bool = True) -> None:
         disk.create(path + ".tmp").append(body)
         disk.rename(path + ".tmp", path)
         disk.sync_directory(storage.parent(path))
@@ -110,7 +110,7 @@ def _checkpoint_renamed_before_it_is_synced(patch: Patch) -> None:
 
 
 def _checkpoint_written_in_place(patch: Patch) -> None:
-    def replace_file(disk: ModelDisk, path: str, body: bytes) -> None:
+    def replace_file(disk: ModelDisk, path: str, body: bytes, *, syncs_name: bool = True) -> None:
         file = disk.create(path)
         file.append(body)
         file.sync()
