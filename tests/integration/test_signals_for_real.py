@@ -41,7 +41,7 @@ class Stage:
     """A node whose bucket answers, or does not."""
 
     def __init__(self, home: Path, endpoint: S3Endpoint) -> None:
-        self.hangs, self.asked = threading.Event(), threading.Event()
+        self.hangs, self.asked, self.sent = threading.Event(), threading.Event(), threading.Event()
         self._let_go = threading.Event()
         self.server = BetweenServer(endpoint.url, self._answer)
         self.server.__enter__()
@@ -52,6 +52,8 @@ class Stage:
     def _answer(self, request: Request) -> tuple[int, str] | None:
         if self.hangs.is_set():
             self.asked.set()
+            if request.verb in ("PUT", "POST"):
+                self.sent.set()
             self._let_go.wait(120)
             return 503, "SlowDown"
         return None
@@ -150,7 +152,7 @@ def test_a_hang_up_ends_no_start_and_is_taken_once_all_is_loaded(stage: Stage) -
 def _upload_hangs(stage: Stage, daemon: Daemon) -> None:
     stage.hangs.set()
     stage.node.configure("orders")
-    daemon.wait_for(lambda: True if stage.asked.is_set() else None, "an upload hangs")
+    daemon.wait_for(lambda: True if stage.sent.is_set() else None, "an upload hangs")
 
 
 def test_an_end_waits_for_a_store_that_hangs_as_long_as_is_said_and_no_longer(stage: Stage) -> None:

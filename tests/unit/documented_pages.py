@@ -113,7 +113,7 @@ manager = LogManager.open(Config.load("tiered.toml"), now_ms=time.time_ns() // 1
     "cut-the-bill": Page(
         setup=_ON_S3,
         buckets=("logs",),
-        codes={"tiered cost advise": 3},
+        codes={"tiered cost advise": 3, "tiered cost advise orders --out advice.json": 3},
     ),
     "encrypt-the-bucket": Page(
         setup="mkdir -p /etc/tiered\n" + _ON_S3,
