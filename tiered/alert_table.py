@@ -78,18 +78,21 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="TieredNoUploadFinishes",
-        expr="sum(tiered_remote_copy_lag_segments unless tiered_remote_copy_paused == 1) > 0 "
-        "and sum(increase(tiered_remote_copy_bytes_total[30m])) == 0",
-        lasts="30m",
+        # Due, not merely closed: what waits for its lag or its cleaner is as it should be. Uploads begun less those
+        # that failed, and no bytes: what is refused is sent again and again.
+        expr="max(tiered_remote_copy_lag_seconds unless tiered_remote_copy_paused == 1) > 1800 "
+        "and sum(increase(tiered_remote_copy_requests_total[30m])) "
+        "- sum(increase(tiered_remote_copy_errors_total[30m])) < 1",
+        lasts="15m",
         severity=Severity.PAGE,
-        summary="Segments wait, and nothing was sent to the store for half an hour",
+        summary="Segments are due for upload, and for half an hour none has gone",
         means="Uploads do not begin or hang. Local retention drops nothing that is not in the bucket, so the "
         "disk fills.",
         look=("tiered status", "tiered doctor --problems"),
         mend=(
             "Is a manager at work? `tiered status` says when the last round was; see [no rounds](no-rounds.md). What "
             "hangs in the store is in `tiered_copier_oldest_turn_seconds`.",
-            "Is copying switched off (`remote.log.copy.disable`)? Then this is meant; silence the alert for the topic.",
+            "Are they refused? `tiered status` names the error and since when; see [store fails](store-fails.md).",
             "Does the doctor reach the store, with the same user and environment? Mend network or credentials.",
             "Restart the manager: an upload that it was killed in is begun anew, and leaves only what `tiered "
             "gc` finds.",

@@ -18,7 +18,7 @@ from planted_troubles import SCENES, Scene
 from promql import evaluate
 from watched_node import Scrape, WatchedNode, watched_node
 
-from tiered.alert_table import ALERTS
+from tiered.alert_table import ALERTS, Limits
 from tiered.generating import alert_rules, metric_names
 
 pytestmark = pytest.mark.xdist_group("planted")  # each scene is played once, for both tests of it
@@ -116,6 +116,28 @@ def _judged(scrapes: list[Scrape], firing: set[str]) -> dict[str, object]:
     }
     series = [{"series": name, "values": " ".join(each)} for name, each in values.items()]
     return {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"remote_copy_lag_ms": "6h", "local_retention_ms": "12h"}, {"min_compaction_lag_ms": "12h"}],
+    ids=["a copy lag", "a cleaner that is not due"],
+)
+def test_what_waits_because_it_is_told_to_alerts_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
+) -> None:
+    with watched_node(tmp_path / "node", monkeypatch) as node:
+        node.configure(**settings)
+        node.reload()
+        topic = "orders" if "remote_copy_lag_ms" in settings else "prices"
+        node.append(topic, 200)
+        fired = set()
+        for _ in range(2):
+            node.pass_(80, every=10)
+            fired |= node.firing(Limits())
+        waiting = node.scrapes[-1].values["tiered_remote_copy_lag_segments", frozenset({("topic", topic)})]
+    assert waiting > 1, "closed, and not in the bucket"
+    assert fired == set()
 
 
 # -- the evaluator of these tests
