@@ -88,7 +88,8 @@ def topic_facts(
             if snapshot.is_committed(segment.base_offset, segment.next_offset):
                 both_bytes += segment.size_bytes
     asked = manager.topic(topic)
-    counts = history.of_topic(topic_directory(topic, asked.topic_id)) if history is not None else None
+    directory = topic_directory(topic, asked.topic_id)
+    counts = history.of_topic(directory) if history is not None else None
     return TopicFacts(
         topic=topic,
         lying=together(lying_for(each, prices, rows[each.name]) for each in held),
@@ -96,7 +97,7 @@ def topic_facts(
         both_bytes=both_bytes,
         segments=sum(map(len, rows.values())),
         requests=as_requests(counts) if counts is not None else None,
-        period_ms=max(0, now_ms - history.since_ms) if history is not None else 0,
+        period_ms=history.period_ms(directory, now_ms) if history is not None else 0,
     )
 
 

@@ -113,8 +113,7 @@ def measured(
         tick_ms=manager.config.task_interval_ms,
     )
     workload = _with_index(workload, rows, _heads(held))
-    counts = _counts(manager, topic, history)
-    read, range_bytes = _reads(counts, history, rows, now_ms)
+    read, range_bytes = _reads(manager, topic, history, rows, now_ms)
     if read:
         workload = replace(workload, reads=Reads(every_ms=DAY_MS, share=read / DAYS_PER_MONTH, range_bytes=range_bytes))
     stream = Stream(
@@ -236,20 +235,16 @@ def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
     return bytes_seen / batches, min(1.0, packed / bytes_seen)
 
 
-def _counts(manager: LogManager, topic: str, history: RequestHistory | None) -> RequestCounts:
-    if history is None:
-        return RequestCounts()
-    return history.of_topic(topic_directory(topic, manager.topic(topic).topic_id))
-
-
 def _reads(
-    counts: RequestCounts, history: RequestHistory | None, rows: Sequence[RemoteSegment], now_ms: int
+    manager: LogManager, topic: str, history: RequestHistory | None, rows: Sequence[RemoteSegment], now_ms: int
 ) -> tuple[float, int]:
     """(share of the stored bytes read in a month, bytes that a GET of data brought)."""
+    directory = topic_directory(topic, manager.topic(topic).topic_id)
+    counts = history.of_topic(directory) if history is not None else RequestCounts()
     stored = sum(row.stored_bytes for row in rows)
     if history is None or not stored or not counts.data_bytes_out:
         return 0.0, Reads(every_ms=DAY_MS).range_bytes
-    months = max(now_ms - history.since_ms, DAY_MS) / DAY_MS / DAYS_PER_MONTH
+    months = max(history.period_ms(directory, now_ms), DAY_MS) / DAY_MS / DAYS_PER_MONTH
     uploads = counts.puts - counts.data_puts  # each upload of a segment asks once for the size of its data
     gets = max(1, counts.data_gets - min(counts.data_gets - 1, counts.heads // 2 if uploads else 0))
     return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets)

@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 class RequestHistory:
     """What was kept. `months` are ``2026-11`` and so on, ascending, each with counts by topic directory.
 
-    The first month counts from `since_ms`, the last up to `upto_ms`, both in ms.
+    The first month counts from `since_ms`, the last up to `upto_ms`, both in ms. `begun` has for each topic directory
+    when something was first sent for it: its counts are of the time since then, not of all that was metered.
     """
 
     version: int = VERSION
@@ -49,6 +50,11 @@ class RequestHistory:
     since_ms: int
     upto_ms: int
     months: Mapping[str, Mapping[str, RequestCounts]] = field(default_factory=dict)
+    begun: Mapping[str, int] = field(default_factory=dict)
+
+    def period_ms(self, directory: str, now_ms: int) -> int:
+        """How long the topic's requests were metered for, up to now."""
+        return max(0, now_ms - max(self.since_ms, self.begun.get(directory, self.since_ms)))
 
     def of_topic(self, directory: str) -> RequestCounts:
         """All that was kept of one topic."""
@@ -171,9 +177,11 @@ def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: in
     """`history` with counts of the month of `now_ms`, and without months that are too old."""
     name = month_of(now_ms)
     month = dict(history.months.get(name, {}))
+    begun = {topic: at for each in history.months.values() for topic in each if (at := history.begun.get(topic))}
     for topic, counts in more.items():
         if counts != RequestCounts():
             month[topic] = month.get(topic, RequestCounts()) + counts
+            begun.setdefault(topic, _begun_at(history, topic, now_ms))
     months = dict(sorted({**history.months, name: month}.items())[-MONTHS_KEPT:])
     first_ms = _start_of(next(iter(months)))
     return RequestHistory(
@@ -181,7 +189,19 @@ def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: in
         since_ms=max(history.since_ms, first_ms),
         upto_ms=max(history.upto_ms, now_ms),
         months=months,
+        begun=begun,
     )
+
+
+def _begun_at(history: RequestHistory, topic: str, now_ms: int) -> int:
+    """When a topic's counts began that has no such moment yet: now, or at the first month that has any.
+
+    Of what was sent before anything was kept nobody knows more than when the meter began.
+    """
+    known = [_start_of(name) for name, each in history.months.items() if topic in each]
+    if known or not history.months:
+        return max([history.since_ms, *known[:1]])
+    return max(history.since_ms, now_ms)
 
 
 def month_of(now_ms: int) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import random
+from dataclasses import replace
 
 import pytest
 from disk_model import ModelDisk, PowerCut
 from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
 
 from local.storage import replace_file
+from remote.keys import topic_directory
 from remote.memory_store import MemoryStore
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.segment import PART_BYTES
 from remote.store import ranged_source
+from tiered.cost import cost_report
 from tiered.kept_meter import FILE, KeptMeter, added, month_of, read_history
 
 ORDERS, CLICKS = "orders-" + "A" * 22, "clicks-" + "B" * 22
@@ -197,3 +200,44 @@ def test_added_leaves_what_it_was_given():
     assert history.months == {}
     assert list(more.months[month_of(NOW)]) == [ORDERS]
     assert more.of_topic(ORDERS).puts == 1
+
+
+def test_a_topic_is_metered_since_its_own_first_request_not_since_the_place_began():
+    from tiered.kept_meter import RequestHistory
+
+    one, later = RequestCounts(puts=1), NOW + 90 * DAY
+    history = added(RequestHistory(url="u", since_ms=NOW, upto_ms=NOW), {ORDERS: one}, NOW + HOUR)
+    history = added(history, {ORDERS: one, CLICKS: one}, later)
+    history = added(history, {ORDERS: one, CLICKS: one}, later + DAY)
+    assert history.period_ms(ORDERS, later + DAY) == 91 * DAY
+    assert history.period_ms(CLICKS, later + DAY) == DAY
+    # A file of before: no moment is known, so it is the first month that has counts of the topic.
+    old = replace(history, begun={})
+    assert old.period_ms(CLICKS, later) == 90 * DAY
+    told = added(old, {CLICKS: one}, later + 2 * DAY)
+    assert month_of(told.begun[CLICKS]) == month_of(later)
+    # What goes with its months takes its moment along.
+    gone = added(history, {ORDERS: one}, NOW + 800 * DAY)
+    assert CLICKS in gone.begun
+    for turn in range(14):
+        gone = added(gone, {ORDERS: one}, NOW + (800 + 31 * turn) * DAY)
+    assert CLICKS not in gone.begun
+    assert gone.period_ms(ORDERS, NOW + 1210 * DAY) <= 14 * 31 * DAY
+
+
+def test_the_bill_of_a_young_topic_is_not_spread_over_the_years_of_the_place():
+    world = World()
+    with world.open(now_ms=NOW) as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 100)
+        settle(manager)
+    later = NOW + 300 * DAY
+    with world.open(now_ms=later) as manager:
+        manager.create_topic("u", 1, TIERED, now_ms=later)
+        send(manager, 100, topic="u")
+        manager.roll("u", now_ms=later)
+        settle(manager, later)
+        report = {each.topic: each for each in cost_report(manager, later + 10 * DAY).bills}
+        sent = manager.request_history().of_topic(topic_directory("u", manager.topic("u").topic_id))
+    assert report["u"].month_requests.puts == pytest.approx(sent.puts * 3, rel=0.01)
+    assert report["t"].months == pytest.approx(31 / 3, rel=0.01)
