@@ -177,7 +177,7 @@ def _reads(month: Simulated, stream: Stream) -> Counts:
     small = month.small_bytes * stream.read_share
     return Counts(
         gets=2 * stream.read_share + segments + ranges,
-        lists=3 * stream.read_share,
+        lists=2 * stream.read_share,
         data_gets=ranges,
         bytes_out=month.stored_bytes * stream.read_share + small,
         data_bytes_out=month.stored_bytes * stream.read_share,

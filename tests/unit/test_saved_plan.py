@@ -343,3 +343,17 @@ def test_a_file_that_is_not_there_or_not_json_is_told(tmp_path):
     with pytest.raises(InvalidRequest) as error:
         read_plan(str(bad))
     assert error.value.facts["file"] == str(bad)
+
+
+def test_a_plan_for_later_that_is_kept_is_not_said_to_be_next(tmp_path, monkeypatch, capfd):
+    from tiered.cli.main import invoke
+
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["init", "."]) == 0
+    assert invoke(["topic", "create", "t"]) == 0
+    for words, told in ((["--at", "+7d"], "a later moment is not applied"), ([], "next: tiered apply p.json")):
+        capfd.readouterr()
+        assert invoke(["plan", *words, "--out", "p.json"]) == 0
+        said = capfd.readouterr().err
+        assert told in said
+        assert ("tiered apply" in said) == (not words)

@@ -62,9 +62,13 @@ def plan(
         session.say("nothing to do" + (" for the others" if problems else ""))
     else:
         session.say(_money(priced))
-    following = f"saved {out}; next: tiered apply {out}" if out is not None else "next: tiered run --once"
+    following = "next: tiered run --once" if out is None else f"saved {out}{_applied_by(out, at_ms > made_ms)}"
     if out is not None or not priced.plan.is_empty:
         session.say(f"nothing changed; {following}")
+
+
+def _applied_by(out: str, is_for_later: bool) -> str:
+    return ", to look at: one for a later moment is not applied" if is_for_later else f"; next: tiered apply {out}"
 
 
 def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str]) -> None:
