@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from local.errors import Conflict
 from local.kernels import implementation
+from local.names import TopicPartition
 from policies.cost import GIB
 from policies.plan import plan
 from policies.snapshot import PartitionSnapshot
@@ -81,8 +82,14 @@ class Metrics:
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}
         self._text_ms = -KEPT_MS
-        # Where the logs ended when counting began.
+        # Where the logs ended when counting began, and those that were there and could not be opened yet.
         self._begun = {held.name: held.log.next_offset for held in manager.partitions()}
+        self._unopened = {
+            name
+            for topic in manager.topics()
+            for number in range(topic.partition_count)
+            if (name := TopicPartition(topic.name, number)) not in self._begun
+        }
 
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
         """What Prometheus reads."""
@@ -142,7 +149,7 @@ class Metrics:
     def _appends(self) -> Iterator[Sample]:
         records = Counter[str]()
         for held in self._manager.partitions():
-            begun = self._begun.setdefault(held.name, 0)
+            begun = self._begun.setdefault(held.name, held.log.next_offset if held.name in self._unopened else 0)
             records[held.name.topic] += max(0, held.log.next_offset - begun)
         for topic, count in sorted(records.items()):
             yield Sample("tiered_append_records_total", count, (("topic", topic),))

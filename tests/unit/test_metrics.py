@@ -78,6 +78,22 @@ def test_every_metric_of_the_table_is_there(world: World) -> None:
     assert names <= set(BY_NAME)
 
 
+def test_a_partition_that_could_not_be_opened_at_first_counts_what_came_since_not_what_it_holds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    station = Station(world)
+    with station.manager as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        send(manager, 300)
+        with monkeypatch.context() as patch:
+            patch.setattr(manager, "partitions", lambda *names: [])
+            station.metrics = Metrics(manager, station.seen)
+            list(station.metrics.samples(NOW))
+        assert station.values(NOW + HOUR)["tiered_append_records_total{topic=t}"] == 0
+        send(manager, 20, start=300)
+        assert station.values(NOW + 2 * HOUR)["tiered_append_records_total{topic=t}"] == 20
+
+
 def test_samples_have_the_labels_of_the_table(world: World) -> None:
     for by_partition in (False, True):
         station = Station(World(), by_partition=by_partition)
