@@ -21,7 +21,7 @@ from policies.cost import DAY_MS, DAYS_PER_MONTH
 from policies.prices import STANDARD
 from policies.simulation import Reads, Workload
 from policies.what_if import Stream
-from policies.words import counted
+from policies.words import counted, format_ms
 from remote.at_rest import Seal
 from remote.chunks import CHUNK_BYTES, ZSTD
 from remote.head import Head, encode_line
@@ -131,10 +131,24 @@ def measured(
         f"{counted(len(rows), 'segment')} in the bucket",
         f"{counted(len(looked_at), 'segment')} sampled {where}",
     )
+    basis += _caveats(held, pieces, now_ms)
     older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
     if older:
         basis = (*basis, f"{older} older ones not asked for")
     return Measured(topic=topic, stream=stream, basis=basis, warning=arriving.warning(topic))
+
+
+def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) -> tuple[str, ...]:
+    """What a month of the future has of its own."""
+    ends = [piece.max_ms for piece in pieces]
+    ends += [
+        info.max_timestamp_ms for each in held for info in each.log.segments() if info.max_timestamp_ms is not None
+    ]
+    idle_ms, limits = now_ms - max(ends, default=now_ms), held[0].rules.log_limits
+    return (
+        *([f"nothing came for {format_ms(idle_ms)}, shown as if it went on"] if idle_ms > DAY_MS else []),
+        *(["kept without a limit, shown as after a year"] if limits.ms is limits.bytes is None else []),
+    )
 
 
 def _heads(held: Sequence[Partition]) -> list[Head]:

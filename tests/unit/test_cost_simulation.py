@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -158,6 +159,15 @@ def test_rates_and_ratios_are_those_of_the_topics_own_segments(lived):
     assert found.stream.zstd_share == pytest.approx(0.5, abs=0.06)
     assert workload.stored_share == 1
     assert any("sampled on the disk" in each for each in found.basis)
+
+
+def test_what_a_month_has_of_its_own_is_told(lived):
+    with opened(lived) as manager:
+        (fresh,) = measured_streams(manager, START + 21 * DAY)
+        (idle,) = measured_streams(manager, START + 40 * DAY)
+    assert not any("nothing came" in each for each in fresh.basis)
+    assert any(re.fullmatch("nothing came for (18|19)d.*, shown as if it went on", each) for each in idle.basis)
+    assert fresh.warning is None
 
 
 def test_a_simulation_of_today_is_what_the_bucket_holds_and_what_was_metered(lived):
