@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -357,3 +358,30 @@ def test_a_plan_for_later_that_is_kept_is_not_said_to_be_next(tmp_path, monkeypa
         said = capfd.readouterr().err
         assert told in said
         assert ("tiered apply" in said) == (not words)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_plan_that_was_broken_off_does_not_end_as_if_it_were_done(tmp_path, monkeypatch, capfd, number, code):
+    from tiered import saved_plan
+    from tiered.cli.main import invoke
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r").write_text("one\n" * 400)
+    small = ["-X", "segment.bytes=2KiB", "-X", "append.batch.bytes=512"]
+    for words in (["init", "."], ["topic", "create", "t", *small], ["append", "t", "r"], ["plan", "--out", "p.json"]):
+        assert invoke(words) == 0
+    apply = saved_plan.apply_saved
+
+    def broken_off(*args, **more):
+        signal.raise_signal(number)
+        return apply(*args, **more)
+
+    monkeypatch.setattr(saved_plan, "apply_saved", broken_off)
+    capfd.readouterr()
+    assert invoke(["apply", "p.json", "--yes"]) == code
+    assert "not done" in capfd.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert invoke(["plan", "--out", "p.json"]) == 0
+    assert invoke(["apply", "p.json", "--yes"]) == 0
+    assert "not done" not in capfd.readouterr().err

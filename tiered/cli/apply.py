@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -13,9 +15,10 @@ from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
-from tiered.units import format_bytes
+from tiered.units import counted, format_bytes
 
 if TYPE_CHECKING:
+    from policies.decisions import Decision
     from tiered.saved_plan import SavedPlan
 
 
@@ -92,7 +95,16 @@ def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, ou
     emit("partitions", rows, _COLUMNS, output)
     for name, problem in sorted(problems.items()):
         click.echo(f"{one_line(problem)} (partition {name})", err=True)
+    left = _count(saved.plan.decisions.values()) - _count([*each.done, *each.skipped] for each in applied.values())
+    if left:
+        session.say(f"{counted(left, 'decision')} not done, and the state is another now; next: tiered plan --out FILE")
+    if left and stop.is_set:
+        return worst(problems.values()) or (Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED)
     return worst(problems.values())
+
+
+def _count(runs: Iterable[Sequence[Decision]]) -> int:
+    return sum(map(len, runs))
 
 
 def _summary(saved: SavedPlan) -> str:

@@ -66,7 +66,7 @@ MEANINGS: dict[Exit, tuple[str, str]] = {
     ),
     Exit.INTERRUPTED: ("interrupted by Ctrl-C, cleanly", "run it again, or `--resume` where the command has it"),
     Exit.TERMINATED: (
-        "interrupted by SIGTERM, cleanly, with work left (`append`, `run --once`), or by a second one",
+        "interrupted by SIGTERM, cleanly, with work left (`append`, `apply`, `run --once`), or by a second one",
         "run it again, or `--resume` where the command has it",
     ),
 }
