@@ -99,6 +99,7 @@ class _Place:
     """What is known of one partition's objects."""
 
     snapshot: PartitionSnapshot
+    table: PriceTable
     prices: Prices
     small: Prices
     stored_share: float
@@ -173,6 +174,7 @@ def _place(snapshot: PartitionSnapshot, prices: PriceTable) -> _Place:
     parts = (*snapshot.spills, *snapshot.known_pages, *known, *snapshot.given_up)
     return _Place(
         snapshot=snapshot,
+        table=prices,
         prices=prices.of(newest),
         small=prices.of(STANDARD),
         stored_share=sum(row.stored_bytes for row in known) / size if size else 1.0,
@@ -287,7 +289,7 @@ def _with_dollars(place: _Place, line: DecisionCost) -> DecisionCost:
 
 
 def _early(place: _Place, decision: Decision) -> float:
-    """For rows that leave the index: the grace time is lived as well."""
+    """For rows that leave the index, each of its own class: the grace time is lived as well."""
     if isinstance(decision, ExpireRemote):
         ulids: tuple[str, ...] = (decision.ulid,)
     elif isinstance(decision, ReplaceRemote):
@@ -297,5 +299,5 @@ def _early(place: _Place, decision: Decision) -> float:
     snapshot, dollars = place.snapshot, 0.0
     for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
         lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - row.committed_ms
-        dollars += early_deletion(row.stored_bytes, lived_ms / DAY_MS, place.prices)
+        dollars += early_deletion(row.stored_bytes, lived_ms / DAY_MS, place.table.of(row.storage_class))
     return dollars

@@ -228,3 +228,22 @@ def test_a_tier_that_is_given_up_is_priced_once_and_costs_nothing_afterwards(mon
                 assert round(priced.cost.sum_of("puts")) == sent.puts
     assert kinds[0] is GiveUpRemote
     assert {ExpirePage if in_pages else ExpireRemote} <= set(kinds)
+
+
+def test_rows_of_two_classes_leave_each_by_the_minimum_duration_of_its_own():
+    """What a move takes is the older part, so the newest row tells nothing of it."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d"}, now_ms=NOW)
+        send(manager, 500)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        priced = priced_plan(manager, NOW + 5 * DAY)
+    (snapshot,) = priced.snapshots
+    half = len(snapshot.remote) // 2
+    assert half
+    rows = [replace(row, storage_class="GLACIER_IR" if at < half else None) for at, row in enumerate(snapshot.remote)]
+    cost = plan_cost(priced.plan, [replace(snapshot, remote=tuple(rows))], BUILT_IN)
+    moved = monthly_storage(sum(row.stored_bytes for row in rows[:half]), BUILT_IN.of("GLACIER_IR"))
+    grace_days = snapshot.rules.delete_grace_ms / DAY
+    assert cost.sum_of("early_dollars") == pytest.approx(moved * (90 - 5 - grace_days) / 30, rel=0.01)
