@@ -55,16 +55,8 @@ def open_store(
 
     Raises InvalidRequest for a URL or an option that is none, or when the scheme's library is not installed.
     """
-    parts = _split(url)
-    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
-    if parts.username is not None or parts.password is not None:
-        raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
-    if not parts.scheme and not parts.netloc:
-        # Its scheme is missing, so it is a path or the bare name of a bucket.
-        hint = "file:///directory for a directory, s3://bucket/prefix for a bucket"
-        raise InvalidRequest("opening a store, not a store's url", url=parts.path, write=hint)
-    if parts.scheme not in SCHEMES or parts.query or parts.fragment:
-        raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
+    parts = check_url(url)
+    shown = _shown(parts)
     retries, watchdog = policy or RetryPolicy(), Watchdog()
     if parts.scheme == "s3":
         s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects, watchdog)
@@ -78,9 +70,30 @@ def open_store(
     if parts.scheme == "memory":
         with _memory_lock:
             return _memory_stores.setdefault(shown, MemoryStore(shown))
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InvalidRequest("opening a store, a file url needs an absolute path: file:///directory", url=shown)
     return RetryingStore(WatchedStore(FileStore(_unescaped(parts.path)), watchdog), retries)
+
+
+def check_url(url: str) -> SplitResult:
+    """The parts of a store's URL; nothing is opened. Raises InvalidRequest for what can be none."""
+    parts = _split(url)
+    shown = _shown(parts)
+    if parts.username is not None or parts.password is not None:
+        raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
+    if not parts.scheme and not parts.netloc:
+        # Its scheme is missing, so it is a path or the bare name of a bucket.
+        hint = "file:///directory for a directory, s3://bucket/prefix for a bucket"
+        raise InvalidRequest("opening a store, not a store's url", url=parts.path, write=hint)
+    if parts.scheme not in SCHEMES or parts.query or parts.fragment:
+        raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
+    if parts.scheme == "s3" and not parts.netloc:
+        raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=shown)
+    if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
+        raise InvalidRequest("opening a store, a file url needs an absolute path: file:///directory", url=shown)
+    return parts
+
+
+def _shown(parts: SplitResult) -> str:
+    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
 
 
 def _split(url: str) -> SplitResult:
@@ -107,8 +120,6 @@ def _open_s3(
     objects: ObjectSettings,
     watchdog: Watchdog,
 ) -> S3Store:
-    if not bucket:
-        raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=f"s3:///{prefix}")
     objects = objects.or_of(options)
     try:
         store = _s3_class(bucket, options.pop("client", "auto"), options)

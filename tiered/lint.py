@@ -255,7 +255,15 @@ def _mistake(name: str, text: str, error: InvalidRequest) -> tuple[str, str]:
 
 
 def _of_manager(config: Config, lines: TomlLines) -> Iterator[LintFinding]:
+    from remote.fsspec_store import check_url
+    from tiered.config import URL_VARIABLE
     from tiered.key_rings import load_key_ring
+
+    try:
+        if config.remote_url is not None:
+            check_url(config.remote_url)
+    except InvalidRequest as error:
+        yield _refused(error, lines.where("remote", "url") or f"environment {URL_VARIABLE}", "url")
 
     try:
         config.fetch_cache_dir  # noqa: B018 - looked at for what it raises

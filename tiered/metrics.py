@@ -7,17 +7,19 @@ for, for there may be many thousands.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-from local.errors import Conflict
+from local.errors import Conflict, LogError
 from local.kernels import implementation
 from local.names import TopicPartition
 from policies.cost import GIB
 from policies.plan import plan
+from policies.prices import PriceTable
 from policies.snapshot import PartitionSnapshot
 from remote.keys import parse_topic_directory
 from remote.metered_store import RequestCounts
@@ -34,6 +36,7 @@ from tiered.status_report import snapshots_at_hand
 from tiered.tier_journal import is_unseen
 from tiered.worker import Worker
 
+_log = logging.getLogger(__name__)
 KEPT_MS = 1000  # a text is as good as new for so long, however many ask
 _GAUGES = {
     "tiered_local_log_bytes": "local_bytes",
@@ -78,7 +81,7 @@ class Metrics:
     ) -> None:
         self._manager, self._observations, self._worker = manager, observations, worker
         self._by_partition = by_partition
-        self._prices = configured_prices(manager.config)
+        self._prices = _prices(manager)
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}
         self._text_ms = -KEPT_MS
@@ -135,6 +138,8 @@ class Metrics:
         yield from self._dollars(found, {name.topic for name in unseen})
 
     def _dollars(self, found: Sequence[PartitionStatus], unseen: Collection[str]) -> Iterator[Sample]:
+        if self._prices is None:
+            return
         dollars = {(each.partition.topic, kind): 0.0 for each in found for kind in _KINDS}
         for name, kept in keeping_costs(self._manager, self._prices).items():
             for kind in ("storage", "index", "waiting"):
@@ -241,6 +246,15 @@ class Metrics:
         yield Sample("tiered_cleaner_uncleanable_bytes", figures.uncleanable_bytes)
         if figures.time_since_last_run_ms is not None:
             yield Sample("tiered_cleaner_since_last_run_seconds", figures.time_since_last_run_ms / 1000)
+
+
+def _prices(manager: LogManager) -> PriceTable | None:
+    """None where they cannot be read: a manager works without dollars."""
+    try:
+        return configured_prices(manager.config)
+    except LogError as error:
+        _log.warning("dollars are not told: error=%s", error)
+        return None
 
 
 def _counts(seen: Observations, op: str) -> HistogramCounts:

@@ -147,9 +147,9 @@ def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
         thread.join()
     assert errors == []
     assert all(count for count, _ in seen), "nothing raced"
+    # none at all where its manager had done everything just then
     nodes = [unit for _, result in seen for unit in result.units if unit.unit == world.nodes[0]]
-    assert len(nodes) == 3
-    assert {unit.state for unit in nodes} <= {State.LEFT_ALONE, State.NOTHING}  # nothing: its manager had done it all
+    assert {unit.state for unit in nodes} <= {State.LEFT_ALONE}
     stages = {unit.stage for _, result in seen for unit in result.units if (unit.topic or "").endswith("-0")}
     assert stages >= {Stage.COMPACTION, Stage.MERGE}
     while busy.tick(NOW):

@@ -140,6 +140,23 @@ def test_a_finding_names_file_line_key_and_what_to_do(
     assert hits[0].where == f"tiered.toml:{where}"
 
 
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("s3:/bucket", "no bucket in the url"),
+        ("s3://", "no bucket in the url"),
+        ("s4://bucket", "schemes=s3"),
+        ("/mnt/bucket", "write=file:///directory"),
+        ("file://bucket", "an absolute path"),
+        ("s3://bucket/a?b=c", "not a store's url"),
+    ],
+)
+def test_a_url_that_no_command_could_open_is_told_without_opening_it(home: Path, url: str, what: str) -> None:
+    (found,) = [each for each in written(home, f'[remote]\nurl = "{url}"\n') if each.key == "url"]
+    assert (found.severity, found.where) == (Severity.ERROR, "tiered.toml:2")
+    assert what in found.what
+
+
 def test_all_mistakes_are_told_at_once_and_one_of_many_topics_once(home: Path) -> None:
     found = written(home, f'{HEAD}"retenton.ms" = 1\n"segmnt.bytes" = 1\n[defalts]\n[topics."*"]\n"x" = 1\n')
     assert [each.where.rpartition(":")[2] for each in found] == ["5", "6", "7", "9"]

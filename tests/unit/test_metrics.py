@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPConnection
 
@@ -92,6 +93,19 @@ def test_a_partition_that_could_not_be_opened_at_first_counts_what_came_since_no
         assert station.values(NOW + HOUR)["tiered_append_records_total{topic=t}"] == 0
         send(manager, 20, start=300)
         assert station.values(NOW + 2 * HOUR)["tiered_append_records_total{topic=t}"] == 20
+
+
+def test_a_price_file_that_is_gone_costs_the_dollars_and_nothing_else(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.config = replace(world.config, overrides={**world.config.overrides, "cost.prices": "nowhere.json"})
+    station = Station(world)
+    with station.manager as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        names = {sample.name for sample in station.metrics.samples(NOW)}
+    assert "tiered_local_log_bytes" in names
+    assert "tiered_cost_dollars_per_month" not in names
+    assert "no such file" in caplog.text
 
 
 def test_samples_have_the_labels_of_the_table(world: World) -> None:
