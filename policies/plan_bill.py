@@ -89,24 +89,29 @@ def bill_of(
 
 
 def bill_changes(lying: Iterable[Lying], changes: Iterable[Lying], prices: PriceTable) -> Iterator[float]:
-    """Dollars a month that each of `changes` adds, one after the other, to all that is `lying` there."""
+    """Dollars a month that each of `changes` adds, one after the other, to all that is `lying` there.
+
+    Where more of an estimate goes than was there, that leaves nothing, and no debt that what comes later would pay.
+    """
     whole = together(lying)
     dollars = _dollars(whole, prices)
     for change in changes:
         if not (change.data or change.small_bytes or change.index_bytes or change.waiting_bytes):
             yield 0.0
             continue
-        whole = together([whole, change])
+        whole = _left(together([whole, change]))
         before, dollars = dollars, _dollars(whole, prices)
         yield dollars - before
 
 
-def _dollars(whole: Lying, prices: PriceTable) -> float:
-    """Of what is estimated more may go than was there: that is nothing then."""
-    left = Lying(
+def _left(whole: Lying) -> Lying:
+    return Lying(
         data={name: each for name, each in whole.data.items() if each.objects > 0 and each.size_bytes > 0},
         small_bytes=max(0, whole.small_bytes),
         index_bytes=max(0, whole.index_bytes),
         waiting_bytes=max(0, whole.waiting_bytes),
     )
-    return keeping_dollars([left], prices)[0].total
+
+
+def _dollars(whole: Lying, prices: PriceTable) -> float:
+    return keeping_dollars([whole], prices)[0].total

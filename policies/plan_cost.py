@@ -3,17 +3,18 @@
 Decisions of one kind that follow each other share a commit (`tiered.apply`), which the first of them pays; many copies
 share several. What a
 compacted view reads and leaves is not known before, so a `BuildView` is priced for reading its backlog alone.
+What goes up is of the class that new segments are put in, whatever lies there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import ceil
 
 from local.names import TopicPartition
-from policies.cost import DAY_MS, early_deletion, request_cost, upload_requests
+from policies.cost import DAY_MS, GIB, early_deletion, request_cost, upload_requests
 from policies.decisions import (
     AdvanceLogStart,
     BuildView,
@@ -100,7 +101,7 @@ class _Place:
 
     snapshot: PartitionSnapshot
     table: PriceTable
-    prices: Prices
+    new_class: str
     small: Prices
     stored_share: float
     indexes_share: float
@@ -108,19 +109,26 @@ class _Place:
     rows: Mapping[str, RemoteSegment] = field(default_factory=dict)
     pages: Mapping[str, SpillRow] = field(default_factory=dict)
 
+    @property
+    def new(self) -> Prices:
+        """Of data that goes up."""
+        return self.table.of(self.new_class)
+
 
 def plan_cost(
     plan: Plan,
     snapshots: Sequence[PartitionSnapshot],
     prices: PriceTable,
     lying: Mapping[TopicPartition, Lying] | None = None,
+    *,
+    new_class: str = STANDARD,
 ) -> PlanCost:
     """The cost of `plan`, of which `snapshots` are what it was made from (more of them only add to the bill).
 
     `lying` is all that is in the bucket, of other partitions too, for they share the bands of the prices; without it is
-    taken from the snapshots.
+    taken from the snapshots. `new_class` is the storage class of what is uploaded.
     """
-    places = {each.partition: _place(each, prices) for each in snapshots}
+    places = {each.partition: _place(each, prices, new_class) for each in snapshots}
     lines: list[DecisionCost] = []
     for name, decisions in plan.decisions.items():
         for _, run in groupby(decisions, key=type):
@@ -150,12 +158,12 @@ def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
         case CopySegment() | ReplaceRemote():
             data = round(decision.size_bytes * place.stored_share)
             small = _uploaded(place, decision.size_bytes) - data
-            come = Lying(data={place.alike.storage_class: stored_of([data], prices)}, small_bytes=small)
-            went = map(place.rows.get, decision.ulids if isinstance(decision, ReplaceRemote) else ())
+            come = Lying(data={place.new_class: stored_of([data], prices)}, small_bytes=small)
+            went = _counted(place, decision.ulids if isinstance(decision, ReplaceRemote) else ())
         case GiveUpRemote():
             went = place.snapshot.committed_parts
         case ExpireRemote():
-            went = [place.rows.get(decision.ulid)]
+            went = _counted(place, [decision.ulid])
         case ExpirePage():
             went = [place.pages.get(decision.key)]
         case DeleteUnlinked() | DeletePage():
@@ -163,19 +171,26 @@ def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
     return together([come, gone([of_part(each, place.alike, prices) for each in went if each is not None], prices)])
 
 
+def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[RemoteSegment]:
+    """The rows as the bill has them: those of a page are of the class that pages are taken to be of."""
+    pages = place.snapshot.known_pages
+    for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
+        in_page = any(page.base_offset <= row.base_offset < page.next_offset for page in pages)
+        yield replace(row, storage_class=place.alike.storage_class) if in_page else row
+
+
 def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _Place]) -> list[tuple[_Place, Decision]]:
     return [(places[each.partition], each.decision) for each in lines]
 
 
-def _place(snapshot: PartitionSnapshot, prices: PriceTable) -> _Place:
+def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _Place:
     known = snapshot.committed
     size = sum(row.size_bytes for row in known)
-    newest = known[-1].storage_class if known else None
     parts = (*snapshot.spills, *snapshot.known_pages, *known, *snapshot.given_up)
     return _Place(
         snapshot=snapshot,
         table=prices,
-        prices=prices.of(newest),
+        new_class=new_class,
         small=prices.of(STANDARD),
         stored_share=sum(row.stored_bytes for row in known) / size if size else 1.0,
         indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.005,
@@ -281,23 +296,35 @@ def _with_dollars(place: _Place, line: DecisionCost) -> DecisionCost:
     if isinstance(decision, CopySegment | ReplaceRemote):
         data_puts = upload_requests(max(1, round(decision.size_bytes * place.stored_share)))
     small = request_cost(puts=line.puts - data_puts, gets=line.gets, lists=line.lists, prices=place.small)
+    data = request_cost(puts=data_puts, prices=place.new)
+    if data_puts:
+        data += decision.size_bytes * place.stored_share / GIB * place.new.write_per_gb
     return replace(
         line,
-        dollars=small + request_cost(puts=data_puts, prices=place.prices),
+        dollars=small + data,
         early_dollars=_early(place, decision),
     )
 
 
 def _early(place: _Place, decision: Decision) -> float:
-    """For rows that leave the index, each of its own class: the grace time is lived as well."""
-    if isinstance(decision, ExpireRemote):
-        ulids: tuple[str, ...] = (decision.ulid,)
-    elif isinstance(decision, ReplaceRemote):
-        ulids = decision.ulids
-    else:
-        return 0.0
+    """For rows that leave the index, each of its own class: the grace time is lived as well. Of a page's rows that are
+    not known nobody knows how long they have lived, so nothing is told."""
     snapshot, dollars = place.snapshot, 0.0
-    for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
+    for row in _leaving(place, decision):
         lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - row.committed_ms
         dollars += early_deletion(row.stored_bytes, lived_ms / DAY_MS, place.table.of(row.storage_class))
     return dollars
+
+
+def _leaving(place: _Place, decision: Decision) -> Iterable[RemoteSegment]:
+    """The known rows that a decision takes out of the index."""
+    match decision:
+        case ExpireRemote():
+            ulids: tuple[str, ...] = (decision.ulid,)
+        case ReplaceRemote():
+            ulids = decision.ulids
+        case ExpirePage() if (page := place.pages.get(decision.key)) is not None:
+            return [row for row in place.rows.values() if page.base_offset <= row.base_offset < page.next_offset]
+        case _:
+            return ()
+    return [place.rows[ulid] for ulid in ulids if ulid in place.rows]

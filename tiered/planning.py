@@ -11,7 +11,7 @@ from local.names import TopicPartition
 from policies.decisions import Plan
 from policies.plan import plan as plan_snapshots
 from policies.plan_cost import DecisionCost, PlanCost, plan_cost
-from policies.prices import PriceTable
+from policies.prices import STANDARD, PriceTable
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
@@ -82,13 +82,19 @@ def priced_plan(
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     return PricedPlan(
         plan=plan,
-        cost=plan_cost(plan, snapshots, prices, all_lying(manager, prices)),
+        cost=plan_cost(plan, snapshots, prices, all_lying(manager, prices), new_class=_new_class(config)),
         prices=prices,
         snapshots=tuple(snapshots),
         problems=problems,
         unread=tuple(each.partition for each in known if page_to_know(each) is not None),
         basis=plan_basis(manager, config, {each.topic for each in plan.decisions}, prices),
     )
+
+
+def _new_class(config: Config) -> str:
+    """What new segments are put in; where nothing is said S3 takes the standard one."""
+    found = config.topic_properties("")["remote.storage.class"]
+    return STANDARD if found == "default" else found
 
 
 def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:

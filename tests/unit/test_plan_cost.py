@@ -26,6 +26,7 @@ from policies.stored import Lying, stored_of
 from remote import metadata_log
 from remote.metered_store import RequestCounts
 from remote.spilling import SpillRule
+from tiered.keeping import all_lying
 from tiered.planning import line_fields, priced_plan
 from tiered.price_file import price_rows
 from tiered.status_report import status_report
@@ -247,3 +248,108 @@ def test_rows_of_two_classes_leave_each_by_the_minimum_duration_of_its_own():
     moved = monthly_storage(sum(row.stored_bytes for row in rows[:half]), BUILT_IN.of("GLACIER_IR"))
     grace_days = snapshot.rules.delete_grace_ms / DAY
     assert cost.sum_of("early_dollars") == pytest.approx(moved * (90 - 5 - grace_days) / 30, rel=0.01)
+
+
+def test_uploads_are_priced_by_the_class_that_is_set_whatever_lies_there_already():
+    """Of an empty bucket nothing lies there; later the newest row is of the class that was set before."""
+    world = World()
+    with world.open(remote_storage_class="STANDARD_IA") as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        first = priced_plan(manager, NOW)
+        settle(manager)
+        send(manager, 300, start=300)
+        manager.roll("t", now_ms=NOW)
+    with world.open(remote_storage_class="GLACIER_IR", read_only=True) as manager:
+        (snapshot,) = priced_plan(manager, NOW).snapshots
+        assert snapshot.remote[-1].storage_class == "STANDARD_IA"
+        second = priced_plan(manager, NOW)
+    with world.open(read_only=True) as manager:
+        third = priced_plan(manager, NOW)
+    for priced, name in ((first, "STANDARD_IA"), (second, "GLACIER_IR"), (third, "STANDARD")):
+        of, standard = BUILT_IN.of(name), BUILT_IN.of("STANDARD")
+        copies = [each for each in priced.cost.lines if isinstance(each.decision, CopySegment)]
+        assert len(copies) > 2
+        for each in copies[1:]:  # the first one pays the commit
+            small = (standard.put_per_1000 + 2 * standard.get_per_1000) / 1000
+            assert each.dollars == pytest.approx(of.put_per_1000 / 1000 + small)
+            data = monthly_storage(max(each.decision.size_bytes, of.min_bytes), of)
+            assert each.monthly_dollars == pytest.approx(data, rel=0.2 if name == "STANDARD" else 0.05)
+
+
+def test_what_a_class_bills_for_bytes_that_go_up_is_in_the_plan():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        priced = priced_plan(manager, NOW)
+    free = replace(BUILT_IN.of("EXPRESS_ONEZONE"), write_per_gb=0.0)
+    dear = replace(free, write_per_gb=1e6)
+    costs = [
+        plan_cost(
+            priced.plan,
+            priced.snapshots,
+            replace(BUILT_IN, classes={**BUILT_IN.classes, "EXPRESS_ONEZONE": of}),
+            new_class="EXPRESS_ONEZONE",
+        ).dollars
+        for of in (free, dear)
+    ]
+    copied = sum(each.decision.size_bytes for each in priced.cost.lines if isinstance(each.decision, CopySegment))
+    assert costs[1] - costs[0] == pytest.approx(copied / GIB * 1e6, rel=1e-3)
+
+
+def test_what_goes_of_an_estimate_leaves_no_debt_that_what_comes_would_pay():
+    half = Lying(data={"STANDARD": stored_of([GIB // 2], BUILT_IN)})
+    whole = Lying(data={"STANDARD": stored_of([GIB], BUILT_IN)})
+    price = BUILT_IN.of("STANDARD").storage_bands[0][1]
+    changes = list(bill_changes([half], [gone([whole], BUILT_IN), half], BUILT_IN))
+    assert changes == [pytest.approx(-price / 2), pytest.approx(price / 2)]
+
+
+def test_a_page_whose_rows_are_known_tells_what_its_rows_still_owe(monkeypatch):
+    rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    world = World()
+    with world.open(remote_storage_class="GLACIER_IR") as manager:
+        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        send(manager, 500)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        priced = priced_plan(manager, NOW + 5 * DAY)
+    (snapshot,) = priced.snapshots
+    pages = {page.key: page for page in snapshot.known_pages}
+    lines = [each for each in priced.cost.lines if isinstance(each.decision, ExpirePage)]
+    assert lines
+    for each in lines:
+        page = pages[each.decision.key]
+        rest = (90 - 5 - 1 / 24) / 30
+        owed = monthly_storage(page.stored_bytes, BUILT_IN.of("GLACIER_IR")) * rest
+        assert each.early_dollars == pytest.approx(owed, rel=0.01)
+
+
+def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypatch):
+    """A page is taken to be of the newest row's class until it is read; its rows may be of another."""
+    rule = SpillRule(head_bytes_max=1, page_rows_max=9, page_rows_min=4, kept_rows_min=1)
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "retention.bytes": "-1"}, now_ms=NOW)
+        send(manager, 500)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        held = sum(each.size_bytes for each in priced_plan(manager, NOW).snapshots[0].committed_parts)
+        manager.alter_topic("t", {"retention.bytes": str(held - 3500)}, now_ms=NOW)
+        priced = priced_plan(manager, NOW)
+        (snapshot,) = priced.snapshots
+        gone_rows = [each for each in priced.plan.decisions[NAME] if isinstance(each, ExpireRemote)]
+        in_page = [each for each in gone_rows if any(page.base_offset <= each.base_offset < page.next_offset
+                                                      for page in snapshot.known_pages)]  # fmt: skip
+        assert in_page
+        cold = tuple(replace(row, storage_class="GLACIER_IR") for row in snapshot.remote[:-1])
+        lying = all_lying(manager, BUILT_IN)
+        cost = plan_cost(priced.plan, [replace(snapshot, remote=(*cold, snapshot.remote[-1]))], BUILT_IN, lying)
+    assert [each.monthly_dollars for each in cost.lines if each.decision in in_page] == [
+        pytest.approx(each.monthly_dollars) for each in priced.cost.lines if each.decision in in_page
+    ]
