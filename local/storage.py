@@ -276,6 +276,10 @@ class DiskStorage:
                     told = entry.stat()
                 except FileNotFoundError:
                     continue
+                except OSError as error:
+                    if error.errno == errno.ELOOP:  # a link to itself is no file
+                        continue
+                    raise
                 if stat.S_ISREG(told.st_mode):
                     found[entry.name] = FileFacts(told.st_size, told.st_mtime_ns // 1_000_000)
         return found

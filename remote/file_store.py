@@ -159,19 +159,39 @@ class FileStore:
             raise InvalidRequest("naming an object, reserved for files on their way in", key=key)
         return f"{self._root.rstrip('/')}/{key}"
 
-    def _walk(self, directory: str) -> Iterator[ObjectInfo]:
-        """All files below, in no order, without those that were deleted meanwhile."""
+    def _walk(self, directory: str, above: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
+        """All files below, in no order, without those that were deleted meanwhile. A link is gone through once.
+
+        `above` are the places that the walk is inside of: a link to one of them would never end.
+        """
+        place = self._place(directory, above)
+        if place is None or place in above:
+            return
         names = self._names(directory)
         files = self._files(directory) if names else {}
         for name in names:
             key = f"{directory}/{name}".lstrip("/")
             if name in files:
                 yield ObjectInfo(key=key, size_bytes=files[name].size_bytes, modified_ms=files[name].modified_ms)
+            elif self._is_lost(key):
+                continue
             elif self._storage.is_directory(f"{self._root}/{key}"):
-                yield from self._walk(key)
+                yield from self._walk(key, (*above, place))
             else:
                 with suppress(NotFound):
                     yield self.head(key)
+
+    def _place(self, directory: str, above: tuple[str, ...]) -> str | None:
+        """Where a directory is, behind all links; None for a link that leads nowhere."""
+        path = f"{self._root}/{directory}"
+        if above and not os.path.islink(path):
+            return f"{above[-1].rstrip('/')}/{directory.rpartition('/')[2]}"
+        return None if self._is_lost(directory) else os.path.realpath(path)
+
+    def _is_lost(self, key: str) -> bool:
+        """Whether it is a link that leads nowhere: to itself, or to what is not there."""
+        path = f"{self._root}/{key}"
+        return os.path.islink(path) and not os.path.exists(path)
 
     def _files(self, directory: str) -> Mapping[str, FileFacts]:
         with self._translated("listing objects", directory), suppress(NotFound):

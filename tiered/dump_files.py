@@ -6,6 +6,7 @@ the log beside it, which is read for that (`local.index_checks`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,8 +21,9 @@ from local.errors import Corrupt, InvalidRequest
 from local.findings import Finding
 from local.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of, without_zeros
 from remote.chunks import ChunkTable
-from remote.head import decode_head
+from remote.head import SpillRow, UnlinkedObject, UnlinkedPage, decode_head
 from remote.index_bundle import IndexBundle, decode_bundle
+from remote.segment import RemoteSegment
 from tiered.dump_sources import FileSource, Kind
 
 Row = dict[str, object]
@@ -176,19 +178,21 @@ def _producers(data: bytes, path: str) -> Sheet:
                 "timestamp": each.timestamp_ms if has_batch else None,
             }
         )
-    fields = (
-        "producerId",
-        "producerEpoch",
-        "coordinatorEpoch",
-        "currentTxnFirstOffset",
-        "lastTimestamp",
-        "firstSequence",
-        "lastSequence",
-        "lastOffset",
-        "offsetDelta",
-        "timestamp",
-    )
-    return Sheet(name="producers", fields=fields, rows=rows)
+    return Sheet(name="producers", fields=_PRODUCER_FIELDS, rows=rows)
+
+
+_PRODUCER_FIELDS = (
+    "producerId",
+    "producerEpoch",
+    "coordinatorEpoch",
+    "currentTxnFirstOffset",
+    "lastTimestamp",
+    "firstSequence",
+    "lastSequence",
+    "lastOffset",
+    "offsetDelta",
+    "timestamp",
+)
 
 
 def _bundle(bundle: IndexBundle, base: int, path: str) -> list[Sheet]:
@@ -213,7 +217,7 @@ def _chunk(chunks: ChunkTable, at: int) -> Row:
     return dict(zip(_CHUNK_FIELDS, (at, *chunks.chunk_range(at), chunks.crcs[at], *stored), strict=True))
 
 
-_NO_PRODUCERS = Sheet(name="producers", fields=("producerId",), rows=[])
+_NO_PRODUCERS = Sheet(name="producers", fields=_PRODUCER_FIELDS, rows=[])
 
 
 def _head(data: bytes) -> list[Sheet]:
@@ -222,16 +226,20 @@ def _head(data: bytes) -> list[Sheet]:
     lists = {name: head.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
     lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]
     return [
-        Sheet(name=name, fields=_fields(rows, _HEAD_FIELDS[name]), rows=rows, facts=head if name == "segments" else {})
+        Sheet(name=name, fields=_HEAD_FIELDS[name], rows=rows, facts=head if name == "segments" else {})
         for name, rows in lists.items()
     ]
 
 
-_HEAD_FIELDS = {
-    "segments": ("base_offset", "next_offset", "size_bytes", "data_key"),
-    "unlinked": ("key", "size_bytes", "unlinked_ms", "epoch"),
-    "unlinked_pages": ("base_offset", "next_offset", "segment_count", "stored_bytes", "key", "unlinked_ms"),
-    "spills": ("base_offset", "next_offset", "segment_count", "size_bytes", "key"),
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(each.name for each in dataclasses.fields(kind))
+
+
+_HEAD_FIELDS = {  # those of the kinds, not of the rows that happen to be there: scripts rely on the columns
+    "segments": _fields(RemoteSegment),
+    "unlinked": _fields(UnlinkedObject),
+    "unlinked_pages": (*_fields(SpillRow), *(name for name in _fields(UnlinkedPage) if name != "spill")),
+    "spills": _fields(SpillRow),
 }
 
 
@@ -266,10 +274,6 @@ def _clean_shutdown(data: bytes, path: str) -> Sheet:
 
 def _named(name: str, sheet: Sheet) -> Sheet:
     return Sheet(name=name, fields=sheet.fields, rows=sheet.rows, facts=sheet.facts)
-
-
-def _fields(rows: list[Row], otherwise: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(rows[0]) if rows else otherwise
 
 
 def _or_none(number: int) -> int | None:

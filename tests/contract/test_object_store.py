@@ -271,6 +271,32 @@ class TestFile(ObjectStoreContract):
     def under_way(self, store):
         return os.listdir(f"{store._root}/{ASIDE}")
 
+    def test_links_that_lead_back_or_nowhere_end_no_listing(self, store, tmp_path):
+        (tmp_path / "b").mkdir()
+        for key in ("a/f", "a/c/g", "b/h"):
+            store.put(key, b"x")
+        for link, to in {
+            "self": "self",
+            "a/self": "self",
+            "a/gone": "nowhere",
+            "a/up": "..",
+            "a/c/top": "../..",
+            "a/b": "../b",
+            "b/a": "../a",
+        }.items():
+            (tmp_path / link).symlink_to(to)
+        beyond = tmp_path.parent / "beyond"
+        beyond.mkdir()
+        (beyond / "i").write_bytes(b"x")
+        (tmp_path / "out").symlink_to(beyond)
+        (beyond / "back").symlink_to(tmp_path)
+        found = [info.key for info in store.list("")]
+        inside = ["a/b/h", "a/c/g", "a/f", "b/a/c/g", "b/a/f", "b/h"]
+        assert sorted(set(found)) == found == [*inside, "out/i"]
+        assert store.list_prefixes("") == ["a", "b", "out"]
+        assert store.list_prefixes("a/") == ["b", "c", "up"]
+        assert {"a/c/g", "a/c/top/b/h"} <= {info.key for info in store.list("a/c/")}, "one that begins inside ends too"
+
 
 class TestRetrying(ObjectStoreContract):
     @pytest.fixture

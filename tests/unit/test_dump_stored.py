@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from manager_world import DAY, HOUR, NOW, TIERED, World, settle
+from remote_samples import head, row
 
 from local.compression import Codec, compress
 from local.errors import Corrupt
 from local.record import Record
 from remote.fsspec_store import open_store
+from remote.head import UnlinkedObject, encode_head
 from remote.head_changes import expire_segments
 from remote.metadata_log import MetadataLog
 from remote.store import ObjectStore
@@ -144,6 +146,21 @@ def test_a_segment_that_left_the_index_is_found_in_an_older_head(bucket, capfd) 
     log.become_writer("x", NOW, topic=head.topic, topic_id=head.topic_id, partition=0)
     log.commit(expire_segments([row.ulid for row in head.segments], now_ms=NOW + DAY + HOUR, log_start_offset=40), NOW)
     assert offsets(capfd, f"{store.url}/{key}") == list(range(40))
+
+
+def test_the_columns_of_a_head_are_the_same_whatever_rows_there_are(tmp_path: Path, capfd) -> None:
+    known: dict[str, str] = {}
+    for count in (0, 1):
+        unlinked = tuple(UnlinkedObject(key="data/U0", size_bytes=9, unlinked_ms=8, epoch=2) for _ in range(count))
+        path = tmp_path / str(count) / "orders-AAAAAAAAAAAAAAAAAAAAAA" / "2" / "meta" / "head" / f"{7:020}"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encode_head(head(*[row() for _ in range(count)], unlinked=unlinked)))
+        for name, most in {"segments": 1, "unlinked": 1, "unlinked_pages": 0, "spills": 0}.items():
+            header, *lines = run(capfd, "dump", str(path), "-o", "csv", "--section", name).splitlines()
+            assert len(lines) == min(count, most)
+            assert known.setdefault(name, header) == header
+    assert {"key_id", "wrapped_key", "state"} <= set(known["segments"].split(","))
+    assert known["unlinked_pages"] == f"{known['spills']},unlinked_ms,epoch,unlinked_sequence"
 
 
 def test_names_and_urls() -> None:

@@ -553,6 +553,7 @@ def test_an_indexes_object_is_dumped_section_by_section(capfd) -> None:
     assert whole["offset"][0]["offset"] >= BASE
     assert json.loads(run(capfd, "dump", url, "-o", "json", "--section", "epochs"))["epochs"] == whole["epochs"]
     assert run(capfd, "dump", url, "-o", "csv", "--section", "epochs") == "epoch,startOffset\n0,0\n"
+    assert run(capfd, "dump", url, "-o", "csv", "--section", "producers").count(",") == 9, "of nobody, the same columns"
     run(capfd, "dump", url, "-o", "csv", code=2)
     assert "chunks:" in run(capfd, "dump", url)
     lines = [json.loads(line) for line in run(capfd, "dump", url, "-o", "jsonl").splitlines()]
