@@ -64,8 +64,14 @@ def billed_bytes(size_bytes: float, object_count: int, prices: Prices = S3_STAND
     return max(size_bytes, float(prices.min_bytes * object_count)) + prices.overhead_bytes * object_count
 
 
-def intelligent_storage(size_bytes: float, object_count: int, days_unread: float, prices: Prices) -> float:
-    """Dollars per month in a class that moves objects by itself, for objects that were last read so long ago."""
+def intelligent_storage(size_bytes: float, object_count: float, days_unread: float, prices: Prices) -> float:
+    """Dollars per month in a class that moves objects by itself, for objects that were last read so long ago.
+
+    Those that are too small to be looked after are neither charged for it nor moved, however long they are unread: by
+    their average, exact where all have one size.
+    """
+    if size_bytes < object_count * prices.monitored_min_bytes:
+        return monthly_storage(size_bytes, prices)
     reached = [price for days, price in prices.later_bands if days_unread >= days]
     storage = size_bytes / GIB * reached[-1] if reached else monthly_storage(size_bytes, prices)
     return storage + object_count * prices.monitoring_per_1000 / 1000

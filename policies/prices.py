@@ -19,8 +19,9 @@ class Prices:
 
     An object is billed for at least `min_bytes` (where it is not kept in another class then) plus `overhead_bytes`, and
     for at least `min_days`. `later_bands` are (days without a read, dollars per GB-month) of a class that moves objects
-    by itself, which costs `monitoring_per_1000` objects a month. `transition_per_1000` is for objects that a lifecycle
-    rule moves in. Without `is_readable` an object has to be restored first, so no reader of ours may depend on it.
+    by itself, which costs `monitoring_per_1000` objects a month; those below `monitored_min_bytes` are neither moved
+    nor paid for. `transition_per_1000` is for objects that a lifecycle rule moves in. Without `is_readable` an object
+    has to be restored first, so no reader of ours may depend on it.
     """
 
     as_of: str
@@ -37,6 +38,7 @@ class Prices:
     overhead_bytes: int = 0
     later_bands: tuple[tuple[float, float], ...] = ()
     monitoring_per_1000: float = 0.0
+    monitored_min_bytes: int = 0
     transition_per_1000: float = 0.0
     is_readable: bool = True
     unverified: tuple[str, ...] = ()
@@ -99,9 +101,9 @@ BUILT_IN = PriceTable(
                 0.023,
                 0.005,
                 0.0004,
-                min_bytes=0,
                 later_bands=((30.0, 0.0125), (90.0, 0.004)),
                 monitoring_per_1000=0.0025,
+                monitored_min_bytes=128 * KB,
                 transition_per_1000=0.01,
                 unverified=("later_bands", "transition_per_1000"),
             ),

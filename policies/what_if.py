@@ -331,17 +331,33 @@ def _class_storage(stream: Stream, month: Simulated, of: Prices, per_byte: float
 
 
 def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
-    """Segments spread evenly over the time they are kept; what is read at all in a month stays in the first tier."""
-    kept_ms = stream.rules.log_limits.ms
-    kept = kept_ms / DAY_MS if kept_ms is not None else 365.0
+    """Segments spread evenly over the time they are kept; what is read at all in a month stays in the first tier.
+
+    Those too small to be moved all stay there.
+    """
+    kept = _kept_days(stream)
+    stored, objects = _stored(stream, month), stream.partitions * month.objects
+    if month.object_bytes < of.monitored_min_bytes:
+        return intelligent_storage(stored, objects, 0, of)
     stays = min(1.0, stream.read_share)
     edges = [0.0, *(days for days, _ in of.later_bands), max(kept, 1.0)]
-    stored, objects = _stored(stream, month), stream.partitions * month.objects
     dollars = intelligent_storage(stored * stays, 0, 0, of) + objects * of.monitoring_per_1000 / 1000
     for low, high in pairwise(edges):
         part = max(0.0, min(high, kept) - min(low, kept)) / max(kept, 1e-9)
         dollars += intelligent_storage(stored * (1 - stays) * part, 0, low, of)
     return dollars
+
+
+def _kept_days(stream: Stream) -> float:
+    """How long a segment stays; of a log without any limit what there is after a year."""
+    limits, workload = stream.rules.log_limits, stream.workload
+    kept = [365.0 if limits.ms is None and limits.bytes is None else float("inf")]
+    if limits.ms is not None:
+        kept.append(limits.ms / DAY_MS)
+    if limits.bytes is not None:
+        share = workload.compacted_share if stream.rules.cleanup_compact else 1.0
+        kept.append(limits.bytes / (workload.batch_bytes * share) * workload.batch_ms / DAY_MS)
+    return min(kept)
 
 
 def _requests(stream: Stream, month: Simulated, prices: PriceTable) -> tuple[float, float]:

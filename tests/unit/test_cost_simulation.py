@@ -98,6 +98,30 @@ def test_small_segments_in_ia_are_billed_for_128_kib():
     assert found.storage == pytest.approx(found.objects * (128 << 10) / GIB * 0.0125 + smalls, rel=0.02)
 
 
+def test_segments_too_small_for_intelligent_tiering_stay_where_they_are_and_pay_no_monitoring():
+    of, rules = BUILT_IN.of("INTELLIGENT_TIERING"), PartitionRules(retention_ms=360 * DAY, local_retention_ms=DAY)
+    for segment_bytes, is_moved in ((96 << 10, False), (256 << 10, True)):
+        workload = Workload(batch_bytes=4096, batch_ms=HOUR // 4, segment_bytes=segment_bytes, index_share=0.0)
+        stream = replace(STREAM, workload=workload, rules=rules)
+        found = cost(stream, storage_class="INTELLIGENT_TIERING")
+        first_price = monthly_storage(found.stored_bytes, of)
+        if is_moved:
+            tiers = (30 * 0.023 + 60 * 0.0125 + 270 * 0.004) / 360 / 0.023
+            monitoring = found.objects * 0.0025 / 1000
+            assert found.storage == pytest.approx(first_price * tiers + monitoring, rel=0.05)
+        else:
+            assert found.storage == pytest.approx(first_price, rel=0.01)
+
+
+def test_a_log_kept_by_size_is_as_old_for_intelligent_tiering_as_its_size_lets_it_be():
+    """A week of records is never unread for a month."""
+    week = 7 * 24 * GIB
+    by_size = replace(STREAM, rules=PartitionRules(retention_ms=None, retention_bytes=week, local_retention_ms=DAY))
+    by_time = replace(STREAM, rules=PartitionRules(retention_ms=7 * DAY, local_retention_ms=DAY))
+    found = [cost(each, storage_class="INTELLIGENT_TIERING").storage for each in (by_size, by_time)]
+    assert found[0] == pytest.approx(found[1], rel=0.02)
+
+
 def test_the_levers_are_single_changes_the_largest_saving_first():
     axes = {"retention_ms": [7 * DAY, 28 * DAY], "local_retention_ms": [HOUR], "read_share": [0.0]}
     found = levers([STREAM], axes, BUILT_IN)

@@ -143,6 +143,18 @@ def test_intelligent_tiering_costs_its_monitoring_and_moves_by_itself():
     assert by_age == pytest.approx([23, 23, 12.5, 12.5, 4], abs=0.005)
 
 
+def test_objects_too_small_to_be_tiered_are_neither_monitored_nor_moved():
+    """S3's rule: below 128 KB an object of INTELLIGENT_TIERING is billed for frequent access, for ever, and no more."""
+    prices = BUILT_IN.of("INTELLIGENT_TIERING")
+    count = 1000
+    small, large = count * (128 * KB - 1), count * 128 * KB
+    for days in (0, 30, 90, 1000):
+        assert intelligent_storage(small, count, days, prices) == pytest.approx(monthly_storage(small, prices))
+    assert intelligent_storage(large, count, 0, prices) - monthly_storage(large, prices) == pytest.approx(0.0025)
+    assert intelligent_storage(large, count, 90, prices) == pytest.approx(large / GIB * 0.004 + 0.0025)
+    assert intelligent_storage(0, 0, 90, prices) == 0
+
+
 def test_express_is_almost_five_times_standard():
     express = BUILT_IN.of("EXPRESS_ONEZONE")
     assert monthly_storage(GIB, express) / monthly_storage(GIB) == pytest.approx(4.8, abs=0.05)
