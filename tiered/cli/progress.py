@@ -128,6 +128,16 @@ class Progress:
         if self.meter is not None:
             self.meter.reach(done)
 
+    def count(self, unit: str) -> Callable[[int, int], None]:
+        """Something to be told of so many done of so many in all, first of none."""
+
+        def tell(done: int, everything: int) -> None:
+            if self.meter is not None:
+                self.meter.expect(everything if not done else 0, unit)
+                self.meter.reach(done)
+
+        return tell
+
     def wait_for(self, what: str | None) -> None:
         if self.meter is not None:
             self.meter.wait_for(what)

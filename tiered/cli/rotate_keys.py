@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import click
 
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 
 
@@ -22,32 +20,21 @@ def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output
 
     Afterwards the old keys are needed only for former heads, until those are collected.
     """
-    from remote.rewrapping import rewrap_keys
+    from tiered.key_rotation import rotate_keys as rotate
 
-    rows = []
+    progress = session.progress
     with session.manager(read_only=dry_run) as manager:
-        for topic in topics:
-            manager.topic(topic)
-        partitions = manager.partitions(topics or None)
-        session.progress.expect(len(partitions), "partitions")
-        for held in partitions:
-            session.progress.advance()
-            head, key_id = held.head(), held.at_rest.key_id
-            if head is None or held.metadata is None:
-                continue
-            used = held.metadata.ask(
-                head, lambda index: Counter(row.key_id for row in index.rows() if row.key_id is not None)
-            )
-            if not dry_run and key_id is not None:
-                with held.lock:
-                    rewrapped = rewrap_keys(held.metadata, held.at_rest.keys, key_id, now_ms())
-            else:
-                rewrapped = sum(count for used_id, count in used.items() if used_id != key_id) if key_id else 0
-            wrapped_by = ",".join(f"{used_id}:{count}" for used_id, count in sorted(used.items()))
-            rows.append(
-                {"where": str(held.name), "keys": wrapped_by or "-", "key_id": key_id or "-", "rewrapped": rewrapped}
-            )
+        found = rotate(manager, topics or None, now_ms=now_ms(), dry_run=dry_run, progress=progress.count("partitions"))
         problems = dict(manager.problems)
+    rows: list[Row] = [
+        {
+            "where": str(each.partition),
+            "keys": ",".join(f"{used_id}:{count}" for used_id, count in sorted(each.used.items())) or "-",
+            "key_id": each.key_id or "-",
+            "rewrapped": each.rewrapped,
+        }
+        for each in found
+    ]
     emit("keys", rows, _COLUMNS, output)
     session.tell_problems(problems)
     if dry_run:

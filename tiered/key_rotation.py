@@ -1,0 +1,64 @@
+"""Wrapping the data keys of a manager's partitions by the key that each topic's settings name now.
+
+What it costs and leaves behind is `remote.rewrapping`'s text. A partition's `tier_lock` is held meanwhile, so no task
+of the tier works there; its `lock` is not: appends and all else on the disk go on while the store is slow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from local.names import TopicPartition
+from remote.rewrapping import rewrap_keys
+from tiered.manager import LogManager
+from tiered.partition import Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotatedPartition:
+    """`used` counts its segments by the key that wrapped their data keys before, `key_id` is the topic's, None where
+    it is not encrypted any more. `rewrapped` were, or of a look would be, wrapped by that one instead."""
+
+    partition: TopicPartition
+    used: Mapping[str, int]
+    key_id: str | None
+    rewrapped: int
+
+
+def rotate_keys(
+    manager: LogManager,
+    topics: Iterable[str] | None = None,
+    *,
+    now_ms: int,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda done, everything: None,
+) -> list[RotatedPartition]:
+    """Each partition that has something in the bucket, by name; with `dry_run` nothing is changed.
+
+    `progress` hears how many partitions of how many are done, first that none is. Raises NotFound for a topic that is
+    not there, before anything is changed, and what `rewrap_keys` raises: partitions before that one are done.
+    """
+    chosen = None if topics is None else [manager.topic(name).name for name in topics]
+    partitions = manager.partitions(chosen)
+    progress(0, len(partitions))
+    found = []
+    for done, held in enumerate(partitions, 1):
+        rotated = _rotated(held, now_ms, dry_run=dry_run)
+        if rotated is not None:
+            found.append(rotated)
+        progress(done, len(partitions))
+    return found
+
+
+def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition | None:
+    head, key_id = held.head(), held.at_rest.key_id
+    if head is None or held.metadata is None:
+        return None
+    used = held.metadata.ask(head, lambda index: Counter(row.key_id for row in index.rows() if row.key_id is not None))
+    rewrapped = sum(count for used_id, count in used.items() if used_id != key_id) if key_id else 0
+    if not dry_run and key_id is not None:
+        with held.tier_lock:
+            rewrapped = rewrap_keys(held.metadata, held.at_rest.keys, key_id, now_ms)
+    return RotatedPartition(partition=held.name, used=dict(used), key_id=key_id, rewrapped=rewrapped)
