@@ -71,6 +71,11 @@ PROCESS_PAGES = PageCache()
 _owners = itertools.count()
 
 
+def new_owner() -> int:
+    """Whose pages are: those of another store, or of one that was put back, are others."""
+    return next(_owners)
+
+
 class Pages:
     """The pages of one partition, read on first use and checked; those used last are kept. Thread safe."""
 
@@ -82,7 +87,7 @@ class Pages:
         self._store = store
         self._prefix = prefix
         self._cache = cache
-        self._owner = next(_owners)  # pages of another store, or of one that was put back, are others
+        self.owner = new_owner()
         self._lock = threading.Lock()
         self._flights: dict[PageName, _Flight] = {}
 
@@ -114,7 +119,7 @@ class Pages:
         self._cache.keep(self._name(spill), rows)
 
     def _name(self, spill: SpillRow) -> PageName:
-        return self._owner, spill.key, spill.page_bytes, spill.page_crc32c
+        return self.owner, spill.key, spill.page_bytes, spill.page_crc32c
 
     def _loaded(self, spill: SpillRow) -> Rows:
         rows = self._read(spill)

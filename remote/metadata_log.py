@@ -82,6 +82,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
@@ -90,6 +91,7 @@ from remote.head_chain import HeadChain
 from remote.head_changes import Change, loses_objects, names_older_objects
 from remote.index_copies import IndexCopies
 from remote.keys import head_key, new_ulid
+from remote.known_heads import KnownHeads, is_same_head
 from remote.metadata_index import MetadataIndex, Pages
 from remote.spill_page import Rows, encode_page
 from remote.spilling import NewPage, SpillRule, opened, spill_between, spill_oldest
@@ -131,8 +133,9 @@ class MetadataLog:
         new_id: Callable[[int], str] = new_ulid,
         rule: SpillRule | None = None,
         copies: IndexCopies | None = None,
+        known: KnownHeads | None = None,
     ) -> None:
-        """`copies` keep what was read on a disk, for the next start."""
+        """`copies` keep what was read on a disk, for the next start; `known` in memory, for the next look."""
         self._store = store
         self._prefix = prefix
         self._new_id = new_id
@@ -144,7 +147,7 @@ class MetadataLog:
         self._head: Head | None = None
         # A commit of ours may have happened, or happen yet, that `cached` does not have: until the next one succeeds.
         self.is_unsettled = False
-        self._copies = copies
+        self._copies, self._known = copies, known
         self._kept_id: str | None = None  # of the head that lies on the disk
         self._pages = Pages(store, prefix, copies=copies)
         self._chain = HeadChain(store, prefix)
@@ -193,8 +196,14 @@ class MetadataLog:
         """
         with self._lock:
             self.check_not_fenced()
-            known = self._head or self._copied()
-            found = self._chain.newest(known, exact=exact or known is not self._head)
+            if self._head is not None:
+                found = self._chain.newest(self._head, exact=exact)
+            elif self._known is not None:
+                begin = partial(self._first, exact=exact)
+                found, owner = self._known.newest(self._store, self._prefix, self._chain, begin, exact=exact)
+                self._pages.owner = owner
+            else:
+                found = self._first(exact=exact)
             if found is not None:
                 self._adopt(found)
             return self._head
@@ -415,21 +424,13 @@ class MetadataLog:
             self._copies.keep_head(self._prefix, encode_head(found), keys)
         self._head = found
 
-    def _copied(self) -> Head | None:
-        """The head kept on the disk, when the bucket has the very same one; one small GET."""
+    def _first(self, *, exact: bool) -> Head | None:
+        """The newest head without any seen before: from the one kept on the disk, when the bucket has the very same."""
         kept = self._copies.head(self._prefix) if self._copies is not None else None
-        if kept is None:
-            return None
-        head, body = kept
-        line = body[: body.index(b"\n") + 1]  # has the checksum of the rest
-        try:
-            there = self._store.get_range(self._prefix + head_key(head.sequence), 0, len(line))
-        except (NotFound, Corrupt):
-            return None
-        if there != line:
-            return None
-        self._kept_id = head.commit_id
-        return head
+        if kept is None or not is_same_head(self._store, self._prefix, *kept):
+            return self._chain.newest(None, exact=exact)
+        self._kept_id = kept[0].commit_id
+        return self._chain.newest(kept[0], exact=True)
 
     def _move(self, to: LogState) -> None:
         assert to in NEXT_STATES[self._state]

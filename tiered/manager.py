@@ -34,6 +34,7 @@ from local.offset_spec import FoundOffset, OffsetSpec
 from local.record import Record
 from local.storage import DiskStorage, Storage
 from local.watched_storage import offline
+from remote.known_heads import KnownHeads
 from remote.store import ObjectStore
 from tiered.appending import append_shares, flush_all, raise_first
 from tiered.cleaning import CleanerSettings, Cleaning
@@ -74,13 +75,20 @@ class LogManager(
 ):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 
-    def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
+    def __init__(
+        self,
+        config: Config,
+        directory: LogDirectories,
+        store: KeptMeter | None,
+        storage: Storage,
+        known: KnownHeads | None = None,
+    ) -> None:
         self.config = config
         # Replaced whole on every change, so whoever goes through it sees one moment.
         self.problems: dict[TopicPartition, LogError] = {}
         self._directory = directory
         self._store = store
-        self._opener = Opener(config, directory, store, storage)
+        self._opener = Opener(config, directory, store, storage, known)
         self._registry = TopicRegistry(directory.places())
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, LogError] = {}
@@ -104,18 +112,21 @@ class LogManager(
         storage: Storage | None = None,
         store: ObjectStore | None = None,
         progress: OnProgress = lambda told: None,
+        known: KnownHeads | None = None,
     ) -> LogManager:
         """Open every topic of the directory, recover what needs it, and own its partitions in the bucket.
 
         `store` overrides the one that the configuration names; it is closed with the manager. Raises Conflict when
         another manager has the directory open, and, unless it is `read_only`, AccessDenied and NotFound when the bucket
         is not ours or not there. What is wrong with partitions is in `problems` then. `progress` hears of the loading.
+
+        Whoever opens one after the other to look gives each the same `known`: then the store is asked for news alone.
         """
         disk = storage or DiskStorage()
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
             store = store if store is not None else configured_store(config)
-            manager = cls(config, directory, kept_meter(store, directory, now_ms), disk)
+            manager = cls(config, directory, kept_meter(store, directory, now_ms), disk, known if read_only else None)
         except BaseException:
             let_go(directory, store)
             raise

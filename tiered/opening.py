@@ -32,6 +32,7 @@ from remote.head import Head
 from remote.head_changes import delete_partition, expire_segments, set_properties, settle
 from remote.index_copies import index_copies, shares
 from remote.keys import partition_prefix
+from remote.known_heads import KnownHeads
 from remote.metadata_log import LogState, MetadataLog
 from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
@@ -59,8 +60,16 @@ _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
 class Opener:
     """What it takes to open the partitions of a node. Thread safe for different partitions."""
 
-    def __init__(self, config: Config, directory: LogDirectories, store: KeptMeter | None, storage: Storage) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: Config,
+        directory: LogDirectories,
+        store: KeptMeter | None,
+        storage: Storage,
+        known: KnownHeads | None = None,
+    ) -> None:
+        """`known` are heads that an earlier look found, for another one."""
+        self._config, self._known = config, known
         self._directory = directory
         self._store = store
         self.cache = ChunkCache(config.fetch_cache_bytes)
@@ -263,7 +272,7 @@ class Opener:
         if self._store is None:
             raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
-            held.metadata = MetadataLog(self._store, held.prefix, copies=self._copies)
+            held.metadata = MetadataLog(self._store, held.prefix, copies=self._copies, known=self._known)
             held.pins = PinWatch(self._store, held.prefix)
             held.remote = RemotePartition(
                 self._store,

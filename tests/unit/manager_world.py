@@ -11,6 +11,7 @@ from disk_model import ModelDisk
 from local.errors import Unavailable
 from local.names import TopicPartition
 from local.record import Record
+from remote.known_heads import KnownHeads
 from remote.memory_store import MemoryStore
 from remote.store import ObjectStore
 from tiered.config import Config
@@ -53,13 +54,19 @@ class World:
         read_only: bool = False,
         disk: ModelDisk | None = None,
         store: ObjectStore | None = None,
+        known: KnownHeads | None = None,
         **settings: str,
     ) -> LogManager:
         """`settings` as with ``-X``, with underscores for dots."""
         asked = {key.replace("_", "."): value for key, value in settings.items()}
         config = replace(self.config, overrides={**self.config.overrides, **asked})
         return LogManager.open(
-            config, now_ms=now_ms, read_only=read_only, storage=disk or self.disk, store=store or self.store
+            config,
+            now_ms=now_ms,
+            read_only=read_only,
+            storage=disk or self.disk,
+            store=store or self.store,
+            known=known,
         )
 
     def other_disk(self) -> ModelDisk:

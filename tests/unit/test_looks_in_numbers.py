@@ -11,6 +11,7 @@ from manager_world import DAY, NOW, TIERED, World, send, settle
 from local.errors import Corrupt, LogError, Unavailable
 from local.names import TopicPartition
 from remote.fsspec_store import open_store
+from remote.known_heads import KnownHeads
 from remote.memory_store import MemoryStore
 from remote.metered_store import MeteredStore, RequestCounts
 from tiered import taking_up
@@ -48,6 +49,36 @@ def test_a_status_lists_the_heads_of_each_topic_once_and_reads_the_newest_of_the
         asked = {name: getattr(each, name) for name in ("lists", "gets", "puts", "deletes", "heads", "data_gets")}
         assert asked == {"lists": 1, "gets": 2, "puts": 0, "deletes": 0, "heads": 0, "data_gets": 0}
     assert metered.counts() == sum(counts.values(), RequestCounts()), "and asks for nothing else"
+
+
+def test_the_next_status_asks_each_partition_for_news_alone_and_misses_none(world: World) -> None:
+    now_ms = 0
+    known = KnownHeads(lambda: now_ms)
+
+    def look() -> tuple[dict[TopicPartition, int | None], RequestCounts]:
+        metered = MeteredStore(world.store)
+        with world.open(read_only=True, store=metered, known=known) as manager:
+            report = status_report(manager, NOW + DAY, storage=world.disk)
+        assert report.problems == {}
+        return {name: status.remote_next_offset for name, status in report.partitions.items()}, metered.counts()
+
+    before, _ = look()
+    assert set(before.values()) == {100}
+    for _ in range(2):
+        now_ms += 10_000
+        again, asked = look()
+        assert again == before
+        assert (asked.gets, asked.lists, asked.heads, asked.puts, asked.deletes) == (len(TOPICS), 0, 0, 0, 0)
+        assert asked.bytes_out == 0, "no head is read again"
+    with world.open() as manager:
+        for topic in TOPICS:
+            manager.roll(topic, now_ms=NOW)
+        manager.delete_topic(TOPICS[-1], now_ms=NOW)
+        manager.create_topic(TOPICS[-1], 1, TIERED, now_ms=NOW)
+        settle(manager)
+    now_ms += 10_000
+    found, _ = look()
+    assert [found[TopicPartition(topic, 0)] for topic in TOPICS] == [120] * (len(TOPICS) - 1) + [None]
 
 
 @pytest.mark.parametrize("topics", [4, 12])

@@ -15,6 +15,7 @@ from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
+    from remote.known_heads import KnownHeads
     from tiered.config import Config
     from tiered.manager import LogManager
     from tiered.observations import Observations
@@ -73,10 +74,12 @@ class Session:
         is_daemon: bool = False,
         overrides: Mapping[str, str] | None = None,
         observations: Observations | None = None,
+        known: KnownHeads | None = None,
     ) -> LogManager:
         """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict).
 
-        With `observations` its disk and its store are observed, and its calls to the store traced.
+        `known` as `LogManager.open` takes them. With `observations` its disk and its store are observed, and its calls
+        to the store traced.
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only)
@@ -92,7 +95,7 @@ class Session:
 
                 spans = store_spans(tracer())
                 return open_observed(config, observations, now_ms=now_ms(), around=spans, progress=tell)
-            return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell)
+            return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell, known=known)
 
     def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
         """Log lines go to stderr: warnings, with -v or in a daemon every change, with --debug everything of ours.

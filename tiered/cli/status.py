@@ -16,6 +16,7 @@ from tiered.status_rows import partition_row, status_facts, topic_row
 from tiered.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
+    from remote.known_heads import KnownHeads
     from tiered.status_report import StatusReport, Stuck
     from tiered.tier_sync import TierSync
 
@@ -68,9 +69,10 @@ def status(
         raise click.UsageError(f"{output} has one kind of rows: --section sync alone, or the others")
     columns = _chosen(_PARTITIONS if by_partition else _TOPICS, sections - {_SYNC}) if sections != {_SYNC} else None
     stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
+    known = _known_heads() if watch else None
 
     def show() -> bool:
-        report, sync = _look(session, topics, stuck_after_ms, asks_sync=_SYNC in sections)
+        report, sync = _look(session, topics, stuck_after_ms, known, asks_sync=_SYNC in sections)
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
         if output == "json":
@@ -95,12 +97,19 @@ def status(
                 return Exit.UNHEALTHY if check and not is_healthy else Exit.DONE
 
 
+def _known_heads() -> KnownHeads:
+    from remote.known_heads import KnownHeads
+    from tiered.timekeeping import counted_ms
+
+    return KnownHeads(counted_ms)
+
+
 def _look(
-    session: Session, topics: tuple[str, ...], stuck_after_ms: int, *, asks_sync: bool
+    session: Session, topics: tuple[str, ...], stuck_after_ms: int, known: KnownHeads | None, *, asks_sync: bool
 ) -> tuple[StatusReport, list[TierSync] | None]:
     from tiered.status_report import status_report
 
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, known=known) as manager:
         report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
         if not asks_sync:
             return report, None

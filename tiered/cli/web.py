@@ -15,6 +15,7 @@ from tiered.cli.errors import Exit
 from tiered.cli.session import Session, now_ms
 
 if TYPE_CHECKING:
+    from remote.known_heads import KnownHeads
     from tiered.manager import LogManager
     from tiered.web.gate import Gate
     from tiered.web.server import Pages
@@ -84,13 +85,16 @@ def web(session: Session, listen: str, guard: Guard) -> int:
     Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on
     loopback it wants a token; without --token-file it makes one and prints it.
     """
+    from remote.known_heads import KnownHeads
     from tiered.cli.signals import stop_signals
+    from tiered.timekeeping import counted_ms
     from tiered.web.looks import Looks
     from tiered.web.site import Site
 
     config = session.config()
     session.set_up_logging(tells_problems=True)
-    looks = Looks(config, lambda: _look(session), now_ms, lambda: _look(session, is_alone=True))
+    known = KnownHeads(counted_ms)
+    looks = Looks(config, lambda: _look(session, known), now_ms, lambda: _look(session, is_alone=True))
     try:
         with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(looks, now_ms).answer, guard):
             stop.wait(None)
@@ -127,14 +131,14 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, guar
         server.close()
 
 
-def _look(session: Session, *, is_alone: bool = False) -> LogManager:
+def _look(session: Session, known: KnownHeads | None = None, *, is_alone: bool = False) -> LogManager:
     """A manager that only looks, `is_alone` at the disk."""
     from tiered.manager import LogManager
     from tiered.web.silent_store import silent_store
 
     config = session.config()
     store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
-    return LogManager.open(config, now_ms=now_ms(), read_only=True, store=store)
+    return LogManager.open(config, now_ms=now_ms(), read_only=True, store=store, known=known)
 
 
 def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:

@@ -1,0 +1,186 @@
+"""Looking again from the head of the look before: one small request, and nothing that happened meanwhile is missed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from local.errors import Corrupt, Unavailable
+from remote.head_changes import set_properties
+from remote.head_collection import collect_heads
+from remote.keys import head_key
+from remote.known_heads import SURE_MS, KnownHeads
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.metered_store import MeteredStore
+from remote.pins import pin_newest
+
+PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
+STEP_MS = 10_000
+
+
+class Watcher:
+    """Whoever looks again and again, each time with a log of its own."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store, self.now_ms = store, 0
+        self.known = KnownHeads(lambda: self.now_ms)
+
+    def look(self, after_ms: int = STEP_MS) -> tuple[str | None, dict[str, int]]:
+        """The commit id of what it finds so long after the look before, and the requests that took."""
+        self.now_ms += after_ms
+        metered = MeteredStore(self.store)
+        head = MetadataLog(metered, PREFIX, known=self.known).load()
+        counts = metered.counts()
+        asked = {name: getattr(counts, name) for name in ("lists", "gets", "heads", "puts", "deletes")}
+        return head.commit_id if head is not None else None, {name: count for name, count in asked.items() if count}
+
+
+def writer(store: MemoryStore, heads: int = 1) -> MetadataLog:
+    log = MetadataLog(store, PREFIX)
+    log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=0)
+    commit(log, heads - 1)
+    return log
+
+
+def commit(log: MetadataLog, heads: int) -> None:
+    for _ in range(heads):
+        assert log.cached is not None
+        log.commit(set_properties({"retention.ms": str(log.cached.sequence)}), log.cached.sequence)
+
+
+def newest(store: MemoryStore) -> str | None:
+    head = MetadataLog(store, PREFIX).load()
+    return head.commit_id if head is not None else None
+
+
+def test_a_partition_without_news_costs_one_small_request() -> None:
+    store = MemoryStore()
+    writer(store, 3)
+    watcher = Watcher(store)
+    assert watcher.look() == (newest(store), {"lists": 1, "gets": 2})
+    quiet = [watcher.look() for _ in range(SURE_MS // STEP_MS - 1)]
+    assert quiet == [(newest(store), {"gets": 1})] * len(quiet)
+    assert len(quiet) >= 3
+    assert watcher.look() == (newest(store), {"gets": 3}), "once a minute: still the same bucket, and none collected"
+    assert watcher.look() == (newest(store), {"gets": 1})
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 9])
+def test_what_was_committed_meanwhile_is_seen_by_the_next_look(heads: int) -> None:
+    store = MemoryStore()
+    log, watcher = writer(store, 2), Watcher(store)
+    watcher.look()
+    commit(log, heads)
+    assert watcher.look()[0] == newest(store)
+    assert watcher.look() == (newest(store), {"gets": 1})
+
+
+def test_a_head_whose_followers_were_collected_is_not_taken_for_the_newest_for_long() -> None:
+    store = MemoryStore()
+    log, watcher = writer(store, 2), Watcher(store)
+    watcher.look()
+    commit(log, 20)
+    collect_heads(store, PREFIX, log, 15, now_ms=1)
+    assert watcher.look(SURE_MS)[0] == newest(store)
+
+
+def test_a_head_that_a_reader_holds_on_to_is_not_taken_for_the_newest_because_it_is_still_there() -> None:
+    store = MemoryStore()
+    log, watcher = writer(store, 2), Watcher(store)
+    pin_newest(store, PREFIX, log, now_ms=0, expires_ms=1 << 40, holder="a job")
+    watcher.look()
+    commit(log, 20)
+    collect_heads(store, PREFIX, log, 15, now_ms=1)
+    assert watcher.look(SURE_MS)[0] == newest(store)
+
+
+def test_a_bucket_that_was_put_back_to_an_earlier_state_is_seen() -> None:
+    store = MemoryStore()
+    log, watcher = writer(store, 2), Watcher(store)
+    before = {info.key: store.get(info.key) for info in store.list("")}
+    commit(log, 3)
+    watcher.look()
+    store.delete([info.key for info in store.list("")])
+    for key, body in before.items():
+        store.put(key, bytes(body))
+    assert watcher.look(SURE_MS)[0] == newest(store)
+    other = MetadataLog(store, PREFIX)
+    other.become_writer("other", 9, topic="orders", topic_id="A" * 22, partition=0)
+    commit(other, 7)
+    assert watcher.look()[0] == newest(store), "another history under the same names"
+
+
+def test_another_history_that_does_not_follow_is_looked_at_from_its_own_beginning() -> None:
+    """Under the next number lies a head that does not follow; what was collected in the one history is in the other."""
+    store, other = MemoryStore(), MemoryStore()
+    log = writer(store, 20)
+    collect_heads(store, PREFIX, log, 18, now_ms=1)
+    commit(log, 1)
+    writer(other, 25)
+    watcher = Watcher(store)
+    watcher.look()
+    watcher.store = other
+    assert watcher.look()[0] == newest(other)
+
+
+def test_a_damaged_newest_head_is_told_however_it_is_come_to() -> None:
+    store = MemoryStore()
+    log, watcher = writer(store, 3), Watcher(store)
+    watcher.look()
+    commit(log, 1)
+    assert log.cached is not None
+    store.put(PREFIX + head_key(log.cached.sequence), b"{}")
+    with pytest.raises(Corrupt, match=head_key(log.cached.sequence)):
+        watcher.look()
+
+
+def test_a_store_that_does_not_answer_leaves_what_is_known() -> None:
+    class Away(MemoryStore):
+        is_away = False
+
+        def get(self, key: str) -> bytes | memoryview:
+            if self.is_away:
+                raise Unavailable("reading an object, the store cannot be reached")
+            return super().get(key)
+
+    store = Away()
+    writer(store, 3)
+    watcher = Watcher(store)
+    watcher.look()
+    store.is_away = True
+    with pytest.raises(Unavailable):
+        watcher.look()
+    store.is_away = False
+    assert watcher.look() == (newest(store), {"gets": 1})
+
+
+def test_those_used_last_are_known() -> None:
+    store = MemoryStore()
+    known = KnownHeads(lambda: 0, heads_max=2)
+    for number in range(3):
+        prefix = f"orders-{'A' * 22}/{number}/"
+        log = MetadataLog(store, prefix)
+        log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=number)
+        MetadataLog(store, prefix, known=known).load()
+    assert len(known) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_looks_at_any_history_tell_what_a_first_look_tells(seed: int) -> None:
+    """At any pace while nothing is collected; and always where a minute has passed."""
+    rng = random.Random(seed)
+    store = MemoryStore()
+    log, watcher = writer(store), Watcher(store)
+    is_quick = bool(seed % 2)
+    for _ in range(30):
+        commit(log, rng.choice((0, 0, 1, 2, 6, 12)))
+        assert log.cached is not None
+        if not is_quick and rng.random() < 0.3 and log.cached.sequence > 8:
+            collect_heads(store, PREFIX, log, log.cached.sequence - rng.randrange(1, 6), now_ms=1)
+        if rng.random() < 0.2:
+            log = MetadataLog(store, PREFIX)
+            log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=0)
+        found, _ = watcher.look(rng.randrange(1, STEP_MS) if is_quick else SURE_MS)
+        assert found == newest(store)
