@@ -26,6 +26,7 @@ from local.storage import FileFacts, Storage
 WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
 PAUSES_S = (0.01, 0.05, 0.25)  # a swap syncs its directory twice
 _LOGS = (names.LOG, names.LOG + names.SWAP)
+_LOOKED_AT = (*_LOGS, names.TXN_INDEX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +81,10 @@ def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
 
 
 def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
-    """The directory as it was for a while. Raises Unavailable where logs got names or lost them meanwhile, but for new
-    ones behind all others."""
+    """Logs and transaction indexes of the directory, as they were for a while. Raises Unavailable where logs got names
+    or lost them meanwhile, but for new ones behind all others."""
     before = _logs(storage.list(directory))
-    files = storage.list_files(directory)
+    files = storage.list_files(directory, _LOOKED_AT)
     newest = max(before, default=(-1, ""))[0]
     for after in (_logs(files), _logs(storage.list(directory))):
         if {each for each in after if each[0] <= newest} != before:

@@ -114,10 +114,11 @@ class Storage(Protocol):
         """Names in a directory, sorted. Raises NotFound."""
         ...
 
-    def list_files(self, path: str) -> dict[str, FileFacts]:
+    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
         """The files in a directory, one pass over it, in no order; what vanishes meanwhile is left out or not.
 
-        Raises NotFound when there is no such directory.
+        Of files whose names end otherwise than `endings` nothing is asked: each costs a call. Raises NotFound when
+        there is no such directory.
         """
         ...
 
@@ -268,10 +269,12 @@ class DiskStorage:
         with _translated("listing a directory", path):
             return sorted(os.listdir(path))
 
-    def list_files(self, path: str) -> dict[str, FileFacts]:
+    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
         found: dict[str, FileFacts] = {}
         with _translated("listing a directory", path), os.scandir(path) as entries:
             for entry in entries:
+                if not entry.name.endswith(endings):
+                    continue
                 try:
                     told = entry.stat()
                 except FileNotFoundError:

@@ -87,8 +87,8 @@ class WatchedStorage:
     def list(self, path: str) -> list[str]:
         return self.call(self._inner.list, path)
 
-    def list_files(self, path: str) -> dict[str, FileFacts]:
-        return self.call(self._inner.list_files, path)
+    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
+        return self.call(self._inner.list_files, path, endings)
 
     def is_directory(self, path: str) -> bool:
         return self.call(self._inner.is_directory, path)

@@ -428,9 +428,9 @@ class LogManager(
         def open_log(name: TopicPartition) -> Partition:
             return self._opener.open_log(name, topics[name.topic], now_ms)
 
-        loaded = load_logs(
-            jobs, open_log, threads_per_directory=self.config.recovery_threads_per_dir, progress=progress
-        )
+        # Who looks recovers nothing: a short read here and there, and threads take the interpreter from each other.
+        threads = 1 if self._directory.read_only else self.config.recovery_threads_per_dir
+        loaded = load_logs(jobs, open_log, threads_per_directory=threads, progress=progress)
         held = self._keep(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
         held.sort(key=lambda each: each.name)
         if self._directory.read_only:

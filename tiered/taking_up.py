@@ -17,9 +17,7 @@ from tiered.side_by_side import side_by_side
 
 OPENERS = 8
 LOOKERS = 16
-DISK_LOOKERS = (
-    2  # of a bucket that is a directory: there is little to wait for, and more only stand in each other's way
-)
+DISK_LOOKERS = 1  # of a bucket that is a directory: nothing to wait for, and two take the interpreter from each other
 LOOK_S = 20.0
 
 TakeUp = Callable[[Partition], LogError | None]

@@ -190,12 +190,12 @@ class ModelDisk:
         inside = [*self.names, *self.directories]
         return sorted({name[start:].split("/", 1)[0] for name in inside if name.startswith(below)})
 
-    def list_files(self, path: str) -> dict[str, FileFacts]:
+    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
         below = path + "/"
         return {
             name: FileFacts(len(self.names[below + name].data), 0)
             for name in self.list(path)
-            if below + name in self.names
+            if below + name in self.names and name.endswith(endings)
         }
 
     def is_directory(self, path: str) -> bool:

@@ -349,5 +349,9 @@ def test_a_listing_tells_sizes_and_times_of_files_and_of_nothing_else(tmp_path: 
     found = storage.list_files(str(tmp_path))
     path = str(tmp_path / "a.log")
     assert found == {"a.log": (storage.size(path), storage.modified_ms(path))}
+    assert (
+        storage.list_files(str(tmp_path), (".log",)) == storage.list_files(str(tmp_path), (".index", ".log")) == found
+    )
+    assert not storage.list_files(str(tmp_path), (".index", ".lo"))
     with pytest.raises(NotFound):
         storage.list_files(str(tmp_path / "none"))

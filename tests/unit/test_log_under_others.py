@@ -184,8 +184,8 @@ class Renaming(ModelDisk):
     def list(self, path: str) -> list[str]:
         return self._seen(super().list(path))
 
-    def list_files(self, path: str) -> dict[str, FileFacts]:
-        found = super().list_files(path)
+    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
+        found = super().list_files(path, endings)
         return {name: found[name] for name in self._seen(found)}
 
 

@@ -18,6 +18,7 @@ from local.record import Record
 from local.sealed_indexes import LOOKING
 from local.segment import Segment
 from local.settings import LogSettings
+from local.storage import FileFacts
 
 ONE_SEGMENT = LogSettings(segment_bytes=1 << 20, index_interval_bytes=600, batch_bytes=300)
 LOG, INDEX, TIMES = (f"./t-0/{names.segment_file(0, suffix)}" for suffix in (".log", ".index", ".timeindex"))
@@ -152,6 +153,23 @@ def test_a_look_reads_the_end_of_the_log_and_of_one_index() -> None:
     assert by_path.pop(INDEX) <= 64 * ENTRY < len(disk.names[INDEX].data), "more than the last entries"
     assert by_path.pop(LOG) < 2000 < len(disk.names[LOG].data), "more than what follows the last entry"
     assert not by_path, "and no time of any segment"
+
+
+def test_a_look_asks_for_facts_of_logs_and_of_no_file_beside_them() -> None:
+    told: list[str] = []
+
+    class Watched(ModelDisk):
+        def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
+            found = super().list_files(path, endings)
+            told.extend(found)
+            return found
+
+    disk = Watched()
+    fill(open_log(disk), 300)
+    told.clear()
+    bases = [segment.base_offset for segment in look(disk, "./t-0", 0).segments]
+    assert sorted(told) == [names.segment_file(base, names.LOG) for base in bases]
+    assert len(disk.list("./t-0")) > 3 * len(told) > 9
 
 
 def test_messages_of_old_formats_are_left_to_the_kernels() -> None:

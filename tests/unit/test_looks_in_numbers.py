@@ -98,7 +98,8 @@ def test_the_threads_of_a_status_do_not_grow_with_the_topics(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", told)
-    with world.open(read_only=True, store=open_store(f"file://{tmp_path}/bucket")) as manager:
+    settings = {"num_recovery_threads_per_data_dir": "7"}
+    with world.open(read_only=True, store=open_store(f"file://{tmp_path}/bucket"), **settings) as manager:
         assert len(status_report(manager, NOW, storage=world.disk).partitions) == topics
     calls = [name for name in started if name == "tiered-store-call"]
     assert len(calls) <= taking_up.DISK_LOOKERS + 1, "one that waits for a call each, and one that was not back yet"
