@@ -77,6 +77,7 @@ UNSETTLED_BYTES = 256 << 20  # of a compacted partition: no longer waited for a 
 WORK_BYTES = 4 << 30  # of a compacted partition in one round: what the work directory has to have room for
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 INTERNAL = "__"
+OnCopied = Callable[[TopicPartition, int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,8 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
 class Adopter:
     """Rounds over one log directory. `properties` are the topics' settings here, by name; `work` is a directory of our
     own for compacted topics, on a disk with room for `WORK_BYTES`, twice. `is_single_writer`: nobody else ever writes
-    to that store, so it may be one that overwrites.
+    to that store, so it may be one that overwrites. `on_copied` hears of a segment, by its base offset, the
+    bytes done and those in all.
     """
 
     def __init__(
@@ -165,7 +167,9 @@ class Adopter:
         topics: Sequence[str] = (),
         at_rest: AtRest = AS_IT_IS,
         is_single_writer: bool = False,
+        on_copied: OnCopied | None = None,
     ) -> None:
+        self._on_copied = on_copied
         self._is_single_writer = is_single_writer
         self._store, self._storage, self._root, self._work = store, storage, root, work
         self._properties, self._topics, self._at_rest = properties, frozenset(topics), at_rest
@@ -338,9 +342,19 @@ class Adopter:
         return _Closed(base, following, size, file, others, is_settled, modified_ms)
 
     def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> RemoteSegment:
-        head = log.refresh()
+        head, done = log.refresh(), 0
         place = partition_prefix(head.topic, head.topic_id, head.partition)
-        return copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=self._at_rest)
+
+        def tell(read_bytes: int) -> None:
+            nonlocal done
+            done += read_bytes
+            name = TopicPartition(head.topic, head.partition)
+            if self._on_copied is not None:
+                self._on_copied(name, segment.base_offset, done, segment.size_bytes)
+
+        return copy_segment(
+            self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=self._at_rest, progress=tell
+        )
 
     def _collect_heads(self, log: MetadataLog, now_ms: int) -> None:
         """As a manager's rounds do: a head for each segment adds up."""

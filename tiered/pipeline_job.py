@@ -11,8 +11,9 @@ whoever resumes a job the units that are over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from local.errors import LogError, Unavailable
@@ -107,18 +108,38 @@ class PipelineResult:
     is_complete: bool
 
 
-def plan_pipeline(fleet: Fleet, runner: Runner, *, now_ms: int) -> list[Unit]:
-    """Every unit as it is now. What an earlier stage will change for a later one is not foreseen. Changes nothing."""
-    found = _flat(
-        runner.waves("looking at nodes", fleet.nodes, lambda node: [look_at_node(fleet, node, now_ms=now_ms)])
-    )
-    packs = packs_of(_names(fleet))
+def plan_pipeline(
+    fleet: Fleet,
+    runner: Runner,
+    *,
+    now_ms: int,
+    progress: Callable[[int, int], None] = lambda done, everything: None,
+) -> list[Unit]:
+    """Every unit as it is now. What an earlier stage will change for a later one is not foreseen. Changes nothing.
+
+    `progress` hears how many nodes and partitions of how many were looked at, first that none was."""
+    names = _names(fleet)
+    done, everything = 0, len(fleet.nodes) + len(names)
+
+    def heard(waves: Iterator[list[list[Unit]]], sizes: Iterable[int]) -> list[Unit]:
+        nonlocal done
+        found, left = list[Unit](), iter(sizes)
+        for wave in waves:
+            found += [unit for of_task in wave for unit in of_task]
+            done += sum(islice(left, len(wave)))
+            progress(done, everything)
+        return found
+
+    progress(0, everything)
+    looks = runner.waves("looking at nodes", fleet.nodes, lambda node: [look_at_node(fleet, node, now_ms=now_ms)])
+    found = heard(looks, (1 for _ in fleet.nodes))
+    packs = packs_of(names)
 
     def look(pack: Sequence[RemotePartitionName]) -> list[Unit]:
         with fleet.bucket.opened() as store:
             return [unit for name in pack for unit in look_at_partition(fleet, store, name, now_ms=now_ms)]
 
-    return found + _flat(runner.waves("looking at partitions", packs, look))
+    return found + heard(runner.waves("looking at partitions", packs, look), map(len, packs))
 
 
 def run_pipeline(
@@ -325,7 +346,3 @@ def _prefix(name: RemotePartitionName) -> str:
 def packs_of(names: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, ...]]:
     """What one task looks at."""
     return [tuple(names[at : at + LOOKS_A_TASK]) for at in range(0, len(names), LOOKS_A_TASK)]
-
-
-def _flat(waves: Iterator[list[list[Unit]]]) -> list[Unit]:
-    return [unit for wave in waves for of_task in wave for unit in of_task]

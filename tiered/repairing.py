@@ -50,6 +50,8 @@ from tiered.repair_sources import from_bucket, rows_of_page
 from tiered.rewriting import Keeping
 from tiered.scrub_report import Found, ScrubReport
 
+Progress = Callable[[int], None]
+
 
 class Copies(Protocol):
     """What this machine's disk holds (`tiered.local_copies`)."""
@@ -300,11 +302,12 @@ def run_repair(
     now_ms: Callable[[], int],
     keys: KeyRing = NO_KEYS,
     copies: Copies | None = None,
-    progress: Callable[[str], None] = lambda key: None,
+    progress: Progress = lambda done_bytes: None,
 ) -> Repaired:
     """Make good what a plan says, pages first; each by itself, so that what fails hides nothing else.
 
-    Raises Unavailable and Fenced; what was repaired by then stays repaired.
+    `progress` hears of bytes, in sum those of what is repaired. Raises Unavailable and Fenced; what was repaired by
+    then stays repaired.
     """
     done: list[SegmentRepair | PageRepair] = []
     failed = []
@@ -313,17 +316,17 @@ def run_repair(
         try:
             if isinstance(each, PageRepair):
                 _repair_page(store, each, now_ms())
+                progress(each.spill.page_bytes)
             else:
-                _repair_segment(store, each, keys, copies, now_ms())
+                _repair_segment(store, each, keys, copies, now_ms(), progress)
             done.append(each)
         except (Corrupt, NotFound) as error:
             failed.append(Untouched(name=each.name, object=each.object, why=str(error)))
-        progress(each.object)
     return Repaired(done=tuple(done), failed=tuple(failed))
 
 
 def _repair_segment(
-    store: ObjectStore, repair: SegmentRepair, keys: KeyRing, copies: Copies | None, now_ms: int
+    store: ObjectStore, repair: SegmentRepair, keys: KeyRing, copies: Copies | None, now_ms: int, progress: Progress
 ) -> None:
     log = GuestLog(store, repair.name.prefix)
     head, old = log.join(), repair.row
@@ -332,7 +335,8 @@ def _repair_segment(
     source = _to_copy(store, repair, head, keys, copies)
     keeping = Keeping(codec=old.codec, key_id=old.key_id, storage_class=old.storage_class)
     at_rest = keeping.at_rest(keys)
-    row = copy_segment(store, repair.name.prefix, source, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest)
+    place = repair.name.prefix
+    row = copy_segment(store, place, source, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest, progress=progress)
     sharing = _sharing(log, head, old)
     touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
     log.commit(put_in_place(old, row, spares=sharing), now_ms, touches=touches)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from local.errors import InvalidRequest, NotFound
 from local.names import TopicPartition
-from policies.decisions import BuildView, Plan
+from policies.decisions import BuildView, Decision, Plan
 from policies.view import ViewBacklog, view_backlog
 from remote.keys import check_view
 from remote.view import DEFAULT_VIEW, CompactedView, ViewState, find_view
@@ -64,9 +64,15 @@ def plan_views(
     return Plan(now_ms=now_ms, decisions=decisions)
 
 
-def build_views(manager: LogManager, plan: Plan, *, should_stop: Callable[[], bool] = lambda: False) -> Plan:
+def build_views(
+    manager: LogManager,
+    plan: Plan,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
+) -> Plan:
     """Do what `plan_views` said; the part of it that was done. What went wrong is in `LogManager.problems`."""
-    applied = manager.apply(plan, should_stop=should_stop)
+    applied = manager.apply(plan, should_stop=should_stop, progress=progress)
     return Plan(now_ms=plan.now_ms, decisions={name: each.done for name, each in applied.items() if each.done})
 
 

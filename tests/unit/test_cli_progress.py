@@ -139,11 +139,13 @@ def test_a_copy_that_is_begun_anew_counts_up_from_where_it_was() -> None:
 
 
 def test_every_long_command_has_the_option() -> None:
-    names = "append run apply scrub verify import restore fork backfill compact gc rotate-keys bench"
+    names = "append run apply scrub verify repair import adopt restore fork backfill compact gc rotate-keys bench"
     context = click.Context(main)
-    group = main.get_command(context, "rewrite")
-    assert isinstance(group, click.Group)
-    found = [main.get_command(context, name) for name in names.split()] + list(group.commands.values())
+    found = [main.get_command(context, name) for name in names.split()]
+    for name, only in {"rewrite": None, "pipeline": None, "view": "build", "log-dirs": "move"}.items():
+        group = main.get_command(context, name)
+        assert isinstance(group, click.Group)
+        found += [each for own, each in group.commands.items() if only in (None, own)]
     for command in found:
         assert command is not None
         (option,) = (each for each in command.params if each.name == "progress")
@@ -252,3 +254,37 @@ def test_an_error_is_the_one_line_after_the_events(at: list[str], capfd: pytest.
     assert events_of("\n".join(events), "scrub")[-1]["done"] == 0
     assert last.startswith("error: ")
     assert "nobody" in last
+
+
+def test_work_over_other_peoples_bytes_and_whole_places_counts_to_its_end(
+    at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for data in sorted((tmp_path / "bucket").glob("t-*/0/data/*.indexes"))[:2]:
+        data.unlink()
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "tiered.toml").write_text((tmp_path / "tiered.toml").read_text().replace('"data"', '"own"'))
+    assert invoke(["-C", "node", "topic", "create", "n", "-X", "remote.storage.enable=true"]) == 0
+    assert invoke([*at, "scrub", "--deep", "--report", "r.json"]) == 4
+    dirs = tmp_path / "dirs"
+    dirs.mkdir()
+    (dirs / "tiered.toml").write_text('[local]\ndirs = ["one", "two"]\n[defaults]\n"segment.bytes" = "4KiB"\n')
+    assert invoke(["-C", "dirs", "topic", "create", "t", "-X", "append.batch.bytes=512"]) == 0
+    assert invoke(["-C", "dirs", "append", "t", "lines", "-K", ":"]) == 0
+    (held,) = dirs.glob("*/t-0")
+    (held.parent / "replication-offset-checkpoint").write_text("0\n1\nt 0 2000\n")
+    other = "two" if held.parent.name == "one" else "one"
+    capfd.readouterr()
+    for line, operation, unit in (
+        ("repair r.json --yes -o json", "repair", "bytes"),
+        (f"adopt {held.parent} --once --remote {(tmp_path / 'other').as_uri()} -o json", "adopt", "bytes"),
+        ("view build t -o json", "view build", "partitions"),
+        ("pipeline plan node -o json", "pipeline plan", "units"),
+        ("pipeline run node --spark none --yes -o json", "pipeline run", "units"),
+        (f"-C dirs log-dirs move t/0 --to {other}", "log-dirs move", "bytes"),
+    ):
+        assert invoke([*at, *line.split(), "--progress", "json"]) == 0, line
+        out, err = capfd.readouterr()
+        assert operation == "log-dirs move" or json.loads(out)["schema_version"] == 1
+        last = events_of(err, operation)[-1]
+        assert last["done"] == last["total"] > 0, line
+        assert last["unit"] == unit, line

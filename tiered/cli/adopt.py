@@ -11,7 +11,9 @@ import click
 
 from tiered.cli.arguments import Number
 from tiered.cli.bucket import bucket_options, open_bucket
+from tiered.cli.copy_progress import told_copies
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.cli.signals import stop_signals
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 @settings_option("A setting of all topics, over what the broker has; [TOPIC:]KEY=VALUE of one; may be repeated.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 def adopt(
     session: Session,
@@ -65,7 +68,12 @@ def adopt(
         session.say("the broker's settings of topics are not here; -X says them, --metadata where they are")
     done: list[AdoptedPartition] = []
     figures = AdoptMetrics()
-    with stop_signals() as stop, open_bucket(session, url, options) as bucket, _serving(metrics, figures):
+    with (
+        stop_signals() as stop,
+        open_bucket(session, url, options) as bucket,
+        _serving(metrics, figures),
+        told_copies(session) as on_copied,
+    ):
         adopter = Adopter(
             bucket.store,
             DiskStorage(),
@@ -74,6 +82,7 @@ def adopt(
             properties=told.of,
             topics=topics,
             is_single_writer=bucket.is_single_writer,
+            on_copied=on_copied,
         )
         if dry_run:
             done = adopter.look()

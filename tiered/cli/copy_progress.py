@@ -25,24 +25,30 @@ Tell = Callable[["TopicPartition", int, int, int], None]  # partition, base offs
 
 @contextmanager
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
+    """As `told_copies`, of all partitions of a manager."""
+    with told_copies(session) as tell:
+        if tell is not None:
+            for held in manager.partitions():
+                held.on_copied = _of(tell, held.name)
+        yield
+
+
+@contextmanager
+def told_copies(session: Session) -> Iterator[Tell | None]:
     """As ``--progress`` asks: a bar for each copy under way on a terminal, a line every ten seconds, events, nothing.
 
-    Quick ones show nothing.
+    Quick ones show nothing. None where nobody wants to hear.
     """
-    with ExitStack() as stack:
-        progress = session.progress
-        if progress.meter is not None:
-            tell = _Events(progress.meter).tell
-        elif progress.has_bars and not session.is_quiet:
-            tell = stack.enter_context(_Bars()).tell
-        elif progress.way == "plain" and not session.is_quiet:
-            tell = _Lines(session).tell
-        else:
-            yield
-            return
-        for held in manager.partitions():
-            held.on_copied = _of(tell, held.name)
-        yield
+    progress = session.progress
+    if progress.meter is not None:
+        yield _Events(progress.meter).tell
+    elif progress.has_bars and not session.is_quiet:
+        with _Bars() as bars:
+            yield bars.tell
+    elif progress.way == "plain" and not session.is_quiet:
+        yield _Lines(session).tell
+    else:
+        yield None
 
 
 def _of(tell: Tell, name: TopicPartition) -> Callable[[int, int, int], None]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_partition_at
+from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.units import format_bytes
@@ -48,6 +50,7 @@ def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, ou
 @click.option("--to", "target", required=True, metavar="DIR", help="One of the configured directories.")
 @click.option("--dry-run", is_flag=True, help="Only show where it is, how large, and whether there is room.")
 @output_option()
+@progress_option
 @click.pass_obj
 def move(session: Session, partition: str, target: str, dry_run: bool, output: str) -> None:
     """Move a partition to another log directory; a crash at any point leaves it whole in one of them."""
@@ -67,8 +70,22 @@ def move(session: Session, partition: str, target: str, dry_run: bool, output: s
         return
     # Nobody else reads here: the old files need not wait.
     with session.manager(overrides={"file.delete.delay.ms": "0"}) as manager:
-        manager.move(name, root, now_ms=now_ms())
+        size_bytes = sum(info.size_bytes for info in manager.partition(name).log.segments())
+        with byte_progress(session, "moved", size_bytes) as advance:
+            manager.move(name, root, now_ms=now_ms(), progress=_counting_up(advance))
     session.say(f"moved {name} to {root}")
+
+
+def _counting_up(advance: Callable[[int], None]) -> Callable[[int, int], None]:
+    """For what tells all that is done: a segment that was cleaned meanwhile is taken back, and copied anew."""
+    reached = 0
+
+    def tell(done: int, everything: int) -> None:
+        nonlocal reached
+        advance(max(0, done - reached))
+        reached = max(reached, done)
+
+    return tell
 
 
 def _row(each: LogDirStatus) -> Row:

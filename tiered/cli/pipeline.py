@@ -16,6 +16,7 @@ import click
 from local.errors import InvalidRequest
 from tiered.cli.bucket import bucket_options, open_bucket
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
@@ -47,6 +48,7 @@ def _shared(command: Callable[..., object]) -> Callable[..., object]:
         ),
         bucket_options,
         output_option(),
+        progress_option,
         click.pass_obj,
         spark_options,
     )
@@ -96,7 +98,7 @@ def _plan(
     fleet = _fleet(session, nodes, topics, target, url, options, take_over=take_over, take_epochs=take_epochs)
     is_here = on_spark.master == HERE or not on_spark.is_wanted
     with stop_signals() as stop, _runner(session, "pipeline plan", on_spark, "plan", stop, is_here=is_here) as runner:
-        found = plan_pipeline(fleet, runner, now_ms=now_ms())
+        found = plan_pipeline(fleet, runner, now_ms=now_ms(), progress=session.progress.count("units"))
     due = [each for each in found if each.state is not State.NOTHING]
     dollars = sum(each.dollars for each in due)
     emit("units", [_row(each) for each in due], _COLUMNS, output, is_complete=not stop.is_set, dollars=dollars)
@@ -238,13 +240,19 @@ def _interrupted(stop: Stop) -> int:
 
 
 class _Lines:
-    """How far it is, on stderr, a line every few seconds and one when a stage ends."""
+    """How far it is, on stderr: a line every few seconds and one when a stage ends, or as events."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S
+        self._known: dict[Stage, int] = {}
 
     def tell(self, stage: Stage, done: int, everything: int) -> None:
-        if done == everything or time.monotonic() >= self._due_s:
+        progress = self._session.progress
+        if progress.meter is not None:
+            progress.expect(0 if stage in self._known else everything, "units")
+            progress.advance(done - self._known.get(stage, 0))
+            self._known[stage] = done
+        elif progress.way != "none" and (done == everything or time.monotonic() >= self._due_s):
             self._due_s = time.monotonic() + _LINE_EVERY_S
             self._session.say(f"{stage}: {done} of {everything}")
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tiered.cli.bucket import bucket_options, open_bucket
+from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.units import counted, format_bytes
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @bucket_options
 @output_option()
+@progress_option
 @click.pass_obj
 def repair(
     session: Session,
@@ -49,7 +52,10 @@ def repair(
         if todo and not dry_run:
             if not yes:
                 _ask(plan)
-            done = run_repair(bucket.store, plan, now_ms=now_ms, keys=bucket.keys, copies=bucket.copies)
+            with byte_progress(session, "repaired", plan.size_bytes) as advance:
+                done = run_repair(
+                    bucket.store, plan, now_ms=now_ms, keys=bucket.keys, copies=bucket.copies, progress=advance
+                )
             rows = [_row(each, "repaired") for each in done.done] + _left(plan)
             rows += [_untouched(each, "failed") for each in done.failed]
             failed = done.failed

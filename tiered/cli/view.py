@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tiered.cli.errors import Exit, worst
+from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
@@ -33,6 +34,7 @@ def view() -> None:
 @click.option("--accept-loss", is_flag=True, help="Go on behind records that the log has lost; they are noted.")
 @click.option("--dry-run", is_flag=True, help="Only show what a run would take up.")
 @output_option()
+@progress_option
 @click.pass_obj
 def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: bool, output: str) -> int:
     """Bring a topic's view up to what the bucket holds now. The log is not changed."""
@@ -41,7 +43,13 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
     with stop_signals() as stop, session.manager(read_only=dry_run) as manager:
         plan = plan_views(manager, topic, name=name, accepts_loss=accept_loss, now_ms=now_ms())
         if not dry_run:
-            build_views(manager, plan, should_stop=lambda: stop.is_set)
+            session.progress.expect(len(plan.decisions), "partitions")
+            build_views(
+                manager,
+                plan,
+                should_stop=lambda: stop.is_set,
+                progress=lambda partition, decision: session.progress.advance(),
+            )
         found = view_status(manager, now_ms(), [topic], name=name)
         problems = {each: error for each, error in manager.problems.items() if each.topic == topic}
     if dry_run:
