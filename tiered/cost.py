@@ -2,7 +2,7 @@
 
 All rows are looked at, those in pages too; that costs a GET for each page that is not known yet. The size of the heads
 is that of the newest one times how many are kept. Requests are those that managers of this directory kept
-(`tiered.kept_meter`); what others read by themselves (Spark jobs, `open_remote`) is on the bill but not here.
+(`tiered.kept_meter`), of late; what others read by themselves (Spark jobs, `open_remote`) is on the bill but not here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostReport:
-    """A bill for each topic by name. `since_ms` is when metering began, None where nothing was kept.
+    """A bill for each topic by name. `since_ms` is when metering began, `rate_since_ms` from when on requests stand for
+    a month (or since the topic's own first one); both None where nothing was kept.
 
     `problems` are the partitions without figures.
     """
@@ -38,6 +39,7 @@ class CostReport:
     bills: tuple[TopicBill, ...]
     prices: PriceTable
     since_ms: int | None
+    rate_since_ms: int | None
     upto_ms: int
     problems: Mapping[TopicPartition, str]
 
@@ -70,6 +72,7 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
         bills=tuple(found[name] for name in sorted(names)),
         prices=prices,
         since_ms=history.since_ms if history is not None else None,
+        rate_since_ms=history.rate_since_ms(now_ms) if history is not None else None,
         upto_ms=now_ms,
         problems={name: str(error) for name, error in manager.problems.items() if name.topic in names},
     )
@@ -89,7 +92,7 @@ def topic_facts(
                 both_bytes += segment.size_bytes
     asked = manager.topic(topic)
     directory = topic_directory(topic, asked.topic_id)
-    counts = history.of_topic(directory) if history is not None else None
+    counts, period_ms = history.recent(directory, now_ms) if history is not None else (None, 0)
     return TopicFacts(
         topic=topic,
         lying=together(lying_for(each, prices, rows[each.name]) for each in held),
@@ -97,7 +100,7 @@ def topic_facts(
         both_bytes=both_bytes,
         segments=sum(map(len, rows.values())),
         requests=as_requests(counts) if counts is not None else None,
-        period_ms=history.period_ms(directory, now_ms) if history is not None else 0,
+        period_ms=period_ms,
     )
 
 

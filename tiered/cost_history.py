@@ -113,7 +113,7 @@ def measured(
         tick_ms=manager.config.task_interval_ms,
     )
     workload = _with_index(workload, rows, _heads(held))
-    read, range_bytes = _reads(manager, topic, history, rows, now_ms)
+    read, range_bytes, metered_ms = _reads(manager, topic, history, rows, now_ms)
     if read:
         workload = replace(workload, reads=Reads(every_ms=DAY_MS, share=read / DAYS_PER_MONTH, range_bytes=range_bytes))
     stream = Stream(
@@ -131,6 +131,8 @@ def measured(
         f"{counted(len(rows), 'segment')} in the bucket",
         f"{counted(len(looked_at), 'segment')} sampled {where}",
     )
+    if read:
+        basis = (*basis, f"reads of the last {max(metered_ms, DAY_MS) / DAY_MS:.1f} days")
     basis += _caveats(held, pieces, now_ms)
     older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
     if older:
@@ -251,17 +253,17 @@ def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
 
 def _reads(
     manager: LogManager, topic: str, history: RequestHistory | None, rows: Sequence[RemoteSegment], now_ms: int
-) -> tuple[float, int]:
-    """(share of the stored bytes read in a month, bytes that a GET of data brought)."""
+) -> tuple[float, int, int]:
+    """(share of the stored bytes read in a month, bytes that a GET of data brought, ms that this was metered for)."""
     directory = topic_directory(topic, manager.topic(topic).topic_id)
-    counts = history.of_topic(directory) if history is not None else RequestCounts()
+    counts, period_ms = history.recent(directory, now_ms) if history is not None else (RequestCounts(), 0)
     stored = sum(row.stored_bytes for row in rows)
-    if history is None or not stored or not counts.data_bytes_out:
-        return 0.0, Reads(every_ms=DAY_MS).range_bytes
-    months = max(history.period_ms(directory, now_ms), DAY_MS) / DAY_MS / DAYS_PER_MONTH
+    if not stored or not counts.data_bytes_out:
+        return 0.0, Reads(every_ms=DAY_MS).range_bytes, period_ms
+    months = max(period_ms, DAY_MS) / DAY_MS / DAYS_PER_MONTH
     uploads = counts.puts - counts.data_puts  # each upload of a segment asks once for the size of its data
     gets = max(1, counts.data_gets - min(counts.data_gets - 1, counts.heads // 2 if uploads else 0))
-    return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets)
+    return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets), period_ms
 
 
 __all__ = ["Measured", "head_costs", "measured", "measured_streams"]

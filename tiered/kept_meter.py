@@ -6,6 +6,13 @@ most once in KEEP_INTERVAL_MS, at the end, and only when something was counted. 
 last time, never what was kept. A file that cannot be read, or of another store, is begun anew: these are counts for a
 bill, and nothing else depends on them.
 
+A month's bill goes by what was sent of late: RATE_DAYS and what more of a calendar month that takes, so that neither
+last year's backfill nor a place that stood still is spread over it.
+
+Times are those that the rounds go by. A clock that was never set (before EARLIEST_MS: an empty battery at the first
+start) is none of them: nothing is written down until there is a time, and the meter then began as long ago as has been
+counted. What a clock wrote that had been ahead is taken to be of now.
+
 A manager that only looks writes nothing, so its requests are not kept. Tries again after a failed request are not seen
 (`remote.metered_store`).
 """
@@ -15,7 +22,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +33,7 @@ from local.storage import Storage, join, replace_file
 from remote.left_behind import left_behind
 from remote.metered_store import MeteredStore, RequestCounts
 from remote.store import ObjectStore
+from tiered.timekeeping import counted_ms
 
 if TYPE_CHECKING:
     from tiered.store_clock import StoreClock
@@ -34,6 +42,9 @@ FILE = "remote-requests.json"
 VERSION = 1
 KEEP_INTERVAL_MS = 60_000
 MONTHS_KEPT = 13
+RATE_DAYS = 28
+DAY_MS = 86_400_000
+EARLIEST_MS = 1_577_836_800_000  # 2020-01-01: clocks begin with 1970, 2000 or their firmware's date
 _log = logging.getLogger(__name__)
 
 
@@ -52,13 +63,20 @@ class RequestHistory:
     months: Mapping[str, Mapping[str, RequestCounts]] = field(default_factory=dict)
     begun: Mapping[str, int] = field(default_factory=dict)
 
-    def period_ms(self, directory: str, now_ms: int) -> int:
-        """How long the topic's requests were metered for, up to now."""
-        return max(0, now_ms - max(self.since_ms, self.begun.get(directory, self.since_ms)))
+    def rate_since_ms(self, now_ms: int) -> int:
+        """From when on counts stand for a month of now."""
+        start_ms = _start_of(month_of(now_ms))
+        if now_ms - start_ms < RATE_DAYS * DAY_MS:
+            start_ms = _start_of(month_of(start_ms - 1))
+        return max(self.since_ms, start_ms)
 
-    def of_topic(self, directory: str) -> RequestCounts:
-        """All that was kept of one topic."""
-        return sum((each.get(directory, RequestCounts()) for each in self.months.values()), RequestCounts())
+    def recent(self, directory: str, now_ms: int) -> tuple[RequestCounts, int]:
+        """What was sent of late for one topic, and in how many ms up to now."""
+        since_ms = self.rate_since_ms(now_ms)
+        counts = (
+            each.get(directory, RequestCounts()) for name, each in self.months.items() if name >= month_of(since_ms)
+        )
+        return sum(counts, RequestCounts()), max(0, now_ms - max(since_ms, self.begun.get(directory, since_ms)))
 
     def total(self) -> RequestCounts:
         """All that was kept."""
@@ -73,9 +91,16 @@ class KeptMeter(MeteredStore):
     """A `MeteredStore` that keeps its counts; see the module text. Thread safe."""
 
     def __init__(
-        self, inner: ObjectStore, place: Callable[[], tuple[Storage, str]], now_ms: int, *, read_only: bool = False
+        self,
+        inner: ObjectStore,
+        place: Callable[[], tuple[Storage, str]],
+        now_ms: int,
+        *,
+        read_only: bool = False,
+        counted: Callable[[], int] = counted_ms,
     ) -> None:
-        """`place` says which directory keeps the file; with `read_only` nothing is written."""
+        """`place` says which directory keeps the file; with `read_only` nothing is written. `counted` is a clock that
+        nobody sets."""
         super().__init__(inner)
         self._place = place
         self._read_only = read_only
@@ -83,6 +108,7 @@ class KeptMeter(MeteredStore):
         self._history: RequestHistory | None = None
         self._is_written, self._is_closed = True, False
         self._since_ms = self._kept_ms = self._now_ms = now_ms
+        self._steady_ms, self._opened_ms = counted, counted()
 
     def keep(self, now_ms: int | None = None) -> None:
         """Write down what was counted; at a time only where the last one is long enough ago, without one at once.
@@ -92,7 +118,7 @@ class KeptMeter(MeteredStore):
         self._now_ms = self._now_ms if now_ms is None else now_ms
         is_early = now_ms is not None and 0 <= now_ms - self._kept_ms < KEEP_INTERVAL_MS
         counts = self.counts_by_topic()
-        if self._read_only or is_early or (self._is_written and counts == self._kept):
+        if self._read_only or is_early or self._now_ms < EARLIEST_MS or (self._is_written and counts == self._kept):
             return
         # Added up in memory and written whole, so a write that failed half way counts nothing twice.
         self._history = self._with(counts)
@@ -123,7 +149,10 @@ class KeptMeter(MeteredStore):
         known = read_history(*self._place())
         if known is not None and known.url == self.url:
             return known
-        return RequestHistory(url=self.url, since_ms=self._since_ms, upto_ms=self._now_ms)
+        since_ms = self._since_ms
+        if since_ms < EARLIEST_MS <= self._now_ms:
+            since_ms = max(EARLIEST_MS, self._now_ms - (self._steady_ms() - self._opened_ms))
+        return RequestHistory(url=self.url, since_ms=since_ms, upto_ms=self._now_ms)
 
 
 class Metered:
@@ -174,8 +203,11 @@ def read_history(storage: Storage, root: str) -> RequestHistory | None:
 
 
 def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: int) -> RequestHistory:
-    """`history` with counts of the month of `now_ms`, and without months that are too old."""
-    name = month_of(now_ms)
+    """`history` with counts of the month of `now_ms`, and without months that are too old.
+
+    What it has of later ones is taken to be of that one: a clock had been ahead.
+    """
+    name, history = month_of(now_ms), _not_ahead(history, now_ms)
     month = dict(history.months.get(name, {}))
     begun = {topic: at for each in history.months.values() for topic in each if (at := history.begun.get(topic))}
     for topic, counts in more.items():
@@ -190,6 +222,20 @@ def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: in
         upto_ms=max(history.upto_ms, now_ms),
         months=months,
         begun=begun,
+    )
+
+
+def _not_ahead(history: RequestHistory, now_ms: int) -> RequestHistory:
+    name, month = month_of(now_ms), dict[str, RequestCounts]()
+    for later in (each for known, each in history.months.items() if known >= name):
+        for topic, counts in later.items():
+            month[topic] = month.get(topic, RequestCounts()) + counts
+    months = {known: each for known, each in history.months.items() if known < name}
+    return replace(
+        history,
+        since_ms=min(history.since_ms, now_ms),
+        months=months | ({name: month} if month else {}),
+        begun={topic: min(at, now_ms) for topic, at in history.begun.items()},
     )
 
 

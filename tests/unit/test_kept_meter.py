@@ -17,7 +17,7 @@ from remote.metered_store import MeteredStore, RequestCounts
 from remote.segment import PART_BYTES
 from remote.store import ranged_source
 from tiered.cost import cost_report
-from tiered.kept_meter import FILE, KeptMeter, added, month_of, read_history
+from tiered.kept_meter import FILE, KeptMeter, RequestHistory, added, month_of, read_history
 
 ORDERS, CLICKS = "orders-" + "A" * 22, "clicks-" + "B" * 22
 
@@ -193,27 +193,23 @@ def test_counts_survive_a_store_that_is_down():
 
 
 def test_added_leaves_what_it_was_given():
-    from tiered.kept_meter import RequestHistory
-
     history = RequestHistory(url="u", since_ms=NOW, upto_ms=NOW)
     more = added(history, {ORDERS: RequestCounts(puts=1), CLICKS: RequestCounts()}, NOW)
     assert history.months == {}
     assert list(more.months[month_of(NOW)]) == [ORDERS]
-    assert more.of_topic(ORDERS).puts == 1
+    assert more.recent(ORDERS, NOW)[0].puts == 1
 
 
 def test_a_topic_is_metered_since_its_own_first_request_not_since_the_place_began():
-    from tiered.kept_meter import RequestHistory
-
     one, later = RequestCounts(puts=1), NOW + 90 * DAY
     history = added(RequestHistory(url="u", since_ms=NOW, upto_ms=NOW), {ORDERS: one}, NOW + HOUR)
     history = added(history, {ORDERS: one, CLICKS: one}, later)
     history = added(history, {ORDERS: one, CLICKS: one}, later + DAY)
-    assert history.period_ms(ORDERS, later + DAY) == 91 * DAY
-    assert history.period_ms(CLICKS, later + DAY) == DAY
+    assert history.begun == {ORDERS: NOW, CLICKS: later}
+    assert history.recent(CLICKS, later + DAY) == (RequestCounts(puts=2), DAY)
     # A file of before: no moment is known, so it is the first month that has counts of the topic.
     old = replace(history, begun={})
-    assert old.period_ms(CLICKS, later) == 90 * DAY
+    assert old.recent(CLICKS, later)[1] == later - history.rate_since_ms(later)
     told = added(old, {CLICKS: one}, later + 2 * DAY)
     assert month_of(told.begun[CLICKS]) == month_of(later)
     # What goes with its months takes its moment along.
@@ -222,7 +218,7 @@ def test_a_topic_is_metered_since_its_own_first_request_not_since_the_place_bega
     for turn in range(14):
         gone = added(gone, {ORDERS: one}, NOW + (800 + 31 * turn) * DAY)
     assert CLICKS not in gone.begun
-    assert gone.period_ms(ORDERS, NOW + 1210 * DAY) <= 14 * 31 * DAY
+    assert gone.since_ms >= NOW + 800 * DAY
 
 
 def test_the_bill_of_a_young_topic_is_not_spread_over_the_years_of_the_place():
@@ -238,6 +234,50 @@ def test_the_bill_of_a_young_topic_is_not_spread_over_the_years_of_the_place():
         manager.roll("u", now_ms=later)
         settle(manager, later)
         report = {each.topic: each for each in cost_report(manager, later + 10 * DAY).bills}
-        sent = manager.request_history().of_topic(topic_directory("u", manager.topic("u").topic_id))
+        directory = topic_directory("u", manager.topic("u").topic_id)
+        sent, _ = manager.request_history().recent(directory, later + 10 * DAY)
     assert report["u"].month_requests.puts == pytest.approx(sent.puts * 3, rel=0.01)
-    assert report["t"].months == pytest.approx(31 / 3, rel=0.01)
+    assert sent.puts > 0
+
+
+def test_a_month_is_foretold_from_what_was_sent_of_late_not_from_a_year():
+    """28 days at least where there are as many, two calendar months at most."""
+    history = RequestHistory(url="u", since_ms=NOW, upto_ms=NOW)
+    for turn in range(375):
+        puts = 1000 if turn < 300 else 1  # a backfill, long ago
+        history = added(history, {ORDERS: RequestCounts(puts=puts)}, NOW + turn * DAY)
+        counts, period_ms = history.recent(ORDERS, NOW + turn * DAY)
+        assert period_ms == min(turn * DAY, NOW + turn * DAY - history.rate_since_ms(NOW + turn * DAY))
+        assert turn * DAY - period_ms == 0 or 28 * DAY <= period_ms < 59 * DAY
+        if turn >= 361:
+            assert counts.puts == pytest.approx(period_ms / DAY, abs=1)
+    assert history.since_ms == NOW
+    assert history.total().puts > 100_000
+
+
+def test_a_first_start_with_a_clock_that_was_never_set_does_not_begin_in_1970():
+    """The time comes with a round, or never."""
+    disk, counted = ModelDisk(), [5_000]
+    disk.make_directory("./d")
+    meter = KeptMeter(MemoryStore("memory://b"), lambda: (disk, "./d"), 60_000, counted=lambda: counted[0])
+    meter.put(f"{ORDERS}/0/x", b"1")
+    meter.keep(90_000)
+    meter.keep()
+    assert not disk.exists("./d/" + FILE)
+    assert meter.history().recent(ORDERS, 90_000)[0].puts == 1
+    counted[0] += 7_200_000
+    meter.put(f"{ORDERS}/0/x", b"1")
+    meter.keep(NOW)
+    history = read_history(disk, "./d")
+    assert history.since_ms == NOW - 7_200_000
+    assert history.recent(ORDERS, NOW) == (RequestCounts(puts=2, bytes_in=2), 7_200_000)
+    assert list(history.months) == [month_of(NOW)]
+
+
+def test_what_a_clock_wrote_that_was_ahead_is_of_now():
+    one = RequestCounts(puts=1)
+    history = added(RequestHistory(url="u", since_ms=NOW + 900 * DAY, upto_ms=NOW), {ORDERS: one}, NOW + 900 * DAY)
+    history = added(history, {ORDERS: one, CLICKS: one}, NOW)
+    assert list(history.months) == [month_of(NOW)]
+    assert (history.since_ms, history.begun) == (NOW, {ORDERS: NOW, CLICKS: NOW})
+    assert history.recent(ORDERS, NOW + DAY) == (RequestCounts(puts=2), DAY)

@@ -121,6 +121,7 @@ def report_facts(report: CostReport) -> dict[str, object]:
         "prices": price_facts(report.prices),
         "dollars_per_month": report.total,
         "metered_since_ms": report.since_ms,
+        "rate_since_ms": report.rate_since_ms,
     }
 
 
@@ -133,9 +134,9 @@ def _sum(rows: list[dict[str, object]]) -> dict[str, object]:
 def _words(report: CostReport) -> str:
     table = report.prices
     when = "no request was metered yet"
-    if report.since_ms is not None:
-        day = datetime.datetime.fromtimestamp(report.since_ms / 1000, datetime.UTC).strftime("%Y-%m-%d")
-        days = max(0, report.upto_ms - report.since_ms) / 86_400_000
+    if report.rate_since_ms is not None:
+        day = datetime.datetime.fromtimestamp(report.rate_since_ms / 1000, datetime.UTC).strftime("%Y-%m-%d")
+        days = max(0, report.upto_ms - report.rate_since_ms) / 86_400_000
         when = f"requests metered since {day} ({days:.1f} days), a month of 30 days"
     return f"dollars a month; {table.region}, prices of {table.as_of}; {when}"
 

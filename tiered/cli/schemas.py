@@ -60,6 +60,7 @@ class CostShow(Strict):
     prices: PricesUsed
     dollars_per_month: float
     metered_since_ms: int | None
+    rate_since_ms: int | None
     topics: list[TopicCost]
 
 
