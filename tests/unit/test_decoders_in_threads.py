@@ -54,16 +54,39 @@ def made_when_called(source: str) -> list[int]:
     return found
 
 
+def converted_unprepared(source: str) -> list[int]:
+    """The lines that convert into a class of ours of which no decoder is made when the module is imported."""
+    tree = ast.parse(source)
+    prepared = {
+        each.id
+        for statement in tree.body
+        if not isinstance(statement, ast.FunctionDef | ast.ClassDef) and "Decoder(" in ast.unparse(statement)
+        for each in ast.walk(statement)
+        if isinstance(each, ast.Name)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.convert":
+            of = node.args[1].value if isinstance(node.args[1], ast.Subscript) else node.args[1]
+            if {each.id for each in ast.walk(of) if isinstance(each, ast.Name)} - _BUILTIN - prepared:
+                found.append(node.lineno)
+    return found
+
+
 def test_what_is_looked_for_would_be_found() -> None:
     source = (
         "def f(b):\n    g = msgspec.json.decode(b, type=dict[str, int])\n    return msgspec.json.decode(b, type=Head)\n"
     )
     assert made_when_called(source) == [3]
+    source = "def f(b):\n    msgspec.convert(b, dict[str, object])\n    return msgspec.convert(b, Prices)\n"
+    assert converted_unprepared(source) == [3]
+    assert converted_unprepared("_PRICES = msgspec.json.Decoder(Prices)\n" + source) == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_decoder_is_made_when_a_function_is_called(path: Path) -> None:
     assert made_when_called(path.read_text()) == []
+    assert converted_unprepared(path.read_text()) == []
 
 
 def test_eight_threads_decode_the_first_head_of_a_process() -> None:
