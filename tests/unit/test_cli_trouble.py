@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import pytest
 from local.errors import AccessDenied, Fenced, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.cli.main import invoke
+from tiered.config import Config
+from tiered.manager import LogManager
+from tiered.web.site import Site
 
 
 @pytest.fixture
@@ -236,3 +240,36 @@ def test_what_looks_shows_the_disk_where_the_bucket_refuses_or_is_not_there(
     assert "reading an object, refused" in capfd.readouterr().err
     assert invoke(["consume", "orders"]) == (6 if error is Unavailable else 1)
     assert "reading an object, refused" in capfd.readouterr().err, "where the log starts is not known"
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+def test_without_any_credentials_the_disk_is_shown_and_why_the_bucket_is_not(
+    home: Path, capfd, monkeypatch, client: str
+) -> None:
+    toml = home / "tiered.toml"
+    toml.write_text(re.sub('(?m)^url = ".*"', 'url = "s3://orders-archive"', toml.read_text()))
+    for variable in [each for each in os.environ if each.startswith("AWS_") or each == "REQUESTS_CA_BUNDLE"]:
+        monkeypatch.delenv(variable)
+    for variable in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(variable, str(home / "nowhere"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    flag = ("-X", f"remote.s3.client={client}")
+    capfd.readouterr()
+    assert invoke([*flag, "status", "-o", "json"]) == 0
+    told, said = capfd.readouterr()
+    (row,) = json.loads(told)["topics"]
+    assert row["local_bytes"] == row["at_risk_bytes"] > 0
+    assert (row["remote_bytes"], row["dollars_per_month"]) == (None, None)
+    assert said.count("no credentials") == 2, "a line for each partition"
+    assert invoke([*flag, "topic", "describe", "orders", "-o", "json"]) == 0
+    told, said = capfd.readouterr()
+    for each in json.loads(told)["partitions"]:
+        assert each["local_bytes"] > 0
+        assert (each["remote_segments"], each["remote_bytes"]) == (None, None)
+    assert said.count("no credentials") == 2
+    config = Config.load(str(toml), {"remote.s3.client": client}, os.environ)
+    with LogManager.open(config, now_ms=0, read_only=True) as manager:
+        status, _, page = Site(manager, lambda: 0, deadline_s=60).answer("/")
+    assert status == 200
+    assert "no credentials" in str(page)
+    assert "not known yet" in str(page)

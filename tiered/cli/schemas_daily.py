@@ -49,7 +49,7 @@ class NewTopic(Versioned):
 
 
 class DescribedPartition(Strict):
-    """A partition in both tiers; bytes are of ``.log`` data."""
+    """A partition in both tiers; bytes are of ``.log`` data. Of a bucket that was not seen nothing is known."""
 
     partition: int
     log_start_offset: int
@@ -57,8 +57,8 @@ class DescribedPartition(Strict):
     next_offset: int
     local_segments: int
     local_bytes: int
-    remote_segments: int
-    remote_bytes: int
+    remote_segments: int | None
+    remote_bytes: int | None
 
 
 class DescribedTopic(Versioned):

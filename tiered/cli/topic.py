@@ -196,17 +196,23 @@ def describe(session: Session, name: str, show_settings: bool, output: str) -> N
         columns = (Column("property", "PROPERTY"), Column("value", "VALUE"), Column("origin", "ORIGIN"))
         emit("settings", settings, columns, output, topic=name)
         return
+    from tiered.tier_journal import is_unseen
+
     with session.manager(read_only=True) as manager:
         found = manager.topic(name)
-        rows = [_row(partition_status(each)) for each in manager.snapshots(now_ms(), [name])]
+        unseen = {each.name for each in manager.partitions([name]) if is_unseen(manager, each)}
+        looked_at = [partition_status(each) for each in manager.snapshots(now_ms(), [name])]
+        rows = [_row(each, is_unseen=each.partition in unseen) for each in looked_at]
         problems = {each: problem for each, problem in manager.problems.items() if each.topic == name}
     emit("partitions", rows, _PARTITION_COLUMNS, output, topic=name, topic_id=found.topic_id)
     session.tell_problems(problems)
 
 
-def _row(status: PartitionStatus) -> dict[str, object]:
+def _row(status: PartitionStatus, *, is_unseen: bool) -> dict[str, object]:
+    """Without figures of a bucket that was not seen."""
     names = [column.name for column in _PARTITION_COLUMNS[1:]]
-    return {"partition": status.partition.partition, **{name: getattr(status, name) for name in names}}
+    row = {name: None if is_unseen and name in _OF_BUCKET else getattr(status, name) for name in names}
+    return {"partition": status.partition.partition, **row}
 
 
 _TOPIC_COLUMNS = (
@@ -215,6 +221,7 @@ _TOPIC_COLUMNS = (
     Column("topic_id", "ID"),
     Column("settings", "SETTINGS"),
 )
+_OF_BUCKET = ("remote_segments", "remote_bytes")
 _PARTITION_COLUMNS = (
     Column("partition", "PARTITION", is_number=True),
     Column("log_start_offset", "START", format_count, is_number=True),
