@@ -21,6 +21,7 @@ store's URL ``TIERED_LOCAL_DIR`` and ``TIERED_REMOTE_URL`` outrank the file.
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class Config:
 
     `data_dir` is absolute, and the first of `data_dirs`; `more_data_dirs` are the others, `cordoned_dirs` those of all
     that take no new partition. `remote_options` go to the store as they are and hold no secret unless the endpoint is
-    loopback. `key_ring` is an absolute path.
+    loopback. `key_ring` is an absolute path. `changed_ns` is when the file that was read was last changed.
     """
 
     data_dir: str
@@ -75,6 +76,7 @@ class Config:
     more_data_dirs: tuple[str, ...] = ()
     cordoned_dirs: frozenset[str] = frozenset()
     key_ring: str | None = None
+    changed_ns: int = field(default=0, compare=False)
 
     @classmethod
     def load(
@@ -90,7 +92,7 @@ class Config:
         `local_dir` is for a caller without a file. Raises NotFound for a file that is not there, InvalidRequest for
         anything in it, in `environ` or in `overrides` that is unknown, malformed or a secret.
         """
-        body = _read(path) if path is not None else {}
+        body, changed_ns = _read(path) if path is not None else ({}, 0)
         _check_sections(body, path)
         local, remote = _table(body, "local", path), _table(body, "remote", path)
         environ = environ if environ is not None else {}
@@ -120,6 +122,7 @@ class Config:
             environment=_from_environment(environ),
             overrides=_settings(overrides or {}, {"option": "-X"}),
             path=path,
+            changed_ns=changed_ns,
         )
         check_combination(config.topic_properties(""), may_tier=url is not None)
         return config
@@ -242,10 +245,18 @@ def file_url(directory: str) -> str:
         raise InvalidRequest("writing a file url, the directory's name is not utf-8", directory=directory) from None
 
 
-def _read(path: str) -> dict[str, object]:
+def last_changed_ns(path: str | int) -> int:
+    """When a file was last changed; 0 for a pipe, which its readers change. Raises OSError."""
+    found = os.stat(path)
+    return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else 0
+
+
+def _read(path: str) -> tuple[dict[str, object], int]:
+    """What is in there, and when it was last changed: looked up first, so that what changes meanwhile is seen later."""
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            changed_ns = last_changed_ns(file.fileno())
+            return tomllib.load(file), changed_ns
     except FileNotFoundError:
         raise NotFound("reading the configuration, no such file", file=path) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ killed on the full disk and started there, too. Nothing that it acknowledged is 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -64,11 +64,15 @@ class Day:
                 acked += is_acked
         return acked
 
-    def meets_a_full(self, disk: SmallDisk, daemon: Daemon) -> bool:
-        """Whether the daemon said by now that it lacks room; what it frees meanwhile is filled again."""
-        disk.fill()
-        self.send(daemon)
-        return "enospc" in daemon.words
+    def meets_a_full(self, disk: SmallDisk, daemon: Daemon, is_told: Callable[[], bool]) -> None:
+        """Keeps the disk full until that is told: what the daemon frees meanwhile is filled again."""
+
+        def look() -> bool | None:
+            disk.fill()
+            self.send(daemon)
+            return True if is_told() else None
+
+        daemon.wait_for(look, "it says what is wrong")
 
     def check(self) -> None:
         with self.node.manager() as manager:
@@ -83,6 +87,11 @@ class Day:
                 else:
                     assert set(numbers) <= set(found), topic
                     assert len(found) == len(set(found)), topic
+
+
+def is_trouble(daemon: Daemon) -> bool:
+    code, text = daemon.ask("health")
+    return code == 503 and "enospc" in text
 
 
 @pytest.mark.parametrize("way", ["thresholds", "to the last byte"])
@@ -107,13 +116,11 @@ def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endp
     with Daemon(node, program=PROGRAM, said=tmp_path / "said") as daemon:
         assert day.send(daemon, 5) == 15
         # it refuses, reads on, says so, and makes room of what the bucket has
-        daemon.wait_for(lambda: True if day.meets_a_full(disk, daemon) else None, "it says what is wrong")
-        daemon.wait_for(lambda: True if day.send(daemon) < 3 else disk.fill(), "it refuses")
-        assert "refused" in daemon.words
+        day.meets_a_full(disk, daemon, lambda: "enospc" in daemon.words and "refused" in daemon.words)
         # cleaned files that went may be room enough for a while: then it is no trouble any more
         if way == "thresholds":
-            assert daemon.wait_for_trouble("enospc")
-        daemon.wait_for(lambda: True if "the disk is full" in daemon.words else None, "it says that the disk is full")
+            day.meets_a_full(disk, daemon, lambda: is_trouble(daemon))
+        day.meets_a_full(disk, daemon, lambda: "the disk is full" in daemon.words)
         assert 'tiered_log_dir_free_bytes{directory="' in daemon.ask("metrics")[1]
         daemon.wait_until_copied("orders")
         daemon.wait_for(lambda: True if len(node.files("orders")) <= 2 else None, "what the bucket has leaves the disk")
@@ -132,8 +139,9 @@ def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endp
     disk.fill()
     with Daemon(node, program=PROGRAM, said=tmp_path / "said-2") as daemon:
         # a start makes room of its own (indexes cut to size, files that wait): whoever filled it takes that too
-        daemon.wait_for(lambda: True if day.meets_a_full(disk, daemon) else None, "it says what is wrong")
+        day.meets_a_full(disk, daemon, lambda: "enospc" in daemon.words)
         disk.make_room()
+        daemon.wait_for(lambda: True if day.send(daemon) == 3 else None, "it takes records again")
         daemon.wait_until_well()
         assert day.send(daemon, 2) == 6
         daemon.wait_until_copied("orders")

@@ -13,9 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from local.names import TopicPartition
+from tiered.cli import run as running
 from tiered.cli.main import invoke
 from tiered.cli.signals import stop_signals
 from tiered.service_manager import Heartbeat, ServiceManager
+from tiered.worker import Worker
+
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -121,3 +126,31 @@ def test_a_service_tells_that_it_is_ready_reads_its_settings_again_and_ends_in_o
         assert service.stderr is not None
         log = service.stderr.read()
     assert '"message": "configuration read again", "topics": "orders"' in log
+
+
+def test_settings_that_change_while_it_starts_are_taken_up(tmp_path: Path, monkeypatch) -> None:
+    """A start may take minutes; what was loaded at its beginning is not what the file says at its end."""
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    home = tmp_path / "home"
+    assert invoke(["init", str(home)]) == 0
+    assert invoke(["-C", str(home), "topic", "create", "orders"]) == 0
+    file, started, work = home / "tiered.toml", running._started, Worker.round
+    was_ns, taken = file.stat().st_mtime_ns, []
+
+    def changed_meanwhile(*words, **more) -> Worker:
+        worker = started(*words, **more)
+        file.write_text(file.read_text() + '[topics."orders"]\n"retention.ms" = "3d"\n')
+        os.utime(file, ns=(was_ns, was_ns + 10**9))
+        return worker
+
+    def round_(worker: Worker, *words, **more) -> bool:
+        taken.append(worker.manager.partition(TopicPartition("orders", 0)).rules.retention_ms)
+        if len(taken) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return work(worker, *words, **more)
+
+    monkeypatch.setattr(running, "_started", changed_meanwhile)
+    monkeypatch.setattr(Worker, "round", round_)
+    assert invoke(["-C", str(home), "run", "--interval", "1ms"]) == 0
+    assert taken == [7 * DAY_MS, 3 * DAY_MS, 3 * DAY_MS]

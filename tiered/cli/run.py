@@ -178,8 +178,8 @@ class _Loop:
     ) -> None:
         self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
         self._is_resting = False
-        self._read_ns = 0
-        self._read_ns = self._changed_ns()
+        # Not what the file is now: a start takes its time, and what was changed meanwhile nobody has read.
+        self._read_ns = worker.manager.config.changed_ns
 
     def last_seen_s(self) -> float:
         """When something was last seen of the work; infinity while it rests."""
@@ -213,9 +213,11 @@ class _Loop:
         self._service.ready(counted(len(self._worker.manager.partitions()), "partition"))
 
     def _changed_ns(self) -> int:
+        from tiered.config import last_changed_ns
+
         path = self._worker.manager.config.path
         try:
-            return os.stat(path).st_mtime_ns if path is not None else 0
+            return last_changed_ns(path) if path is not None else 0
         except OSError:
             return self._read_ns  # an editor is replacing it
 
