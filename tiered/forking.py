@@ -20,13 +20,14 @@ from remote.catalog import RemotePartitionName
 from remote.forks import homes_of
 from remote.head import Head
 from remote.head_changes import add_segments, delete_partition, expire_segments
-from remote.keys import foreign_key
+from remote.keys import foreign_key, topic_directory
 from remote.metadata_log import MetadataLog
 from remote.partition_removal import PartitionRemoval, Removal
 from remote.pins import Pin, end_pin, list_pins, pin_newest
 from remote.segment import RemoteSegment
 from remote.spilling import keys_of, named_keys
 from remote.store import ObjectStore
+from tiered.namesakes import without_deleted
 
 PIN_MS = 86_400_000
 _REMOVER = "fork"  # who signs the removal of a fork that nobody was told of
@@ -86,8 +87,9 @@ def plan_fork(
     one, and InvalidRequest where a cleaned topic would lack keys below `upto_offset`.
     """
     check_topic(topic)
-    if len({(name.topic, name.topic_id) for name in names}) != 1:
-        raise InvalidRequest("forking, not one topic", topics=",".join(sorted({name.topic for name in names})))
+    names = without_deleted(store, names)
+    if len(sources := {topic_directory(name.topic, name.topic_id) for name in names}) != 1:
+        raise InvalidRequest("forking, not one topic: choose one by its id", topics=",".join(sorted(sources)))
     heads = {name: head for name in known if (head := _head(store, name)) is not None}
     dead = {name.topic_id for name, head in heads.items() if head.deleted_ms is not None}
     living = {name: head for name, head in heads.items() if name.topic_id not in dead}

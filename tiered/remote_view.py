@@ -77,8 +77,10 @@ class RemoteLog(Readable):
         self._deleted: set[str] = set()  # ids of topics
 
     def topics(self) -> list[str]:
-        """Names of the topics in the bucket, sorted. Raises NotFound when there is no such bucket."""
-        return sorted({name.topic for name in self._known()})
+        """Names of the topics in the bucket, sorted; of ours without those that were deleted, for which each topic's
+        first head is asked. Raises NotFound when there is no such bucket."""
+        known = {(name.topic, name.topic_id) for name in self._known()}
+        return sorted({topic for topic, topic_id in known if not self._is_deleted(topic, topic_id)})
 
     def topic_ids(self, topic: str) -> list[str]:
         """The ids of the topics of that name, sorted. Raises NotFound, naming the topics there are."""
@@ -90,6 +92,15 @@ class RemoteLog(Readable):
             told = {"there_are": there_are, "did_you_mean": nearest(topic, topics)}
             raise NotFound("finding a topic in the bucket", topic=topic, store=self.store.url, **told)
         return found
+
+    def each_of(self, topic: str) -> list[RemoteLog]:
+        """A view for each living topic of that name, over the same store: this one where there is no choice. Close this
+        one alone. Raises as `topic_ids`."""
+        ids = self._living_ids(topic)
+        if topic in self._chosen or len(ids) < 2:
+            return [self]
+        choices = [{**self._chosen, topic: each} for each in ids]
+        return [RemoteLog(self.store, topic_ids=each, keys=self._keys, layout=self._layout) for each in choices]
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Raises NotFound, naming what there is; InvalidRequest, with ids, if several living topics have the name."""
@@ -194,9 +205,7 @@ class RemoteLog(Readable):
 
     def _meant(self, topic: str) -> str:
         """The id of the one topic that the name means."""
-        ids = self.topic_ids(topic)
-        if topic not in self._chosen and len(ids) > 1 and self._layout.is_ours:
-            ids = [each for each in ids if not self._is_deleted(topic, each)] or ids
+        ids = self.topic_ids(topic) if topic in self._chosen else self._living_ids(topic)
         chosen = self._chosen.get(topic, ids[0])
         if topic not in self._chosen and len(ids) > 1:
             raise InvalidRequest(
@@ -210,8 +219,17 @@ class RemoteLog(Readable):
             )
         return chosen
 
+    def _living_ids(self, topic: str) -> list[str]:
+        """The ids of the name without those of deleted topics, unless all of them were. Raises as `topic_ids`."""
+        ids = self.topic_ids(topic)
+        if len(ids) < 2:
+            return ids
+        return [each for each in ids if not self._is_deleted(topic, each)] or ids
+
     def _is_deleted(self, topic: str, topic_id: str) -> bool:
         """By the newest head of its first partition. Nothing takes that back, so it is asked until it is so."""
+        if not self._layout.is_ours:
+            return False
         if topic_id not in self._deleted:
             first = next(iter(self._named(topic, topic_id)), None)
             head = MetadataLog(self.store, first.prefix).load() if first is not None else None

@@ -35,6 +35,7 @@ from remote.metadata_log import MetadataLog
 from remote.range_reader import RANGE_BYTES
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
+from tiered.namesakes import without_deleted
 from tiered.properties import DEFAULTS
 from tiered.remote_view import RemoteLog
 from tiered.topic_settings import resolve_rules
@@ -143,12 +144,12 @@ def plan_restore(
 ) -> list[TopicRestore]:
     """What restoring these partitions takes; writes nothing. By topic.
 
-    Raises InvalidRequest for a wish that cannot be, and to take over a part of a topic; NotFound for a deleted topic or
-    one without a head.
+    A deleted topic does not stand in the way of a living one of its name. Raises InvalidRequest for a wish that cannot
+    be, and to take over a part of a topic; NotFound for a deleted topic or one without a head.
     """
     wish.check()
     topics: dict[tuple[str, str], list[PartitionRestore]] = {}
-    for name in names:
+    for name in without_deleted(store, names):
         planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
         topics.setdefault((name.topic, name.topic_id), []).append(planned)
     if wish.takes_over:

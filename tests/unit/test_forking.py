@@ -94,6 +94,24 @@ def _manager_of_the_fork(world: World) -> LogManager:
     return LogManager.open(replace(world.config, data_dir="./other"), now_ms=LATER, storage=disk, store=world.store)
 
 
+def test_the_living_one_of_a_name_is_forked_and_of_several_one_has_to_be_chosen() -> None:
+    world = _world()
+    with world.open() as manager:
+        manager.delete_topic("t", now_ms=NOW)
+        settle(manager)
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        living = manager.topic("t").topic_id
+        send(manager, 40)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    assert [each.source.topic_id for each in _plan(world.store).partitions] == [living]
+    foreign = RemotePartitionName("t", "AAAAAAAAAAAAAAAAAAAAAA", 0)
+    MetadataLog(world.store, foreign.prefix).become_writer("w", NOW, topic="t", topic_id=foreign.topic_id, partition=0)
+    with pytest.raises(InvalidRequest, match="choose one by its id") as caught:
+        _plan(world.store)
+    assert all(topic_id in str(caught.value) for topic_id in (foreign.topic_id, living))
+
+
 @pytest.mark.parametrize("settings", [TIERED, COMPACTED])
 def test_a_fork_has_the_same_records_and_no_object_of_its_own(settings: dict[str, str]) -> None:
     world = _world(settings=settings)

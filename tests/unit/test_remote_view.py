@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from local.errors import InvalidRequest, NotFound
 from local.names import TopicPartition
 from remote.head import Head
+from remote.head_changes import delete_partition
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
@@ -22,6 +24,13 @@ OLD, NEW = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBA"
 def _partition(store: MemoryStore, topic: str, topic_id: str, partition: int) -> Head:
     metadata = MetadataLog(store, f"{topic}-{topic_id}/{partition}/")
     return metadata.become_writer("w", 0, topic=topic, topic_id=topic_id, partition=partition)
+
+
+def _delete(store: MemoryStore, topic: str, topic_id: str, count: int) -> None:
+    for number in range(count):
+        metadata = MetadataLog(store, f"{topic}-{topic_id}/{number}/")
+        metadata.become_writer("w", 0, topic=topic, topic_id=topic_id, partition=number)
+        metadata.commit(delete_partition(now_ms=1), 1)
 
 
 @pytest.fixture
@@ -46,6 +55,33 @@ def test_two_topics_of_one_name_are_refused_until_one_is_chosen(store: MemorySto
         with pytest.raises(InvalidRequest, match=f"topic_ids={OLD},{NEW}"):
             use()
     assert view.partitions("u") == [TopicPartition("u", 0)]
+
+
+def test_each_topic_of_a_name_can_be_looked_at_by_itself(store: MemoryStore) -> None:
+    views = RemoteLog(store).each_of("t")
+    assert [len(view.partitions("t")) for view in views] == [3, 2]
+    assert [view.head(TopicPartition("t", 0)).topic_id for view in views] == [OLD, NEW]
+    chosen = RemoteLog(store, topic_ids={"t": NEW})
+    assert chosen.each_of("t") == [chosen]
+
+
+def test_a_deleted_topic_is_not_among_the_topics_and_stands_in_the_way_of_none_of_its_name(store: MemoryStore) -> None:
+    _delete(store, "u", OLD, 1)
+    view = RemoteLog(store)
+    assert view.topics() == ["t"]
+    _partition(store, "u", NEW, 0)
+    view.refresh()
+    assert view.topics() == ["t", "u"]
+    (only,) = view.each_of("u")
+    assert only.head(TopicPartition("u", 0)).topic_id == NEW
+
+
+def test_every_topic_that_is_told_can_be_asked_for_its_heads(store: MemoryStore) -> None:
+    """As the pages on scripts have it: topics, their partitions, their heads."""
+    _delete(store, "u", OLD, 1)
+    _delete(store, "t", OLD, 3)
+    view = RemoteLog(store)
+    assert [view.head(name).topic_id for topic in view.topics() for name in view.partitions(topic)] == [NEW, NEW]
 
 
 @pytest.mark.parametrize(("topic_id", "count"), [(OLD, 3), (NEW, 2)])
@@ -175,3 +211,23 @@ def test_open_remote_takes_the_choice(home: Path) -> None:
         with open_remote(f"file://{home}/bucket", topic_ids={"orders": topic_id}) as view:
             counts.append(len(view.partitions("orders")))
     assert sorted(counts) == [2, 3]
+
+
+def test_a_bucket_is_listed_with_all_topics_of_a_name_and_without_those_that_were_deleted(home: Path, capfd) -> None:
+    bucket = f"file://{home}/bucket"
+
+    def listed() -> list[tuple[str, int]]:
+        capfd.readouterr()
+        assert invoke(["remote", "ls", bucket, "-o", "json"]) == 0
+        rows = json.loads(capfd.readouterr().out)["partitions"]
+        return sorted((row["topic_id"], row["partition"]) for row in rows)
+
+    both = listed()
+    assert len(both) == 5
+    assert invoke(["topic", "delete", "orders", "--yes"]) == 0
+    assert invoke(["-q", "run", "--once"]) == 0
+    left = listed()
+    assert len(left) == 2
+    assert set(left) < set(both)
+    assert invoke(["-C", "again", "topic", "delete", "orders", "--yes"]) == 0
+    assert listed() == []

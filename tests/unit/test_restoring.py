@@ -395,6 +395,36 @@ def test_an_empty_partition_keeps_its_topic_id_wherever_the_power_goes() -> None
         assert _on_disk(found) == whole, cut_at
 
 
+def _recreated(world: World) -> None:
+    """The topic is deleted, and another one of its name is in the bucket."""
+    with world.open() as manager:
+        manager.delete_topic("t", now_ms=NOW)
+        settle(manager)
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 40, keys=3)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+
+
+def test_a_deleted_topic_does_not_stand_in_the_way_of_one_that_was_made_anew_under_its_name() -> None:
+    world, disk = _world(), ModelDisk()
+    _recreated(world)
+    (found,) = plan_restore(world.store, list_partitions(world.store), RestoreWish(), now_ms=NOW)
+    assert {each.head.deleted_ms for each in found.partitions} == {None}
+    run_restore(world.store, [found], disk, ROOT, now_ms=lambda: NOW)
+    assert len(_on_disk(disk)) == 40
+
+
+def test_two_living_topics_of_a_name_are_refused_and_their_ids_told() -> None:
+    world, other = _world(), _world()
+    for key in list(other.store.list("")):
+        world.store.put(key.key, bytes(other.store.get(key.key)))
+    names = list_partitions(world.store)
+    with pytest.raises(InvalidRequest, match="choose one by its id") as caught:
+        plan_restore(world.store, names, RestoreWish(), now_ms=NOW)
+    assert all(name.topic_id in str(caught.value) for name in names)
+
+
 def test_a_deleted_topic_is_not_restored() -> None:
     world = _world()
     plan = _plan(world.store)

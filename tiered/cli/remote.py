@@ -51,9 +51,10 @@ def ls(
 
     rows: list[Row] = []
     with open_remote(url, options, **layout_words(layout, prefixes, private_keys)) as bucket:
-        for topic in topics or bucket.topics():
-            for name in bucket.partitions(topic):
-                head, lost = bucket.head(name), bucket.gaps(name)
+        each_of = [(topic, view) for topic in topics or bucket.topics() for view in bucket.each_of(topic)]
+        for topic, view in each_of:
+            for name in view.partitions(topic):
+                head, lost = view.head(name), view.gaps(name)
                 row: dict[str, object] = {"topic": name.topic, "partition": name.partition}
                 row |= {"topic_id": head.topic_id or None, "log_start_offset": head.log_start_offset}
                 row |= {"next_offset": head.next_offset, "segments": head.segment_count, "size_bytes": head.size_bytes}
