@@ -128,6 +128,14 @@ def test_the_web_server_is_loaded_when_a_port_is_asked_for_and_not_before(tmp_pa
     assert loaded_by(f"{start}assert invoke([*at, 'run', '--once', '--metrics', ':0']) == 0") >= WEB
 
 
+def test_a_command_that_is_over_ends_without_a_search_through_all_that_it_made() -> None:
+    told = "print(len(gc.get_objects()), gc.get_freeze_count())"
+    code = f"import gc\nfrom tiered.cli.main import run\ntry:\n    run(['--version'])\nfinally:\n    {told}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    searched, left_alone = map(int, done.stdout.split()[-2:])
+    assert searched < 100 < left_alone
+
+
 def test_the_packages_names_are_there_when_they_are_asked_for() -> None:
     import tiered
     from tiered.config import Config
