@@ -71,8 +71,9 @@ class ShrinkableLog(ReadableLog):
 
         Order of effects: the producers' snapshot behind each doomed segment becomes durable, the start offset and the
         segment list are published (no new reader enters), then the names become ``.deleted``, then, later, the files
-        go. A crash after any step leaves segments that the next round drops. Where a rename fails the log is unusable
-        until it is reopened: were the next round to go on behind it, a start would find a hole.
+        go. A crash after any step leaves segments that the next round drops. Where the directory has no room for the
+        other name, a file goes at once. Where a rename fails otherwise the log is unusable until it is reopened: were
+        the next round to go on behind it, a start would find a hole.
         """
         with self._lock:
             self._check_may_change()
@@ -177,8 +178,9 @@ class ShrinkableLog(ReadableLog):
         """Steps 2 to 6 of `local.swap`: the cleaned segment takes the place of neighbouring sealed `old` ones.
 
         Raises Conflict, and throws it away, when one of those was dropped or truncated while it was written: announced,
-        it would bring back what is gone. When the disk fails in between, the log is unusable until it is reopened,
-        which finishes or undoes the swap.
+        it would bring back what is gone. A directory without room for its name throws it away too, and the log goes on
+        with the old ones. When the disk fails in between, the log is unusable until it is reopened, which finishes or
+        undoes the swap.
         """
         with self._lock:
             self._check_may_change()
@@ -186,8 +188,10 @@ class ShrinkableLog(ReadableLog):
                 swap.discard(self._storage, self.directory, base_offset)
                 facts = {"partition": self.partition, "base_offset": base_offset}
                 raise Conflict("swapping in a cleaned segment, those it stands for are gone", **facts)
-            with self._failing():
+            with self._failing_unless_full():
                 swap.announce(self._storage, self.directory, base_offset)
+            with self._failing():
+                self._storage.sync_directory(self.directory)
                 for segment in old:
                     self._mark_deleted(segment, now_ms, delay_ms)
                 self._storage.sync_directory(self.directory)
@@ -204,12 +208,8 @@ class ShrinkableLog(ReadableLog):
 
     def _settle(self, offset: int, bases: Sequence[int]) -> None:
         """The snapshot is durable. Where there is no room for it the log is as before."""
-        try:
+        with self._failing_unless_full():
             self._snapshots.settle(offset, bases)
-        except BaseException as error:
-            if not (isinstance(error, DiskFailed) and error.lacks_room):
-                self._fail(error)
-            raise
 
     def _sync_written(self) -> int:
         """The group commit's sync, without the lock: the position up to which everything is durable now.
@@ -292,6 +292,16 @@ class ShrinkableLog(ReadableLog):
             self._fail(error)
             raise
 
+    @contextmanager
+    def _failing_unless_full(self) -> Iterator[None]:
+        """As `_failing`, around what leaves everything as it was where only room is lacking."""
+        try:
+            yield
+        except BaseException as error:
+            if not (isinstance(error, DiskFailed) and error.lacks_room):
+                self._fail(error)
+            raise
+
     def _fail(self, error: BaseException) -> None:
         self._failed = True
         self._commit.fail(error)
@@ -321,13 +331,23 @@ class ShrinkableLog(ReadableLog):
         suffixes = segment.existing_suffixes()
         segment.retire()
         for suffix in suffixes:
-            path = segment.path(suffix)
-            self._storage.rename(path, path + names.DELETED)
-            self._deleted.append(_Deleted(now_ms, delay_ms, path + names.DELETED))
+            self._mark(segment.path(suffix), now_ms, delay_ms)
 
     def _mark_snapshot_deleted(self, offset: int, now_ms: int, delay_ms: int) -> None:
-        if (path := self._snapshots.mark_deleted(offset)) is not None:
-            self._deleted.append(_Deleted(now_ms, delay_ms, path))
+        if (path := self._snapshots.let_go(offset)) is not None:
+            self._mark(path, now_ms, delay_ms)
+
+    def _mark(self, path: str, now_ms: int, delay_ms: int) -> None:
+        """The file waits under another name. A full disk, on which files go to make room, may have none for a name:
+        then it does not wait. Whoever has it open keeps it; whoever has not meets what he meets when the delay is 0."""
+        try:
+            self._storage.rename(path, path + names.DELETED)
+        except DiskFailed as error:
+            if not error.lacks_room:
+                raise
+            self._storage.unlink(path)
+        else:
+            self._deleted.append(_Deleted(now_ms, delay_ms, path + names.DELETED))
 
 
 def _bases(old: LogView, chosen: tuple[Segment, ...]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from local import producer_snapshot
 from local.batch_checks import may_have_producers
 from local.errors import Corrupt, LogError, NotFound
 from local.index_files import slices_of
-from local.names import DELETED, LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
+from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.producer_state import ProducerState
 from local.storage import Storage, join
 
@@ -150,14 +150,12 @@ class ProducerFiles:
     def remove_all(self) -> None:
         self._remove(self.offsets())
 
-    def mark_deleted(self, offset: int) -> str | None:
-        """Rename the snapshot at `offset`; its new path, None when there is none."""
+    def let_go(self, offset: int) -> str | None:
+        """Know nothing of the snapshot at `offset` any more; its path, for the caller to remove, None without one."""
         if offset not in self.offsets():
             return None
-        path = self.path(offset)
-        self._storage.rename(path, path + DELETED)
         self._forget(offset)
-        return path + DELETED
+        return self.path(offset)
 
     def _make_durable(self, offset: int) -> None:
         """The snapshot there, which a roll left to the page cache."""

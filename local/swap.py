@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from local import txn_index
+from local.errors import DiskFailed
 from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, TXN_INDEX, segment_file
 from local.storage import Body, Storage, join
 from local.txn_index import AbortedTransaction
@@ -80,12 +81,21 @@ def discard(storage: Storage, directory: str, base_offset: int) -> None:
 
 
 def announce(storage: Storage, directory: str, base_offset: int) -> None:
-    """Step 2: from here on the new segment wins. The caller holds the log's lock: what it stands for is still there."""
-    for suffix in _ALL_THEN_LOG:
-        path = join(directory, segment_file(base_offset, suffix))
-        if suffix != TXN_INDEX or storage.exists(path + CLEANED):
-            storage.rename(path + CLEANED, path + SWAP)
-    storage.sync_directory(directory)
+    """Step 2, but for its sync: from there on the new segment wins. The caller holds the log's lock: what it stands for
+    is still there. Without room for a name nothing is announced, step 1 is undone, and DiskFailed says so.
+    """
+    paths = {suffix: join(directory, segment_file(base_offset, suffix)) for suffix in _ALL_THEN_LOG}
+    storage.unlink(paths[TXN_INDEX] + SWAP)  # one of an undoing that failed would pass for this one's
+    try:
+        for suffix, path in paths.items():
+            if suffix != TXN_INDEX or storage.exists(path + CLEANED):
+                storage.rename(path + CLEANED, path + SWAP)
+    except DiskFailed as error:
+        if error.lacks_room:
+            for path in paths.values():  # the log's never got that name: it is the last
+                storage.unlink(path + SWAP)
+            discard(storage, directory, base_offset)
+        raise
 
 
 def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:

@@ -1,7 +1,8 @@
 """A disk that is full from some effect on: at each effect of a program in turn, and room again a little later.
 
-The log refuses what needs room, reads on, and once there is room takes the very same call; nobody reopens it. What was
-acknowledged is read in the end, then by a log that was closed and opened, then by one that was not closed.
+Directories are full as well. The log refuses what needs room, reads on, and once there is room takes the same call;
+nobody reopens it. What was acknowledged is read in the end, then by a log that was closed and opened, then by one that
+was not closed.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from filling_disk import FillingDisk
 from log_world import SMALL, open_log, read_all
 
+from local import cleaner
 from local.errors import DiskFailed
 from local.log import Durability, Log
+from local.names import CLEANED, SWAP
 from local.producer_state import Producer
 from local.record import Record
 
 MARKER = b"the end of a transaction"
+KEYS = 3
 TRIES = 3  # calls that find the disk full before there is room
 
 
 class Story:
     """A log, what it acknowledged, and steps that are tried until they are taken."""
 
-    def __init__(self, full_from: int | None) -> None:
+    def __init__(self, full_from: int | None, *, is_compacted: bool = False) -> None:
         self.disk = FillingDisk()
-        self.log = open_log(self.disk, replace(SMALL, is_compacted=False))
+        self.log = open_log(self.disk, replace(SMALL, is_compacted=is_compacted))
         self.disk.full_from = full_from
         self.acked: list[bytes | None] = []
         self.start = 0
@@ -47,7 +52,7 @@ class Story:
 
     def append(self, count: int, producer: Producer | None = None) -> None:
         first = len(self.acked)
-        records = [Record(b"k%d" % (at % 3), b"v%d" % at, 5000 + at) for at in range(first, first + count)]
+        records = [Record(b"k%d" % (at % KEYS), b"v%d" % at, 5000 + at) for at in range(first, first + count)]
 
         def act() -> None:
             del self.acked[first:]
@@ -69,8 +74,18 @@ class Story:
         assert [each.last_offset for each in aborted] == [offset]
         self.acked.append(MARKER)
 
+    def clean(self) -> None:
+        now = {"now_ms": 2000, "delete_retention_ms": 1000}
+        self.step(lambda: cleaner.clean(self.log, self.disk, clean_from=0, tombstones_below=0, **now))
+
     def check(self, log: Log) -> None:
+        assert not [name for name in self.disk.names if name.endswith((CLEANED, SWAP))], "no half of a swap stays"
         found = {each.offset: each.value for each in read_all(log, self.start)}
+        if log.settings.is_compacted:
+            newest = range(max(0, len(self.acked) - KEYS), len(self.acked))
+            assert {at: found.get(at) for at in newest} == {at: self.acked[at] for at in newest}
+            assert found == {at: self.acked[at] for at in found if at < len(self.acked)}
+            return
         told = {at: value for at, value in enumerate(self.acked) if at >= self.start and value is not MARKER}
         assert {at: found.get(at) for at in told} == told
 
@@ -97,18 +112,35 @@ def play(full_from: int | None) -> Story:
     return story
 
 
-def test_a_log_that_met_a_full_disk_at_any_effect_goes_on_by_itself() -> None:
-    met, count = 0, play(None).disk.effects
+def play_compacted(full_from: int | None) -> Story:
+    story = Story(full_from, is_compacted=True)
+    for _ in range(2):
+        story.append(15)
+        story.step(lambda: story.log.roll(now_ms=2000))
+        story.append(9)
+        story.step(lambda: story.log.roll(now_ms=2000))
+        story.clean()
+        story.step(lambda: story.log.remove_deleted(2000))
+    story.append(5)
+    story.disk.full_from = None
+    return story
+
+
+@pytest.mark.parametrize("play", [play, play_compacted])
+def test_a_log_that_met_a_full_disk_at_any_effect_goes_on_by_itself(play: Callable[[int | None], Story]) -> None:
+    met, renames, count = 0, 0, play(None).disk.effects
     for full_from in range(count):
         story = play(full_from)
         met += story.disk.refused > 0
+        renames += story.disk.refused_renames
         story.check(story.log)
-        killed = open_log(story.disk, log_start_offset=story.start)
+        killed = open_log(story.disk, story.log.settings, log_start_offset=story.start)
         story.check(killed)
         killed.release()
         assert story.log.close(), full_from
-        again = open_log(story.disk, was_clean=True, log_start_offset=story.start)
+        again = open_log(story.disk, story.log.settings, was_clean=True, log_start_offset=story.start)
         story.check(again)
         assert again.next_offset == len(story.acked)
         again.close()
     assert met > count // 2
+    assert renames > 10
