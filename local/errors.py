@@ -7,6 +7,8 @@ Foreign errors are translated at the one door of their library (the disk's in `l
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 
 class LogError(Exception):
     """Base of the tree. `attempt` in lower case says what was tried; `facts` say where."""
@@ -85,6 +87,28 @@ def describe(attempt: str, facts: dict[str, object]) -> str:
     """One line: the attempt, then ``key=value`` facts; facts that are None are left out."""
     told = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
     return f"{attempt}: {told}" if told else attempt
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def forget_locals(error: E) -> E:
+    """`error`, but what the calls that it ended had in hand is let go of, its causes' too; their lines stay told.
+
+    For whoever keeps an error, and where one refers to itself by way of a frame that it came through: a part of a
+    segment is megabytes, and the collector of such circles counts objects, not bytes.
+    """
+    from traceback import clear_frames
+
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            clear_frames(each.__traceback__)
+            left += each.__cause__, each.__context__
+    return error
 
 
 def _rebuild(kind: type[LogError], attempt: str, facts: dict[str, object]) -> LogError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import tenacity
 
-from local.errors import Unavailable, describe
+from local.errors import Unavailable, describe, forget_locals
 
 if TYPE_CHECKING:
     from remote.retrying_store import RetryPolicy
@@ -26,6 +26,18 @@ def try_again(
 ) -> T:
     """What `attempt` gives, the next time it does. `first` is what its first try raised, which began at `begun_s` of
     the monotonic clock. Raises its last Unavailable, with the number of tries. `facts` tell in the log what it is."""
+    try:
+        found = _tries(policy, attempt, first, begun_s, facts)
+        policy.budget.earn()
+        return found
+    except Unavailable as error:
+        forget_locals(error)  # tenacity keeps every error where the error's own frames refer to it
+        raise
+
+
+def _tries(
+    policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, begun_s: float, facts: dict[str, object]
+) -> T:
     spent_s = time.monotonic() - begun_s
     retrying = tenacity.Retrying(
         stop=_Stop(policy, spent_s),
@@ -43,9 +55,7 @@ def try_again(
         return attempt()
 
     try:
-        found = retrying(next_try)
-        policy.budget.earn()
-        return found
+        return retrying(next_try)
     except Unavailable as error:
         if "attempts" in error.facts:
             raise

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from local.errors import Unavailable
+from local.errors import Unavailable, forget_locals
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -133,12 +133,18 @@ class _Job(Generic[T]):
         try:
             self._value = self._call()
         except BaseException as error:  # noqa: BLE001  # it is the caller's
+            forget_locals(error)
             self._error = error
         self._call = None
 
     def outcome(self) -> T:
-        if self._error is not None:
-            raise self._error
+        """Once: an error that was raised here and is kept here would keep itself."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
         return self._value  # type: ignore[return-value]
 
 

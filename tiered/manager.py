@@ -24,7 +24,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from local.errors import Conflict, InvalidRequest, LogError, NotFound
+from local.errors import Conflict, InvalidRequest, LogError, NotFound, forget_locals
 from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
@@ -503,7 +503,7 @@ class LogManager(
         with self._problems_lock:
             if name not in self._partitions and name not in self._unopened:
                 return  # its topic was deleted
-            known, self.problems = self.problems.get(name), {**self.problems, name: error}
+            known, self.problems = self.problems.get(name), {**self.problems, name: forget_locals(error)}
             if (type(known), getattr(known, "attempt", "")) != (type(error), error.attempt):  # facts change every round
                 _log.error("partition in trouble: partition=%s error=%s", name, error)
 
