@@ -317,8 +317,8 @@ ALERTS: tuple[Alert, ...] = (
         "be read.",
         look=("tiered status", "tiered doctor --problems", "journalctl -u tiered"),
         mend=(
-            "`tiered status` names the error and since when. Where the disk takes not even that report, it says that "
-            "nobody is at work, and the error is in the manager's log and at `/health`.",
+            "`tiered status` names the error and since when. Where the disk takes not even that report, it says "
+            "how old the report of the process at work is, and the error is in that one's log and at `/health`.",
             "No room: [disk full](disk-full.md). A disk that fails: [log dir offline](log-dir-offline.md). The "
             "store: "
             "[store fails](store-fails.md).",

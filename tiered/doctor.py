@@ -7,7 +7,6 @@ remove. What they look at they look at beside a manager at work.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.storage import DiskStorage, Storage
+from tiered.lock_holder import lock_holder
 from tiered.status_report import next_step
 
 if TYPE_CHECKING:
@@ -119,25 +119,6 @@ def surroundings() -> Surroundings:
         files_max=_files_max(),
         lock_holder=lock_holder,
     )
-
-
-def lock_holder(path: str) -> int | None:
-    """The process that holds `path`'s flock, as Linux tells; None where nobody does, or nothing can be told.
-
-    Asked for by looking alone: taking the lock, if only for a moment, could keep a manager from starting.
-    """
-    try:
-        facts = os.stat(path)
-        with open("/proc/locks", encoding="ascii") as locks:
-            lines = locks.read().splitlines()
-    except OSError:
-        return None
-    wanted = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
-    for line in lines:
-        words = line.split()  # 1: FLOCK ADVISORY WRITE 4711 08:01:393 0 EOF
-        if len(words) > 5 and words[1] == "FLOCK" and words[5] == wanted:
-            return int(words[4])
-    return None
 
 
 def _files_max() -> int | None:

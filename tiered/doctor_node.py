@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from local.names import CLEAN_SHUTDOWN, LOCK
 from local.storage import join
 from tiered.doctor import Check, Finding, Patient, State
+from tiered.lock_holder import directory_holder
+from tiered.status_report import holder_line
 from tiered.units import counted, format_bytes, format_ms
 
 if TYPE_CHECKING:
@@ -179,14 +181,20 @@ def work(patient: Patient) -> Iterator[Finding]:
 
     report = read_report([(patient.around.storage, root) for root in patient.config.data_dirs])
     now_ms = patient.around.clock_ms()
+    holder = directory_holder(patient.config.data_dirs, patient.around.lock_holder)
     if report is None:
-        yield Finding(check="work", state=State.OK, what="no manager has left a report yet")
+        what = "no manager has left a report yet" if holder is None else holder_line(holder, None, now_ms)
+        yield Finding(check="work", state=State.OK, what=what)
         return
     age = format_ms(max(0, now_ms - report.seen_ms) // 1000 * 1000)
     if report.seen_ms > now_ms + 60_000:
         yield _bad("work", "the last round lies in the future: this clock was set back", "set the clock by NTP")
     if report.is_at_work(now_ms):
         yield Finding(check="work", state=State.OK, what=f"process {report.pid} did a round {age} ago")
+    elif holder is not None:
+        is_same = holder == report.pid and not report.is_ended
+        state, step = (State.WARNING, "look at its log, and at the room on the disk") if is_same else (State.OK, "")
+        yield Finding(check="work", state=state, what=holder_line(holder, report, now_ms), next_step=step)
     elif report.is_ended:
         yield Finding(check="work", state=State.OK, what=f"nobody is at work; the last one ended in order {age} ago")
     else:

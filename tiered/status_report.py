@@ -6,7 +6,7 @@ a writer meets (an upload that fails), is in the report of the manager at work (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from local.errors import LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
+from tiered.lock_holder import directory_holder, lock_holder
 from tiered.status import PartitionStatus, partition_status
 from tiered.timekeeping import JUMPED
-from tiered.units import counted, format_bytes
+from tiered.units import counted, format_bytes, format_ms
 from tiered.work_report import Trouble, WorkReport, read_report
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Stuck:
 class StatusReport:
     """`partitions` are those with figures, `problems` what keeps others from having some.
 
-    `work` is what the manager that worked last said, None where none did. `kept` is what keeping each partition's
+    `work` is what the manager that worked last said, None where none did; `holder` the process that holds a log
+    directory, None where that is nobody, or cannot be told. `kept` is what keeping each partition's
     objects in the bucket costs, of every topic.
     """
 
@@ -75,6 +77,7 @@ class StatusReport:
     prices: PriceTable
     work: WorkReport | None
     kept: Mapping[TopicPartition, KeepingDollars]
+    holder: int | None = None
 
     @property
     def is_healthy(self) -> bool:
@@ -83,8 +86,20 @@ class StatusReport:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a manager does rounds over this directory."""
+        """Whether somebody works in this directory: says so, or holds it and could not say so."""
+        return self.is_reported or self.holder is not None
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a manager said a short while ago that it does rounds."""
         return self.work is not None and self.work.is_at_work(self.now_ms)
+
+    @property
+    def silent_holder(self) -> str | None:
+        """What is told of a process that holds the directory without a word of late; None where there is none."""
+        if self.holder is None or self.is_reported:
+            return None
+        return holder_line(self.holder, self.work, self.now_ms)
 
 
 def status_report(
@@ -95,10 +110,11 @@ def status_report(
     stuck_after_ms: int = STUCK_AFTER_MS,
     storage: Storage | None = None,
     may_ask: bool = True,
+    holder_of: Callable[[str], int | None] = lock_holder,
 ) -> StatusReport:
     """The report for some topics (None: all). Changes nothing. Raises NotFound for a topic that is not there.
 
-    Unless it `may_ask` no request is sent for it.
+    Unless it `may_ask` no request is sent for it. `holder_of` tells who holds a lock file.
     """
     from tiered.keeping import keeping_costs
     from tiered.price_file import configured_prices
@@ -112,6 +128,8 @@ def status_report(
     problems = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     disk = storage or DiskStorage()
     work = read_report([(disk, root) for root in manager.config.data_dirs])
+    holder = directory_holder(manager.config.data_dirs, holder_of)
+    is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
     told = work.troubles if work is not None else ()
     known = {each.name: each for each in told if names is None or each.topic is None or each.topic in names}
     stuck = [
@@ -121,7 +139,7 @@ def status_report(
     ]
     in_trouble = {each.partition for each in stuck}
     quiet = [each for name, each in found.items() if name not in in_trouble]  # of the others we know already why
-    stuck += _late(quiet, now_ms - stuck_after_ms, is_at_work=work is not None and work.is_at_work(now_ms))
+    stuck += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
         now_ms=now_ms,
         topics=tuple(sorted(chosen, key=lambda each: each.name)),
@@ -131,6 +149,7 @@ def status_report(
         prices=prices,
         work=work,
         kept=keeping_costs(manager, prices),
+        holder=holder,
     )
 
 
@@ -146,6 +165,15 @@ def snapshots_at_hand(
         except LogError:
             continue  # a disk that failed this moment: its trouble is among the problems with the next round
     return found
+
+
+def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
+    """What is told of a process that holds a log directory, where its report is old, another's, or not there."""
+    begin = f"process {holder} is at work here"
+    if work is None or work.is_ended or work.pid != holder:
+        return f"{begin}, and has left no report of its rounds"
+    age = format_ms(max(0, now_ms - work.seen_ms) // 1000 * 1000)
+    return f"{begin}; its report is {age} old: a round lasts that long, or the disk has no room for the next"
 
 
 def next_step(kind: str) -> str:

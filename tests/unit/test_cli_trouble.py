@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from local.errors import AccessDenied, Fenced, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, DiskFailed, Fenced, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.cli.main import invoke
+from tiered.cli.session import now_ms
 from tiered.config import Config
 from tiered.manager import LogManager
 from tiered.web.site import Site
+from tiered.work_report import WorkJournal
+from tiered.worker import Worker
 
 
 @pytest.fixture
@@ -273,3 +276,27 @@ def test_without_any_credentials_the_disk_is_shown_and_why_the_bucket_is_not(
     assert status == 200
     assert "no credentials" in str(page)
     assert "not known yet" in str(page)
+
+
+def test_a_manager_that_finds_no_room_for_its_report_is_at_work_all_the_same(home: Path, capfd, monkeypatch) -> None:
+    """A full disk that others filled: status, the pages and the doctor go by who holds the directory."""
+
+    def full(*words: object) -> None:
+        raise DiskFailed("writing", cause="enospc")
+
+    config, hour = Config.load(str(home / "tiered.toml"), {}, os.environ), 3_600_000
+    with LogManager.open(config, now_ms=now_ms() - hour) as manager:
+        worker = Worker(manager, now_ms=now_ms() - hour, interval_ms=30_000)
+        worker.round(now_ms() - hour)
+        monkeypatch.setattr(WorkJournal, "keep", full)
+        worker.round(now_ms())
+        capfd.readouterr()
+        assert invoke(["status"]) == 0
+        told = f"process {os.getpid()} is at work here; its report is "
+        assert told in capfd.readouterr().err
+        assert invoke(["doctor", "--no-probe"]) == 3
+        assert told in capfd.readouterr().out
+        status, _, page = Site(manager, now_ms, deadline_s=60).answer("/")
+    assert status == 200
+    assert f"P{told[1:]}" in page
+    assert "Nobody is at work" not in page

@@ -13,9 +13,9 @@ from local.errors import AccessDenied, DiskFailed, LogError, NotFound, Unavailab
 from local.names import TopicPartition
 from remote.memory_store import MemoryStore
 from tiered.status_report import StatusReport, status_report
-from tiered.status_rows import partition_row, topic_row
+from tiered.status_rows import partition_row, status_facts, topic_row
 from tiered.timekeeping import Doubt
-from tiered.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, read_report
+from tiered.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, WorkReport, read_report
 from tiered.worker import Worker
 
 MINUTE = 60_000
@@ -284,6 +284,38 @@ def test_a_disk_that_refuses_the_report_ends_no_work(world: World, monkeypatch) 
         monkeypatch.setattr(WorkJournal, "keep", full)
         worker.round(NOW)
         worker.end(NOW)
+
+
+WORKED = WorkReport(pid=4711, started_ms=NOW, round_ms=NOW, interval_ms=30_000)
+
+
+@pytest.mark.parametrize(
+    ("work", "holder", "after_ms", "is_at_work", "told"),
+    [
+        (WORKED, 4711, MINUTE, True, None),
+        (WORKED, None, MINUTE, True, None),
+        (WORKED, None, HOUR, False, None),
+        (WORKED, 4711, HOUR, True, "its report is 1h old"),
+        (WORKED, 4712, HOUR, True, "process 4712 is at work here, and has left no report"),
+        (msgspec.structs.replace(WORKED, is_ended=True), 4712, HOUR, True, "left no report"),
+        (msgspec.structs.replace(WORKED, is_ended=True), None, MINUTE, False, None),
+        (None, 4712, 0, True, "left no report"),
+        (None, None, 0, False, None),
+    ],
+)
+def test_whoever_holds_the_directory_is_at_work_whatever_could_be_written(
+    world: World, work: WorkReport | None, holder: int | None, after_ms: int, is_at_work: bool, told: str | None
+) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 20)
+    if work is not None:
+        world.disk.create(f"./data/{FILE}").append(msgspec.json.encode(work))
+    report = looked(world, NOW + after_ms, holder_of={"./data/.lock": holder}.get)
+    assert report.is_at_work is is_at_work
+    assert (told is None) is (report.silent_holder is None)
+    assert (told or "") in (report.silent_holder or "")
+    assert status_facts(report)["is_at_work"] is is_at_work
 
 
 def test_a_round_that_the_disk_breaks_off_is_noted_and_the_next_one_goes_on(world: World, monkeypatch) -> None:

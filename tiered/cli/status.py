@@ -149,8 +149,8 @@ def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
     if has_words:
         for line in paused_lines(report):
             session.say(line)
-    if has_words and report.work is not None:
-        session.say(_work(report))
+    if has_words and (at_work := _work(report)) is not None:
+        session.say(at_work)
 
 
 def paused_lines(report: StatusReport) -> list[str]:
@@ -183,8 +183,9 @@ def _line(stuck: Stuck, report: StatusReport) -> str:
     return f"{stuck.what}{lasted}{tries}; next: {stuck.next_step}"
 
 
-def _work(report: StatusReport) -> str:
-    assert report.work is not None, "the caller looked"
+def _work(report: StatusReport) -> str | None:
+    if report.silent_holder is not None or report.work is None:
+        return report.silent_holder
     age = format_ms(max(0, report.now_ms - report.work.seen_ms) // 1000 * 1000)
     return f"the manager at work did a round {age} ago" if report.is_at_work else f"nobody is at work, since {age}"
 

@@ -224,7 +224,9 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
 
 
 def _work(report: StatusReport) -> Html:
-    work = report.work
+    work, silent = report.work, report.silent_holder
+    if silent is not None:
+        return tag("p", f"{silent[0].upper()}{silent[1:]}.")
     if work is None:
         return tag("p", "No round of work was done here yet.")
     age = lasted(report.now_ms - work.seen_ms)
