@@ -164,7 +164,13 @@ class Daemon:
 
     def wait_until_copied(self, topic: str) -> None:
         line = f'tiered_remote_copy_lag_segments{{topic="{topic}"}} 0'
-        self.wait_for(lambda: True if line in self.ask("metrics")[1].splitlines() else None, f"{topic} in the bucket")
+        before = self.ask("metrics")[1]
+
+        def told() -> bool | None:
+            text = self.ask("metrics")[1]  # as good as new for a second: the first may be of the time before
+            return True if text != before and line in text.splitlines() else None
+
+        self.wait_for(told, f"{topic} in the bucket")
 
     def wait_for(self, look: Callable[[], T | None], what: str) -> T:
         try:

@@ -84,7 +84,7 @@ def test_what_an_actor_starts_beside_itself_neither_takes_the_baton_nor_outlives
     def body(actor: Actor) -> None:
         helper = threading.Thread(target=ask, args=(GatedStore(Life(actor)),), daemon=True)
         helper.start()
-        helper.join(2)
+        helper.join(60)
         told.append(helper.is_alive())
 
     race.spawn("a", body)

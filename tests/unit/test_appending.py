@@ -14,7 +14,7 @@ from local.record import Record
 from local.settings import LogSettings
 from tiered.appending import append_shares, flush_all
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 NAMES = [TopicPartition("t", number) for number in range(3)]
 
 

@@ -71,7 +71,7 @@ def test_a_round_cleans_a_bounded_number_of_logs_and_every_log_gets_its_turn(wor
 def test_several_threads_clean_several_logs_at_the_same_time_and_the_result_is_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, together = cleaner.clean, threading.Barrier(3, timeout=20)
+    real, together = cleaner.clean, threading.Barrier(3, timeout=60)
 
     def meet(*args: object, **kw: object) -> object:
         together.wait()  # three passes are under way at once, or this breaks

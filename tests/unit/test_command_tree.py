@@ -214,7 +214,7 @@ def test_run_ui_serves_the_pages_of_the_manager_at_work(
         assert told is not None
         for headers in ({}, {"Authorization": "Bearer a token long enough"}):
             try:
-                with urllib.request.urlopen(urllib.request.Request(told[1], headers=headers), timeout=10) as answer:
+                with urllib.request.urlopen(urllib.request.Request(told[1], headers=headers), timeout=60) as answer:
                     seen.append((answer.status, answer.read().decode()))
             except urllib.error.HTTPError as refused:
                 with refused:

@@ -243,7 +243,7 @@ def test_who_waits_for_anothers_fetch_does_not_wait_for_the_disk() -> None:
         def keep(self, name: str, number: int, body: Body) -> None:
             if number != WHOLE:
                 fetched.set()
-                assert served.wait(10), "the other reader waits for this"
+                assert served.wait(60), "the other reader waits for this"
             super().keep(name, number, body)
 
     disk = ModelDisk()
@@ -251,9 +251,9 @@ def test_who_waits_for_anothers_fetch_does_not_wait_for_the_disk() -> None:
     partition = RemotePartition(store, PREFIX, ChunkCache(), disk=Slow(disk, ROOT, 1 << 20))
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(partition.warm, row, 0, len(BODY))
-        assert fetched.wait(10)
+        assert fetched.wait(60)
         assert bytes(partition.read(row, 0, len(BODY))) == BODY
         served.set()
-        ahead.result(10)
+        ahead.result(60)
     kept = DiskCache(disk, ROOT, 1 << 20)
     assert kept.size_bytes == len(BODY) + row.indexes_bytes

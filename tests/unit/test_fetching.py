@@ -29,7 +29,7 @@ class SlowStore:
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         self.asked += [(key, each) for each in ranges]
-        assert self.gate.wait(30)
+        assert self.gate.wait(60)
         if self.is_broken:
             raise Unavailable("the store is away")
         return self.inner.get_ranges(key, ranges)

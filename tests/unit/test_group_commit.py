@@ -10,7 +10,7 @@ import pytest
 from local.errors import DiskFailed
 from local.group_commit import GroupCommit
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class Disk:

@@ -48,7 +48,7 @@ def test_every_log_is_loaded_once_and_told_of(threads: int) -> None:
 
 def test_directories_and_their_threads_work_at_the_same_time() -> None:
     """Two threads a directory, two directories: four meet at the barrier, or nobody gets past it."""
-    barrier = threading.Barrier(4, timeout=30)
+    barrier = threading.Barrier(4, timeout=60)
 
     def open_log(name: TopicPartition):
         barrier.wait()

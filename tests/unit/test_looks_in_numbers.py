@@ -149,7 +149,7 @@ def test_far_away_all_topics_wait_beside_each_other(world: World) -> None:
     met = threading.Barrier(len(held))
 
     def wait(each: Partition) -> LogError | None:
-        met.wait(10)
+        met.wait(60)
         return None
 
     with manager:

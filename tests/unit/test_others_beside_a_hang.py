@@ -23,7 +23,7 @@ OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
 OTHER = TopicPartition("o", 0)
 KEY = "remote.encryption.key.id"
 RING = ";".join(f"{name} {base64.b64encode(name.encode() * 16).decode()}" for name in ("k1", "k2"))
-RETURNS_S = 5.0  # in a thread of its own: who is not back by then waits for the store
+RETURNS_S = 20.0  # in a thread of its own: who is not back by then waits for the store
 
 Deed = Callable[[LogManager], object]
 

@@ -88,7 +88,7 @@ class Slow(MemoryStore):
             self.gets += 1
             fails, self.left = self.left > 0, self.left - 1
         self.begun.release()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         if fails:
             raise Unavailable("reading an object")
         return super().get(key)
@@ -101,7 +101,7 @@ def test_readers_of_one_page_share_one_get():
     pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
     with ThreadPoolExecutor(8) as pool:
         reading = [pool.submit(pages.rows, spill) for _ in range(8)]
-        assert slow.begun.acquire(timeout=20)
+        assert slow.begun.acquire(timeout=60)
         slow.go.set()
         found = [each.result() for each in reading]
     assert slow.gets == 1
@@ -115,7 +115,7 @@ def test_readers_that_waited_for_a_get_that_failed_read_by_themselves():
     pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(pages.rows, spill)
-        assert slow.begun.acquire(timeout=20)
+        assert slow.begun.acquire(timeout=60)
         others = [pool.submit(pages.rows, spill) for _ in range(3)]
         slow.go.set()
         with pytest.raises(Unavailable):

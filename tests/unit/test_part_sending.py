@@ -27,7 +27,7 @@ def test_all_uploads_share_the_places():
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        gate.acquire(timeout=10)
+        gate.acquire(timeout=60)
         with lock:
             now[0] -= 1
         return sent(number, body)
@@ -36,7 +36,7 @@ def test_all_uploads_share_the_places():
         running = [uploads.submit(sender.send, [b"x"] * 5, send) for _ in range(3)]
         for _ in range(15):
             gate.release()
-        assert [len(each.result(timeout=10)) for each in running] == [5, 5, 5]
+        assert [len(each.result(timeout=60)) for each in running] == [5, 5, 5]
     assert most[0] <= 2
 
 
@@ -52,7 +52,7 @@ def test_an_upload_makes_one_part_more_than_it_has_places_for():
 
     def send(number, body):
         if number == 1:
-            assert second.wait(10), "the next part is made while the first is on its way"
+            assert second.wait(60), "the next part is made while the first is on its way"
             seen.extend(made)
         return sent(number, body)
 

@@ -283,7 +283,7 @@ class MeetingStore(WatchedStore):
             self.most = max(self.most, self._under_way)
         try:
             if meets:
-                self._barrier.wait(10)
+                self._barrier.wait(60)
             return super().get(key)
         finally:
             with self._count:

@@ -42,7 +42,7 @@ class Hasty(MemoryStore):
         if any(True for _ in self.list(key)):
             raise AlreadyExists("creating an object", key=key)
         if body.startswith(b"tiered probe by"):
-            self._looked.wait(5)
+            self._looked.wait(60)
         self.put(key, body)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_the_threads_of_abandoned_calls_are_bounded_and_come_back(hanging):
         store.get("a")
     assert watchdog.abandoned == 3
     hanging.release.set()
-    for _ in range(500):
+    for _ in range(30_000):
         if watchdog.abandoned == 0:
             break
         time.sleep(0.002)
@@ -157,12 +158,13 @@ def test_waiting_for_other_uploads_is_no_hanging_of_the_store():
         yield b"x"
 
     inner = Counting()
-    store = WatchedStore(inner, deadlines=SHORT, uploads_max=2)
+    stall_s = 1.0  # those that may go on do so within that, also on a busy machine
+    store = WatchedStore(inner, deadlines=replace(SHORT, upload_stall_s=stall_s), uploads_max=2)
     with ThreadPoolExecutor(3) as threads:
         uploads = [threads.submit(store.upload, key, UploadSource(parts=parts)) for key in ("a", "b", "c")]
-        assert began.acquire(timeout=10)
-        assert began.acquire(timeout=10)
-        done, _ = wait(uploads, timeout=SHORT.upload_stall_s * 3)
+        assert began.acquire(timeout=60)
+        assert began.acquire(timeout=60)
+        done, _ = wait(uploads, timeout=stall_s * 1.5)
         assert not done
         assert len(most) == 2
         going_on.set()
@@ -196,8 +198,8 @@ def test_an_abandoned_upload_is_given_no_further_part():
     with pytest.raises(Unavailable, match="no answer"):
         store.upload("a", UploadSource(parts=lambda: iter([b"x"] * 9)))
     resumed.set()
-    assert ended.wait(10)
-    assert asked == [0]
+    assert ended.wait(60)
+    assert asked in ([0], []), "none at all where it was given up before it began"
     assert list(inner.list("")) == []
 
 

@@ -77,14 +77,16 @@ def test_bytes_that_trickle_in_prolong_nothing(impatient: None, begun: bytes) ->
         raise AssertionError("it was waited for all the time")
 
 
-def test_who_asks_no_more_is_hung_up_on(impatient: None) -> None:
+def test_who_asks_no_more_is_hung_up_on(monkeypatch) -> None:
+    monkeypatch.setattr(BoundConnection, "idle_s", SOON_S)
     with served() as server, Raw(server) as client:
-        assert client.get().answer() == (200, f"{SECRET} /")
-        assert client.get("/again").answer() == (200, f"{SECRET} /again"), "a connection serves more than one request"
+        client.get().get("/again")
+        assert client.answer() == (200, f"{SECRET} /")
+        assert client.answer() == (200, f"{SECRET} /again"), "a connection serves more than one request"
         assert client.rest() == b""
 
 
-def test_an_answer_may_take_longer_than_a_request(impatient: None, monkeypatch) -> None:
+def test_an_answer_may_take_longer_than_a_request(monkeypatch) -> None:
     monkeypatch.setattr(BoundConnection, "exchange_s", LIMIT_S)
     goes_on = threading.Event()
 
@@ -95,6 +97,7 @@ def test_an_answer_may_take_longer_than_a_request(impatient: None, monkeypatch) 
     with served(pages=pages) as server, Raw(server) as client:
         client.get()
         until(lambda: bool(server._server.server_state.tasks))
+        monkeypatch.setattr(BoundConnection, "head_s", SOON_S)
         for _ in range(2):
             with Raw(server) as clock:
                 assert clock.rest() == b"", "so long a request is waited for"
@@ -102,13 +105,17 @@ def test_an_answer_may_take_longer_than_a_request(impatient: None, monkeypatch) 
         assert client.answer() == (200, f"{SECRET} /")
 
 
-def test_who_does_not_read_an_answer_is_hung_up_on(impatient: None) -> None:
-    with (
-        served(pages=lambda target: (HTTPStatus.OK, "text/plain", "x" * 20_000_000)) as server,
-        Raw(server, receives_bytes=4096) as client,
-    ):
+def test_who_does_not_read_an_answer_is_hung_up_on(monkeypatch) -> None:
+    monkeypatch.setattr(BoundConnection, "idle_s", SOON_S)  # all of it is on its way: the next request is waited for
+    answered = threading.Event()
+
+    def pages(target: str) -> tuple[HTTPStatus, str, str]:
+        answered.set()
+        return HTTPStatus.OK, "text/plain", "x" * 20_000_000
+
+    with served(pages=pages) as server, Raw(server, receives_bytes=4096) as client:
         client.get()
-        until(lambda: held(server) == 1)
+        assert answered.wait(LIMIT_S)
         until(lambda: held(server) == 0)
 
 

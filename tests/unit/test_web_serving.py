@@ -91,6 +91,7 @@ def test_an_answer_that_is_being_made_ends_before_the_server_does() -> None:
         return HTTPStatus.OK, "text/plain", SECRET
 
     with served(pages=slow) as server, Raw(server) as client, Raw(server) as idle:
+        server._server.config.timeout_graceful_shutdown = int(LIMIT_S)
         client.get()
         assert reached.wait(LIMIT_S)
         closing = threading.Thread(target=server.close)
