@@ -224,11 +224,12 @@ class TierTasks:
             return False
         hands.opener.pauses.refresh()
         hands.opener.check_store(now_ms)
-        slices: list[Slice] = []
+        looks: list[tuple[Slice, Sequence[Decision]]] = []
 
         def decide(snapshot: PartitionSnapshot) -> Sequence[Decision]:
-            slices.append(choose(plan_partition(snapshot)))
-            return slices[-1].decisions
+            planned = plan_partition(snapshot)
+            looks.append((choose(planned), planned))
+            return looks[-1][0].decisions
 
         applied = apply_in_task(
             held,
@@ -242,11 +243,13 @@ class TierTasks:
         if applied is None:
             return False
         held.check_not_fenced()
-        if slices[-1].leaves:
+        chosen, planned = looks[-1]
+        if chosen.leaves:
             self._wants_copier.add(held.name)  # whose trouble, if it has one, is its own
-        else:
-            self._forget(held.name)  # also where nothing was left to do: what was in the way went by itself
-        return slices[-1].has_more and bool(applied.done)
+        elif chosen.decisions or not any(isinstance(each, CleanLog) for each in planned):
+            # Also where nothing was left to do: what was in the way went by itself. A log to be cleaned copies later.
+            self._forget(held.name)
+        return chosen.has_more and bool(applied.done)
 
     def _must_stop(self, held: Partition) -> bool:
         is_online = self._hands.directories.is_online(held.name)

@@ -564,3 +564,24 @@ def test_a_machine_without_its_bucket_takes_up_its_partitions_by_tasks(world: Wo
         _finish(manager, HangingStore(world.store))
         assert manager.problems == {}
         assert len(_head(manager).segments) == 3
+
+
+def test_a_copy_in_trouble_is_in_trouble_while_its_log_has_to_be_cleaned_first(
+    world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(key: str, source: UploadSource) -> None:
+        raise Unavailable("storing an object, the store cannot be reached", key=key)
+
+    with _started(world, store, cleanup_policy="compact") as manager:
+        monkeypatch.setattr(world.store, "upload", fail)
+        send(manager, 100, start=60)
+        manager.roll("t", now_ms=NOW)
+        manager.tick(NOW, waits=False)  # the copier is to have another turn, in which there is nothing for it to do
+        store.let_go()
+        assert manager.wait_for_tasks(LIMIT_S)
+        assert any(isinstance(each, CleanLog) for each in manager.plan(NOW).decisions[NAME])
+        assert NAME in manager.problems
+        monkeypatch.undo()
+        _finish(manager, store)
+        assert not manager.problems
+        assert _head(manager).taken_upto == 160
