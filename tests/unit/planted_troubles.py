@@ -385,7 +385,7 @@ SCENES = (
         alert="TieredRoundsFail",
         plant=_there_is_no_room_for_a_checkpoint,
         mend=_there_is_room,
-        told={"tiered status": "nobody is at work, since 20m"},
+        told={"tiered status": "is at work here; its report is 20m old"},
         also=frozenset({"TieredDiskFull"}),
     ),
 )
