@@ -254,6 +254,21 @@ def test_what_init_writes_can_be_read_whatever_the_options_hold(home: Path) -> N
     assert not (home / "b").exists()
 
 
+def test_an_option_that_is_a_table_is_given_as_json(home: Path, capfd) -> None:
+    tables = {"client_kwargs": {"region_name": "eu-é"}, "config_kwargs": {"read_timeout": 60, "s3": {"x": True}}}
+    given = [word for name, table in tables.items() for word in ("--option", f"{name}={json.dumps(table)}")]
+    assert invoke(["init", "c", "--no-probe", "--remote", "s3://b", *given]) == 0
+    assert Config.load(str(home / "c" / "tiered.toml")).remote_options == tables
+    capfd.readouterr()
+    assert invoke(["init", "d", "--no-probe", "--remote", "s3://b", "--option", "config_kwargs={hunter2"]) == Exit.USAGE
+    err = capfd.readouterr().err
+    assert "JSON object: name=config_kwargs" in err
+    assert "hunter2" not in err
+    secret = 'client_kwargs={"aws_secret_access_key": "hunter2"}'
+    assert invoke(["init", "e", "--no-probe", "--remote", "s3://b", "--option", secret]) == Exit.USAGE
+    assert "hunter2" not in capfd.readouterr().err
+
+
 def test_the_last_resort_is_one_line_and_tells_how_to_see_more(home: Path, capfd, monkeypatch) -> None:
     def fails(*words: object) -> None:
         raise ZeroDivisionError("hunter2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -300,3 +301,31 @@ def test_a_manager_that_finds_no_room_for_its_report_is_at_work_all_the_same(hom
     assert status == 200
     assert f"P{told[1:]}" in page
     assert "Nobody is at work" not in page
+
+
+def test_where_nothing_is_the_status_says_so_and_how_a_lost_disk_is_made_good(home: Path, capfd) -> None:
+    shutil.rmtree(home / "data")
+    capfd.readouterr()
+    assert invoke(["status"]) == 0
+    err = capfd.readouterr().err
+    assert "no topic is here; next: tiered topic create NAME" in err
+    assert f"tiered restore TOPIC --to {home}/data --take-over" in err
+    assert invoke(["-q", "status"]) == 0
+    assert invoke(["status", "-o", "json"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "nothing changed; next: tiered run --once"),
+        (["--at", "+8d"], "nothing changed"),
+        (["-X", "segment.ms=1"], "nothing changed; next: the same with --out FILE, then tiered apply FILE"),
+        (["-X", "segment.ms=1", "--at", "+8d"], "nothing changed"),
+        (["--out", "p"], "nothing changed; saved p; next: tiered apply p"),
+    ],
+)
+def test_a_plan_says_only_that_next_which_does_what_it_shows(home: Path, capfd, words: list[str], told: str) -> None:
+    capfd.readouterr()
+    assert invoke(["plan", *words]) == 0
+    assert capfd.readouterr().err.splitlines()[-1] == told

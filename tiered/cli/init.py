@@ -87,7 +87,6 @@ def _file_above(path: str) -> str | None:
 def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str, str] | None = None) -> str:
     """The text of a new ``tiered.toml``: tiering is on for every topic, all else is Kafka's default, or `defaults`."""
     own = {name: text for name, text in (defaults or {}).items() if name != "remote.storage.enable"}
-    inline = ", ".join(f"{_toml(name)} = {_toml(value)}" for name, value in options.items())
     return "\n".join(
         (
             "# Where the logs are, where closed segments go, and what every topic gets unless it says otherwise.",
@@ -96,7 +95,7 @@ def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str
             "",
             "[remote]",
             f"url = {_toml(url)}",
-            *([f"options = {{ {inline} }}"] if options else []),
+            *([f"options = {_toml(options)}"] if options else []),
             "",
             "[defaults]",
             '"remote.storage.enable" = true',
@@ -107,7 +106,9 @@ def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str
 
 
 def _toml(value: object) -> str:
-    """A text or a switch as TOML, whose escapes are JSON's, except that it knows no surrogate pairs."""
+    """A value as TOML, whose escapes are JSON's, except that it knows no surrogate pairs; a table is an inline one."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_toml(name)} = {_toml(each)}' for name, each in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -62,13 +62,19 @@ def plan(
         session.say("nothing to do" + (" for the others" if problems else ""))
     else:
         session.say(_money(priced))
-    following = "next: tiered run --once" if out is None else f"saved {out}{_applied_by(out, at_ms > made_ms)}"
     if out is not None or not priced.plan.is_empty:
-        session.say(f"nothing changed; {following}")
+        is_what_if = bool(settings or session.overrides)
+        session.say(f"nothing changed{_following(out, is_later=at_ms > made_ms, is_what_if=is_what_if)}")
 
 
-def _applied_by(out: str, is_for_later: bool) -> str:
-    return ", to look at: one for a later moment is not applied" if is_for_later else f"; next: tiered apply {out}"
+def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
+    """What does what was planned: `run` by the settings as they are, a kept plan by those it was asked with."""
+    if out is not None:
+        later = ", to look at: one for a later moment is not applied"
+        return f"; saved {out}{later if is_later else f'; next: tiered apply {out}'}"
+    if is_later:
+        return ""
+    return f"; next: {'the same with --out FILE, then tiered apply FILE' if is_what_if else 'tiered run --once'}"
 
 
 def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -158,7 +159,19 @@ UNNAMED = "--option is for --remote URL, which is not given; the configured buck
 
 
 def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
-    """A click callback: repeated ``name=value`` as options for the store's client; true and false are switches."""
+    """A click callback: repeated ``name=value`` as options for the store's client; true and false are switches, and a
+    table (``client_kwargs={"region_name": "eu-central-1"}``) is a JSON object."""
     switches: dict[str, object] = {"true": True, "false": False}
     pairs = (parse_setting(value, parameter.opts[0]) for value in values)
-    return {key: switches.get(value, value) for key, value in pairs}
+    return {
+        key: _table(parameter.opts[0], key, value) if value.startswith("{") else switches.get(value, value)
+        for key, value in pairs
+    }
+
+
+def _table(option: str, name: str, text: str) -> dict[str, object]:
+    """Raises InvalidRequest, without the text: a secret may be in it."""
+    try:
+        return dict(json.loads(text))
+    except ValueError:
+        raise InvalidRequest(f"reading {option}, what begins with {{ has to be a JSON object", name=name) from None

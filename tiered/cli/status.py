@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -82,6 +83,8 @@ def status(
         if sync is not None and output != "json":
             _print_sync(session, sync, output)
         _tell(session, report, has_words=output == "table")
+        if not report.topics and output == "table":
+            session.say(_nothing_here(session))
         return report.is_healthy
 
     if not watch:
@@ -151,6 +154,13 @@ def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
             session.say(line)
     if has_words and (at_work := _work(report)) is not None:
         session.say(at_work)
+
+
+def _nothing_here(session: Session) -> str:
+    """Of an empty place: it is new, or its disk was lost, which the bucket knows nothing of."""
+    config = session.config()
+    lost = f"; where a disk was lost: tiered restore TOPIC --to {shlex.quote(config.data_dirs[0])} --take-over"
+    return f"no topic is here; next: tiered topic create NAME{'' if config.remote_url is None else lost}"
 
 
 def paused_lines(report: StatusReport) -> list[str]:
