@@ -159,15 +159,18 @@ def _of_head(held: Partition) -> Iterator[Finding]:
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
-    """Pins that hold objects for long, and those that ended and that nobody has removed."""
+    """Pins that hold objects for long, and those that ended and that nobody has removed; a fork's outlives its end."""
     if patient.store is None:
         return
     looked_at = [each for each in held if isinstance(each.metadata, MetadataLog)]
-    count = 0
+    count = forks = 0
     for each in looked_at[:PARTITIONS_LOOKED_AT]:
         for pin in list_pins(patient.store, each.prefix):
-            count += 1
             left_ms = pin.expires_ms - now_ms
+            if pin.fork is not None and left_ms <= 0:
+                forks += 1
+                continue
+            count += 1
             if left_ms > PIN_MS_LONG:
                 what = f"{each.name}: pinned by {pin.holder} for another {format_ms(left_ms // 1000 * 1000)}"
                 step = f"nothing it names is deleted until then; delete {each.prefix}{pin.key} if nobody reads by it"
@@ -177,7 +180,8 @@ def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[
                 step = "it holds nothing; the next collection of heads removes it"
                 yield Finding(check="pins", state=State.WARNING, what=what, next_step=step)
     more = f", of the first {PARTITIONS_LOOKED_AT} partitions" if len(looked_at) > PARTITIONS_LOOKED_AT else ""
-    yield Finding(check="pins", state=State.OK, what=f"{counted(count, 'reader')} with a hold on heads{more}")
+    forked = f", {counted(forks, 'fork')} of partitions" if forks else ""
+    yield Finding(check="pins", state=State.OK, what=f"{counted(count, 'reader')} with a hold on heads{forked}{more}")
 
 
 def _store(patient: Patient) -> ObjectStore:

@@ -7,9 +7,9 @@ its name alone means one that lives.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from remote.catalog import RemotePartitionName
+from remote.catalog import RemotePartitionName, partitions_of
 from remote.metadata_log import MetadataLog
 from remote.store import ObjectStore
 
@@ -29,6 +29,12 @@ def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) ->
             gone = {topic_id for topic_id, first in of_the_name.items() if _is_deleted(store, first)}
             dead |= gone if len(gone) < len(of_the_name) else set()
     return [name for name in names if name.topic_id not in dead]
+
+
+def living_ids(store: ObjectStore, topic: str, topic_ids: Iterable[str]) -> list[str]:
+    """Those of the topics of that name that were not deleted, by their first partition's newest head."""
+    firsts = ((each, partitions_of(store, topic, each)[:1]) for each in topic_ids)
+    return [each for each, first in firsts if not any(_is_deleted(store, name) for name in first)]
 
 
 def _is_deleted(store: ObjectStore, name: RemotePartitionName) -> bool:

@@ -14,6 +14,7 @@ from local.errors import Unavailable
 from local.names import CLEAN_SHUTDOWN, TopicPartition
 from local.record import Record
 from local.storage import DiskStorage, Space
+from remote.catalog import list_partitions
 from remote.fsspec_store import open_store
 from remote.keys import PROBES
 from remote.memory_store import MemoryStore
@@ -22,6 +23,7 @@ from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.config import Config, file_url
 from tiered.doctor import Finding, Patient, State, Surroundings, examine, lock_holder, run_checks, surroundings
+from tiered.forking import plan_fork, run_fork
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 from tiered.work_report import WorkJournal
@@ -306,6 +308,16 @@ def test_pins_that_hold_for_long_or_were_left(config: Config, days: int, words: 
     found = only(ills(config), "pins", State.WARNING)
     assert words in found.what
     assert "a job" in found.what
+
+
+def test_what_stays_of_a_fork_is_no_trouble(config: Config) -> None:
+    """Its announcement outlives the end of its pin, which says 1970."""
+    store = open_store(config.remote_url, {})
+    names = list_partitions(store)
+    run_fork(store, plan_fork(store, names, "f", known=[]), now_ms=now_ms)
+    found = [each for each in examine(config) if each.check == "pins"]
+    assert [each.state for each in found] == [State.OK]
+    assert f"0 readers with a hold on heads, {len(names)} forks of partitions" in found[0].what
 
 
 def test_a_disk_that_is_behind_the_bucket(config: Config) -> None:

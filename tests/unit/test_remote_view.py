@@ -189,6 +189,17 @@ def test_topic_create_warns_of_a_name_that_the_bucket_holds_already(home: Path, 
         assert ("--topic-id" in err) == is_warned
 
 
+def test_topic_create_warns_of_no_name_whose_topics_were_deleted(home: Path, capfd) -> None:
+    for where in (".", "again"):
+        assert invoke(["-C", where, "topic", "delete", "orders", "--yes"]) == 0
+    assert invoke(["-q", "run", "--once"]) == 0
+    assert invoke(["-C", "again", "-q", "run", "--once"]) == 0
+    capfd.readouterr()
+    assert invoke(["topic", "create", "orders"]) == 0
+    assert "warning" not in capfd.readouterr().err
+    assert invoke(["consume", "orders", "--remote", f"file://{home}/bucket"]) == 0
+
+
 def test_consume_takes_the_topic_id_that_it_is_told(home: Path, capfd) -> None:
     ids = sorted(name.removeprefix("orders-") for name in os.listdir(home / "bucket") if name.startswith("orders-"))
     words = ["consume", "orders", "--remote", f"file://{home}/bucket"]

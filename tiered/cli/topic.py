@@ -69,9 +69,10 @@ def _show_new(session: Session, names: tuple[str, ...], partitions: int, setting
 
 
 def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
-    """Whoever reads the bucket alone has to choose between topics of one name."""
+    """Whoever reads the bucket alone has to choose between living topics of one name."""
     from remote.fsspec_store import open_store
     from tiered.configured_store import store_options
+    from tiered.namesakes import living_ids
     from tiered.remote_view import topic_ids
 
     config = session.config()
@@ -79,7 +80,8 @@ def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
         return
     store = open_store(config.remote_url, store_options(config))
     try:
-        others = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
+        found = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
+        others = {name: living_ids(store, name, ids) for name, ids in found.items()}
     except LogError as error:
         session.say(f"warning: whether the bucket holds another topic of this name could not be seen: {error}")
         return
