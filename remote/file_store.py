@@ -164,8 +164,10 @@ class FileStore:
 
         `above` are the places that the walk is inside of: a link to one of them would never end.
         """
-        place = self._place(directory, above)
-        if place is None or place in above:
+        if not above and self._is_lost(directory):
+            return
+        place = self._place(directory, above) if above else ""  # told once the walk goes deeper: most do not
+        if place in above:
             return
         names = self._names(directory)
         files = self._files(directory) if names else {}
@@ -176,17 +178,18 @@ class FileStore:
             elif self._is_lost(key):
                 continue
             elif self._storage.is_directory(f"{self._root}/{key}"):
+                place = place or os.path.realpath(f"{self._root}/{directory}")
                 yield from self._walk(key, (*above, place))
             else:
                 with suppress(NotFound):
                     yield self.head(key)
 
-    def _place(self, directory: str, above: tuple[str, ...]) -> str | None:
-        """Where a directory is, behind all links; None for a link that leads nowhere."""
+    def _place(self, directory: str, above: tuple[str, ...]) -> str:
+        """Where a directory inside others is, behind all links."""
         path = f"{self._root}/{directory}"
-        if above and not os.path.islink(path):
-            return f"{above[-1].rstrip('/')}/{directory.rpartition('/')[2]}"
-        return None if self._is_lost(directory) else os.path.realpath(path)
+        if os.path.islink(path):
+            return os.path.realpath(path)
+        return f"{above[-1].rstrip('/')}/{directory.rpartition('/')[2]}"
 
     def _is_lost(self, key: str) -> bool:
         """Whether it is a link that leads nowhere: to itself, or to what is not there."""

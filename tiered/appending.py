@@ -8,7 +8,6 @@ still made durable, for the error tells of them; those after it are not written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from local.errors import LogError
 from local.log import AppendResult, Durability, Log
@@ -50,6 +49,8 @@ def flush_all(logs: Sequence[Log]) -> list[LogError | None]:
     """Make everything in these logs durable, side by side; for each what went wrong, None where nothing did."""
     if len(logs) < 2:
         return [_flush(log) for log in logs]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(len(logs), _SYNCS_AT_ONCE)) as pool:
         return list(pool.map(_flush, logs))
 

@@ -8,13 +8,16 @@ What is wrong with one log is its own: it stands in the result, and the others g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.names import TopicPartition
 from tiered.partition import Partition
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ def _results(
             for name in names:
                 yield root, name, _attempt(open_log, name)
         return
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
     with ExitStack() as pools:
         waiting: dict[Future[Partition | LogError], tuple[str, TopicPartition]] = {}
         try:

@@ -271,6 +271,17 @@ class TestFile(ObjectStoreContract):
     def under_way(self, store):
         return os.listdir(f"{store._root}/{ASIDE}")
 
+    def test_where_a_directory_lies_is_looked_up_once_for_a_walk_that_goes_deeper(self, store, tmp_path, monkeypatch):
+        for key in ("a/1", "a/2", "a/b/3", "a/c/4"):
+            store.put(key, b"x")
+        asked = []
+        real = os.path.realpath
+        monkeypatch.setattr(os.path, "realpath", lambda path: asked.append(path) or real(path))
+        assert len(list(store.list("a/b/"))) == 1
+        assert not asked, "nothing is below"
+        assert len(list(store.list("a/"))) == 4
+        assert len(asked) == 1
+
     def test_links_that_lead_back_or_nowhere_end_no_listing(self, store, tmp_path):
         (tmp_path / "b").mkdir()
         for key in ("a/f", "a/c/g", "b/h"):

@@ -27,6 +27,7 @@ NOT_FOR_LOOKS = {
     "policies.decisions",
     "policies.compaction",
     "remote.partition_removal",
+    "concurrent.futures",
     "remote.probe",
 }
 WEB = {"starlette", "uvicorn", "h11", "anyio"}
