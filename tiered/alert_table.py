@@ -166,6 +166,24 @@ ALERTS: tuple[Alert, ...] = (
         ),
     ),
     Alert(
+        name="TieredUnopened",
+        expr='tiered_partitions{{state="unopened"}} > 0',
+        lasts="5m",
+        severity=Severity.PAGE,
+        summary="{{ $value }} partitions could not be opened",
+        means="They take no records, are not read from the disk, and nothing of them is uploaded. The others go on. "
+        "Nothing of theirs is lost: the files lie as they were.",
+        look=("tiered status", "tiered doctor --problems"),
+        mend=(
+            "`tiered status` names each of them and why. A setting that is refused (`InvalidRequest`): mend it in "
+            "`tiered.toml` or with `tiered topic alter`, and restart the manager.",
+            "No permission (`AccessDenied`): give the files back to the user that the manager runs as, and restart it.",
+            "Damaged: [corruption](corruption.md). A log directory that has failed: "
+            "[log dir offline](log-dir-offline.md). No room: [disk full](disk-full.md); they are opened by themselves "
+            "once there is some.",
+        ),
+    ),
+    Alert(
         name="TieredHalted",
         expr="tiered_halted > 0",
         lasts="0m",

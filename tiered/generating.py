@@ -51,7 +51,11 @@ PANELS: tuple[Panel, ...] = (
     Panel(
         row="Overview",
         title="In trouble",
-        exprs=(("sum by (class) (tiered_partition_problems) > 0", "{{class}}"), ("tiered_halted > 0", "halted")),
+        exprs=(
+            ("sum by (class) (tiered_partition_problems) > 0", "{{class}}"),
+            ("tiered_halted > 0", "halted"),
+            ('tiered_partitions{state="unopened"} > 0', "unopened"),
+        ),
         unit="short",
         width=12,
     ),

@@ -151,6 +151,33 @@ def _a_compacted_segment_is_damaged(node: WatchedNode) -> None:
     node.pass_(35, feeds=("orders",))
 
 
+def _a_setting_is_refused_at_a_start(node: WatchedNode) -> None:
+    """A default that one topic's own setting contradicts."""
+    node.manager.alter_topic("orders", {"local.retention.ms": "4h"}, now_ms=node.clock_ms)
+    node.configure(retention_ms="3h")
+    node.restart()
+    node.pass_(10)
+
+
+def _a_log_is_anothers_to_read(node: WatchedNode) -> None:
+    """A file of the log was given to another user, and the machine started again."""
+    node.disk.forbidden = str(next(node.home.glob("disk*/orders-0")))
+    node.restart()
+    node.pass_(10)
+
+
+def _it_may_be_read_and_the_manager_restarts(node: WatchedNode) -> None:
+    node.disk.forbidden = ""
+    node.restart()
+    node.pass_(10)
+
+
+def _the_setting_is_mended_and_the_manager_restarts(node: WatchedNode) -> None:
+    node.configure()
+    node.restart()
+    node.pass_(10)
+
+
 def _a_copy_of_the_machine_was_at_work(node: WatchedNode) -> None:
     """It wrote to the bucket what this one has other records for."""
     node.append("orders", 100)
@@ -330,6 +357,18 @@ SCENES = (
         plant=_a_segment_is_damaged,
         mend=_good_bytes_come_back,
         told={"tiered status": "tiered verify", "tiered verify --deep": "warning=0 corrupt=1"},
+    ),
+    Scene(
+        alert="TieredUnopened",
+        plant=_a_setting_is_refused_at_a_start,
+        mend=_the_setting_is_mended_and_the_manager_restarts,
+        told={"tiered status": "mend the setting"},
+    ),
+    Scene(
+        alert="TieredUnopened",
+        plant=_a_log_is_anothers_to_read,
+        mend=_it_may_be_read_and_the_manager_restarts,
+        told={"tiered status": "no permission"},
     ),
     Scene(
         alert="TieredHalted",

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 from promql import Labels, evaluate
 
-from local.errors import DiskFailed, Fenced, LogError, NotFound
+from local.errors import AccessDenied, DiskFailed, Fenced, LogError, NotFound
 from local.names import TopicPartition
 from local.record import Record
-from local.storage import Body, DiskStorage, Space, StorageFile
+from local.storage import Body, DiskStorage, FileFacts, Space, StorageFile
 from remote.file_store import FileStore
 from tiered.alert_table import ALERTS, Alert, Limits
 from tiered.cli.main import invoke
@@ -46,10 +46,10 @@ _SPANS = {"m": 60, "h": 3600}
 
 
 class Disk(DiskStorage):
-    """The real one, of ROOM bytes, which is full, or refuses everything below a path; each byte has a weight."""
+    """The real one, of ROOM bytes, which is full, or fails or may not be read below a path; each byte has a weight."""
 
     is_full = False
-    failed = ""
+    failed = forbidden = ""
     weight = 1
 
     def __init__(self, home: Path, clock: Callable[[], int]) -> None:
@@ -67,6 +67,11 @@ class Disk(DiskStorage):
 
     def open(self, path: str) -> StorageFile:
         return _File(self, path, super().open(path))
+
+    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
+        if self.forbidden and path.startswith(self.forbidden):
+            raise AccessDenied("listing a directory, no permission", path=path)
+        return super().list_files(path, endings)
 
     def space(self, path: str) -> Space | None:
         taken = 0
