@@ -99,6 +99,7 @@ def lint_config(
     found += troubles
     found += _of_manager(config, lines)
     found += _globs(config, topics, lines) if is_whole else []
+    found += _outranked(config, topics, lines)
     told: dict[tuple[str, str], LintFinding] = {}
     for topic in [None, *topics] if is_whole and with_defaults else topics:
         for each in _of_topic(config, topic, prices, lines):
@@ -292,6 +293,23 @@ def _globs(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterato
             what = f'[topics."{glob}"] of tiered.toml matches no topic: {", ".join(names[:5])}'
             where = lines.where(f"topics.{glob}", "") or config.path or ""
             yield LintFinding(severity=Severity.WARNING, where=where, key=glob, what=what, next_step="mend the name")
+
+
+def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterator[LintFinding]:
+    """What the file says of one topic by its name, and the topic says otherwise: the file binds nothing there. A glob
+    is for many, of which some may well have settings of their own."""
+    for topic in topics:
+        for name, text in config.topics.get(topic.name, {}).items():
+            own = topic.properties.get(name)
+            if own is not None and parse(name, own) != parse(name, text):
+                yield LintFinding(
+                    severity=Severity.WARNING,
+                    where=lines.where(f"topics.{topic.name}", name) or config.path or "",
+                    key=name,
+                    what=f"{name}={text} binds nothing: the topic has {name}={own} of its own, which is above it",
+                    next_step=f"tiered topic alter {topic.name} -X {name}= or take the line out",
+                    topics=(topic.name,),
+                )
 
 
 def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: TomlLines) -> Iterator[LintFinding]:

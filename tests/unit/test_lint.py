@@ -166,6 +166,16 @@ def test_all_mistakes_are_told_at_once_and_one_of_many_topics_once(home: Path) -
     assert (one.topics, one.where) == (("bills", "orders"), "tiered.toml:6")
 
 
+def test_what_the_file_says_of_one_topic_and_the_topic_otherwise_is_told(home: Path) -> None:
+    assert invoke(["topic", "alter", "orders", "-X", "retention.ms=90d"]) == 0
+    (found,) = written(home, f'{HEAD}[topics.orders]\n"retention.ms" = "10d"\n')
+    assert (found.severity, found.where, found.key) == (Severity.WARNING, "tiered.toml:6", "retention.ms")
+    assert "binds nothing: the topic has retention.ms=90d of its own" in found.what
+    assert found.topics == ("orders",)
+    assert not written(home, f'{HEAD}[topics.orders]\n"retention.ms" = "2160h"\n'), "the same"
+    assert not written(home, f'{HEAD}[topics."order*"]\n"retention.ms" = "10d"\n'), "of many topics this is one"
+
+
 def test_topics_own_settings_the_environment_and_the_command_line_are_looked_at(home: Path) -> None:
     (own,) = lint_place("tiered.toml", overrides={"retention.ms": "1h", "segment.ms": "10m"})
     assert (own.severity, own.where, own.topics) == (Severity.ERROR, "topic bills", ("bills",))

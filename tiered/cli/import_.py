@@ -32,9 +32,9 @@ _PLANNED = (
     Column("segments", "SEGMENTS", format_count, is_number=True),
     Column("read_bytes", "READ", format_bytes, is_number=True),
     Column("write_bytes", "WRITE", format_bytes, is_number=True),
-    Column("gets", "GETS", format_count, is_number=True),
-    Column("puts", "PUTS", format_count, is_number=True),
-    Column("dollars", "DOLLARS", format_dollars, is_number=True),
+    Column("gets", "GET", format_count, is_number=True),
+    Column("puts", "PUT", format_count, is_number=True),
+    Column("dollars", "$", format_dollars, is_number=True),
 )
 _DONE = (
     Column("topic", "TOPIC"),
