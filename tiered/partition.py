@@ -37,6 +37,7 @@ from remote.spill_page import Rows
 from tiered.partition_source import PartitionSource
 from tiered.pausing import Pauses
 from tiered.topics import Topic
+from tiered.unlinked_ahead import AheadStamps
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class Partition:
     or the histories contradict each other); nothing is changed then, and nothing read where the tiers never agreed.
     `at_rest` is how its segments are kept in the store; `on_copied` hears the base offset of a segment that is being
     copied, the bytes done and those in all, from whichever thread reads them.
-    `uploaded` and `shrunk` are the notes of `tiered.committing`.
+    `ahead` knows objects whose grace time begins at a time to come. `uploaded` and `shrunk` are the notes of
+    `tiered.committing`.
     `lock` is for what changes on the disk, `tier_lock` for what changes in the bucket; who needs both takes that first.
     Only who holds that one, in a thread of its own (`tiered.tier_tasks`), waits for the store without the other one;
     `copying` are the segments that it is copying, which stay as they are.
@@ -94,6 +96,7 @@ class Partition:
     on_copied: Callable[[int, int, int], None] = _tell_nobody
     check_room: Callable[[], None] = _has_room
     pauses: Pauses | None = None
+    ahead: AheadStamps = field(default_factory=AheadStamps)
     uploaded: dict[Segment, Upload] = field(default_factory=dict)
     shrunk: dict[int, Segment] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -198,6 +201,7 @@ class Partition:
         """
         known = {} if known is None else known
         head = self.head()
+        unlinked, unlinked_pages = self.ahead.judged(head, now_ms) if head else ((), ())
         asks_first_times = (
             not for_figures and self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         )
@@ -214,8 +218,8 @@ class Partition:
             remote=head.segments if head and not head.given_up else (),
             spills=head.spills if head and not head.given_up else (),
             given_up=head.parts if head and head.given_up else (),
-            unlinked=head.unlinked if head else (),
-            unlinked_pages=head.unlinked_pages if head else (),
+            unlinked=unlinked,
+            unlinked_pages=unlinked_pages,
             views=head.views if head else (),
             cleaner_offset=self.log.cleaner_offset,
             cleaner_reach=self.log.cleaner_reach,

@@ -1,0 +1,146 @@
+"""Objects that were unlinked by a clock that was ahead: they go, and none goes before its grace time was counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
+
+from policies.decisions import DeletePage, DeleteUnlinked
+from policies.plan import plan_partition
+from remote.head import Head, UnlinkedObject
+from remote.pins import pin_newest
+from tiered.manager import LogManager
+from tiered.timekeeping import JUMP_MS
+from tiered.unlinked_ahead import AheadStamps
+
+MONTH = 30 * DAY
+GRACE = {**TIERED, "retention.ms": "7d", "remote.log.delete.grace.ms": "1h"}
+
+
+class Counter:
+    """What nobody sets."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def expired_a_month_ahead(world: World, counter: Counter) -> LogManager:
+    """A manager whose clock was a month ahead for one round, in which rows expired."""
+    manager = world.open()
+    manager.create_topic("t", 1, GRACE, now_ms=NOW)
+    for at in range(3):
+        send(manager, 20, start=20 * at)
+        manager.roll("t", now_ms=NOW)
+    while manager.tick(NOW):
+        pass
+    manager.partition(NAME).ahead = AheadStamps(counter)
+    while manager.tick(NOW + MONTH):
+        pass
+    assert unlinked(manager)
+    return manager
+
+
+def unlinked(manager: LogManager) -> list[UnlinkedObject]:
+    head = manager.partition(NAME).head()
+    assert head is not None
+    return list(head.unlinked)
+
+
+def objects(world: World) -> int:
+    return sum("/data/" in info.key for info in world.store.list(""))
+
+
+def test_they_go_when_their_grace_time_was_counted_since_they_were_first_seen() -> None:
+    world, counter = World(), Counter()
+    with expired_a_month_ahead(world, counter) as manager:
+        there = objects(world)
+        assert {each.unlinked_ms for each in unlinked(manager)} == {NOW + MONTH}
+        for counter.ms in (0, HOUR // 2, HOUR - 1):
+            manager.tick(NOW + counter.ms)
+            assert objects(world) == there
+        counter.ms = HOUR
+        manager.tick(NOW + HOUR)
+        assert objects(world) < there
+        assert not unlinked(manager)
+
+
+@pytest.mark.parametrize("wall_ms", [NOW + HOUR, NOW + DAY, NOW + MONTH - 2 * JUMP_MS, NOW + MONTH + HOUR - 1])
+def test_a_wall_clock_that_is_set_moves_nothing_of_it(wall_ms: int) -> None:
+    world, counter = World(), Counter()
+    with expired_a_month_ahead(world, counter) as manager:
+        there = objects(world)
+        manager.tick(NOW)
+        manager.tick(wall_ms)
+        assert objects(world) == there
+        manager.tick(NOW + MONTH + HOUR)  # as it was stamped
+        assert objects(world) < there
+
+
+def test_a_start_counts_from_the_beginning() -> None:
+    world, counter = World(), Counter()
+    with expired_a_month_ahead(world, counter) as manager:
+        there = objects(world)
+        manager.tick(NOW)
+    counter.ms = HOUR
+    with world.open() as manager:
+        manager.partition(NAME).ahead = AheadStamps(counter)
+        manager.tick(NOW + HOUR)
+        assert objects(world) == there
+        counter.ms = 2 * HOUR
+        manager.tick(NOW + 2 * HOUR)
+        assert objects(world) < there
+
+
+def test_what_a_pin_holds_stays() -> None:
+    world, counter = World(), Counter()
+    manager = world.open()
+    manager.create_topic("t", 1, GRACE, now_ms=NOW)
+    send(manager, 20)
+    manager.roll("t", now_ms=NOW)
+    while manager.tick(NOW):
+        pass
+    held = manager.partition(NAME)
+    assert held.metadata is not None
+    pin, _ = pin_newest(world.store, held.prefix, held.metadata, now_ms=NOW, expires_ms=NOW + DAY, holder="reader")
+    held.ahead = AheadStamps(counter)
+    with manager:
+        while manager.tick(NOW + MONTH - HOUR):
+            pass
+        there = objects(world)
+        for counter.ms in (0, HOUR, 2 * HOUR):
+            manager.tick(NOW + counter.ms)
+            assert objects(world) == there, pin
+        counter.ms = 3 * DAY
+        manager.tick(NOW + 3 * DAY)
+        assert objects(world) < there
+
+
+def test_whatever_clocks_say_nothing_goes_before_its_grace_time() -> None:
+    """Stamps by any clock, looked at by any clock: where a stamp was not believed, the grace time was counted."""
+    world, counter = World(), Counter()
+    with expired_a_month_ahead(world, counter) as manager:
+        snapshot, head = manager.snapshots(NOW)[0], manager.partition(NAME).head()
+        assert head is not None
+        went = early = 0
+        for seed in range(300):
+            draw, counter = Random(seed), Counter()
+            stamps, at = AheadStamps(counter), NOW + draw.choice((0, HOUR, MONTH, -MONTH))
+            one = replace(head.unlinked[0], unlinked_ms=at)
+            listed: Head = replace(head, unlinked=(one,), unlinked_pages=())
+            for _ in range(20):
+                counter.ms += draw.choice((0, 1, HOUR // 4, HOUR))
+                now_ms = NOW + draw.choice((0, HOUR, DAY, MONTH, 2 * MONTH, -DAY))
+                judged, pages = stamps.judged(listed, now_ms)
+                decided = plan_partition(replace(snapshot, now_ms=now_ms, unlinked=judged, unlinked_pages=pages))
+                if any(isinstance(each, DeleteUnlinked | DeletePage) for each in decided):
+                    went += 1
+                    early += now_ms - at < HOUR
+                    assert now_ms - at >= HOUR or counter.ms >= HOUR
+        assert went > 300
+        assert early > 100
