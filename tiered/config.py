@@ -29,7 +29,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from urllib.parse import quote
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import AccessDenied, InvalidRequest, NotFound
 from tiered.key_rings import FILE_VARIABLE, KEYS_VARIABLE
 from tiered.properties import DEFAULTS, ENVIRONMENT, canonical, find_property, nearest, parse
 from tiered.secrets import check_no_secret
@@ -256,11 +256,18 @@ def _read(path: str) -> tuple[dict[str, object], int]:
     try:
         with open(path, "rb") as file:
             changed_ns = last_changed_ns(file.fileno())
-            return tomllib.load(file), changed_ns
+            body = file.read()
+        return tomllib.loads(body.decode("utf-8-sig")), changed_ns
     except FileNotFoundError:
         raise NotFound("reading the configuration, no such file", file=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"reading the configuration, {_lower(str(error))}", file=path) from None
+    except UnicodeDecodeError as error:
+        wrong = "reading the configuration, not utf-8 text: save it as utf-8"
+        raise InvalidRequest(wrong, byte=f"0x{body[error.start]:02x}", at=error.start, file=path) from None
+    except tomllib.TOMLDecodeError as error:
+        what = "it is json: write toml, dir = 'data' below [local]" if body.lstrip()[:1] == b"{" else _lower(str(error))
+        raise InvalidRequest(f"reading the configuration, {what}", file=path) from None
+    except PermissionError:
+        raise AccessDenied("reading the configuration", file=path, cause="eacces") from None
     except OSError as error:
         raise InvalidRequest(f"reading the configuration, {_lower(error.strerror or 'failed')}", file=path) from None
 
@@ -290,7 +297,8 @@ def _table(body: Mapping[str, object], name: str, path: str | None) -> dict[str,
 def _string(table: Mapping[str, object], key: str, section: str, path: str | None) -> str | None:
     value = table.get(key)
     if value is not None and (not isinstance(value, str) or not value):
-        raise InvalidRequest("reading the configuration, not a text", key=key, section=section, file=path)
+        wrong = "not a text" if value != "" else "the text is empty: say something, or leave the key out"
+        raise InvalidRequest(f"reading the configuration, {wrong}", key=key, section=section, file=path)
     return value
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from local.errors import LogError
+from local.errors import AccessDenied, LogError
 from local.storage import DiskStorage, Storage
 from tiered.lock_holder import lock_holder
 from tiered.status_report import next_step
@@ -106,6 +106,9 @@ def failed(check: str, error: BaseException) -> Finding:
     step = next_step(type(error).__name__)
     if isinstance(error, ImportError):
         step = f"pip install {error.name or 'the package'}"
+    elif isinstance(error, AccessDenied):
+        is_disk = error.facts.get("cause") in ("eacces", "eperm", "erofs")
+        step = "run it as the owner of the files" if is_disk else "check credentials and permissions"
     elif step.startswith("tiered doctor"):
         step = "see what it names, and its cause"
     return Finding(check=check, state=State.ERROR, what=" ".join(str(error).split()), next_step=step)

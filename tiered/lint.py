@@ -122,7 +122,7 @@ class TomlLines:
     def read(cls, path: str) -> TomlLines:
         """Raises NotFound. A file that is no TOML is a trouble."""
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
         except FileNotFoundError:
             raise NotFound("reading the configuration, no such file", file=path) from None

@@ -81,7 +81,7 @@ CASES = [
     ),
     (["statsu"], 2, ["no such command: statsu", "did you mean status?"]),
     (["status", "--nope"], 2, ["--nope"]),
-    (["-C", "elsewhere", "status"], 1, ["tiered init", "directory=elsewhere"]),
+    (["-C", "elsewhere", "status"], 1, ["tiered init", "/elsewhere"]),
 ]
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import AccessDenied, InvalidRequest, NotFound
 from local.settings import LogSettings
 from policies.rules import PartitionRules
 from tiered.broker_names import BROKER_NAMES
 from tiered.config import Config, log_settings, resolve_rules
+from tiered.lint import TomlLines
 from tiered.properties import DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
 
 DAY = 86_400_000
@@ -143,6 +144,30 @@ def test_a_brokers_name_of_a_setting_is_answered_with_the_topics(broker: str, to
 def test_every_brokers_name_is_none_of_ours_and_leads_to_one_of_ours() -> None:
     assert PROPERTIES.keys().isdisjoint(BROKER_NAMES)
     assert PROPERTIES.keys() >= set(BROKER_NAMES.values())
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_or_has_other_line_ends_is_read(write) -> None:
+    text = '[local]\ndir = "here"\n[topics."t"]\n"retention.ms" = "7d"\n'
+    plain = Config.load(write(text))
+    for body in (text.encode("utf-8-sig"), text.replace("\n", "\r\n").encode("utf-8-sig")):
+        path = write("")
+        Path(path).write_bytes(body)
+        found = Config.load(path)
+        assert (found.data_dir, found.topics) == (plain.data_dir, plain.topics)
+        assert TomlLines.read(path).trouble == ()
+
+
+def test_a_file_that_may_not_be_read_is_no_mistake_in_it(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("")
+
+    def refuse(*words: object, **more: object) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(AccessDenied) as met:
+        Config.load(path)
+    monkeypatch.undo()
+    assert met.value.facts == {"file": path, "cause": "eacces"}
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from local.errors import Unavailable
+from local.errors import AccessDenied, NotFound, Unavailable
 from local.names import CLEAN_SHUTDOWN, TopicPartition
 from local.record import Record
 from local.storage import DiskStorage, Space
@@ -22,7 +22,17 @@ from tiered import doctor_node, doctor_store
 from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.config import Config, file_url
-from tiered.doctor import Finding, Patient, State, Surroundings, examine, lock_holder, run_checks, surroundings
+from tiered.doctor import (
+    Finding,
+    Patient,
+    State,
+    Surroundings,
+    examine,
+    failed,
+    lock_holder,
+    run_checks,
+    surroundings,
+)
 from tiered.forking import plan_fork, run_fork
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
@@ -364,6 +374,15 @@ def test_no_ill_ends_the_others(config: Config) -> None:
 
     found = list(run_checks(_patient(config, None), [("broken", breaks), ("work", doctor_node.work)]))
     assert [(each.check, each.state) for each in found] == [("broken", State.ERROR), ("work", State.OK)]
+
+
+def test_no_step_leads_from_the_doctor_to_the_doctor() -> None:
+    for error in (
+        AccessDenied("reading a file", path="/srv/data/topics.json", cause="eacces"),
+        AccessDenied("reading an object, no credentials", store="s3://b"),
+        NotFound("finding a topic", topic="t"),
+    ):
+        assert "tiered doctor" not in failed("settings", error).next_step
 
 
 def test_the_surroundings_are_this_machine() -> None:

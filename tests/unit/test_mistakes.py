@@ -53,11 +53,16 @@ def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitSt
         "section": "[remot]\nurl = 's3://b'\n",
         "no toml": "[local]\ndir = data\n",
         "not a directory": "[local]\ndir = 'lines'\n",
+        "json": '{"local": {"dir": "data"}}\n',
+        "no url": "[remote]\nurl = ''\n",
         "no key ring": toml.read_text().replace("[remote]", "[remote]\nkey_ring = 'no-keys'"),
     }
     if name in texts:
         stack.callback(toml.write_text, toml.read_text())
         toml.write_text(texts[name])
+    elif name == "utf-16":
+        stack.callback(toml.write_text, toml.read_text())
+        toml.write_text(toml.read_text(), "utf-16")
     elif name == "variable":
         patch.setenv("TIERED_RETENTON_MS", "7d")
     elif name == "no spark":

@@ -146,7 +146,9 @@ def one_line(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str | None:
-    """What to do about errors that have no code of others."""
+    """What to do about errors that have no code of others; first what was noted where they were met."""
+    if notes := getattr(error, "__notes__", ()):
+        return "; ".join(notes)
     facts = error.facts if isinstance(error, LogError) else {}
     if "key_id" in facts or "remote.encryption.key.id" in facts:
         return "name the file of keys as key_ring in [remote] of tiered.toml"

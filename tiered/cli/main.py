@@ -126,6 +126,8 @@ def main(
     quiet: bool,
 ) -> None:
     """A tiered-storage log manager: Kafka's format on disk, closed segments in an object store."""
+    if not directory:
+        raise click.UsageError("-C names no directory: it is empty")
     overrides = dict(parse_setting(text) for text in settings)
     ctx.obj = Session(
         directory=directory,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest, LogError, NotFound
+from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -46,10 +46,12 @@ class Session:
         from tiered.config import FILE
 
         path = os.path.join(self.directory, FILE)
+        if os.path.isfile(self.directory):
+            wrong = f"looking for {FILE}, -C names a file: name the directory that it lies in"
+            raise InvalidRequest(wrong, directory=self.directory)
         if not os.path.exists(path):
-            raise NotFound(
-                f"looking for {FILE}, run 'tiered init' or name a directory with -C", directory=self.directory
-            )
+            wrong = f"looking for {FILE}, run 'tiered init' or name a directory with -C"
+            raise NotFound(wrong, directory=_whole(self.directory))
         return path
 
     def store_options_of(self, url: str) -> dict[str, object]:
@@ -96,7 +98,13 @@ class Session:
 
                 spans = store_spans(tracer())
                 return open_observed(config, observations, now_ms=now_ms(), around=spans, progress=tell)
-            return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell, known=known)
+            try:
+                return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell, known=known)
+            except Conflict as error:
+                from tiered.cli.beside import note_instead
+
+                note_instead(error)
+                raise
 
     def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
         """Log lines go to stderr: warnings, with -v or in a daemon every change, with --debug everything of ours.
@@ -127,6 +135,14 @@ class Session:
         """Words for a person, on stderr."""
         if not self.is_quiet:
             click.echo(text, err=True)
+
+
+def _whole(directory: str) -> str:
+    """Whoever reads a job's output does not see where it ran."""
+    try:
+        return os.path.abspath(directory)
+    except FileNotFoundError:  # where it runs is gone
+        return directory
 
 
 def now_ms() -> int:

@@ -1,0 +1,28 @@
+"""Where another manager has the directory: what a command that wants it could do without stopping that one."""
+
+from __future__ import annotations
+
+import click
+
+from local.errors import Conflict
+
+_HELD = "another manager has it open"
+
+# By command. Only what is true while a manager is at work; the others have to wait.
+INSTEAD = {
+    "topic alter": "without stopping it: write them below [topics.'{name}'] of tiered.toml, which it reads again by "
+    "itself; what the topic has of its own outranks the file",
+    "apply": "without stopping it: it does by itself what is due; what advice says of settings may be written into "
+    "tiered.toml, which it reads again by itself",
+    "compact": "without stopping it: --bucket compacts what the bucket has",
+}
+
+
+def note_instead(error: Conflict) -> None:
+    """Put on an error what this invocation's command could do instead, where that is known."""
+    context = click.get_current_context(silent=True)
+    if context is None or _HELD not in error.attempt:
+        return
+    words = INSTEAD.get(context.command_path.partition(" ")[2])
+    if words is not None:
+        error.add_note(words.format(**context.params))
