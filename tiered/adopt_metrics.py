@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from local.names import TopicPartition
 from tiered.adopting import AdoptedPartition
 from tiered.exposition import Form, Sample, exposition
+from tiered.timekeeping import counted_ms
 
 _GAUGES = {
     "tiered_unreplicated_bytes": "at_risk_bytes",
@@ -31,6 +32,7 @@ class AdoptMetrics:
         self._troubles = Counter[str]()
         self._copied, self._copied_bytes, self._lost = Counter[str](), Counter[str](), Counter[str]()
         self._rounds = self._failures = self._round_ms = 0
+        self._ended_at = counted_ms()
 
     @property
     def is_well(self) -> bool:
@@ -41,7 +43,7 @@ class AdoptMetrics:
     def note(self, done: Sequence[AdoptedPartition], now_ms: int) -> None:
         """A round is over."""
         with self._lock:
-            self._rounds, self._round_ms = self._rounds + 1, now_ms
+            self._rounds, self._round_ms, self._ended_at = self._rounds + 1, now_ms, counted_ms()
             self._troubles = Counter(type(each.problem).__name__ for each in done if each.problem is not None)
             self._failures += bool(self._troubles)
             there = {each.partition for each in done}
@@ -77,3 +79,4 @@ class AdoptMetrics:
         yield Sample("tiered_rounds_total", self._rounds)
         yield Sample("tiered_round_failures_total", self._failures)
         yield Sample("tiered_last_round_timestamp_seconds", self._round_ms / 1000)
+        yield Sample("tiered_last_round_age_seconds", (counted_ms() - self._ended_at) / 1000)

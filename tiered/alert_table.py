@@ -241,7 +241,8 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="TieredNoRounds",
-        expr="time() - tiered_last_round_timestamp_seconds > 1800 or absent(tiered_last_round_timestamp_seconds)",
+        # No time of day: the machine's clock may jump, be held, or be another than Prometheus' own.
+        expr="tiered_last_round_age_seconds > 1800 or absent(tiered_last_round_age_seconds)",
         lasts="5m",
         severity=Severity.PAGE,
         summary="No round of background work has ended for half an hour, or no manager tells its metrics at all",

@@ -62,7 +62,7 @@ PANELS: tuple[Panel, ...] = (
     Panel(
         row="Overview",
         title="Last round",
-        exprs=(("time() - tiered_last_round_timestamp_seconds", "ago"),),
+        exprs=(("tiered_last_round_age_seconds", "ago"),),
         unit="s",
         width=12,
     ),

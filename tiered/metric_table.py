@@ -374,7 +374,16 @@ METRICS: tuple[Metric, ...] = (
         doc="Rounds that the disk or the store broke off as a whole.",
     ),
     Metric(name="tiered_round_duration_seconds", kind=Kind.HISTOGRAM, doc="How long a round takes."),
-    Metric(name="tiered_last_round_timestamp_seconds", kind=Kind.GAUGE, doc="When the last round ended."),
+    Metric(
+        name="tiered_last_round_timestamp_seconds",
+        kind=Kind.GAUGE,
+        doc="When the last round ended, by the machine's clock.",
+    ),
+    Metric(
+        name="tiered_last_round_age_seconds",
+        kind=Kind.GAUGE,
+        doc="How long ago the last round ended (before the first: the start), whatever the clock was set to.",
+    ),
     Metric(
         name="tiered_clock_jump_seconds",
         kind=Kind.GAUGE,

@@ -219,7 +219,8 @@ class Metrics:
         if self._worker is not None:
             yield Sample("tiered_rounds_total", self._worker.rounds)
             yield Sample("tiered_round_failures_total", self._worker.failures)
-            yield Sample("tiered_last_round_timestamp_seconds", self._worker.report.round_ms / 1000)
+            yield Sample("tiered_last_round_timestamp_seconds", self._worker.report.seen_ms / 1000)
+            yield Sample("tiered_last_round_age_seconds", self._worker.round_age_ms / 1000)
             keeper = self._worker.keeper
             yield Sample("tiered_clock_jump_seconds", keeper.off_ms / 1000 if keeper is not None else 0)
         yield from self._pools()

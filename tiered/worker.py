@@ -19,7 +19,7 @@ from tiered.manager import LogManager
 from tiered.observations import Observations
 from tiered.store_clock import WAIT_S, StoreClock
 from tiered.tier_journal import TierJournal
-from tiered.timekeeping import Timekeeper
+from tiered.timekeeping import Timekeeper, counted_ms
 from tiered.tracing import tracer
 from tiered.work_report import WorkJournal, WorkReport
 
@@ -39,10 +39,12 @@ class Worker:
         observations: Observations | None = None,
         keeper: Timekeeper | None = None,
         store_clock: StoreClock | None = None,
+        counted: Callable[[], int] = counted_ms,
     ) -> None:
         """`interval_ms` is how long the caller rests between rounds, for those who look at the report. Rounds that do
         not wait leave what waits for the store to threads of its own (`LogManager.tick`). With a `keeper` the times of
-        rounds are those of a clock that may jump; without one they are gone by as they are."""
+        rounds are those of a clock that may jump; without one they are gone by as they are.
+        `counted` counts milliseconds on, whatever the clock is set to."""
         self.manager = manager
         self.keeper = keeper
         self._store_clock = store_clock  # who answers when the keeper asks
@@ -51,6 +53,7 @@ class Worker:
         self.trouble: LogError | None = None
         self.rounds = self.failures = 0
         self._told: str | None = None
+        self._counted, self._ended_at = counted, counted()
         self._observations = observations or Observations()
         self._relief = DiskRelief(manager)
         self._spans = tracer()
@@ -68,6 +71,11 @@ class Worker:
     def _of_node(self) -> list[LogError]:
         told = (self.trouble, self.keeper.trouble if self.keeper is not None else None, self._relief.trouble)
         return [each for each in told if each is not None]
+
+    @property
+    def round_age_ms(self) -> int:
+        """How long ago the last round ended, or this began; no clock that jumps says otherwise."""
+        return self._counted() - self._ended_at
 
     @property
     def report(self) -> WorkReport:
@@ -88,6 +96,7 @@ class Worker:
             if str(error) != str(before):
                 _log.error("round broken off: error=%s", error)
         self.rounds += 1
+        self._ended_at = self._counted()
         self._note(now_ms, wall_ms)
         self._notes.note(now_ms)
         return is_busy

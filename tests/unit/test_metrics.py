@@ -36,7 +36,7 @@ class Station:
         self.manager = open_observed(
             world.config, self.seen, now_ms=NOW, storage=world.disk, store=store or world.store
         )
-        self.worker = Worker(self.manager, now_ms=NOW, interval_ms=30_000, observations=self.seen)
+        self.worker = Worker(self.manager, now_ms=NOW, interval_ms=30_000, observations=self.seen, counted=lambda: 0)
         self.metrics = Metrics(self.manager, self.seen, self.worker, by_partition=by_partition)
 
     def settle(self, now_ms: int = NOW) -> None:

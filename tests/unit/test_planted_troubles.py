@@ -16,7 +16,7 @@ from bucket_truth import assert_sound
 from fetched import Missing, promtool
 from planted_troubles import SCENES, Scene
 from promql import evaluate
-from watched_node import Scrape, WatchedNode, watched_node
+from watched_node import DAY, Scrape, WatchedNode, watched_node
 
 from tiered.alert_table import ALERTS, Limits
 from tiered.generating import alert_rules, metric_names
@@ -138,6 +138,26 @@ def test_what_waits_because_it_is_told_to_alerts_nobody(
         waiting = node.scrapes[-1].values["tiered_remote_copy_lag_segments", frozenset({("topic", topic)})]
     assert waiting > 1, "closed, and not in the bucket"
     assert fired == set()
+
+
+@pytest.mark.parametrize("was_wrong", [False, True], ids=["the clock goes wrong", "a wrong clock is set right"])
+@pytest.mark.parametrize("days", [30, -30])
+def test_no_clock_tells_of_rounds_that_are_done_or_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, *, was_wrong: bool
+) -> None:
+    """Prometheus has a clock of its own: the right one, while the machine's is off, or what it is held to be."""
+    with watched_node(tmp_path / "node", monkeypatch) as node:
+        if was_wrong:
+            node.skew_ms = days * DAY
+            node.restart()
+            node.pass_(2)
+        node.skew_ms = 0 if was_wrong else days * DAY
+        node.pass_(10)
+        assert node.worker.keeper is not None
+        assert node.worker.keeper.off_ms == (-days if was_wrong else days) * DAY, "it is held"
+        assert "TieredNoRounds" not in node.firing(Limits())
+        node.pass_(40, works=False)
+        assert "TieredNoRounds" in node.firing(Limits())
 
 
 # -- the evaluator of these tests

@@ -190,6 +190,7 @@ class WatchedNode:
             waits=False,
             observations=self.seen,
             keeper=keeper,
+            counted=lambda: self.passed_ms,
         )
         self.metrics = Metrics(self.manager, self.seen, self.worker)
         for pool in (self.manager._rounds.tasks.copiers, self.manager._rounds.tasks.expirers):
