@@ -122,6 +122,24 @@ def test_csv_has_a_line_for_each_row_and_numbers_in_full(home: Path, capfd) -> N
     assert int(row["remote_bytes"]) > 0
 
 
+def test_bytes_as_they_are_kept_and_bytes_as_they_are_read_have_titles_of_their_own(home: Path, capfd) -> None:
+    """`status` counts the log's bytes, as retention does; the bill what lies in the bucket, compressed."""
+    assert invoke(["topic", "create", "packed", "-X", "segment.bytes=64KiB", "-X", "remote.compression=zstd"]) == 0
+    assert invoke(["append", "packed", "lines", "--jsonl", "--batch", "20"]) == 0
+    assert invoke(["-q", "run", "--once"]) == 0
+
+    def titled(*words: str) -> dict[str, int]:
+        capfd.readouterr()
+        assert invoke([*words, "--raw"]) == 0
+        header, line = (re.split(" {2,}", each.strip()) for each in capfd.readouterr().out.splitlines()[:2])
+        return {title: int(text) for title, text in zip(header, line, strict=False) if text.isdigit()}
+
+    read, kept = titled("status", "packed"), titled("cost", "show", "packed")
+    gone = titled("topic", "delete", "packed", "--dry-run")
+    assert 0 < kept["STORED"] <= gone["STORED"] < read["REMOTE"] / 2
+    assert "REMOTE" not in {*kept, *gone}
+
+
 def test_ones_own_prices_hold_in_every_command(home: Path, capfd) -> None:
     body = {"as_of": "2026-11-20", "classes": {"STANDARD": {"storage_bands": [[None, 1000.0]], "put_per_1000": 0}}}
     (home / "mine.json").write_text(json.dumps(body))

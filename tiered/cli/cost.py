@@ -166,7 +166,7 @@ _ADVICE_COLUMNS = (
 )
 _COLUMNS = (
     Column("topic", "TOPIC"),
-    Column("remote_bytes", "REMOTE", _bytes, is_number=True),
+    Column("remote_bytes", "STORED", _bytes, is_number=True),
     Column("storage_dollars", "STORAGE", _dollars, is_number=True),
     Column("index_dollars"),
     Column("waiting_dollars", "WAITING", _dollars, is_number=True),

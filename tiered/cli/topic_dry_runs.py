@@ -146,7 +146,7 @@ _LOSSES = (
     Column("next_offset", "NEXT", format_count, is_number=True),
     Column("offsets", "RECORDS <=", format_count, is_number=True),
     Column("local_bytes", "LOCAL", format_bytes, is_number=True),
-    Column("remote_bytes", "REMOTE", format_bytes, is_number=True),
+    Column("remote_bytes", "STORED", format_bytes, is_number=True),
     Column("only_local_bytes", "ONLY LOCAL", format_bytes, is_number=True),
     Column("pins", "PINS", is_number=True),
     Column("fork_names", "FORKS", only_table=True),
