@@ -18,6 +18,7 @@ import click
 from local.errors import LogError
 from tiered import __version__
 from tiered.cli.errors import Exit, exit_code, internal, one_line
+from tiered.cli.examples import tell_example
 from tiered.cli.session import Session, parse_setting
 
 # name: (module, one line of help); the order is that of a first visit.
@@ -73,6 +74,10 @@ COMMANDS = {
     "rotate-keys": ("tiered.cli.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
 }
 
+_EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 usage, 3 findings, 4 corruption, 5 conflict, 6 the store is unavailable, "
+    "10 unhealthy, 130 and 143 interrupted."
+)
 _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
 
 
@@ -89,6 +94,7 @@ class _LazyGroup(click.Group):
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(module), f"{name}_" if iskeyword(name) else name)
         command.short_help = summary
+        tell_example(command, cmd_name)
         return command
 
     def resolve_command(
@@ -107,7 +113,11 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_LazyGroup,
+    epilog=_EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, "-V", "--version", message="tiered %(version)s")
 @click.option("-C", "--dir", "directory", default=".", envvar="TIERED_DIR", metavar="DIR", help="Where tiered.toml is.")
 @click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", help="Override a property; may be repeated.")
