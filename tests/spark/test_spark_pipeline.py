@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from bucket_truth import assert_sound
 from pipeline_world import DAY, NOW, FleetWorld
 
-from local.errors import LogError
+from local.errors import LogError, OffsetOutOfRange
 from local.names import TopicPartition
 from local.storage import DiskStorage
 from remote.catalog import list_partitions
@@ -114,6 +115,12 @@ def test_tasks_that_die_and_a_driver_that_dies_leave_what_resuming_ends(spark, t
     sound(world)
 
 
+def raced(seen):
+    """Whether three pipelines had rounds of the manager beside them, and did all there is for topics of its."""
+    stages = {unit.stage for _, result in seen for unit in result.units if (unit.topic or "").endswith("-0")}
+    return sum(bool(count) for count, _ in seen) >= 3 and stages >= {Stage.COMPACTION, Stage.MERGE}
+
+
 def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
     """Node 0's manager appends, uploads and answers readers; the pipeline leaves its directory to it, does node 1, and
     keeps expiring, compacting and merging what the manager uploads."""
@@ -129,7 +136,8 @@ def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
                 for _ in range(2):
                     busy.tick(NOW)
                 start, _ = busy.reader().offsets(TopicPartition("events-0", 0))
-                assert next(iter(busy.reader().records(TopicPartition("events-0", 0), start))).offset >= start
+                with suppress(OffsetOutOfRange):  # a pipeline may have expired what was the first just now
+                    assert next(iter(busy.reader().records(TopicPartition("events-0", 0), start))).offset >= start
                 rounds[0] += 1
         except (LogError, AssertionError, StopIteration) as error:
             errors.append(error)
@@ -138,20 +146,18 @@ def test_a_live_manager_goes_on_beside_pipelines_of_the_bucket(spark, tmp_path):
     thread.start()
     seen = []
     try:
-        for number in range(3):
+        while len(seen) < 3 or (len(seen) < 12 and not errors and not raced(seen)):
             before = rounds[0]
-            result = on_spark(spark, world, small_bytes=0 if number == 1 else 1 << 28)
+            result = on_spark(spark, world, small_bytes=0 if len(seen) == 1 else 1 << 28)
             seen.append((rounds[0] - before, result))
     finally:
         stop.set()
         thread.join()
     assert errors == []
-    assert all(count for count, _ in seen), "nothing raced"
+    assert raced(seen), "nothing raced"
     # none at all where its manager had done everything just then
     nodes = [unit for _, result in seen for unit in result.units if unit.unit == world.nodes[0]]
     assert {unit.state for unit in nodes} <= {State.LEFT_ALONE}
-    stages = {unit.stage for _, result in seen for unit in result.units if (unit.topic or "").endswith("-0")}
-    assert stages >= {Stage.COMPACTION, Stage.MERGE}
     while busy.tick(NOW):
         pass
     assert busy.problems == {}
