@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from math import ceil
+from math import ceil, nan
 
 from local.names import TopicPartition
 from policies.cost import DAY_MS, GIB, early_deletion, request_cost, upload_requests
@@ -83,12 +83,18 @@ class PlanCost:
 
     @property
     def then_dollars(self) -> float:
-        return max(0.0, self.now.total + sum(each.monthly_dollars for each in self.lines))
+        return max(self.now.total + sum(each.monthly_dollars for each in self.lines), 0.0)  # in this order for a NaN
 
     @property
     def dollars(self) -> float:
         """Once, for requests and for what leaves too early."""
         return sum(each.dollars + each.early_dollars for each in self.lines)
+
+    def without_dollars(self) -> PlanCost:
+        """The same where nobody knows the prices: all dollars are NaN."""
+        nothing = KeepingDollars(storage=nan, index=nan, waiting=nan)
+        lines = tuple(replace(each, dollars=nan, early_dollars=nan, monthly_dollars=nan) for each in self.lines)
+        return replace(self, lines=lines, now=nothing)
 
     def sum_of(self, name: str) -> float:
         """The sum of one field over all lines."""

@@ -54,7 +54,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 
 
-def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], prices: PriceTable) -> dict[str, str]:
+def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], prices: PriceTable | None) -> dict[str, str]:
     """What a plan for `topics` rests on, by name; settings that are built in are left out, and a topic that is gone."""
     found = {"prices": _told(prices), "remote.url": config.remote_url or "none"}
     for name in sorted(topics):
@@ -87,7 +87,9 @@ def _spelled(value: Value) -> str:
     return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
-def _told(prices: PriceTable) -> str:
+def _told(prices: PriceTable | None) -> str:
     """With their date, and with digits that change with any number of them."""
+    if prices is None:
+        return "not known"
     digits = hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()
     return f"{prices.as_of} {prices.region} {digits}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tiered.planning import line_fields
+from tiered.planning import line_fields, told
 
 if TYPE_CHECKING:
     from policies.decisions import Decision
@@ -42,7 +42,7 @@ def decision_row(line: DecisionCost) -> Row:
         "where": str(line.partition),
         "what": _what(line.decision),
         "requests": line.puts + line.gets + line.lists,
-        "once": line.dollars + line.early_dollars,
+        "once": told(line.dollars + line.early_dollars),
     }
 
 
@@ -60,8 +60,8 @@ def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
                     "count": len(some),
                     "size_bytes": sum(each.decision.size_bytes for each in some),
                     "requests": sum(each.puts + each.gets + each.lists for each in some),
-                    "once": sum(each.dollars + each.early_dollars for each in some),
-                    "dollars_per_month": sum(each.monthly_dollars for each in some),
+                    "once": told(sum(each.dollars + each.early_dollars for each in some)),
+                    "dollars_per_month": told(sum(each.monthly_dollars for each in some)),
                 }
             )
     return found

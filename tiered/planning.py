@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isnan
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
 from policies.decisions import Plan
 from policies.plan import plan as plan_snapshots
 from policies.plan_cost import DecisionCost, PlanCost, plan_cost
-from policies.prices import STANDARD, PriceTable
+from policies.prices import BUILT_IN, STANDARD, PriceTable
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
@@ -19,7 +20,7 @@ from tiered.config import Config
 from tiered.keeping import all_lying
 from tiered.manager import LogManager
 from tiered.plan_basis import plan_basis
-from tiered.price_file import configured_prices
+from tiered.price_file import told_prices
 from tiered.properties import canonical, find_property, parse
 from tiered.status_report import snapshots_at_hand
 from tiered.topic_settings import resolve_rules
@@ -34,13 +35,14 @@ COPY_DISABLE = "remote.log.copy.disable"
 class PricedPlan:
     """`plan` and what it costs; `snapshots` are what it was made from. `problems` are the partitions left out.
 
+    Without `prices` (the file of them cannot be read) all dollars of `cost` are NaN.
     `unread` are those whose oldest page of rows may expire in part and was not asked for. `basis` is what else it rests
     on (`tiered.plan_basis`).
     """
 
     plan: Plan
     cost: PlanCost
-    prices: PriceTable
+    prices: PriceTable | None
     snapshots: tuple[PartitionSnapshot, ...]
     problems: Mapping[TopicPartition, str]
     unread: tuple[TopicPartition, ...] = ()
@@ -77,12 +79,14 @@ def priced_plan(
         config = _overridden(config, overrides)
         snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
     known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # a tier never seen has no plan
-    prices = configured_prices(manager.config)
+    prices = told_prices(manager.config)
     plan = plan_snapshots(known, at_ms)
+    table = prices or BUILT_IN
+    cost = plan_cost(plan, snapshots, table, all_lying(manager, table), new_class=_new_class(config))
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     return PricedPlan(
         plan=plan,
-        cost=plan_cost(plan, snapshots, prices, all_lying(manager, prices), new_class=_new_class(config)),
+        cost=cost if prices is not None else cost.without_dollars(),
         prices=prices,
         snapshots=tuple(snapshots),
         problems=problems,
@@ -123,8 +127,13 @@ def _kept(before: PartitionRules, after: PartitionRules, asks_for_copies: bool) 
     return after
 
 
+def told(dollars: float) -> float | None:
+    """None for what nobody knows."""
+    return None if isnan(dollars) else dollars
+
+
 def line_fields(line: DecisionCost) -> dict[str, object]:
-    """One decision and its price as flat fields."""
+    """One decision and its price as flat fields; dollars are None where prices are not known."""
     return {
         "decision": type(line.decision).__name__,
         "topic": line.partition.topic,
@@ -136,7 +145,7 @@ def line_fields(line: DecisionCost) -> dict[str, object]:
         "lists": line.lists,
         "deletes": line.deletes,
         "bytes_in": line.bytes_in,
-        "dollars": line.dollars,
-        "early_deletion_dollars": line.early_dollars,
-        "dollars_per_month": line.monthly_dollars,
+        "dollars": told(line.dollars),
+        "early_deletion_dollars": told(line.early_dollars),
+        "dollars_per_month": told(line.monthly_dollars),
     }

@@ -12,6 +12,7 @@ A class that is not built in has to say `storage_bands`, `put_per_1000`, `get_pe
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from policies.prices import BUILT_IN, Prices, PriceTable
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tiered.config import Config
 
 SETTING = "cost.prices"
+_log = logging.getLogger(__name__)
 _KEYS = ("as_of", "region", "disk_per_gb_month", "classes")
 # What msgspec knows of prices is made at import: made in two threads at once it ends the process (0.22).
 msgspec.json.Decoder(Prices)
@@ -40,6 +42,15 @@ def configured_prices(config: Config) -> PriceTable:
     """
     path = config.topic_properties("")[SETTING]
     return load_prices(os.path.abspath(os.path.join(os.path.dirname(config.path or ""), path))) if path else BUILT_IN
+
+
+def told_prices(config: Config) -> PriceTable | None:
+    """As `configured_prices`, for who can do without: None, and a warning in the log, where they cannot be read."""
+    try:
+        return configured_prices(config)
+    except LogError as error:
+        _log.warning("dollars are not told: error=%s", error)
+        return None
 
 
 def load_prices(path: str, storage: Storage | None = None, base: PriceTable = BUILT_IN) -> PriceTable:

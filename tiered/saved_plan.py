@@ -25,7 +25,7 @@ from remote.head import SpillRow
 from tiered.given_files import read_given, write_given
 from tiered.manager import LogManager
 from tiered.plan_basis import basis_changes, plan_basis
-from tiered.price_file import configured_prices
+from tiered.price_file import told_prices
 
 if TYPE_CHECKING:
     from tiered.apply import Applied
@@ -123,7 +123,7 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
         raise InvalidRequest("applying a saved plan, it was made for a later moment", at_ms=saved.plan.now_ms)
     topics = {name.topic for name in saved.plan.decisions}
     facts: dict[str, object] = {}
-    others = basis_changes(saved.basis, plan_basis(manager, manager.config, topics, configured_prices(manager.config)))
+    others = basis_changes(saved.basis, plan_basis(manager, manager.config, topics, told_prices(manager.config)))
     if others:
         facts["settings"] = "; ".join(others[:5])
     changed = changed_partitions(saved, manager.snapshots(now_ms, topics))

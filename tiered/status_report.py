@@ -65,8 +65,8 @@ class StatusReport:
     """`partitions` are those with figures, `problems` what keeps others from having some.
 
     `work` is what the manager that worked last said, None where none did; `holder` the process that holds a log
-    directory, None where that is nobody, or cannot be told. `kept` is what keeping each partition's
-    objects in the bucket costs, of every topic.
+    directory, None where that is nobody, or cannot be told. `seen` are the partitions whose part of the bucket is
+    known, of every topic, `kept` what keeping it costs; without `prices` (the file of them cannot be read) nobody knows.
     """
 
     now_ms: int
@@ -74,8 +74,9 @@ class StatusReport:
     partitions: Mapping[TopicPartition, PartitionStatus]
     problems: Mapping[TopicPartition, LogError]
     stuck: tuple[Stuck, ...]
-    prices: PriceTable
+    prices: PriceTable | None
     work: WorkReport | None
+    seen: frozenset[TopicPartition]
     kept: Mapping[TopicPartition, KeepingDollars]
     holder: int | None = None
 
@@ -117,9 +118,9 @@ def status_report(
     Unless it `may_ask` no request is sent for it. `holder_of` tells who holds a lock file.
     """
     from tiered.keeping import keeping_costs
-    from tiered.price_file import configured_prices
+    from tiered.price_file import told_prices
 
-    prices = configured_prices(manager.config)
+    prices = told_prices(manager.config)
     names = None if topics is None else sorted(set(topics))
     chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
     look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
@@ -148,7 +149,8 @@ def status_report(
         stuck=tuple(stuck),
         prices=prices,
         work=work,
-        kept=keeping_costs(manager, prices),
+        seen=frozenset(each.name for each in manager.partitions() if each.head() is not None),
+        kept=keeping_costs(manager, prices) if prices is not None else {},
         holder=holder,
     )
 

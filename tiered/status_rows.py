@@ -55,9 +55,11 @@ def partition_row(report: StatusReport, name: TopicPartition) -> Row:
 
 def status_facts(report: StatusReport) -> dict[str, object]:
     """What stands beside the rows: prices, whether somebody is at work, what is stuck."""
-    prices = report.prices.of(None)
+    prices = report.prices.of(None) if report.prices is not None else None
     return {
-        "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class},
+        "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class}
+        if prices is not None
+        else None,
         "now_ms": report.now_ms,
         "is_at_work": report.is_at_work,
         "last_round_ms": report.work.seen_ms if report.work is not None else None,
@@ -85,6 +87,7 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus]) -> dict[str,
         return dict.fromkeys(_FIGURES)
     seen = [each for each in some if not _is_unseen(report, each)]
     kept_of = [report.kept.get(each.partition) for each in seen]
+    is_priced = bool(seen) and report.prices is not None
     sums: dict[str, int | None] = {name: sum(getattr(each, name) for each in some) for name in _OF_DISK}
     sums |= {name: sum(getattr(each, name) for each in seen) if seen else None for name in _OF_BUCKET}
     return {
@@ -99,14 +102,14 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus]) -> dict[str,
             (each.paused_since_ms for each in some if each.paused_since_ms is not None), default=None
         ),
         "pause_reason": next((each.paused.reason for each in some if each.paused is not None), None),
-        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6) if seen else None,
+        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6) if is_priced else None,
     }
 
 
 def _is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
     """Whether nobody here has seen what the bucket holds of it: it has no head, and something was in the way."""
     name = status.partition
-    return status.is_tiered and name in report.problems and name not in report.kept
+    return status.is_tiered and name in report.problems and name not in report.seen
 
 
 def _lag(some: Sequence[PartitionStatus]) -> tuple[int, int, bool]:

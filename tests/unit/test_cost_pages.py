@@ -156,6 +156,19 @@ def test_ones_own_prices_hold_in_every_command(home: Path, capfd) -> None:
     assert after[0]["topics"][0]["dollars_per_month"] > 1000 * before[0]["topics"][0]["dollars_per_month"] > 0
 
 
+def test_looks_without_prices_say_so_once_and_answer_in_their_schema(home: Path, capfd, caplog) -> None:
+    for words, schema in ((["status"], "status"), (["plan"], "plan"), (["plan", "--summary"], "plan-summary")):
+        assert invoke(["-X", "cost.prices=none.json", *words, "-o", "json"]) == 0
+        out, _ = capfd.readouterr()
+        msgspec.json.decode(out, type=SCHEMAS[schema])
+        assert json.loads(out)["prices"] is None
+        assert caplog.text.count("dollars are not told") == 1, caplog.text
+        caplog.clear()
+        assert invoke(["-X", "cost.prices=none.json", *words]) == 0
+        assert "nan" not in "".join(capfd.readouterr()).lower()
+        caplog.clear()
+
+
 def test_mistakes_are_answered_with_what_was_meant(home: Path, capfd) -> None:
     for words, told in (
         (["cost", "simulate", "--class", "cold"], "no such class"),

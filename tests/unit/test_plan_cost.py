@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
+from local.errors import LogError
 from policies import head_collection, invariants
 from policies.cost import GIB, monthly_storage
 from policies.decisions import (
@@ -26,10 +27,14 @@ from policies.stored import Lying, stored_of
 from remote import metadata_log
 from remote.metered_store import RequestCounts
 from remote.spilling import SpillRule
+from tiered.cost import cost_report
 from tiered.keeping import all_lying
+from tiered.plan_rows import decision_row, total_rows
 from tiered.planning import line_fields, priced_plan
 from tiered.price_file import price_rows
 from tiered.status_report import status_report
+from tiered.status_rows import status_facts, topic_row
+from tiered.web.site import Site
 
 EXPIRING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}
 
@@ -353,3 +358,37 @@ def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypa
     assert [each.monthly_dollars for each in cost.lines if each.decision in in_page] == [
         pytest.approx(each.monthly_dollars) for each in priced.cost.lines if each.decision in in_page
     ]
+
+
+@pytest.mark.parametrize("body", [None, "{", '{"classes": {"STANDARD": {"put_per_1000": "dear"}}}'])
+def test_prices_that_cannot_be_read_leave_dollars_out_of_looks_and_nothing_else(tmp_path, body, caplog):
+    path = tmp_path / "prices.json"
+    if body is not None:
+        path.write_text(body)
+    world, at = World(), NOW + 5 * DAY
+    with world.open() as manager:
+        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        known = priced_plan(manager, at)
+    with world.open(cost_prices=str(path), read_only=True) as manager:
+        priced, report = priced_plan(manager, at), status_report(manager, at, storage=world.disk)
+        site = Site(manager, lambda: at, storage=world.disk)
+        pages = [site.answer(target) for target in ("/", "/plan", "/topics/t", "/topics/t/0", "/plan?format=json")]
+        with pytest.raises(LogError):
+            cost_report(manager, at)
+    assert priced.plan == known.plan
+    assert priced.prices is report.prices is None
+    assert priced.basis["prices"] == "not known"
+    assert priced.cost.then_bytes == known.cost.then_bytes
+    for row in [*map(decision_row, priced.cost.lines), *total_rows(priced.cost.lines)]:
+        assert {row[name] for name in ("once", "dollars_per_month")} == {None}
+    row = topic_row(report, report.topics[0])
+    assert (row["dollars_per_month"], status_facts(report)["prices"]) == (None, None)
+    assert row["remote_bytes"] == sum(each.stored_bytes for each in known.snapshots[0].remote)
+    assert [status for status, _, _ in pages] == [200] * 5
+    assert all("cannot be read" in body for _, _, body in pages[:2])
+    assert "NaN" not in "".join(body for _, _, body in pages)
+    assert "nan" not in json.loads(pages[-1][2])["decisions"][0].values()
+    assert caplog.text.count("dollars are not told") >= 2

@@ -85,12 +85,15 @@ def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str])
 
 def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
     """What stands beside the rows in JSON; the moment of the plan where it is not now."""
+    from tiered.planning import told
+
     cost = priced.cost
+    prices = priced.prices
     return {
-        "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region},
-        "now_dollars_per_month": cost.now_dollars,
-        "then_dollars_per_month": cost.then_dollars,
-        "dollars_once": cost.dollars,
+        "prices": {"as_of": prices.as_of, "region": prices.region} if prices is not None else None,
+        "now_dollars_per_month": told(cost.now_dollars),
+        "then_dollars_per_month": told(cost.then_dollars),
+        "dollars_once": told(cost.dollars),
         "now_disk_bytes": cost.now_disk_bytes,
         "then_disk_bytes": cost.then_disk_bytes,
         "at_ms": priced.plan.now_ms if is_later else None,
@@ -110,6 +113,9 @@ def _paused(priced: PricedPlan) -> list[str]:
 def _money(priced: PricedPlan) -> str:
     """What the bucket costs a month now and then, what the requests cost once, and the disk."""
     cost = priced.cost
+    disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
+    if priced.prices is None:
+        return f"{disk}; dollars are not told: the prices cannot be read"
     # Of what is too little to be shown, a share would be of heads alone.
     is_seen = cost.now_dollars >= DOLLARS_SHOWN
     share = f" ({100 * (cost.then_dollars / cost.now_dollars - 1):+.1f} %)" if is_seen else ""
@@ -120,7 +126,6 @@ def _money(priced: PricedPlan) -> str:
     once = f"; {verbs or 'no request'} {format_dollars(cost.dollars)} USD"
     early = cost.sum_of("early_dollars")
     too_early = f", {format_dollars(early)} of it for minimum durations" if early else ""
-    disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
     prices = f"{priced.prices.region}, prices of {priced.prices.as_of}"
     return f"now {now} USD/month, then {then}{share}{once}{too_early}; {disk} ({prices})"
 

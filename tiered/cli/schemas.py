@@ -199,12 +199,13 @@ class AdviceApplied(Strict):
 
 
 class PlannedDecision(Strict):
-    """One decision of a plan and its price; `dollars` once, `dollars_per_month` how the bill changes."""
+    """One decision of a plan and its price; `dollars` once, `dollars_per_month` how the bill changes; null where
+    the prices cannot be read."""
 
     what: str
     size_bytes: int
     requests: int
-    once: float
+    once: float | None
     reason: str
     decision: str
     topic: str
@@ -214,9 +215,9 @@ class PlannedDecision(Strict):
     lists: int
     deletes: int
     bytes_in: int
-    dollars: float
-    early_deletion_dollars: float
-    dollars_per_month: float
+    dollars: float | None
+    early_deletion_dollars: float | None
+    dollars_per_month: float | None
 
 
 class PlannedTotal(Strict):
@@ -225,17 +226,17 @@ class PlannedTotal(Strict):
     count: int
     size_bytes: int
     requests: int
-    once: float
-    dollars_per_month: float
+    once: float | None
+    dollars_per_month: float | None
     decision: str
 
 
 class _PlanFacts(Strict):
     schema_version: int
-    prices: PricesUsed
-    now_dollars_per_month: float
-    then_dollars_per_month: float
-    dollars_once: float
+    prices: PricesUsed | None
+    now_dollars_per_month: float | None
+    then_dollars_per_month: float | None
+    dollars_once: float | None
     now_disk_bytes: int
     then_disk_bytes: int
     at_ms: int | None
@@ -340,7 +341,7 @@ class SyncFigures(Strict):
 
 class _StatusFacts(Strict):
     schema_version: int
-    prices: StatusPrices
+    prices: StatusPrices | None
     now_ms: int
     is_at_work: bool
     last_round_ms: int | None

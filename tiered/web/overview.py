@@ -217,7 +217,7 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
             "Remote": stored,
             "Upload lag": format_bytes(int(total("lag_bytes"))),
             "At risk": format_bytes(int(total("at_risk_bytes"))),
-            "$ a month": format_dollars(total("dollars_per_month")),
+            "$ a month": format_dollars(total("dollars_per_month")) if report.prices is not None else "-",
             "Stuck": tag("a", format_count(len(report.stuck)), href="/troubles") if report.stuck else "nothing",
         }
     )
@@ -251,10 +251,12 @@ def _begin(has_remote: bool) -> list[Html]:
 
 def _fine_print(report: StatusReport) -> Html:
     prices = report.prices
-    return tag(
-        "p",
-        "At risk is what only this disk has. Offsets count gaps, too. Dollars are of keeping what lies in the bucket ",
-        "(what waits for its deletion too), ",
-        f"{prices.region}, prices of {prices.as_of}.",
-        class_="faint",
-    )
+    if prices is None:
+        dollars_of = "Dollars are not told, for the file of prices (cost.prices) cannot be read: tiered doctor."
+    else:
+        dollars_of = (
+            "Dollars are of keeping what lies in the bucket (what waits for its deletion too), "
+            f"{prices.region}, prices of {prices.as_of}."
+        )
+    words = "At risk is what only this disk has. Offsets count gaps, too. "
+    return tag("p", words, dollars_of, class_="faint")

@@ -8,10 +8,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from local.errors import InvalidRequest
 from tiered.plan_rows import VERBS, Row, decision_row, kind_of, total_rows
-from tiered.planning import PricedPlan
+from tiered.planning import PricedPlan, told
 from tiered.units import counted, format_bytes, format_count, format_dollars, parse_ms
 from tiered.web.forms import button, choice, field
 from tiered.web.html import Child, Html, tag
@@ -129,11 +130,11 @@ def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> di
     some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     cost = priced.cost
     return {
-        "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region},
+        "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region} if priced.prices is not None else None,
         "at_ms": priced.plan.now_ms,
-        "now_dollars_per_month": cost.now_dollars,
-        "then_dollars_per_month": cost.then_dollars,
-        "dollars_once": cost.dollars,
+        "now_dollars_per_month": told(cost.now_dollars),
+        "then_dollars_per_month": told(cost.then_dollars),
+        "dollars_once": told(cost.dollars),
         "now_disk_bytes": cost.now_disk_bytes,
         "then_disk_bytes": cost.then_disk_bytes,
         "unread": [str(each) for each in priced.unread],
@@ -179,9 +180,9 @@ def _sums(priced: PricedPlan) -> Html:
     return figures(
         {
             "Decisions": format_count(len(cost.lines)),
-            "$ a month now": format_dollars(cost.now_dollars),
-            "$ a month after": f"{format_dollars(cost.then_dollars)} ({_signed(change)})",
-            "$ once": format_dollars(cost.dollars),
+            "$ a month now": _dollars(cost.now_dollars),
+            "$ a month after": f"{_dollars(cost.then_dollars)} ({_signed(change)})",
+            "$ once": _dollars(cost.dollars),
             "Requests": format_count(round(sum(cost.sum_of(name) for name in ("puts", "gets", "lists", "deletes")))),
             "Uploaded": format_bytes(round(cost.sum_of("bytes_in"))),
             "Bucket now": format_bytes(cost.now_bytes),
@@ -218,7 +219,7 @@ def _total(row: Row, asked: Asked) -> list[Child]:
         shown(row, "size_bytes", format_bytes),
         shown(row, "requests"),
         _dollars(row["once"]),
-        _signed(float(str(row["dollars_per_month"]))),
+        _signed(row["dollars_per_month"]),
     ]
 
 
@@ -230,7 +231,7 @@ def _cells(row: Row) -> list[Child]:
         shown(row, "size_bytes", format_bytes),
         shown(row, "requests"),
         _dollars(row["once"]),
-        _signed(float(str(row["dollars_per_month"]))),
+        _signed(row["dollars_per_month"]),
         str(row["reason"]),
     ]
 
@@ -258,17 +259,20 @@ def _commands(asked: Asked) -> Sequence[str]:
 
 
 def _dollars(value: object) -> str:
-    return format_dollars(float(str(value)))
+    return format_dollars(value) if isinstance(value, int | float) and not isnan(value) else "-"
 
 
-def _signed(value: float) -> str:
+def _signed(value: object) -> str:
+    if not isinstance(value, int | float) or isnan(value):
+        return "-"
     sign = "+" if value > 0 else "\N{MINUS SIGN}" if value < 0 else ""
     return f"{sign}{format_dollars(abs(value))}"
 
 
 def _fine_print(priced: PricedPlan) -> str:
     signs = ", ".join(f"{sign} {word}" for sign, word in _SIGNS.items())
-    return (
-        f"As planned for {stamp(priced.plan.now_ms)}, if nothing came and nothing was done until then. {signs}. "
-        f"Dollars a month are of storage in the bucket; {priced.prices.region}, prices of {priced.prices.as_of}."
-    )
+    prices, dollars = priced.prices, "Dollars are not told, for the file of prices (cost.prices) cannot be read."
+    if prices is not None:
+        dollars = f"Dollars a month are of storage in the bucket; {prices.region}, prices of {prices.as_of}."
+    moment = f"As planned for {stamp(priced.plan.now_ms)}, if nothing came and nothing was done until then."
+    return f"{moment} {signs}. {dollars}"
