@@ -5,7 +5,8 @@ another storage class. Retention is never proposed: what may be forgotten is not
 class of a single zone, nor one that has to be restored before it can be read.
 
 A segment may move when it is settled: no longer on the disk (nothing cleans it again), of the class's smallest size at
-least, and with more of its retention left than the class's minimum duration.
+least, and with more of its retention left than the class's minimum duration. Together they have to save what moving
+them costs before retention takes them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from math import ceil
 
 from policies.cost import (
     DAY_MS,
+    DAYS_PER_MONTH,
     GIB,
     break_even_reads,
     early_deletion,
+    intelligent_storage,
     monthly_storage,
     request_cost,
     retrieval_cost,
@@ -169,12 +172,11 @@ def _move(
     """`stored` by class of all topics: what leaves one leaves its last and cheapest bands."""
     movable = _movable(segments, to)
     moved = _by_class(movable)
-    now = sum(
-        monthly_storage(stored[name], prices.of(name)) - monthly_storage(stored[name] - size, prices.of(name))
-        for name, size in moved.items()
-    ) + sum(_use(each, prices.of(each.storage_class), stream) for each in movable)
+    now = sum(_leaving(movable, name, stored[name], prices.of(name)) for name in moved)
+    now += sum(_use(each, prices.of(each.storage_class), stream) for each in movable)
     then = monthly_storage(sum(moved.values()), to) + sum(_use(each, to, stream) for each in movable)
-    if not movable or then >= now:
+    once = sum(_once(each, prices.of(each.storage_class), to, prices.of(STANDARD)) for each in movable)
+    if not movable or (now - then) * _months_left(movable) <= once:
         return None
     limit = break_even_reads(to, prices.of(STANDARD), stored_bytes=stored.get(STANDARD, 0))
     times = [each.newest_ms for each in movable]
@@ -185,13 +187,31 @@ def _move(
         change=f"{counted(len(movable), 'segment')} to {to.storage_class}",
         now_dollars=now,
         then_dollars=then,
-        once_dollars=sum(_once(each, prices.of(each.storage_class), to, prices.of(STANDARD)) for each in movable),
+        once_dollars=once,
         reason=f"settled, kept longer than {to.min_days:g} days; {reads}",
         command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class} {_options(move)}",
         move=move,
         segments=len(movable),
         size_bytes=sum(moved.values()),
     )
+
+
+def _leaving(segments: Sequence[KeptSegment], name: str, stored_bytes: int, of: Prices) -> float:
+    """Dollars a month that go with the segments of one class. In one that moves objects by itself they may have become
+    cheap already: as if nobody had read them since they came."""
+    leaving = [each for each in segments if each.storage_class == name]
+    if of.later_bands:
+        return sum(intelligent_storage(each.stored_bytes, 1, each.lived_ms / DAY_MS, of) for each in leaving)
+    size = sum(each.stored_bytes for each in leaving)
+    return monthly_storage(stored_bytes, of) - monthly_storage(stored_bytes - size, of)
+
+
+def _months_left(segments: Sequence[KeptSegment]) -> float:
+    """How long a byte of them is kept yet on average, and no longer than a change may take to pay for itself."""
+    most = PAYBACK_MONTHS_MAX
+    left = (most if each.left_ms is None else each.left_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
+    whole = sum(each.stored_bytes for each in segments)
+    return sum(min(most, months) * each.stored_bytes for months, each in zip(left, segments, strict=True)) / whole
 
 
 def _movable(segments: Sequence[KeptSegment], to: Prices) -> list[KeptSegment]:
@@ -214,7 +234,9 @@ def _options(move: Move) -> str:
 
 def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
     """A month of one segment but for its bytes: what is billed beside them, and reading its share of it."""
-    gets = stream.read_share * max(1.0, segment.stored_bytes / RANGE_BYTES)
+    reads = stream.workload.reads
+    range_bytes = RANGE_BYTES if reads is None else reads.range_bytes
+    gets = stream.read_share * max(1.0, segment.stored_bytes / range_bytes)
     beside = of.overhead_bytes / GIB * of.storage_bands[0][1]
     return beside + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
 

@@ -34,7 +34,7 @@ SEGMENTS_PER_WINDOW, TICKS_PER_WINDOW = 1000, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A topic as measured: `partitions` of one `workload` under `rules`, its segments in `storage_class`.
+    """A topic as measured: `partitions` of one `workload` under `rules`, new segments put in `storage_class`.
 
     `read_share` is how much of what is stored is read in a month (1.0 = all of it once), `zstd_share` what compression
     in the bucket would leave of it, None where nothing was sampled.

@@ -113,7 +113,7 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
         heads = -(-len(rows) // GROUPS_A_HEAD)
         puts += sum(each.puts for each in costs) + heads
         gets += sum(each.gets for each in costs)
-        dollars += sum(each.dollars for each in costs) + request_cost(puts=heads)
+        dollars += sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None))
     return RecodeStep(
         topic=advice.topic,
         storage_class=move.to,

@@ -18,7 +18,6 @@ import msgspec
 from local.batch_header import read_header
 from local.segment import Segment
 from policies.cost import DAY_MS, DAYS_PER_MONTH
-from policies.prices import STANDARD
 from policies.simulation import Reads, Workload
 from policies.what_if import Stream
 from policies.words import counted, format_ms
@@ -34,6 +33,7 @@ from tiered.cost import all_rows
 from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
 from tiered.partition import Partition
+from tiered.price_file import new_class
 
 SAMPLES_MAX = 4  # segments that are looked into
 SAMPLE_BYTES = 2 * CHUNK_BYTES  # of each, so that a batch of the largest size fits
@@ -121,7 +121,7 @@ def measured(
         partitions=len(held),
         workload=workload,
         rules=held[0].rules,
-        storage_class=rows[-1].storage_class or STANDARD if rows else STANDARD,
+        storage_class=new_class(manager.config),
         read_share=read,
         zstd_share=zstd,
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from local.names import check_topic, new_topic_id
 from policies.cost import request_cost
+from policies.prices import BUILT_IN, PriceTable
 from remote.catalog import RemotePartitionName
 from remote.forks import homes_of
 from remote.head import Head
@@ -52,10 +53,10 @@ class PartitionFork:
         """What the fork can read and nobody copies."""
         return sum(row.size_bytes for row in self.rows)
 
-    @property
-    def dollars(self) -> float:
+    def dollars(self, prices: PriceTable = BUILT_IN) -> float:
         """For its requests: pin twice, heads and pages, and the looks."""
-        return 0.0 if self.is_there else request_cost(puts=5 + len(self.rows) // 4096, gets=6, lists=4)
+        of = prices.of(None)
+        return 0.0 if self.is_there else request_cost(puts=5 + len(self.rows) // 4096, gets=6, lists=4, prices=of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +69,8 @@ class ForkPlan:
     upto_offset: int | None = None
     unfinished: tuple[RemotePartitionName, ...] = ()
 
-    @property
-    def dollars(self) -> float:
-        return sum(each.dollars for each in self.partitions)
+    def dollars(self, prices: PriceTable = BUILT_IN) -> float:
+        return sum(each.dollars(prices) for each in self.partitions)
 
 
 def plan_fork(

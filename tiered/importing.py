@@ -378,5 +378,5 @@ def _cost(due: tuple[RemoteSegment, ...], keeping: Keeping, prices: PriceTable) 
         puts=sum(each.puts for each in costs) + heads,
         read_bytes=sum(each.read_bytes for each in costs),
         write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads),
+        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None)),
     )

@@ -12,7 +12,7 @@ from local.names import TopicPartition
 from policies.decisions import Plan
 from policies.plan import plan as plan_snapshots
 from policies.plan_cost import DecisionCost, PlanCost, plan_cost
-from policies.prices import BUILT_IN, STANDARD, PriceTable
+from policies.prices import BUILT_IN, PriceTable
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
@@ -20,7 +20,7 @@ from tiered.config import Config
 from tiered.keeping import all_lying
 from tiered.manager import LogManager
 from tiered.plan_basis import plan_basis
-from tiered.price_file import told_prices
+from tiered.price_file import new_class, told_prices
 from tiered.properties import canonical, find_property, parse
 from tiered.status_report import snapshots_at_hand
 from tiered.topic_settings import resolve_rules
@@ -82,7 +82,7 @@ def priced_plan(
     prices = told_prices(manager.config)
     plan = plan_snapshots(known, at_ms)
     table = prices or BUILT_IN
-    cost = plan_cost(plan, snapshots, table, all_lying(manager, table), new_class=_new_class(config))
+    cost = plan_cost(plan, snapshots, table, all_lying(manager, table), new_class=new_class(config))
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     return PricedPlan(
         plan=plan,
@@ -93,12 +93,6 @@ def priced_plan(
         unread=tuple(each.partition for each in known if page_to_know(each) is not None),
         basis=plan_basis(manager, config, {each.topic for each in plan.decisions}, prices),
     )
-
-
-def _new_class(config: Config) -> str:
-    """What new segments are put in; where nothing is said S3 takes the standard one."""
-    found = config.topic_properties("")["remote.storage.class"]
-    return STANDARD if found == "default" else found
 
 
 def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:

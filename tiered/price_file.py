@@ -22,7 +22,7 @@ import msgspec
 
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
-from policies.prices import BUILT_IN, Prices, PriceTable
+from policies.prices import BUILT_IN, STANDARD, Prices, PriceTable
 
 if TYPE_CHECKING:
     from tiered.config import Config
@@ -51,6 +51,12 @@ def told_prices(config: Config) -> PriceTable | None:
     except LogError as error:
         _log.warning("dollars are not told: error=%s", error)
         return None
+
+
+def new_class(config: Config) -> str:
+    """What new segments are put in; where nothing is said S3 takes the standard one."""
+    found = config.topic_properties("")["remote.storage.class"]
+    return STANDARD if found == "default" else found
 
 
 def load_prices(path: str, storage: Storage | None = None, base: PriceTable = BUILT_IN) -> PriceTable:

@@ -111,7 +111,7 @@ class PartitionRestore:
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
         """For its requests, and where a class bills it for what is read; traffic out of a region is not in it."""
-        dollars = request_cost(gets=2)
+        dollars = request_cost(gets=2, prices=prices.of(None))
         for row in self.rows:
             here = prices.of(row.storage_class)
             dollars += request_cost(gets=1 + -(-row.stored_bytes // RANGE_BYTES), prices=here)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from local.errors import InvalidRequest, LogError
-from policies.cost import early_deletion, request_cost, retrieval_cost, upload_requests
+from policies.cost import GIB, early_deletion, request_cost, retrieval_cost, upload_requests
 from policies.prices import BUILT_IN, PriceTable
 from policies.remote_retention import UNLINKED_MAX
 from remote.at_rest import CODECS, AtRest
@@ -261,7 +261,7 @@ def _plan(
         puts=sum(each.puts for each in costs) + heads,
         read_bytes=sum(each.read_bytes for each in costs),
         write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads),
+        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None)),
     )
     job_id = f"{kind}-{new_ulid(now_ms)}"
     return RewritePlan(job_id=job_id, name=name, epoch=log.epoch, now_ms=now_ms, groups=tuple(groups), cost=total)
@@ -279,7 +279,8 @@ def cost_of(
     size = sum(row.size_bytes for row in rows)
     puts = upload_requests(size) + 1
     read = sum(row.stored_bytes + row.indexes_bytes for row in rows)
-    dollars = request_cost(puts=puts - 1, gets=1, prices=prices.of(keeping.storage_class))
+    there = prices.of(keeping.storage_class)
+    dollars = request_cost(puts=puts - 1, gets=1, prices=there) + size / GIB * there.write_per_gb
     dollars += request_cost(puts=1, gets=1 + len(rows), prices=prices.of(None))
     for row in rows:
         here = prices.of(row.storage_class)

@@ -137,3 +137,27 @@ def test_what_a_rewriting_writes_is_encrypted_by_the_server_as_the_settings_say(
         open_target(session, "s3://here/logs", {}, storage_class="GLACIER_IR", rate=None, is_configured=True)
     wanted = ObjectSettings(storage_class="GLACIER_IR", encryption=encryption, kms_key_id=kms_key_id)
     assert opened == [("s3://there/logs", wanted), ("s3://here/logs", wanted)]
+
+
+def test_dollars_are_of_ones_own_prices_and_no_job_waits_for_them(at: list[str], tmp_path: Path, capfd) -> None:
+    classes = {"STANDARD": {"put_per_1000": 7000.0, "get_per_1000": 1000.0, "list_per_1000": 0.0}}
+    (tmp_path / "mine.json").write_text(json.dumps({"classes": classes}))
+    (tmp_path / "other").mkdir()
+    to = f"file://{tmp_path}/other"
+    jobs = (
+        ["rewrite", "merge", "t", "--target", "20KiB", "--dry-run"],
+        ["rewrite", "recode", "t", "--codec", "zstd", "--dry-run"],
+        ["rewrite", "copy", "t", "--to", to, "--dry-run"],
+        ["restore", "t", "--to", f"{tmp_path}/back", "--dry-run"],
+        ["fork", "t", "u", "--dry-run"],
+    )
+    for words in jobs:
+        told = []
+        for path in ("", "mine.json", "gone.json"):
+            assert invoke([*at, "-X", f"cost.prices={path}", *words, "-o", "json"]) == 0, words
+            out, err = capfd.readouterr()
+            told.append((json.loads(out)["dollars"], "dollars are of the built-in prices" in err))
+        assert told[1][0] >= 1000 * told[0][0] > 0, words
+        assert told[2] == (told[0][0], True), words
+        assert not told[0][1]
+        assert not told[1][1]

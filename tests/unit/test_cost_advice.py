@@ -15,13 +15,14 @@ from policies.cost import GIB
 from policies.cost_advice import KeptSegment, advise_costs
 from policies.prices import BUILT_IN
 from policies.rules import PartitionRules
-from policies.simulation import Workload
+from policies.simulation import Reads, Workload
 from policies.what_if import Stream, Variant, cost_of
 from remote.catalog import list_partitions
 from remote.metered_store import MeteredStore
 from tiered.cli.arguments import parse_time
 from tiered.cost import cost_report
 from tiered.cost_advising import cost_advice, kept_segments
+from tiered.cost_history import measured_streams
 from tiered.price_file import price_rows
 from tiered.rewriting import Only, plan_recode, run_rewrite
 
@@ -110,7 +111,7 @@ def test_leaving_a_class_before_its_minimum_is_part_of_what_it_costs_once():
 
 
 def test_what_does_not_pay_for_itself_in_time_is_left_out(monkeypatch):
-    small = [replace(SETTLED, stored_bytes=200 << 10)] * 10_000
+    small = [replace(SETTLED, stored_bytes=200 << 10, left_ms=None)] * 10_000
     (found,) = [each for each in advice(segments=small, least_dollars=0.0001) if each.segments]
     assert 9 < found.payback_months < 11
     monkeypatch.setattr(cost_advice_policy, "PAYBACK_MONTHS_MAX", 5.0)
@@ -208,3 +209,43 @@ def test_a_manager_is_advised_on_its_own_history():
         found = cost_advice(manager, NOW, least_dollars=0.0)
         assert all(each.saved_dollars >= 0 for each in found.advice)
         assert len(found.rows()) == len(found.advice)
+
+
+def test_no_move_is_proposed_that_retention_ends_before_it_has_paid():
+    """Of 1 MiB a month in IA saves a hundredth of a cent in a thousand; reading and writing it costs two."""
+    small = replace(SETTLED, stored_bytes=1 << 20)
+    dear = replace(BUILT_IN, classes={"STANDARD": BUILT_IN.of("STANDARD"), "STANDARD_IA": BUILT_IN.of("STANDARD_IA")})
+    for days, is_worth in ((31, False), (360, True)):
+        kept = [replace(small, left_ms=days * DAY)] * 100_000
+        found = [each for each in advise_costs([STREAM], {"t": kept}, dear) if each.segments]
+        assert bool(found) == is_worth, days
+
+
+def test_what_a_class_has_made_cheap_by_itself_saves_nothing_by_leaving_it():
+    """After 90 days unread INTELLIGENT_TIERING costs what GLACIER_IR does, and its reads are free."""
+    for days, is_worth in ((10, True), (100, False)):
+        assert bool(moves(storage_class="INTELLIGENT_TIERING", lived_ms=days * DAY)) == is_worth, days
+
+
+def test_reads_of_what_moves_are_priced_by_the_ranges_that_readers_ask_for():
+    """In ranges of 64 KiB the GETs of GLACIER_IR cost more than it saves."""
+    ranges = [8 << 20, 64 << 10]
+    streams = [
+        replace(STREAM, read_share=0.3, workload=replace(STREAM.workload, reads=Reads(every_ms=DAY, range_bytes=each)))
+        for each in ranges
+    ]
+    assert [each.change.rpartition(" ")[2] for stream in streams for each in moves(stream)] == [
+        "GLACIER_IR",
+        "STANDARD_IA",
+    ]
+
+
+def test_what_comes_is_simulated_in_the_class_that_is_set_not_in_that_of_the_newest_row():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(read_only=True, remote_storage_class="GLACIER_IR") as manager:
+        assert measured_streams(manager, NOW)[0].stream.storage_class == "GLACIER_IR"

@@ -49,10 +49,11 @@ def fork(
         known = chosen_partitions(bucket.store, [(fork_topic, None)])
         names = bucket.partitions([topic], topic_id)
         plan = plan_fork(bucket.store, names, fork_topic, known=known, upto_offset=to_offset)
+        dollars = plan.dollars(session.prices())
         if not dry_run:
             if not yes and not sys.stdin.isatty():
                 raise click.UsageError(
-                    f"{counted(len(plan.partitions), 'partition')} for ${format_dollars(plan.dollars)}: say --yes"
+                    f"{counted(len(plan.partitions), 'partition')} for ${format_dollars(dollars)}: say --yes"
                 )
             if not yes:
                 click.confirm(f"fork {topic} as {fork_topic}?", abort=True, err=True)
@@ -78,7 +79,7 @@ def fork(
         }
         for each in done
     ]
-    emit("partitions", rows, _COLUMNS, output, dry_run=dry_run, dollars=plan.dollars)
+    emit("partitions", rows, _COLUMNS, output, dry_run=dry_run, dollars=dollars)
     if len(done) < len(plan.partitions):
         session.say("interrupted; running it again goes on")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED

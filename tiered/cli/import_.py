@@ -22,6 +22,7 @@ from tiered.cli.signals import Stop, stop_signals
 from tiered.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
+    from policies.prices import PriceTable
     from remote.foreign_layout import ForeignFormat, ForeignName
     from remote.store import ObjectStore
     from tiered.importing import ImportOutcome, ImportPlan
@@ -92,7 +93,7 @@ def import_(
         open_bucket(session, url, options) as bucket,
     ):
         theirs = _layout(source, words["layout"], words["prefixes"], words["private_keys"])
-        plans = _plans(source, theirs, bucket, targets, topic_id, codec, key_id)
+        plans = _plans(source, theirs, bucket, targets, topic_id, codec, key_id, session.prices())
         for plan in plans:
             for start, end in plan.gaps:
                 click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
@@ -129,6 +130,7 @@ def _plans(
     topic_id: str | None,
     codec: str,
     key_id: str | None,
+    prices: PriceTable,
 ) -> list[ImportPlan]:
     from tiered.importing import plan_import, topic_id_for
     from tiered.rewriting import Keeping
@@ -138,7 +140,16 @@ def _plans(
     ids = {topic: topic_id_for(source, bucket.store, topic, own, asked=topic_id) for topic, own in topics.items()}
     keeping = Keeping(codec=codec, key_id=key_id)
     return [
-        plan_import(source, theirs, name, bucket.store, topic_id=ids[name.topic], now_ms=now_ms(), keeping=keeping)
+        plan_import(
+            source,
+            theirs,
+            name,
+            bucket.store,
+            topic_id=ids[name.topic],
+            now_ms=now_ms(),
+            keeping=keeping,
+            prices=prices,
+        )
         for name in names
     ]
 

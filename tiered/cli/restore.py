@@ -21,6 +21,7 @@ from tiered.cli.signals import stop_signals
 from tiered.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
+    from policies.prices import PriceTable
     from tiered.restore_running import RestoredPartition
     from tiered.restoring import PartitionRestore, TopicRestore
 
@@ -86,9 +87,17 @@ def restore(
         plan = plan_restore(bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys)
         check_restore(plan, DiskStorage(), root)
         parts = [each for topic in plan for each in topic.partitions]
-        dollars = sum(each.dollars() for each in parts)
+        prices = session.prices()
+        dollars = sum(each.dollars(prices) for each in parts)
         if dry_run:
-            emit("partitions", map(_planned, parts), _PLANNED, output, dry_run=True, dollars=dollars)
+            emit(
+                "partitions",
+                (_planned(each, prices) for each in parts),
+                _PLANNED,
+                output,
+                dry_run=True,
+                dollars=dollars,
+            )
             session.say(f"${format_dollars(dollars)}; nothing changed")
             return Exit.DONE
         if not yes:
@@ -131,7 +140,7 @@ def _say_rest(session: Session, done: Sequence[RestoredPartition], root: str) ->
     session.say(f"next: tiered verify {root}")
 
 
-def _planned(each: PartitionRestore) -> Row:
+def _planned(each: PartitionRestore, prices: PriceTable) -> Row:
     return {
         **_bounds(each.name.topic, each.name.partition, each.head.log_start_offset, each.next_offset),
         "segments": len(each.rows),
@@ -139,7 +148,7 @@ def _planned(each: PartitionRestore) -> Row:
         "remote_bytes": each.remote_bytes,
         "gets": each.gets,
         "read_bytes": each.read_bytes,
-        "dollars": each.dollars(),
+        "dollars": each.dollars(prices),
         "exact_from": each.exact_from,
     }
 

@@ -67,7 +67,11 @@ def merge(session: Session, targets: tuple[str, ...], target: str, **shared: obj
     size = parse_bytes(target)
     if size is None or size <= 0:
         raise InvalidRequest("reading --target", text=repr(target), expected="a size such as 256MiB")
-    plan: Planner = lambda bucket, name: plan_merge(bucket.store, name, now_ms=now_ms(), target_bytes=size)  # noqa: E731
+    prices = session.prices()
+
+    def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
+        return plan_merge(bucket.store, name, now_ms=now_ms(), target_bytes=size, prices=prices)
+
     return _run(session, targets, plan, None, **shared)  # type: ignore[arg-type]
 
 
@@ -102,7 +106,7 @@ def recode(
     if least is None or least < 0:
         raise InvalidRequest("reading --min-bytes", text=repr(min_bytes), expected="a size such as 128KiB")
     times = [None if text is None else parse_time(text, now_ms()) for text in (since, until)]
-    only = Only(min_bytes=least, since_ms=times[0], until_ms=times[1])
+    only, prices = Only(min_bytes=least, since_ms=times[0], until_ms=times[1]), session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
         if key_id is not None and key_id not in bucket.keys:
@@ -115,6 +119,7 @@ def recode(
             key_id=key_id,
             decrypts=decrypt,
             storage_class=storage_class,
+            prices=prices,
             only=only,
         )
 
@@ -151,7 +156,7 @@ def copy(
     from tiered.bucket_copying import plan_copy
 
     refuse_rate(on_spark, rate)
-    kept = {"codec": codec, "key_id": key_id, "storage_class": storage_class}
+    kept = {"codec": codec, "key_id": key_id, "storage_class": storage_class, "prices": session.prices()}
     with (
         stop_signals() as stop,
         open_bucket(session, url, options, rate=rate) as bucket,

@@ -16,6 +16,7 @@ from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
+    from policies.prices import PriceTable
     from remote.known_heads import KnownHeads
     from tiered.config import Config
     from tiered.manager import LogManager
@@ -62,6 +63,21 @@ class Session:
             return {}
         is_inside = config.remote_url is not None and url.startswith(config.remote_url.rstrip("/") + "/")
         return dict(config.remote_options) if is_inside else {}
+
+    def prices(self) -> PriceTable:
+        """The prices of the configuration, for what a job is foretold to cost; the built-in ones where a bucket is
+        looked at without any, and where they cannot be read, which is told: no job waits for them."""
+        from policies.prices import BUILT_IN
+        from tiered.config import FILE, Config
+        from tiered.price_file import configured_prices
+
+        try:
+            is_there = os.path.exists(os.path.join(self.directory, FILE))
+            config = self.config() if is_there else Config.load(None, self.overrides, os.environ)
+            return configured_prices(config)
+        except LogError as error:
+            click.echo(f"! dollars are of the built-in prices: {error}", err=True)
+            return BUILT_IN
 
     def topics(self) -> TopicRegistry:
         """The topics as the directory has them written down: no log is opened and no store asked."""
