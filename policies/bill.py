@@ -52,7 +52,8 @@ class Requests:
 class TopicFacts:
     """What a topic holds now and what was sent for it in `period_ms`.
 
-    `both_bytes` of `local_bytes` are in the bucket too. `requests` None where nothing was metered.
+    `both_bytes` of `local_bytes` are in the bucket too. `requests` None where nothing was metered. `shared_bytes` of
+    what lies there are objects that a fork has in common with its source.
     """
 
     topic: str
@@ -60,6 +61,7 @@ class TopicFacts:
     local_bytes: int = 0
     both_bytes: int = 0
     segments: int = 0
+    shared_bytes: int = 0
     requests: Requests | None = None
     period_ms: int = 0
 
@@ -81,6 +83,7 @@ class TopicBill:
     local_bytes: int
     both_bytes: int
     segments: int
+    shared_bytes: int
     month_requests: Requests
 
     @property
@@ -116,6 +119,7 @@ def _bill(of: TopicFacts, kept: KeepingDollars, prices: PriceTable) -> TopicBill
         local_bytes=of.local_bytes,
         both_bytes=of.both_bytes,
         segments=of.segments,
+        shared_bytes=of.shared_bytes,
         month_requests=month,
     )
 

@@ -269,7 +269,8 @@ class _Partition:
 
     def _local_bytes(self, moment: float) -> float:
         kept = (self.copied - self.dropped) * self.object_bytes
-        return kept + moment / self.of.batch_ms * self.of.batch_bytes - self.copied * self.rolled_bytes
+        came = moment / self.of.batch_ms * self.of.batch_bytes  # a straight line through the steps
+        return kept + max(0.0, came - self.copied * self.rolled_bytes)
 
     def _round(self) -> bool:
         """One plan, decided on what is there when it begins; whether it did anything."""

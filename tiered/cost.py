@@ -15,7 +15,7 @@ from local.names import TopicPartition
 from policies.bill import KINDS, Requests, TopicBill, TopicFacts, bills
 from policies.prices import PriceTable
 from policies.stored import together
-from remote.keys import topic_directory
+from remote.keys import is_foreign, topic_directory
 from remote.metered_store import RequestCounts
 from remote.segment import RemoteSegment
 from tiered.keeping import lying_for
@@ -99,6 +99,7 @@ def topic_facts(
         local_bytes=local_bytes,
         both_bytes=both_bytes,
         segments=sum(map(len, rows.values())),
+        shared_bytes=sum(row.stored_bytes for each in rows.values() for row in each if is_foreign(row.data_key)),
         requests=as_requests(counts) if counts is not None else None,
         period_ms=period_ms,
     )
@@ -132,6 +133,7 @@ def bill_row(bill: TopicBill) -> dict[str, object]:
         "remote_bytes": bill.data_bytes,
         "local_bytes": bill.local_bytes,
         "double_bytes": bill.both_bytes,
+        "shared_bytes": bill.shared_bytes,
         **{f"{each.name}_per_month": round(getattr(bill.month_requests, each.name)) for each in fields(Requests)},
         "metered_months": bill.months,
     }

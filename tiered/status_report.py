@@ -66,7 +66,8 @@ class StatusReport:
 
     `work` is what the manager that worked last said, None where none did; `holder` the process that holds a log
     directory, None where that is nobody, or cannot be told. `seen` are the partitions whose part of the bucket is
-    known, of every topic, `kept` what keeping it costs; without `prices` (the file of them cannot be read) nobody knows.
+    known, of every topic, `kept` what keeping it costs: nothing is known without `prices`, the file of which cannot be
+    read.
     """
 
     now_ms: int

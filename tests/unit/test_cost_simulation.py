@@ -122,6 +122,18 @@ def test_a_log_kept_by_size_is_as_old_for_intelligent_tiering_as_its_size_lets_i
     assert found[0] == pytest.approx(found[1], rel=0.02)
 
 
+def test_no_kind_of_dollars_is_ever_below_nothing_and_double_is_part_of_the_disk():
+    """Quiet and busy, kept for no time and for ever, in segments of a byte and of all there is."""
+    batches, pauses, segments = (1, 1 << 20, 1 << 40), (HOUR, 30 * DAY, 400 * DAY), (1, 1 << 31)
+    keeps = [(None, None, None), (0, None, 0), (1000, None, 1), (365 * DAY, 1 << 20, None), (None, 0, DAY)]
+    for size, every_ms, segment_bytes, (kept, limit, local) in product(batches, pauses, segments, keeps):
+        workload = Workload(batch_bytes=size, batch_ms=every_ms, segment_bytes=segment_bytes, segment_ms=HOUR)
+        rules = PartitionRules(retention_ms=kept, retention_bytes=limit, local_retention_ms=local)
+        found = cost(replace(STREAM, workload=workload, rules=rules), storage_class="GLACIER_IR")
+        assert min(getattr(found, kind) for kind in (*KINDS, "double", "idle")) >= 0, (workload, rules)
+        assert found.double <= found.disk * 1.000001, (workload, rules)
+
+
 def test_the_levers_are_single_changes_the_largest_saving_first():
     axes = {"retention_ms": [7 * DAY, 28 * DAY], "local_retention_ms": [HOUR], "read_share": [0.0]}
     found = levers([STREAM], axes, BUILT_IN)

@@ -24,6 +24,7 @@ from remote.pins import Pin, list_pins, release
 from remote.spilling import SpillRule
 from remote.store import ObjectStore
 from tiered.bucket_check import check_bucket, damage
+from tiered.cost import cost_report
 from tiered.forking import PIN_MS, ForkPlan, plan_fork, run_fork
 from tiered.garbage import delete_garbage, list_garbage
 from tiered.manager import LogManager
@@ -528,3 +529,18 @@ def test_appends_to_a_fork_go_on_above_the_leader_epochs_of_its_source() -> None
     lineage = [epoch for epoch, _ in MetadataLog(world.store, _names(world.store, "f")[0].prefix).refresh().lineage]
     assert lineage == sorted(lineage)
     assert epochs[-1][0] == lineage[-1] > 5
+
+
+def test_the_bill_of_a_fork_says_how_much_of_it_is_its_sources() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        (source,) = cost_report(manager, NOW).bills
+    _fork(world.store)
+    with _manager_of_the_fork(world) as manager:
+        (fork,) = cost_report(manager, NOW).bills
+    assert (source.shared_bytes, fork.shared_bytes) == (0, source.data_bytes)
+    assert fork.data_bytes == source.data_bytes > 0

@@ -43,6 +43,12 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> None:
         rows = [*rows, _sum(rows)]
     emit("topics", rows, _COLUMNS, output, **report_facts(report))
     session.tell_problems(problems)
+    for each in report.bills:
+        if each.shared_bytes:
+            size = format_bytes(each.shared_bytes)
+            session.say(
+                f"{each.topic}: {size} of it were its source's when it was forked; what both have is on both bills"
+            )
     session.say(_words(report))
 
 
@@ -179,6 +185,7 @@ _COLUMNS = (
     Column("segments"),
     Column("local_bytes"),
     Column("double_bytes"),
+    Column("shared_bytes"),
     *(
         Column(f"{name}_per_month")
         for name in ("puts", "gets", "lists", "bytes_in", "bytes_out", "data_puts", "data_gets")

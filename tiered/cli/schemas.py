@@ -41,6 +41,7 @@ class TopicCost(Strict):
     segments: int
     local_bytes: int
     double_bytes: int
+    shared_bytes: int
     puts_per_month: int
     gets_per_month: int
     lists_per_month: int
