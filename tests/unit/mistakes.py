@@ -390,6 +390,14 @@ RECORDS = (
     _row("a file given as a broker's directory", "adopt lines --once", 2, "directory=", "lines", hint="log.dirs"),
     _row("a file to restore to", "restore orders --to lines --yes", 2, "directory=", "lines", hint="name a directory"),
     _row("a node initialised in a file", "init lines", 2, "directory=", "lines", hint="name a directory"),
+    _row("a restore to nowhere", "restore orders --to= --yes", 2, "--to", hint="no directory"),
+    _row(
+        "a transaction both aborted and committed",
+        "transactions end orders/0 --producer-id 7 --abort --commit --yes",
+        2,
+        "--abort",
+        hint="not both",
+    ),
     _row("a report that is not there", "repair no.json", 1, "path=no.json", hint="run 'tiered scrub --deep'"),
 )
 SECTIONS = {

@@ -81,6 +81,8 @@ def restore(
         accepts_missing_keys=accept_missing_keys,
     )
     wish.check()
+    if not directory:
+        raise click.UsageError("--to names no directory: it is empty")
     root = os.path.abspath(directory)
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
         names = bucket.partitions(targets, topic_id)

@@ -57,15 +57,16 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> None:
 @transactions.command("end")
 @click.argument("target", metavar="TOPIC/PARTITION")
 @click.option("--producer-id", type=click.IntRange(0), required=True, help="Whose transaction.")
-@click.option("--abort", "outcome", flag_value="abort", help="Its records are not shown to committed readers.")
-@click.option("--commit", "outcome", flag_value="commit", help="They are.")
+@click.option("--abort", "aborts", is_flag=True, help="Its records are not shown to committed readers.")
+@click.option("--commit", "commits", is_flag=True, help="They are.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only show the transaction that would be ended.")
 @click.pass_obj
-def end(session: Session, target: str, producer_id: int, outcome: str | None, yes: bool, dry_run: bool) -> None:
+def end(session: Session, target: str, producer_id: int, aborts: bool, commits: bool, yes: bool, dry_run: bool) -> None:
     """Write the marker that ends a producer's open transaction: --abort or --commit."""
-    if outcome is None:
-        raise click.UsageError("say --abort or --commit")
+    if aborts == commits:
+        raise click.UsageError(f"say --abort or --commit{', not both' if aborts else ''}")
+    outcome = "abort" if aborts else "commit"
     topic, number = parse_partition(target)
     if number is None:
         raise InvalidRequest("ending a transaction, of which partition?", text=repr(target), expected="TOPIC/PARTITION")
