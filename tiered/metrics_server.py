@@ -2,16 +2,17 @@
 pages for people (`tiered.web`).
 
 Reads alone, no authentication: it listens on the loopback address unless told otherwise, and has its pages only there.
-A browser that was led here under another machine's name (DNS rebinding) gets none of them, and none may load or send
-anything elsewhere. Those who ask for the same figures at the same time share one answer; figures that are not there
-within a deadline are a 503, never old ones.
+A browser that was led here under another machine's name (DNS rebinding) gets nothing of all this, and none may load or
+send anything elsewhere. Those who ask for the same figures at the same time share one answer; figures that are not
+there within a deadline are a 503, never old ones.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -22,11 +23,12 @@ from local.errors import InvalidRequest, Unavailable
 from tiered.exposition import Form, form_of
 from tiered.web.answering import ANSWER_S, Answered, Answering
 from tiered.web.application import answered, application, target_of
-from tiered.web.gate import host_name
+from tiered.web.gate import host_name, names_here
 from tiered.web.gathering import Gathering
 from tiered.web.serving import ServerInThread, Tls
 
 LOOPBACK = "127.0.0.1"
+_NOT_HERE = "This name is none of this server's. --host NAME makes it one.\n"
 FIGURES_S = ANSWER_S - 1  # a scrape waits for ten seconds, unless it was told otherwise
 TEXT_TYPE = "text/plain; charset=utf-8"
 
@@ -47,13 +49,19 @@ class MetricsServer(ServerInThread):
         option: str = "--metrics",
         tls: Tls | None = None,
         answer_s: float = ANSWER_S,
+        hosts: Collection[str] = (),
     ) -> None:
         """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free one.
-        `answer_s` is what the making of an answer may take.
+        `answer_s` is what the making of an answer may take. Whoever asks under a name gets nothing but under that of
+        `host`, this machine's, or one of `hosts`.
 
         Raises InvalidRequest for an address or a certificate that cannot be had.
         """
-        desk = _Desk(answers, pages if is_loopback(host) else None, Answering(limit_s=answer_s))
+        is_own = is_loopback(host)
+        names = {host, *hosts, *([] if is_own else [socket.gethostname(), socket.getfqdn()])}
+        desk = _Desk(
+            answers, pages if is_own else None, Answering(limit_s=answer_s), {each.casefold() for each in names}
+        )
         routes = [Route("/{path:path}", desk.show, methods=["GET"])]
         super().__init__(host, port, application(routes), name="tiered-metrics", option=option, tls=tls)
 
@@ -83,7 +91,10 @@ def is_loopback(host: str) -> bool:
 class _Desk:
     """The one route."""
 
-    def __init__(self, answers: dict[str, Answer], pages: Pages | None, answering: Answering) -> None:
+    def __init__(
+        self, answers: dict[str, Answer], pages: Pages | None, answering: Answering, hosts: Collection[str]
+    ) -> None:
+        self._hosts = hosts
         self._answers, self._pages, self._answering = answers, pages, answering
         self._gathering = Gathering(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
 
@@ -92,6 +103,8 @@ class _Desk:
         return await answered(request, self._answering, lambda: self._answer(target, host, accept or ""))
 
     def _answer(self, target: str, host: str, accept: str) -> Answered:
+        if not names_here(host, self._hosts):
+            return HTTPStatus.MISDIRECTED_REQUEST, TEXT_TYPE, _NOT_HERE
         path = target.partition("?")[0]
         answer = self._answers.get(path)
         if answer is not None:

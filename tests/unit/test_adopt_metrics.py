@@ -76,7 +76,7 @@ def test_every_metric_of_a_sidecar_is_there() -> None:
 def test_metrics_and_health_are_served_while_it_is_at_work() -> None:
     metrics = AdoptMetrics()
     metrics.note([AdoptedPartition(partition=NAME)], NOW)
-    with _serving("127.0.0.1:0", metrics) as address:
+    with _serving("127.0.0.1:0", metrics, ()) as address:
         assert address is not None
         with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/metrics") as answer:
             assert b"tiered_unreplicated_bytes" in answer.read()

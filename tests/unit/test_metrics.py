@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -490,6 +491,37 @@ def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
         assert ask("GET", "/health") == (503, "text/plain; charset=utf-8", "orders/2: uploading: cause=slowdown\n")
         assert ask("GET", "/../etc/passwd")[0] == HTTPStatus.NOT_FOUND
         assert ask("POST", "/metrics")[0] == HTTPStatus.METHOD_NOT_ALLOWED
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("listen", [LOOPBACK, "0.0.0.0"])
+def test_who_was_led_here_under_another_name_gets_no_figures_and_a_scraper_does(listen: str) -> None:
+    told = metrics_answer(lambda form: "tiered_halted 0\n")
+    answers = {"/metrics": told, "/health": health_answer(lambda: ["secret"])}
+    server = MetricsServer(listen, 0, answers, hosts=("Logs.example.org",))
+    server.start()
+    try:
+
+        def ask(path: str, host: str) -> tuple[int, str]:
+            connection = HTTPConnection("127.0.0.1", server.address[1], timeout=30)
+            connection.request("GET", path, headers={"Host": host})
+            answer = connection.getresponse()
+            found = answer.status, answer.read().decode()
+            connection.close()
+            return found
+
+        own = [] if listen == LOOPBACK else [socket.gethostname()]
+        named = ("localhost:9464", "127.0.0.1", "[::1]:9464", "10.1.2.3:9464", "[fd00::7]", "logs.example.org:9464", "")
+        for host in (*named, *own):
+            assert ask("/metrics", host) == (200, "tiered_halted 0\n"), host
+            assert ask("/health", host) == (503, "secret\n"), host
+        for host in ("evil.example", "evil.example:9464", "127.0.0.1.evil.example", "logs.example.org.evil", "1.2.3"):
+            for path in ("/metrics", "/health", "/else"):
+                status, text = ask(path, host)
+                assert status == HTTPStatus.MISDIRECTED_REQUEST, host
+                assert "secret" not in text
+                assert "halted" not in text
     finally:
         server.close()
 

@@ -265,8 +265,10 @@ def test_the_endpoint_has_pages_on_loopback_alone_and_lets_nothing_be_loaded_fro
             assert ask("/page.css")[0] == ask("/page.js")[0] == HTTPStatus.OK
             for host in ("localhost:80", "[::1]:9464", "127.0.0.1"):
                 assert ask("/", Host=host)[0] == HTTPStatus.OK
-            for host in ("evil.example", "evil.example:9464", "", "127.0.0.1.evil.example"):
-                assert ask("/", Host=host)[0] == HTTPStatus.NOT_FOUND, "another name leads here: DNS rebinding"
+            for host in ("evil.example", "evil.example:9464", "127.0.0.1.evil.example"):
+                assert ask("/", Host=host)[0] == HTTPStatus.MISDIRECTED_REQUEST, "DNS rebinding"
+            for host in ("", "10.0.0.9"):
+                assert ask("/", Host=host)[0] == HTTPStatus.NOT_FOUND
         finally:
             server.close()
         server = MetricsServer("0.0.0.0", 0, {}, site(world, manager).answer)

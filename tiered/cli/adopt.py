@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="One round, then the rows.")
 @click.option("--metadata", metavar="DIR", help="The broker's metadata.log.dir, where that is another directory.")
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus there.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads there; repeatable.")
 @settings_option("A setting of all topics, over what the broker has; [TOPIC:]KEY=VALUE of one; may be repeated.")
 @bucket_options
 @output_option()
@@ -48,6 +49,7 @@ def adopt(
     dry_run: bool,
     metadata: str | None,
     metrics: str | None,
+    hosts: tuple[str, ...],
     settings: dict[str, str],
     url: str | None,
     options: dict[str, object],
@@ -71,7 +73,7 @@ def adopt(
     with (
         stop_signals() as stop,
         open_bucket(session, url, options) as bucket,
-        _serving(metrics, figures),
+        _serving(metrics, figures, hosts),
         told_copies(session) as on_copied,
     ):
         adopter = Adopter(
@@ -118,7 +120,7 @@ def _tell_problems(done: Sequence[AdoptedPartition]) -> None:
 
 
 @contextmanager
-def _serving(address: str | None, figures: AdoptMetrics) -> Iterator[tuple[str, int] | None]:
+def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...]) -> Iterator[tuple[str, int] | None]:
     """``/metrics`` and ``/health`` meanwhile, where they are asked for, and where that is."""
     if address is None:
         yield None
@@ -132,7 +134,7 @@ def _serving(address: str | None, figures: AdoptMetrics) -> Iterator[tuple[str, 
         return status, "text/plain", "ok\n" if figures.is_well else "a partition is in trouble\n"
 
     answers = {"/metrics": metrics_answer(lambda form: figures.text(now_ms(), form)), "/health": health}
-    server = MetricsServer(*parse_address(address), answers)
+    server = MetricsServer(*parse_address(address), answers, hosts=hosts)
     server.start()
     try:
         yield server.address

@@ -74,7 +74,7 @@ def run(
                 seen = Observations()
                 worker = _started(session, stack, seen, interval, is_once=once)
                 if metrics is not None:
-                    stack.enter_context(_served(session, metrics, worker, seen, by_partition=by_partition))
+                    stack.enter_context(_served(session, metrics, worker, seen, guard, by_partition=by_partition))
                 if ui is not None:
                     from tiered.web.site import Site
 
@@ -132,7 +132,7 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
 
 @contextmanager
 def _served(
-    session: Session, address: str, worker: Worker, seen: Observations, *, by_partition: bool
+    session: Session, address: str, worker: Worker, seen: Observations, guard: Guard, *, by_partition: bool
 ) -> Iterator[None]:
     """Metrics over HTTP while this lasts."""
     from tiered.metrics import Metrics
@@ -143,7 +143,7 @@ def _served(
     told = metrics_answer(lambda form: figures.text(now_ms(), form))
     answers = {"/metrics": told, "/health": health_answer(worker.troubles)}
     site = Site(worker.manager, now_ms)
-    server = MetricsServer(*parse_address(address), answers, site.answer)
+    server = MetricsServer(*parse_address(address), answers, site.answer, hosts=guard.hosts)
     server.start()
     has_pages = is_loopback(server.address[0])
     session.say(f"metrics at {server.root}metrics" + (f", pages at {server.root}" if has_pages else ""))

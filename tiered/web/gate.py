@@ -87,6 +87,19 @@ class Gate:
         return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/{'; Secure' if is_encrypted else ''}"
 
 
+def names_here(header: str, hosts: Collection[str]) -> bool:
+    """Whether a Host header is one of `hosts` (in lower case), this machine for itself, a plain address, or nothing:
+    no browser that was led here under another's name sends one of those."""
+    name = host_name(header).casefold()
+    if not name or name in _LOCAL or name in hosts:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def host_name(header: str) -> str:
     """The name in a Host header, without its port."""
     name = header if header.endswith("]") or ":" not in header else header.rpartition(":")[0]
