@@ -108,8 +108,11 @@ def _count(runs: Iterable[Sequence[Decision]]) -> int:
 
 
 def _summary(saved: SavedPlan) -> str:
+    """In the words of `tiered plan`."""
+    from tiered.plan_rows import VERBS
+
     totals = saved.plan.totals()
-    words = [f"{total.count} {kind} {format_bytes(total.size_bytes)}" for kind, total in totals.items()]
+    words = [f"{total.count} {VERBS[kind][1]} {format_bytes(total.size_bytes)}" for kind, total in totals.items()]
     return f"plan {saved.fingerprint}: {', '.join(words) or 'nothing to do'}"
 
 
