@@ -29,7 +29,7 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
     Neither a segment being copied nor anything after it goes in this round.
     """
     limits = snapshot.rules.log_limits
-    kept_bytes = log_bytes(snapshot)
+    kept_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
     first_copying = min(snapshot.copying, default=None)
     expired: list[ExpireRemote] = []
     for row in snapshot.known_oldest():
@@ -72,15 +72,16 @@ def room_for_rows(snapshot: PartitionSnapshot) -> int:
 def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
     """The unlinked objects whose grace time has passed and that no row names, the log's or a view's; then pages."""
     grace_ms, now_ms = snapshot.rules.delete_grace_ms, snapshot.now_ms
-    live = snapshot.named_keys
+    due = [each for each in snapshot.unlinked if now_ms - each.unlinked_ms >= grace_ms]
+    live = snapshot.named_keys if due else frozenset()  # two names for each row: most rounds have nothing to delete
 
     def waited(unlinked_ms: int) -> str:
         return f"unlinked {format_ms(now_ms - unlinked_ms)} ago, grace {format_ms(grace_ms)}"
 
     objects = [
         DeleteUnlinked(key=unlinked.key, size_bytes=unlinked.size_bytes, reason=waited(unlinked.unlinked_ms))
-        for unlinked in snapshot.unlinked
-        if now_ms - unlinked.unlinked_ms >= grace_ms and unlinked.key not in live
+        for unlinked in due
+        if unlinked.key not in live
     ]
     pages = [
         DeletePage(key=page.spill.key, size_bytes=page.size_bytes, reason=waited(page.unlinked_ms))

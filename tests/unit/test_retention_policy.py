@@ -331,3 +331,12 @@ def test_an_unlinked_object_is_deleted_after_the_grace_time(ago: int, goes: bool
 def test_an_object_that_a_row_names_is_never_deleted() -> None:
     unlinked = UnlinkedObject(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1)
     assert deletions(snapshot(local(2, 3, active=True), remote=REMOTE, unlinked=(unlinked,))) == []
+
+
+def test_nothing_is_summed_or_named_that_no_limit_and_no_object_asks_for() -> None:
+    """A daemon over many partitions asks this of each, every round."""
+    waiting = UnlinkedObject(key="data/x.log", size_bytes=1, unlinked_ms=NOW, epoch=1)
+    taken = snapshot(local(2, 3, active=True), remote=REMOTE, unlinked=(waiting,), rules=OLD_GOES)
+    assert not expirations(taken)
+    assert not deletions(taken)
+    assert vars(taken).keys().isdisjoint({"coverage", "named_keys"})
