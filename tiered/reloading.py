@@ -1,7 +1,7 @@
 """Settings of topics taken anew from a configuration while a manager is at work.
 
 What every topic may have holds at once, as after `alter_topic`; of what concerns the manager (directories, the store,
-threads, caches) nothing changes before the next start, and the names of what would are told.
+threads, caches) nothing changes before the next start, and the names of what would are told; but for AT_ONCE.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 from local.errors import LogError
 from tiered.config import Config
+from tiered.disk_properties import RELIEF_FREE_MIN
 from tiered.opening import Opener
 from tiered.properties import PROPERTIES
 from tiered.topics import Topic, TopicRegistry
 
 _log = logging.getLogger(__name__)
+
+AT_ONCE = frozenset({RELIEF_FREE_MIN})  # of the manager, and read anew each round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,4 +81,5 @@ def _at_restart(before: Config, after: Config) -> Iterator[str]:
     ):
         yield "[remote]"
     old, new = before.topic_properties(""), after.topic_properties("")
-    yield from (name for name, row in PROPERTIES.items() if not row.is_per_topic and old[name] != new[name])
+    waiting = (name for name, row in PROPERTIES.items() if not row.is_per_topic and name not in AT_ONCE)
+    yield from (name for name in waiting if old[name] != new[name])

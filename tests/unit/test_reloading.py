@@ -8,7 +8,9 @@ import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import InvalidRequest
+from local.storage import Space
 from policies.decisions import DropLocal
+from tiered.disk_pressure import DiskRelief
 
 
 @pytest.fixture
@@ -43,6 +45,19 @@ def test_what_one_topic_contradicts_changes_nothing_for_any(world: World) -> Non
         manager.alter_topic("t", {"retention.ms": "2d"}, now_ms=NOW)
         assert manager.partition(NAME).rules.retention_ms == 2 * DAY
         manager.alter_topic("u", {"segment.ms": "1d"}, now_ms=NOW)  # refused by what was not taken
+
+
+def test_from_which_room_on_segments_leave_early_holds_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+        monkeypatch.setattr(world.disk, "space", lambda path: Space(1 << 30, 1 << 40), raising=False)
+        relief = DiskRelief(manager)
+        assert relief.relieve(NOW) == 0
+        least = {**manager.config.overrides, "log.dir.relief.free.bytes.min": "2GiB"}
+        assert manager.reload(replace(manager.config, overrides=least), now_ms=NOW).at_restart == ()
+        assert relief.relieve(NOW) > 0
 
 
 def test_what_concerns_the_manager_is_told_and_waits(world: World) -> None:
