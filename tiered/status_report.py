@@ -129,14 +129,15 @@ def status_report(
     found = {each.partition: partition_status(each) for each in snapshots}
     problems = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     disk = storage or DiskStorage()
-    work = read_report([(disk, root) for root in manager.config.data_dirs])
-    holder = directory_holder(manager.config.data_dirs, holder_of)
+    roots = [root for _, root in manager.directory_places()]  # a reload may have named others, for the next start
+    work = read_report([(disk, root) for root in roots])
+    holder = directory_holder(roots, holder_of)
     is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
     told = work.troubles if work is not None else ()
     known = {each.name: each for each in told if names is None or each.topic is None or each.topic in names}
     stuck = [
         *_offline(manager),
-        *_of_node(known.pop(None, None), manager.config.data_dir),
+        *_of_node(known.pop(None, None), roots[0]),
         *_in_trouble(problems, {name: each for name, each in known.items() if name is not None}),
     ]
     in_trouble = {each.partition for each in stuck}

@@ -11,6 +11,8 @@ from local.errors import InvalidRequest
 from local.storage import Space
 from policies.decisions import DropLocal
 from tiered.disk_pressure import DiskRelief
+from tiered.status_report import status_report
+from tiered.worker import Worker
 
 
 @pytest.fixture
@@ -58,6 +60,16 @@ def test_from_which_room_on_segments_leave_early_holds_at_once(world: World, mon
         least = {**manager.config.overrides, "log.dir.relief.free.bytes.min": "2GiB"}
         assert manager.reload(replace(manager.config, overrides=least), now_ms=NOW).at_restart == ()
         assert relief.relieve(NOW) > 0
+
+
+def test_a_status_looks_where_the_manager_is_and_not_where_the_next_one_will_be(world: World) -> None:
+    with world.open() as manager:
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        worker.round(NOW)
+        moved = replace(manager.config, data_dir="./elsewhere")
+        assert manager.reload(moved, now_ms=NOW).at_restart == ("[local]",)
+        report = status_report(manager, NOW, storage=world.disk, holder_of={"./data/.lock": 4711}.get)
+        assert (report.work, report.holder) == (worker.report, 4711)
 
 
 def test_what_concerns_the_manager_is_told_and_waits(world: World) -> None:
