@@ -149,14 +149,18 @@ class Foreseeable:
 
     def _checked_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
         """The topic as it would be written down; the way to the bucket was looked at where it is to be tiered."""
+        topic = self._settled_new(name, partitions, properties)
+        if topic.was_tiered:
+            self._opener.check_reachable(topic)
+        return topic
+
+    def _settled_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
+        """The same without a look at the bucket."""
         check_topic(name)
         topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
         self._opener.check_settings(topic)
         self._registry.check_new(topic)
-        if not self._opener.begins_tiering(topic):
-            return topic
-        self._opener.check_reachable(topic)
-        return replace(topic, was_tiered=True)
+        return replace(topic, was_tiered=True) if self._opener.begins_tiering(topic) else topic
 
     def _namesakes(self, topic: Topic) -> list[str]:
         from tiered.remote_view import topic_ids

@@ -30,6 +30,8 @@ from tiered.config import Config
 from tiered.log_loading import Loaded, load_logs
 from tiered.opening import Opener
 from tiered.partition import Partition
+from tiered.side_by_side import side_by_side
+from tiered.taking_up import OPENERS
 from tiered.topics import Topic, TopicRegistry
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class CreatesTopics:
     _topics_lock: threading.RLock
     if TYPE_CHECKING:
         _check_writable: Callable[[], None]
-        _checked_new: Callable[..., Topic]
+        _settled_new: Callable[..., Topic]
         _keep: Callable[[Loaded], list[Partition]]
         _take_up: Callable[[Sequence[Partition], int], list[LogError]]
 
@@ -80,7 +82,12 @@ class CreatesTopics:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise InvalidRequest("creating topics, one is named twice", topic=twice)
-        topics = [self._checked_new(each.name, each.partitions, each.properties) for each in asked]
+        topics = [self._settled_new(each.name, each.partitions, each.properties) for each in asked]
+        tiered = [each for each in topics if each.was_tiered]
+        if len(tiered) == 1:
+            self._opener.check_reachable(tiered[0])
+        else:
+            side_by_side(self._opener.check_reachable, tiered, threads=OPENERS, name="new-topic")
         with self._topics_lock:
             self._opener.check_room()
             self._registry.add(*topics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from local.log import Durability, Log
 from local.record import Record
 from local.storage import StorageFile
 from policies.decisions import DropLocal
+from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
+from remote.store import ObjectInfo
 from tiered.config import Config
 from tiered.manager import LogManager
 from tiered.status import partition_status
+from tiered.topic_creation import AskedTopic
 
 
 @pytest.fixture
@@ -251,3 +254,19 @@ def test_a_bucket_that_is_away_hears_of_an_altered_setting_later(world: World) -
         store.is_down = False
         settle(manager)
         assert MetadataLog(world.store, manager.partition(NAME).prefix).refresh().properties["retention.ms"] == "1h"
+
+
+def test_many_new_topics_ask_the_bucket_at_once(world: World) -> None:
+    """Eight at a time: fewer would wait for ever at the barrier."""
+    met = threading.Barrier(8)
+
+    class Meeting(MemoryStore):
+        def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+            if threading.current_thread().name.startswith("new-topic"):
+                met.wait(60)
+            return super().list(prefix, start_after=start_after)
+
+    with world.open(store=Meeting("memory://b")) as manager:
+        made = manager.create_topics([AskedTopic(name=f"n{at}", properties=TIERED) for at in range(16)], now_ms=NOW)
+        assert [each.name for each in made] == [f"n{at}" for at in range(16)]
+        assert manager.problems == {}
