@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+import secrets
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
+from unittest.mock import patch
 
 from local.names import TopicPartition
 from local.record import Record
@@ -52,6 +57,18 @@ class Inline:
         return future
 
 
+@contextmanager
+def _same_names(seed: int) -> Iterator[None]:
+    """Names are drawn alike in every run and on every machine: heads are compressed, and their sizes hang on them."""
+    rng = random.Random(seed)
+    with (
+        patch.object(secrets, "randbits", rng.getrandbits),
+        patch.object(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4)),
+        patch.object(socket, "gethostname", lambda: "node-1"),
+    ):
+        yield
+
+
 def run(
     store: ObjectStore,
     directory: str,
@@ -80,7 +97,7 @@ def run(
     )
     topic = {"remote.storage.enable": "true", "append.batch.bytes": "100MiB", **settings}
     held, local, sizes, fullest = [], [], [], None
-    with LogManager.open(config, now_ms=START, store=_Shared(store)) as manager:
+    with _same_names(seed), LogManager.open(config, now_ms=START, store=_Shared(store)) as manager:
         manager.create_topic("t", partitions, topic, now_ms=START)
         before = manager.request_counts()
         assert before is not None
