@@ -115,7 +115,7 @@ class Appends:
                 told.refused[answer] += 1
         return told
 
-    def missing(self, topic: str, values: list[bytes | None], now_ms: int, upto: int | None = None) -> str | None:
+    def missing(self, topic: str, values: list[bytes | None], upto: int | None = None) -> str | None:
         """What is wrong with the records that were found, of those below `upto`: a compacted log's tail goes up once it
         was cleaned."""
         found = [int((value or b"").split()[1]) for value in values]
@@ -124,7 +124,7 @@ class Appends:
             newest = {number % KEYS: number for number in sorted(due)}
             lost = set(newest.values()) - set(found)
         else:
-            oldest_ms = now_ms - RETENTION_MS if topic == "short" else 0
+            oldest_ms = time.time_ns() // 1_000_000 - RETENTION_MS if topic == "short" else 0
             lost = {number for number, at_ms in due.items() if at_ms > oldest_ms} - set(found)
         if found != sorted(set(found)):
             return f"{topic}: records out of order, or twice"
@@ -251,12 +251,12 @@ def check(node: Node, endpoint: S3Endpoint, appends: Appends) -> list[str]:
             values = [
                 record.value for record in manager.reader().records(TopicPartition(topic, 0), start(manager, topic))
             ]
-            wrong += filter(None, [appends.missing(topic, values, now_ms)])
+            wrong += filter(None, [appends.missing(topic, values)])
     with open_remote(f"s3://{node.bucket}/p", endpoint.options()) as bucket:
         for topic in COPIED:
             name = TopicPartition(topic, 0)
             values = [record.value for record in bucket.reader().records(name, start(bucket, topic))]
-            told = appends.missing(topic, values, now_ms, bucket.head(name).taken_upto if topic == "latest" else None)
+            told = appends.missing(topic, values, bucket.head(name).taken_upto if topic == "latest" else None)
             if told is not None:
                 wrong.append(f"in the bucket alone, {told}")
     sound_roots(f"s3://{node.bucket}", endpoint.options())
