@@ -3,17 +3,21 @@
 A month is foretold from what came, so what came has to be long enough to stand for a month: of a place that is minutes
 old every figure would be as confident and a thousand times wrong. A history below `HISTORY_LEAST_MS` has neither a
 night nor a quiet hour in it; whoever knows better gives the rate.
+
+Of a compacted log the oldest records that are left tell nothing of when it began: those before them came too, and are
+gone. Offsets stay. So how many came between two records that are left, and in what time, is known (`by_offsets`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from local.batch_header import HEADER_BYTES, read_header
 from local.errors import InvalidRequest
 from local.segment import Segment
 from policies.cost import DAY_MS
+from remote.store import Body
 from tiered.units import format_bytes, format_ms, parse_bytes
 
 RATE_MS = 30 * DAY_MS  # how far back a rate is measured
@@ -72,6 +76,39 @@ def arrival(
     rate = sum(size for size, _ in known) / seen
     longest = max(span for _, span in known)
     return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(longest)} in local segments", seen_ms=longest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """At `at_ms` the records of a partition below `next_offset` had come."""
+
+    next_offset: int
+    at_ms: int
+
+
+def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival | None:
+    """What came of a log whose older records are compacted away: offsets by time, times the bytes of a record.
+
+    `marks` of each partition, in any order; all those of one that holds nothing are none, and it counts as idle. None
+    where no partition has marks of two times. A time that is behind that of a smaller offset stands for nothing.
+    """
+    newest = max((mark.at_ms for each in marks for mark in each), default=0)
+    late = [sorted((m for m in each if m.at_ms > newest - RATE_MS), key=astuple) for each in marks]
+    begun = [each[0] for each in late if each]
+    known = [(each[-1].next_offset - each[0].next_offset, newest - each[0].at_ms) for each in late if len(each) > 1]
+    span = max((newest - each.at_ms for each in begun), default=0)
+    if not (came := sum(offsets for offsets, ms in known if ms > 0)):
+        return None
+    rate = came / sum(ms for offsets, ms in known if ms > 0) * record_bytes * len(begun) / len(marks)
+    return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(span)}, by offsets", seen_ms=span)
+
+
+def first_mark(beginning: Body) -> Mark | None:
+    """The mark that the first batch of a segment is; None for no batch, and one without records."""
+    first = read_header(beginning[:HEADER_BYTES])
+    if first is None or not first.record_count or first.max_timestamp_ms < 0:
+        return None
+    return Mark(next_offset=first.last_offset + 1, at_ms=first.max_timestamp_ms)
 
 
 def given_arrival(bytes_per_day: float, partitions: int) -> Arrival:

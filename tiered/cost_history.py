@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from local.batch_header import read_header
+from local.names import TopicPartition
 from local.segment import Segment
+from local.segment_info import SegmentInfo
 from policies.cost import DAY_MS, DAYS_PER_MONTH
 from policies.simulation import Reads, Workload
 from policies.what_if import Stream
@@ -28,7 +30,7 @@ from remote.keys import topic_directory
 from remote.metered_store import RequestCounts
 from remote.segment import RemoteSegment
 from remote.store import Body
-from tiered.arrival_rate import Piece, arrival, given_arrival, rates_of, steady
+from tiered.arrival_rate import Mark, Piece, arrival, by_offsets, first_mark, given_arrival, rates_of, steady
 from tiered.cost import all_rows
 from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
@@ -87,7 +89,8 @@ def measured(
 ) -> Measured:
     """One topic. Its partitions are taken together and every one of them as the average."""
     held = manager.partitions([topic])
-    rows = [row for each in held for row in (all_rows(each) if may_ask else _rows_at_hand(each))]
+    rows_of = {each.name: list(all_rows(each) if may_ask else _rows_at_hand(each)) for each in held}
+    rows = [row for each in rows_of.values() for row in each]
     pieces = [Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
               for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
     samples = list(_samples(held))
@@ -95,11 +98,16 @@ def measured(
         return Measured(topic=topic, stream=None, basis=("nothing was stored yet",))
     shares = _shares(rows, held[0])
     settings = held[0].log.settings
-    looked_at: list[Body] = [segment.read(0, min(segment.size_bytes, SAMPLE_BYTES)) for segment in samples]
-    looked_at = looked_at or (list(_remote_samples(held)) if may_ask else [])
+    beginnings: list[tuple[TopicPartition, Body]]
+    beginnings = [(name, segment.read(0, min(segment.size_bytes, SAMPLE_BYTES))) for name, segment in samples]
+    beginnings = beginnings or (list(_remote_samples(held)) if may_ask else [])
+    looked_at = [data for _, data in beginnings]
     batch_bytes, zstd = _batches(looked_at)
     if bytes_per_day is None:
-        arriving = arrival(pieces, samples, batch_bytes, shares[0], len(held))
+        marks = [_marks(each, rows_of[each.name], beginnings) for each in held]
+        compacted = by_offsets(marks, _record_bytes(rows)) if shares[0] < 1 else None
+        local = [segment for _, segment in samples]
+        arriving = compacted or arrival(pieces, local, batch_bytes, shares[0], len(held))
     else:
         arriving = given_arrival(bytes_per_day, len(held))
     size, every_ms = steady(batch_bytes, arriving.bytes_per_ms)
@@ -138,6 +146,23 @@ def measured(
     if older:
         basis = (*basis, f"{older} older ones not asked for")
     return Measured(topic=topic, stream=stream, basis=basis, warning=arriving.warning(topic))
+
+
+def _marks(
+    held: Partition, rows: Iterable[RemoteSegment], beginnings: Iterable[tuple[TopicPartition, Body]]
+) -> list[Mark]:
+    """Where the segments of both tiers end, and where the ones that were looked into begin."""
+    ends: list[RemoteSegment | SegmentInfo] = [*rows, *held.log.segments()]
+    found = [Mark(next_offset=each.next_offset, at_ms=each.max_timestamp_ms)
+             for each in ends if each.max_timestamp_ms is not None]  # fmt: skip
+    firsts = [first_mark(data) for name, data in beginnings if name == held.name]
+    return [*found, *(each for each in firsts if each is not None)]
+
+
+def _record_bytes(rows: Iterable[RemoteSegment]) -> float:
+    """On the average, with its part of a batch; 0 without records."""
+    known = [(row.size_bytes, row.record_count) for row in rows]
+    return sum(size for size, _ in known) / max(1, sum(count for _, count in known))
 
 
 def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) -> tuple[str, ...]:
@@ -218,20 +243,20 @@ def _shares(rows: Sequence[RemoteSegment], held: Partition) -> tuple[float, floa
     return min(1.0, compacted), stored
 
 
-def _samples(held: Sequence[Partition]) -> Iterable[Segment]:
+def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segment]]:
     """The newest closed segments on the disk, of different partitions where there are several; else active ones."""
     closed = [(each, info) for each in held for info in each.log.segments() if not info.is_empty]
     newest = sorted(closed, key=lambda pair: (pair[1].is_active, -(pair[1].max_timestamp_ms or 0)))
     for partition, info in newest[:SAMPLES_MAX]:
-        yield partition.log.segment(info.base_offset)
+        yield partition.name, partition.log.segment(info.base_offset)
 
 
-def _remote_samples(held: Sequence[Partition]) -> Iterator[memoryview]:
+def _remote_samples(held: Sequence[Partition]) -> Iterator[tuple[TopicPartition, Body]]:
     """The beginnings of a few of the newest remote segments; two GETs each, unless they are cached."""
     for partition in held[:SAMPLES_MAX]:
         head = partition.head()
         if partition.remote is not None and head is not None and head.segments:
-            yield partition.remote.read(head.segments[-1], 0, SAMPLE_BYTES)
+            yield partition.name, partition.remote.read(head.segments[-1], 0, SAMPLE_BYTES)
 
 
 def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:

@@ -4,7 +4,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from policies.cost import DAY_MS
-from tiered.arrival_rate import Piece, arrival, given_arrival, rates_of, read_rates, steady
+from tiered.arrival_rate import Mark, Piece, arrival, by_offsets, given_arrival, rates_of, read_rates, steady
 
 GIB = 1 << 30
 
@@ -29,6 +29,27 @@ def test_records_of_one_time_are_no_rate_and_that_is_told():
     found = seen(0)
     assert found.bytes_per_ms == 0
     assert "no span of time" in str(found.warning("orders"))
+
+
+def test_of_a_compacted_log_offsets_tell_what_came_whatever_is_left():
+    """A record each second for 30 days, in each of some partitions, of which an older part is gone."""
+    month = 30 * 86_400
+    for begins in (0, 1, month // 2, month - 3 * 86_400):
+        ends = [end for end in (month // 3, month // 2 + 1, month - 86_400, month) if end > begins]
+        marks = [Mark(next_offset=end, at_ms=end * 1000) for end in (begins, *ends)]
+        for partitions in (1, 3):
+            found = by_offsets([marks] * partitions, 100.0)
+            assert found is not None
+            assert found.bytes_per_ms == pytest.approx(0.1)
+            assert found.seen_ms == min((month - begins) * 1000, found.seen_ms)
+    for nothing in ([], [[]], [[Mark(next_offset=5, at_ms=7)]], [[Mark(next_offset=at, at_ms=7) for at in (1, 2)]]):
+        assert by_offsets(nothing, 100.0) is None
+
+
+def test_an_idle_partition_is_part_of_the_average():
+    marks = [Mark(next_offset=at, at_ms=at * 1000) for at in (0, 86_400)]
+    rates = [by_offsets(each, 100.0) for each in ([marks, []], [marks, [*marks[:1], Mark(next_offset=1, at_ms=1)]])]
+    assert [each.bytes_per_ms for each in rates] == pytest.approx([0.05, 0.05], rel=1e-4)
 
 
 def test_a_given_rate_is_that_of_the_whole_topic_and_no_guess():

@@ -12,6 +12,7 @@ import simulated_run
 from simulated_run import DAY, HOUR, NAME, START, run
 
 from local.errors import InvalidRequest, NotFound
+from local.record import Record
 from policies.cost import GIB, monthly_storage
 from policies.prices import BUILT_IN
 from policies.rules import PartitionRules
@@ -195,6 +196,28 @@ def test_rates_and_ratios_are_those_of_the_topics_own_segments(lived):
     assert found.stream.zstd_share == pytest.approx(0.5, abs=0.06)
     assert workload.stored_share == 1
     assert any("sampled on the disk" in each for each in found.basis)
+
+
+def test_the_rate_of_a_compacted_topic_is_of_all_that_came_not_of_the_span_of_what_is_left(tmp_path):
+    """Loaded at once with a month of records, of which the last two days hold every key: nothing older is left."""
+    store, end, every_ms = MemoryStore("memory://b"), START + 40 * DAY, HOUR // 2
+    config = replace(Config.load(None, {}, {}, local_dir=str(tmp_path)), remote_url="memory://b")
+    settings = {"remote.storage.enable": "true", "cleanup.policy": "compact", "segment.bytes": "20000"}
+    settings |= {"append.batch.bytes": "100", "min.cleanable.dirty.ratio": "0.01"}
+    with LogManager.open(config, now_ms=end, store=store) as manager:
+        manager.create_topic("t", 1, settings, now_ms=end)
+        came = [Record(b"%04d" % (at % 96), b"v" * 200, end - 30 * DAY + at * every_ms) for at in range(30 * 48)]
+        manager.append("t", came, 0, now_ms=end)
+        for now in (end, end + HOUR, end + 2 * HOUR, end + 3 * HOUR):
+            while manager.tick(now):
+                pass
+        rows = manager.partition(NAME).head().segments
+        left = max(row.max_timestamp_ms for row in rows) - min(row.min_timestamp_ms for row in rows)
+        assert left < 4 * DAY, "nothing was compacted away"
+        (found,) = measured_streams(manager, end + 4 * HOUR)
+    workload = found.stream.workload
+    batch = sum(row.size_bytes for row in rows) / sum(row.record_count for row in rows)
+    assert workload.batch_bytes / workload.batch_ms == pytest.approx(batch / every_ms, rel=0.02)
 
 
 def test_what_a_month_has_of_its_own_is_told(lived):
