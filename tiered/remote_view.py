@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from local.errors import InvalidRequest, LogError, NotFound
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
 from remote.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
@@ -78,9 +78,9 @@ class RemoteLog(Readable):
 
     def topics(self) -> list[str]:
         """Names of the topics in the bucket, sorted; of ours without those that were deleted, for which each topic's
-        first head is asked. Raises NotFound when there is no such bucket."""
+        first head is asked. One whose head is damaged is there. Raises NotFound when there is no such bucket."""
         known = {(name.topic, name.topic_id) for name in self._known()}
-        return sorted({topic for topic, topic_id in known if not self._is_deleted(topic, topic_id)})
+        return sorted({topic for topic, topic_id in known if not self._is_told_deleted(topic, topic_id)})
 
     def topic_ids(self, topic: str) -> list[str]:
         """The ids of the topics of that name, sorted. Raises NotFound, naming the topics there are."""
@@ -225,6 +225,13 @@ class RemoteLog(Readable):
         if len(ids) < 2:
             return ids
         return [each for each in ids if not self._is_deleted(topic, each)] or ids
+
+    def _is_told_deleted(self, topic: str, topic_id: str) -> bool:
+        """False where the head that would say so is damaged: no other topic's name depends on it."""
+        try:
+            return self._is_deleted(topic, topic_id)
+        except Corrupt:
+            return False
 
     def _is_deleted(self, topic: str, topic_id: str) -> bool:
         """By the newest head of its first partition. Nothing takes that back, so it is asked until it is so."""

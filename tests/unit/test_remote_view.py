@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition
 from remote.head import Head
 from remote.head_changes import delete_partition
+from remote.keys import head_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.metered_store import MeteredStore
@@ -74,6 +75,16 @@ def test_a_deleted_topic_is_not_among_the_topics_and_stands_in_the_way_of_none_o
     assert view.topics() == ["t", "u"]
     (only,) = view.each_of("u")
     assert only.head(TopicPartition("u", 0)).topic_id == NEW
+
+
+@pytest.mark.damages_bucket
+def test_a_topic_whose_head_is_damaged_keeps_nobody_from_the_names_of_the_others(store: MemoryStore) -> None:
+    store.put(f"u-{OLD}/0/{head_key(1)}", b"{}")
+    view = RemoteLog(store, topic_ids={"t": NEW})
+    assert view.topics() == ["t", "u"]
+    assert view.partitions("t") == [TopicPartition("t", 0), TopicPartition("t", 1)]
+    with pytest.raises(Corrupt, match="u-"):
+        view.head(TopicPartition("u", 0))
 
 
 def test_every_topic_that_is_told_can_be_asked_for_its_heads(store: MemoryStore) -> None:
