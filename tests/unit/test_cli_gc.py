@@ -47,6 +47,20 @@ def test_dollars_are_of_ones_own_prices(at: list[str], tmp_path: Path, capfd) ->
     assert told["dollars_per_month"] == told["size_bytes"] == 22
 
 
+@pytest.mark.parametrize("body", [None, "{"])
+def test_no_search_waits_for_prices_and_whose_its_dollars_are_is_told(
+    at: list[str], tmp_path: Path, capfd, body: str | None
+) -> None:
+    assert invoke([*at, "gc", "-o", "json"]) == 3
+    told = json.loads(capfd.readouterr().out)
+    if body is not None:
+        (tmp_path / "mine.json").write_text(body)
+    assert invoke([*at, "-X", f"cost.prices={tmp_path}/mine.json", "gc", "-o", "json"]) == 3
+    out, said = capfd.readouterr()
+    assert json.loads(out)["dollars_per_month"] == told["dollars_per_month"] > 0
+    assert "dollars are of the built-in prices" in said
+
+
 def test_first_the_list_then_what_is_on_it_and_old_enough(at: list[str], tmp_path: Path, capfd) -> None:
     before = _objects(tmp_path)
     assert invoke([*at, "gc", "--delete", "--yes"]) == 1

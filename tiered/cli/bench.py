@@ -122,7 +122,6 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
     """Say what a run would send and cost, and ask. Raises NotFound and InvalidRequest where no bucket could be used."""
     from policies.cost import request_cost
     from tiered.benchmark import foretell_requests
-    from tiered.price_file import configured_prices
 
     config = session.config()
     if config.remote_url is None:
@@ -130,8 +129,7 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
     if config.topic_properties("")["remote.immutable"] == "true":
         raise InvalidRequest("measuring a bucket, it is immutable (remote.immutable): nothing could be removed again")
     counts = foretell_requests(now_ms=now_ms(), options=options)
-    prices = configured_prices(config).of(None)
-    dollars = request_cost(puts=counts.puts, gets=counts.gets, lists=counts.lists, prices=prices)
+    dollars = request_cost(puts=counts.puts, gets=counts.gets, lists=counts.lists, prices=session.prices().of(None))
     facts = _counted(counts)
     if dry_run:
         emit("requests", [{**facts, "dollars": dollars}], _REQUESTS, output, dry_run=True, bucket=config.remote_url)

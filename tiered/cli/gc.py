@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import InvalidRequest
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
@@ -22,7 +22,6 @@ from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
 from tiered.units import counted, format_bytes, format_dollars, format_ms, parse_ms
 
 if TYPE_CHECKING:
-    from policies.prices import Prices
     from remote.catalog import RemotePartitionName
     from remote.unfinished_uploads import UnfinishedUploads
     from tiered.garbage import Deleted, Garbage, GarbageList
@@ -149,7 +148,7 @@ def _list(
         return _interrupted(work.stop)
     if not dry_run:
         write_given(path, encode_garbage(listed), _WRITING)
-    dollars = listed.dollars_per_month(_prices(session))
+    dollars = listed.dollars_per_month(session.prices().of(None))
     facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": dollars}
     emit(
         "orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, more=listed.more, **facts
@@ -165,17 +164,6 @@ def _list(
     if due:
         session.say("nothing changed" if dry_run else "nothing changed; next: tiered gc --delete")
     return Exit.CORRUPTION if listed.left_out else Exit.FINDINGS if listed.entries else Exit.DONE
-
-
-def _prices(session: Session) -> Prices:
-    """Those of the configuration; the built-in ones where a bucket is looked at without any."""
-    from policies.prices import BUILT_IN
-    from tiered.price_file import configured_prices
-
-    try:
-        return configured_prices(session.config()).of(None)
-    except NotFound:
-        return BUILT_IN.of(None)
 
 
 def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool, dry_run: bool) -> int:
