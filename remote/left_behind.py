@@ -2,7 +2,8 @@
 
 A store that takes no bytes often deletes none either, and what waits is tried again every round: a line for each try
 would bury what began it. A trouble lasts until something could be removed, or went up whole. What is left is in no
-head: an orphan, which `tiered gc` finds. One count for each store object, as long as that lives. Thread safe.
+head: an orphan, which `tiered gc` finds. Counted are names under which something may lie: of an upload that got no
+answer nobody knows, and mostly nothing does. One count for each store object, as long as that lives. Thread safe.
 """
 
 from __future__ import annotations

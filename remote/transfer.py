@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.at_rest import AS_IT_IS, CODECS, AtRest, Seal
 from remote.chunks import CHUNK_BYTES, RAW, SEALED_CHUNK_BYTES, ZSTD, ChunkTable
 from remote.encryption import ObjectCipher
@@ -130,6 +130,7 @@ class _Copy:
         self._data_key = data_key(*names, view=view, is_zstd=codec == ZSTD, is_encrypted=at_rest.key_id is not None)
         self._cipher: ObjectCipher | None = None
         self._wrapped_key: str | None = None
+        self._may_be: list[str] = []  # keys under which an object may lie by now
         if at_rest.key_id is not None:
             self._cipher, self._wrapped_key = at_rest.keys.new_object(at_rest.key_id, stem_of(self._data_key))
         self._ahead = FileAhead(segment.path, segment.size_bytes, segment.read) if segment.path is not None else None
@@ -146,7 +147,7 @@ class _Copy:
     def row(self) -> RemoteSegment:
         segment = self._segment
         try:
-            self._store.upload(self._prefix + self._data_key, self._outgoing.source())
+            self._send(self._data_key, lambda key: self._store.upload(key, self._outgoing.source()))
         finally:
             if self._ahead is not None:
                 self._ahead.close()
@@ -182,9 +183,20 @@ class _Copy:
         try:
             self._store.delete(keys)
         except LogError as error:
-            left_behind(self._store).note(keys, error)
+            if self._may_be:
+                left_behind(self._store).note(self._may_be, error)
         else:
             left_behind(self._store).end()
+
+    def _send(self, key: str, act: Callable[[str], object]) -> None:
+        """What the store refuses for good is not there; of what it did not answer nobody knows."""
+        key = self._prefix + key
+        self._may_be.append(key)
+        try:
+            act(key)
+        except AccessDenied:
+            self._may_be.remove(key)
+            raise
 
     def _codec(self, chunk_bytes: int) -> int:
         """Zstd where it is wanted and pays, by the segment's first chunk."""
@@ -229,7 +241,7 @@ class _Copy:
         )
         if self._cipher is not None:
             body = self._cipher.seal_indexes(body)
-        self._store.put(self._prefix + self._indexes_key, body)
+        self._send(self._indexes_key, lambda key: self._store.put(key, body))
         self._verify(self._indexes_key, len(body))
         return len(body), ranges
 

@@ -175,7 +175,7 @@ class Metered:
         return self._store.counts_by_topic() if self._store is not None else {}
 
     def left_objects(self) -> int:
-        """Objects of failed uploads that could not be removed at once, since it was opened (`remote.left_behind`)."""
+        """Objects that failed uploads may have left, at most, since it was opened (`remote.left_behind`)."""
         return left_behind(self._store).objects if self._store is not None else 0
 
     def request_history(self) -> RequestHistory | None:

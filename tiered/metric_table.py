@@ -298,7 +298,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_remote_left_objects_total",
         kind=Kind.COUNTER,
-        doc="Objects of failed uploads that could not be removed at once; `tiered gc` finds what is left of them.",
+        doc="Objects that failed uploads may have left, at most: the store answered neither them nor their removal. "
+        "What is there `tiered gc` finds.",
     ),
     Metric(name="tiered_cache_hits_total", kind=Kind.COUNTER, doc="Pieces of remote segments found in memory."),
     Metric(

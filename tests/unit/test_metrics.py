@@ -14,7 +14,7 @@ from http.client import HTTPConnection
 import pytest
 from manager_world import DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
 
-from local.errors import Corrupt, DiskFailed, Unavailable
+from local.errors import AccessDenied, Corrupt, DiskFailed, Unavailable
 from local.names import TopicPartition
 from remote import metadata_log, read_ahead
 from remote.memory_store import MemoryStore
@@ -232,8 +232,26 @@ def test_a_partition_that_another_writer_took_is_halted(world: World) -> None:
 class NeitherWay(SwitchableStore):
     """While it is down it takes no segment and removes none; all else goes on."""
 
+    verbs = ("upload", "delete")
+
     def __getattr__(self, verb: str) -> Callable[..., object]:
-        return super().__getattr__(verb) if verb in ("upload", "delete") else getattr(self.inner, verb)
+        return super().__getattr__(verb) if verb in self.verbs else getattr(self.inner, verb)
+
+
+class NoIndexes(NeitherWay):
+    """The same for indexes: the data went up."""
+
+    verbs = ("put", "delete")
+
+
+class Refusing(NeitherWay):
+    """It says no, where the others say nothing."""
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def refuse(*args: object, **more: object) -> object:
+            raise AccessDenied("the store refuses", verb=verb)
+
+        return refuse if self.is_down and verb in self.verbs else getattr(self.inner, verb)
 
 
 def test_what_failed_uploads_leave_is_counted_each_time_and_told_once_per_trouble(world: World, caplog) -> None:
@@ -249,10 +267,26 @@ def test_what_failed_uploads_leave_is_counted_each_time_and_told_once_per_troubl
                 station.worker.round(NOW)
             told = [each for each in caplog.records if "objects of a failed upload" in each.message]
             assert [each.levelname for each in told if each.levelno >= logging.INFO] == ["WARNING"] * trouble
-            assert station.values()["tiered_remote_left_objects_total"] == trouble * 5 * 2
+            assert station.values()["tiered_remote_left_objects_total"] == trouble * 5
             store.is_down = False
             station.settle()
     assert manager.problems == {}
+
+
+@pytest.mark.parametrize(("kind", "each_time"), [(NeitherWay, 1), (NoIndexes, 2), (Refusing, 0)])
+def test_only_what_a_failed_upload_may_have_left_is_counted(world: World, kind: type[NeitherWay], each_time) -> None:
+    store = kind(world.store, is_down=False)
+    station = Station(world, store)
+    with station.manager as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 30)
+        manager.roll("t", now_ms=NOW)
+        store.is_down = True
+        for tries in (1, 2, 3):
+            station.worker.round(NOW)
+            assert station.values()["tiered_remote_left_objects_total"] == tries * each_time
+        store.is_down = False
+        station.settle()
 
 
 def test_ranges_that_wait_for_a_reader_are_counted(world: World, monkeypatch) -> None:
