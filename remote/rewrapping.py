@@ -42,7 +42,7 @@ def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) 
 
 def rewrap(keys: KeyRing, key_id: str) -> Change:
     """The change for the rows that a head holds itself, its views' among them."""
-    rewrapped = partial(_rewrapped, keys, key_id)
+    rewrapped = partial(rewrapped_row, keys, key_id)
 
     def change(head: Head) -> Head:
         segments = tuple(map(rewrapped, head.segments))
@@ -51,6 +51,14 @@ def rewrap(keys: KeyRing, key_id: str) -> Change:
         return head if is_same else replace(head, segments=segments, views=views)
 
     return change
+
+
+def rewrapped_row(keys: KeyRing, key_id: str, row: RemoteSegment) -> RemoteSegment:
+    """The row with its data key wrapped by `key_id`; the same where it is, or is not encrypted. Raises AccessDenied."""
+    if row.key_id is None or not _is_due(row, key_id):
+        return row
+    wrapped = keys.rewrapped(row.key_id, row.wrapped_key or "", stem_of(row.data_key), key_id)
+    return replace(row, key_id=key_id, wrapped_key=wrapped)
 
 
 def _stretches(head: Head) -> list[tuple[int, int]]:
@@ -62,10 +70,3 @@ def _stretches(head: Head) -> list[tuple[int, int]]:
 
 def _is_due(row: RemoteSegment, key_id: str) -> bool:
     return row.key_id not in (None, key_id)
-
-
-def _rewrapped(keys: KeyRing, key_id: str, row: RemoteSegment) -> RemoteSegment:
-    if row.key_id is None or not _is_due(row, key_id):
-        return row
-    wrapped = keys.rewrapped(row.key_id, row.wrapped_key or "", stem_of(row.data_key), key_id)
-    return replace(row, key_id=key_id, wrapped_key=wrapped)

@@ -1,17 +1,18 @@
 """Wrapping the data keys of a manager's partitions by the key that each topic's settings name now.
 
 What it costs and leaves behind is `remote.rewrapping`'s text. A partition's `tier_lock` is held meanwhile, so no task
-of the tier works there; its `lock` is not: appends and all else on the disk go on while the store is slow.
+of the tier works there; its `lock` is not: appends and all else on the disk go on while the store is slow. What was
+uploaded and waits for its commit (`tiered.committing`) is wrapped anew as well: it would bring the old key back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from local.names import TopicPartition
-from remote.rewrapping import rewrap_keys
+from remote.rewrapping import rewrap_keys, rewrapped_row
 from tiered.manager import LogManager
 from tiered.partition import Partition
 
@@ -60,5 +61,17 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
     rewrapped = sum(count for used_id, count in used.items() if used_id != key_id) if key_id else 0
     if not dry_run and key_id is not None:
         with held.tier_lock:
-            rewrapped = rewrap_keys(held.metadata, held.at_rest.keys, key_id, now_ms)
+            rewrapped = rewrap_keys(held.metadata, held.at_rest.keys, key_id, now_ms) + _rewrap_waiting(held, key_id)
     return RotatedPartition(partition=held.name, used=dict(used), key_id=key_id, rewrapped=rewrapped)
+
+
+def _rewrap_waiting(held: Partition, key_id: str) -> int:
+    """How many uploads, of those that the newest head does not name, had another key; for the holder of `tier_lock`."""
+    head, changed = held.head(), 0
+    known = {row.ulid for row in head.segments} if head is not None else set()
+    for segment, upload in list(held.uploaded.items()):
+        row = rewrapped_row(held.at_rest.keys, key_id, upload.row)
+        if row is not upload.row and row.ulid not in known:
+            held.uploaded[segment] = replace(upload, row=row)
+            changed += 1
+    return changed

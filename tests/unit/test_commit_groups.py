@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -21,10 +22,13 @@ from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.store import UploadSource
 from tiered.committing import copy_in_groups, copy_together
+from tiered.key_rotation import rotate_keys
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 
 KEPT = {**TIERED, "local.retention.ms": "-2"}
+KEY = "remote.encryption.key.id"
+RING = ";".join(f"{name} {base64.b64encode(name.encode() * 16).decode()}" for name in ("k1", "k2"))
 
 
 @pytest.fixture
@@ -149,6 +153,42 @@ def test_an_upload_that_fails_keeps_none_of_those_before_it_waiting(world: World
         store.is_failing, done = False, store.uploads
         settle(manager)
         assert store.uploads - done == len(_head(manager).segments) - 3, "nothing goes up twice"
+
+
+class _Uncommitting:
+    """Takes uploads, and no new head while it `refuses`."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner, self.refuses = inner, False
+
+    def put_if_absent(self, key: str, body: bytes) -> None:
+        if self.refuses:
+            raise Unavailable("no head today", key=key)
+        self.inner.put_if_absent(key, body)
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        found: Callable[..., object] = getattr(self.inner, verb)
+        return found
+
+
+def test_what_waits_for_its_commit_while_keys_are_rotated_needs_the_old_key_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERED_KEYS", RING)
+    World.made.remove(world)  # encrypted: its whole check needs the ring
+    store = _Uncommitting(world.store)
+    with _backlog(world, 3, store=store) as manager:
+        manager.alter_topic("t", {KEY: "k1"}, now_ms=NOW)
+        store.refuses = True
+        manager.tick(NOW)
+        assert len(manager.partition(NAME).uploaded) == 3
+        store.refuses = False
+        manager.alter_topic("t", {KEY: "k2"}, now_ms=NOW)
+        (rotated,) = rotate_keys(manager, now_ms=NOW)
+        assert rotated.rewrapped == 3
+        settle(manager)
+        assert [row.key_id for row in _head(manager).segments] == ["k2"] * 3
+        assert len(values(manager.reader())) == 30
 
 
 class _Mute:
