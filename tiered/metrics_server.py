@@ -10,7 +10,6 @@ there within a deadline are a 503, never old ones.
 from __future__ import annotations
 
 import ipaddress
-import socket
 import time
 from collections.abc import Callable, Collection
 from http import HTTPStatus
@@ -23,7 +22,7 @@ from local.errors import InvalidRequest, Unavailable
 from tiered.exposition import Form, form_of
 from tiered.web.answering import ANSWER_S, Answered, Answering
 from tiered.web.application import answered, application, target_of
-from tiered.web.gate import host_name, names_here
+from tiered.web.gate import host_name, names_here, own_names
 from tiered.web.gathering import Gathering
 from tiered.web.serving import ServerInThread, Tls
 
@@ -58,7 +57,7 @@ class MetricsServer(ServerInThread):
         Raises InvalidRequest for an address or a certificate that cannot be had.
         """
         is_own = is_loopback(host)
-        names = {host, *hosts, *([] if is_own else [socket.gethostname(), socket.getfqdn()])}
+        names = {host, *hosts, *(() if is_own else own_names())}
         desk = _Desk(
             answers, pages if is_own else None, Answering(limit_s=answer_s), {each.casefold() for each in names}
         )

@@ -530,7 +530,11 @@ def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("listen", [LOOPBACK, "0.0.0.0"])
-def test_who_was_led_here_under_another_name_gets_no_figures_and_a_scraper_does(listen: str) -> None:
+def test_who_was_led_here_under_another_name_gets_no_figures_and_a_scraper_does(
+    listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node-7.example.net")  # whole, as many systems have it
+    monkeypatch.setattr(socket, "getfqdn", lambda: "node-7.rack-2.example.net")
     told = metrics_answer(lambda form: "tiered_halted 0\n")
     answers = {"/metrics": told, "/health": health_answer(lambda: ["secret"])}
     server = MetricsServer(listen, 0, answers, hosts=("Logs.example.org",))
@@ -545,7 +549,8 @@ def test_who_was_led_here_under_another_name_gets_no_figures_and_a_scraper_does(
             connection.close()
             return found
 
-        own = [] if listen == LOOPBACK else [socket.gethostname()]
+        names = ("node-7.example.net", "node-7.rack-2.example.net", "node-7", "NODE-7:9464", "node-7.example.net.:9464")
+        own = () if listen == LOOPBACK else names
         named = ("localhost:9464", "127.0.0.1", "[::1]:9464", "10.1.2.3:9464", "[fd00::7]", "logs.example.org:9464", "")
         for host in (*named, *own):
             assert ask("/metrics", host) == (200, "tiered_halted 0\n"), host

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,9 +144,9 @@ def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:
     """And the token where one was made. Raises NotFound and InvalidRequest for a file without one."""
     import secrets
 
-    from tiered.web.gate import Gate
+    from tiered.web.gate import Gate, own_names
 
-    names = [*guard.hosts, *([socket.gethostname(), socket.getfqdn()] if is_open else [])]
+    names = [*guard.hosts, *(own_names() if is_open else ())]
     if guard.token_file is not None:
         return Gate(token=_token_in(guard.token_file), hosts=names), None
     made = secrets.token_urlsafe(24) if is_open else None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+import socket
 from collections.abc import Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
@@ -87,6 +88,12 @@ class Gate:
         return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/{'; Secure' if is_encrypted else ''}"
 
 
+def own_names() -> set[str]:
+    """This machine's: as it calls itself, the same without its domain, which its neighbours leave out, as looked up."""
+    name = socket.gethostname()
+    return {name, name.partition(".")[0], socket.getfqdn()}
+
+
 def names_here(header: str, hosts: Collection[str]) -> bool:
     """Whether a Host header is one of `hosts` (in lower case), this machine for itself, a plain address, or nothing:
     no browser that was led here under another's name sends one of those."""
@@ -101,9 +108,9 @@ def names_here(header: str, hosts: Collection[str]) -> bool:
 
 
 def host_name(header: str) -> str:
-    """The name in a Host header, without its port."""
+    """The name in a Host header, without its port, nor the dot at the end of one that is whole."""
     name = header if header.endswith("]") or ":" not in header else header.rpartition(":")[0]
-    return name.strip("[]")
+    return name.strip("[]").removesuffix(".")
 
 
 def _same(one: str, other: str) -> bool:
