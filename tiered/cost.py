@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from local.names import TopicPartition
 from policies.bill import KINDS, Requests, TopicBill, TopicFacts, bills
 from policies.prices import PriceTable
-from policies.stored import together
+from policies.stored import Lying, together
 from remote.keys import is_foreign, topic_directory
 from remote.metered_store import RequestCounts
 from remote.segment import RemoteSegment
+from tiered.deleted_topics import lying_of_deleted
 from tiered.keeping import lying_for
 from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostReport:
-    """A bill for each topic by name. `since_ms` is when metering began, `rate_since_ms` from when on requests stand for
-    a month (or since the topic's own first one); both None where nothing was kept.
+    """A bill for each topic by name; of all topics also one for what is left of each deleted one, ``orders (deleted)``.
+
+    `since_ms` is when metering began, `rate_since_ms` from when on requests stand for a month (or since the topic's own
+    first one); both None where nothing was kept.
 
     `problems` are the partitions without figures.
     """
@@ -67,6 +70,10 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
     for name in names:
         manager.topic(name)
     everything = [topic_facts(manager, each.name, prices, history, now_ms) for each in manager.topics()]
+    left, unread = _deleted_facts(manager, prices)
+    everything += left
+    if topics is None:
+        names += [each.topic for each in left]
     found = dict(zip([each.topic for each in everything], bills(everything, prices), strict=True))
     return CostReport(
         bills=tuple(found[name] for name in sorted(names)),
@@ -74,7 +81,7 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
         since_ms=history.since_ms if history is not None else None,
         rate_since_ms=history.rate_since_ms(now_ms) if history is not None else None,
         upto_ms=now_ms,
-        problems={name: str(error) for name, error in manager.problems.items() if name.topic in names},
+        problems=unread | {name: str(error) for name, error in manager.problems.items() if name.topic in names},
     )
 
 
@@ -103,6 +110,18 @@ def topic_facts(
         requests=as_requests(counts) if counts is not None else None,
         period_ms=period_ms,
     )
+
+
+def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, str]]:
+    """What is left in the bucket of deleted topics, by name, and why that cannot be told of others."""
+    lying: dict[str, list[Lying]] = {}
+    unread = {}
+    for each in manager.deleted_partitions():
+        if each.error is not None:
+            unread[each.name] = f"deleted: {each.error}"
+        elif each.head is not None:
+            lying.setdefault(f"{each.name.topic} (deleted)", []).append(lying_of_deleted(each.head, prices))
+    return [TopicFacts(topic=name, lying=together(parts)) for name, parts in lying.items()], unread
 
 
 def all_rows(held: Partition) -> Iterable[RemoteSegment]:

@@ -40,6 +40,7 @@ from tiered.appending import append_shares, flush_all, raise_first
 from tiered.cleaning import CleanerSettings, Cleaning
 from tiered.config import Config
 from tiered.configured_store import configured_store, let_go
+from tiered.deleted_topics import KnowsDeleted
 from tiered.kept_meter import KeptMeter, Metered, kept_meter
 from tiered.late_opening import LateOpening
 from tiered.log_loading import Loaded, OnProgress, load_logs
@@ -71,7 +72,16 @@ DRAIN_S = 10.0  # for what is under way when a manager closes, as Kafka's pools 
 
 
 class LogManager(
-    Snapshots, Readable, Metered, OverDirectories, Reloadable, Pausable, CreatesTopics, Foreseeable, LateOpening
+    Snapshots,
+    Readable,
+    Metered,
+    OverDirectories,
+    Reloadable,
+    Pausable,
+    CreatesTopics,
+    KnowsDeleted,
+    Foreseeable,
+    LateOpening,
 ):
     """See the module text. Open with `LogManager.open`; a context manager that closes cleanly. Thread safe."""
 

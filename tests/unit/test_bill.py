@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
-from local.errors import NotFound
+from local.errors import NotFound, Unavailable
 from policies.bill import KINDS, Requests, TopicFacts, bills, moved
 from policies.cost import GIB, monthly_storage
 from policies.prices import BUILT_IN
@@ -119,6 +119,48 @@ def test_a_later_manager_and_one_that_only_looks_report_what_an_earlier_one_sent
         after = cost_report(manager, NOW + DAY)
         assert after.since_ms == NOW
         assert after.bills[0].month_requests == replace(before)
+
+
+def test_what_is_left_of_a_deleted_topic_is_on_the_bill_until_its_grace_time_is_over():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        (before,) = cost_report(manager, NOW).bills
+        assert before.waiting == 0 < before.storage
+        manager.delete_topic("t", now_ms=NOW)
+        at_once = cost_report(manager, NOW)
+        settle(manager, NOW + HOUR)
+        for report in (at_once, cost_report(manager, NOW + HOUR)):
+            (row,) = report.rows()
+            assert row["topic"] == "t (deleted)"
+            assert row["storage_dollars"] == row["disk_dollars"] == 0
+            assert row["waiting_dollars"] == pytest.approx(before.storage)
+            assert report.total >= before.storage
+        manager.create_topic("t", 1, TIERED, now_ms=NOW + HOUR)
+        assert [each.topic for each in cost_report(manager, NOW + HOUR).bills] == ["t", "t (deleted)"]
+        assert [each.topic for each in cost_report(manager, NOW + HOUR, ["t"]).bills] == ["t"]
+        settle(manager, NOW + 3 * HOUR)
+        assert [each.topic for each in cost_report(manager, NOW + 3 * HOUR).bills] == ["t"]
+
+
+def test_a_deleted_topic_whose_head_cannot_be_read_is_told_and_keeps_no_bill_back():
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        settle(manager)
+        manager.delete_topic("t", now_ms=NOW)
+        world.store.get = world.store.list = _refuse
+        report = cost_report(manager, NOW)
+        del world.store.get, world.store.list
+        assert report.bills == ()
+        assert "deleted: " in report.problems[NAME]
+
+
+def _refuse(*args, **more):
+    raise Unavailable("reading", cause="down")
 
 
 def test_a_topic_that_is_not_there_is_told():

@@ -43,6 +43,9 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> None:
         rows = [*rows, _sum(rows)]
     emit("topics", rows, _COLUMNS, output, **report_facts(report))
     session.tell_problems(problems)
+    for name, why in sorted(report.problems.items()):
+        if name not in problems:
+            click.echo(f"! {name}: {' '.join(why.split())}", err=True)
     for each in report.bills:
         if each.shared_bytes:
             size = format_bytes(each.shared_bytes)
