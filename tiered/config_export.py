@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from local.errors import InvalidRequest
 from tiered.broker_names import BROKER_NAMES
 from tiered.config import Config
 from tiered.properties import DEFAULTS, PROPERTIES, Kind, Source, parse
@@ -69,18 +70,18 @@ def as_toml(config: Config, exported: Exported) -> str:
     """A ``tiered.toml``. Directories below the place are written relative to it, so that a copy has its own."""
     root = os.path.dirname(os.path.abspath(config.path)) if config.path else os.getcwd()
     dirs = [_below(root, each) for each in config.data_dirs]
-    lines = ["[local]", f"dir = {_toml(dirs[0])}" if len(dirs) == 1 else f"dirs = {_toml(dirs)}"]
+    lines = ["[local]", f"dir = {toml_text(dirs[0])}" if len(dirs) == 1 else f"dirs = {toml_text(dirs)}"]
     if config.cordoned_dirs:
-        lines.append(f"cordoned = {_toml([_below(root, each) for each in sorted(config.cordoned_dirs)])}")
+        lines.append(f"cordoned = {toml_text([_below(root, each) for each in sorted(config.cordoned_dirs)])}")
     if config.remote_url is not None:
-        lines += ["", "[remote]", f"url = {_toml(config.remote_url)}"]
-        lines += [f"options = {_toml(dict(config.remote_options))}"] if config.remote_options else []
-        lines += [f"key_ring = {_toml(_below(root, config.key_ring))}"] if config.key_ring else []
+        lines += ["", "[remote]", f"url = {toml_text(config.remote_url)}"]
+        lines += [f"options = {toml_text(dict(config.remote_options))}"] if config.remote_options else []
+        lines += [f"key_ring = {toml_text(_below(root, config.key_ring))}"] if config.key_ring else []
     sections = {"defaults": exported.defaults}
-    sections |= {f"topics.{_toml(name)}": each for name, each in {**exported.globs, **exported.topics}.items()}
+    sections |= {f"topics.{toml_text(name)}": each for name, each in {**exported.globs, **exported.topics}.items()}
     for header, settings in sections.items():
         if settings:
-            lines += ["", f"[{header}]", *(f"{_toml(name)} = {_toml(text)}" for name, text in settings.items())]
+            lines += ["", f"[{header}]", *(f"{toml_text(name)} = {toml_text(text)}" for name, text in settings.items())]
     return "\n".join([*lines, ""])
 
 
@@ -149,10 +150,18 @@ def _below(root: str, path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
-def _toml(value: object) -> str:
-    """A value as TOML: texts, switches, numbers, lists and tables of them. TOML's escapes are JSON's."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+def toml_text(value: object) -> str:
+    """A value as TOML: texts, switches, numbers, lists and tables of them. TOML's escapes are JSON's, except that it
+    knows no surrogate pairs. Raises InvalidRequest for null, which JSON has and TOML has not.
+    """
+    match value:
+        case Mapping():
+            return f"{{ {', '.join(f'{toml_text(name)} = {toml_text(each)}' for name, each in value.items())} }}"
+        case list() | tuple():
+            return f"[{', '.join(map(toml_text, value))}]"
+        case float():
+            return repr(value)  # inf and nan, too
+        case None:
+            raise InvalidRequest("writing a configuration, toml has no null: leave it out")
+        case _:
+            return json.dumps(value, ensure_ascii=False)

@@ -66,9 +66,16 @@ def _is_secret(name: str) -> bool:
 
 
 def _leaves(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Option names and values, those of nested tables too."""
+    """Option names and values, those of nested tables too, in lists as well."""
     for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value)
-        else:
-            yield name, value
+        yield from _leaves_of(name, value)
+
+
+def _leaves_of(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        yield from _leaves(value)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves_of(name, each)
+    else:
+        yield name, value

@@ -255,7 +255,10 @@ def test_what_init_writes_can_be_read_whatever_the_options_hold(home: Path) -> N
 
 
 def test_an_option_that_is_a_table_is_given_as_json(home: Path, capfd) -> None:
-    tables = {"client_kwargs": {"region_name": "eu-é"}, "config_kwargs": {"read_timeout": 60, "s3": {"x": True}}}
+    tables = {
+        "client_kwargs": {"region_name": "eu-é"},
+        "config_kwargs": {"read_timeout": 60, "s3": {"x": True, "list": [{"y": 1.5}, float("inf")]}},
+    }
     given = [word for name, table in tables.items() for word in ("--option", f"{name}={json.dumps(table)}")]
     assert invoke(["init", "c", "--no-probe", "--remote", "s3://b", *given]) == 0
     assert Config.load(str(home / "c" / "tiered.toml")).remote_options == tables
@@ -264,9 +267,15 @@ def test_an_option_that_is_a_table_is_given_as_json(home: Path, capfd) -> None:
     err = capfd.readouterr().err
     assert "JSON object: name=config_kwargs" in err
     assert "hunter2" not in err
-    secret = 'client_kwargs={"aws_secret_access_key": "hunter2"}'
-    assert invoke(["init", "e", "--no-probe", "--remote", "s3://b", "--option", secret]) == Exit.USAGE
-    assert "hunter2" not in capfd.readouterr().err
+    for text in ('{"verify": null}', '{"a": [{"b": null}]}'):
+        words = ["init", "f", "--no-probe", "--remote", "s3://b", "--option", f"client_kwargs={text}"]
+        assert invoke(words) == Exit.USAGE, text
+        assert "toml has no null" in capfd.readouterr().err
+        assert not (home / "f").exists(), "a file that nobody can read"
+    for text in ('{"aws_secret_access_key": "hunter2"}', '{"a": [[{"aws_secret_access_key": "hunter2"}]]}'):
+        words = ["init", "e", "--no-probe", "--remote", "s3://b", "--option", f"client_kwargs={text}"]
+        assert invoke(words) == Exit.USAGE
+        assert "hunter2" not in capfd.readouterr().err
 
 
 def test_the_last_resort_is_one_line_and_tells_how_to_see_more(home: Path, capfd, monkeypatch) -> None:

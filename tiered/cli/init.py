@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -49,8 +48,9 @@ def init(
     defaults = _defaults(broker_file)
     bucket = os.path.join(root, "bucket") if url is None else None
     url = url if url is not None else file_url(os.path.join(root, "bucket"))
+    text = configuration(url, options, defaults)
     if dry_run:
-        click.echo(configuration(url, options, defaults), nl=False)
+        click.echo(text, nl=False)
         session.say(f"would write {path}; nothing changed")
         return
     if bucket is not None:
@@ -59,7 +59,7 @@ def init(
         _probe(session, url, options)
     os.makedirs(root, exist_ok=True)
     with open(path, "x", encoding="utf-8") as file:
-        file.write(configuration(url, options, defaults))
+        file.write(text)
     click.echo(path)
     place = directory or session.directory
     session.say(f"next: tiered {'' if place == '.' else f'-C {shlex.quote(place)} '}topic create NAME")
@@ -86,6 +86,8 @@ def _file_above(path: str) -> str | None:
 
 def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str, str] | None = None) -> str:
     """The text of a new ``tiered.toml``: tiering is on for every topic, all else is Kafka's default, or `defaults`."""
+    from tiered.config_export import toml_text
+
     own = {name: text for name, text in (defaults or {}).items() if name != "remote.storage.enable"}
     return "\n".join(
         (
@@ -94,22 +96,15 @@ def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str
             'dir = "data"',
             "",
             "[remote]",
-            f"url = {_toml(url)}",
-            *([f"options = {_toml(options)}"] if options else []),
+            f"url = {toml_text(url)}",
+            *([f"options = {toml_text(options)}"] if options else []),
             "",
             "[defaults]",
             '"remote.storage.enable" = true',
-            *(f"{_toml(name)} = {_toml(text)}" for name, text in own.items()),
+            *(f"{toml_text(name)} = {toml_text(text)}" for name, text in own.items()),
             "",
         )
     )
-
-
-def _toml(value: object) -> str:
-    """A value as TOML, whose escapes are JSON's, except that it knows no surrogate pairs; a table is an inline one."""
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_toml(name)} = {_toml(each)}' for name, each in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _probe(session: Session, url: str, options: dict[str, object]) -> None:
