@@ -145,7 +145,8 @@ def clean(
     first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
     upto = _first_unstable_base(log)
     upto = upto if upto_offset is None else min(upto_offset, upto)
-    sealed = [info for info in log.segments() if info.base_offset >= clean_from and info.next_offset <= upto]
+    infos = [info for info in log.segments() if not info.is_active]  # an empty one ends where `upto` may lie
+    sealed = [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
     dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
     if not dirty:
         log.cleaner_offset = max(log.cleaner_offset or 0, upto)

@@ -325,7 +325,8 @@ class ShrinkableLog(ReadableLog):
         self._cuts += next_offset is not None and next_offset < old.next_offset
         times = old.times if segments is None else LargestTimes(chosen[:-1])
         end = old.next_offset if next_offset is None else next_offset
-        self._view = LogView(chosen, bases, start, end, times, self._producers.first_unstable_offset)
+        unstable, tail = self._producers.first_unstable_offset, chosen[-1]
+        self._view = LogView(chosen, bases, start, end, times, unstable, tail.size_bytes, tail.is_active)
 
     def _mark_deleted(self, segment: Segment, now_ms: int, delay_ms: int) -> None:
         suffixes = segment.existing_suffixes()

@@ -46,6 +46,8 @@ class LogView:
 
     `unstable_offset` is where the earliest open transaction began (None: there is none): told together with the log
     end, for a marker decides only once it can be read, and the entry of an aborted transaction is there by then.
+    `tail_bytes` and `is_tail_active` are of the last segment at that moment: it grows, and is sealed, under whoever
+    looks, and a segment that is told with an end of before it grew would pass for one that is sealed there.
     """
 
     segments: tuple[Segment, ...]
@@ -54,6 +56,8 @@ class LogView:
     next_offset: int
     times: LargestTimes = field(default_factory=LargestTimes)
     unstable_offset: int | None = None
+    tail_bytes: int = 0
+    is_tail_active: bool = False
 
     @property
     def last_stable_offset(self) -> int:
@@ -71,12 +75,21 @@ class LogView:
     ) -> tuple[SegmentInfo, ...]:
         """Facts about every segment; the last is the active one. Raises NotFound where times are asked for."""
         ends = (*self.bases[1:], self.next_offset)
-        found = []
-        for segment, end in zip(self.segments, ends, strict=True):
-            is_asked = first_times_from is not None and end > first_times_from and not segment.is_active
-            first = segment.first_timestamp_ms() if is_asked else None
-            latest = segment.max_timestamp_ms if with_times else None
-            found.append(segment.info(latest, next_offset=end, cleaner_offset=cleaner_offset, first_timestamp_ms=first))
+        last, found = len(ends) - 1, []
+        for at, (segment, end) in enumerate(zip(self.segments, ends, strict=True)):
+            is_active = at == last and self.is_tail_active
+            is_asked = first_times_from is not None and end > first_times_from and not is_active
+            info = SegmentInfo(
+                base_offset=segment.base_offset,
+                next_offset=end,
+                size_bytes=self.tail_bytes if at == last else segment.size_bytes,
+                max_timestamp_ms=segment.max_timestamp_ms if with_times else None,
+                is_active=is_active,
+                is_clean=cleaner_offset is not None and end <= cleaner_offset,
+                modified_ms=segment.modified_ms,
+                first_timestamp_ms=segment.first_timestamp_ms() if is_asked else None,
+            )
+            found.append(info)
         return tuple(found)
 
     def segment(self, base_offset: int) -> Segment | None:

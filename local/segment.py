@@ -26,7 +26,6 @@ from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.index_files import time_entry
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
 from local.sealed_indexes import TRUSTED, Access, SealedIndexes
-from local.segment_info import SegmentInfo
 from local.storage import Body, FileFacts, Storage, StorageFile, join
 from local.txn_index import AbortedTransaction
 
@@ -348,25 +347,6 @@ class Segment:
                 header = read_header(self.read(0, HEADER_BYTES))
             self._first = (header.max_timestamp_ms if header and header.max_timestamp_ms >= 0 else None,)
         return self._first[0]
-
-    def info(
-        self,
-        max_timestamp_ms: int | None,
-        *,
-        next_offset: int,
-        cleaner_offset: int | None,
-        first_timestamp_ms: int | None = None,
-    ) -> SegmentInfo:
-        return SegmentInfo(
-            base_offset=self.base_offset,
-            next_offset=next_offset,
-            size_bytes=self.size_bytes,
-            max_timestamp_ms=max_timestamp_ms,
-            is_active=self.is_active,
-            is_clean=cleaner_offset is not None and next_offset <= cleaner_offset,
-            modified_ms=self.modified_ms,
-            first_timestamp_ms=first_timestamp_ms,
-        )
 
     def _sealed(self) -> SealedIndexes:
         """The indexes as files."""

@@ -8,9 +8,11 @@ sent again.
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,8 @@ from local.storage import DiskStorage
 NAME = TopicPartition("t", 0)
 APPENDS = 400
 KEYS = 12
+PAUSE_S = 0.05  # between two cuts
+LIMIT_S = 120.0  # nothing takes so long
 
 
 @dataclass
@@ -66,8 +70,18 @@ class Shop:
 
     # -- what goes on, each in its own thread
 
+    def has_seen_all(self) -> bool:
+        """Whether everything took place that this is about."""
+        return min(self.passes, self.cuts, self.drops, self.reads) > 0
+
     def append(self) -> None:
-        for _ in range(APPENDS):
+        """So many at least, and then until the others had their turns, however slow they are."""
+        begun = time.monotonic()
+        for count in itertools.count():
+            if self.done.is_set() or (count >= APPENDS and self.has_seen_all()):
+                break
+            if time.monotonic() - begun > LIMIT_S:
+                break
             with self.lock:
                 at, records = self.log.next_offset, []
                 for offset in range(at, at + self.rng.randint(1, 4)):
@@ -84,15 +98,26 @@ class Shop:
         while not self.done.is_set():
             with self.lock:
                 self.decided = decided = max(self.decided, self.log.segments()[-1].base_offset)
+                cuts = self.cuts
             try:
-                result = clean_log(self.log, self.storage, clean_from=0, upto_offset=decided, now_ms=1000)
+                result = clean_log(
+                    self.log,
+                    self.storage,
+                    clean_from=0,
+                    upto_offset=decided,
+                    now_ms=1000,
+                    # A cut between the decision and the pass takes `decided` back.
+                    should_stop=lambda cuts=cuts: cuts != self.cuts,  # type: ignore[misc]
+                )
                 self.passes += result is not None
             except CleaningAborted:
                 self.aborted += 1
 
     def truncate(self) -> None:
-        rng = random.Random(1)
-        while not self.done.wait(0.05):
+        """A cut sends a pass away: where none came through since the last one they have more time."""
+        rng, pause_s, passes = random.Random(1), PAUSE_S, -1
+        while not self.done.wait(pause_s):
+            pause_s, passes = pause_s * 2 if passes == self.passes else PAUSE_S, self.passes
             with self.lock:
                 newest, end = self.newest(), self.log.next_offset
                 low = max(self.log.log_start_offset, end - rng.choice((9, 60)))
@@ -123,15 +148,24 @@ class Shop:
             with self.lock:
                 cuts, newest, start = self.cuts, self.newest(), self.log.log_start_offset
             try:
-                found = [(r.offset, r.key, int(r.value or b"0")) for r in self.log.records(start)]
+                found = self.found(start)
             except OffsetOutOfRange:
                 continue
             with self.lock:
-                start, decided, is_cut = self.log.log_start_offset, self.decided, cuts != self.cuts
+                decided, is_cut = self.decided, cuts != self.cuts
+                if not is_cut:
+                    # It read up to what was the end when it began: what superseded a key since lies behind that.
+                    try:
+                        found += self.found(found[-1][0] + 1 if found else start)
+                    except OffsetOutOfRange:
+                        continue  # dropped meanwhile
                 self.failures += list(self.wrong(found))
                 if not is_cut:
-                    self.failures += list(self.missing(found, newest, start, decided))
+                    self.failures += list(self.missing(found, newest, self.log.log_start_offset, decided))
             self.reads += 1
+
+    def found(self, start: int) -> list[tuple[int, bytes | None, int]]:
+        return [(record.offset, record.key, int(record.value or b"0")) for record in self.log.records(start)]
 
     # -- what must hold
 
@@ -189,7 +223,7 @@ class Shop:
 
     def check(self, *, is_clean: bool) -> None:
         newest = self.newest()
-        found = [(r.offset, r.key, int(r.value or b"0")) for r in self.log.records(self.log.log_start_offset)]
+        found = self.found(self.log.log_start_offset)
         assert list(self.wrong(found)) == []
         assert list(self.missing(found, newest, self.log.log_start_offset, self.decided)) == []
         if is_clean:
@@ -205,7 +239,7 @@ def test_whatever_goes_on_beside_a_cleaning_the_newest_stays_and_nobody_sees_a_h
     settings = LogSettings(segment_bytes=1500, index_interval_bytes=200, compression=codec, is_compacted=True)
     shop = Shop(str(tmp_path / "t-0"), settings, random.Random(seed))
     shop.run()
-    assert min(shop.passes, shop.cuts, shop.drops, shop.reads) > 0, "not everything took place"
+    assert shop.has_seen_all(), "not everything took place"
     shop.check(is_clean=False)
     end, start = shop.log.next_offset, shop.log.log_start_offset
     shop.log.close()

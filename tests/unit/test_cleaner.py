@@ -18,6 +18,7 @@ from local.errors import Corrupt, InvalidRequest
 from local.log import Log
 from local.names import TopicPartition
 from local.record import Record, StoredRecord
+from local.segment import Segment
 from local.settings import LogSettings
 
 NAME = TopicPartition("t", 0)
@@ -95,6 +96,59 @@ def test_the_active_segment_is_not_cleaned() -> None:
     cleaner.clean(log, disk, clean_from=0, now_ms=0)
     assert [r.offset for r in read_all(log)] == [0, 1]
     assert log.cleaner_offset == 1
+
+
+def test_an_empty_active_segment_that_fills_and_is_sealed_while_a_pass_looks_at_the_log_is_not_cleaned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A log that was just rolled, or cut back to its active segment: that one ends where the pass ends, and is empty.
+    Records that come between two looks at it must not make it one of those to clean: newer ones were not looked for."""
+    log = open_log(ModelDisk())
+    append(log, random.Random(4), 40, 3)
+    log.roll(now_ms=0)
+    end, grown, looks = log.next_offset, [], []
+
+    def latest(segment: Segment) -> int | None:
+        """Asked about each segment while facts are gathered: first for where to stop, then for what to clean."""
+        looks.extend([end] if segment.base_offset == end else [])
+        if len(looks) == 2 and not grown:
+            grown.extend(Record(b"late %d" % (number % 2), b"%d" % number, 0) for number in range(6))
+            for record in grown:
+                log.append([record], now_ms=0)
+        return told(segment)
+
+    def roll() -> bool:
+        """Between two steps of the pass; what it has not seen of the segment would be lost with the old file."""
+        if len(grown) == 6:
+            grown.append(Record(b"last", b"6", 0))
+            log.append(grown[-1:], now_ms=0)
+            log.roll(now_ms=0)
+        return False
+
+    told = Segment.max_timestamp_ms.fget
+    assert told is not None
+    monkeypatch.setattr(Segment, "max_timestamp_ms", property(latest))
+    cleaned = cleaner.clean(log, log._storage, upto_offset=end, now_ms=0, should_stop=roll)
+    assert cleaned is not None
+    assert cleaned.cleaner_offset == end
+    assert len(grown) == 7, "nothing came between"
+    assert [record.value for record in read_all(log) if record.offset >= end] == [record.value for record in grown]
+
+
+def test_what_is_told_of_the_last_segment_is_of_one_moment() -> None:
+    """Sealed, and ending where it ended while it was the active one: so it would be cleaned, or copied, by half."""
+    log = open_log(ModelDisk())
+    append(log, random.Random(5), 20, 3)
+    log.roll(now_ms=0)
+    seen = [log._view]
+    log.append([Record(b"k", b"v", 0)], now_ms=0)
+    seen.append(log._view)
+    log.append([Record(b"k", b"w", 0)], now_ms=0)
+    log.roll(now_ms=0)
+    empty, grown = (view.infos(None)[-1] for view in seen)
+    assert (empty.base_offset, empty.next_offset, empty.is_empty, empty.is_active) == (20, 20, True, True)
+    assert (grown.base_offset, grown.next_offset, grown.is_active) == (20, 21, True)
+    assert 0 < grown.size_bytes < log.segments()[-2].size_bytes
 
 
 def test_a_later_round_drops_what_an_earlier_one_kept() -> None:
