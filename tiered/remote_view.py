@@ -37,8 +37,10 @@ from tiered.partition_source import PartitionSource
 from tiered.properties import nearest
 from tiered.readable import Readable
 from tiered.secrets import split_url
+from tiered.side_by_side import side_by_side
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
+AT_ONCE = 8  # topics that are asked whether they were deleted
 _log = logging.getLogger(__name__)
 
 
@@ -79,8 +81,12 @@ class RemoteLog(Readable):
     def topics(self) -> list[str]:
         """Names of the topics in the bucket, sorted; of ours without those that were deleted, for which each topic's
         first head is asked. One whose head is damaged is there. Raises NotFound when there is no such bucket."""
-        known = {(name.topic, name.topic_id) for name in self._known()}
-        return sorted({topic for topic, topic_id in known if not self._is_told_deleted(topic, topic_id)})
+        firsts: dict[tuple[str, str], RemotePartitionName] = {}
+        for name in self._known():
+            firsts.setdefault((name.topic, name.topic_id), name)
+        names = list(firsts.values())
+        told = side_by_side(self._is_told_deleted, names, threads=AT_ONCE, name="tiered-topics")
+        return sorted({name.topic for name, is_deleted in zip(names, told, strict=True) if not is_deleted})
 
     def topic_ids(self, topic: str) -> list[str]:
         """The ids of the topics of that name, sorted. Raises NotFound, naming the topics there are."""
@@ -224,25 +230,26 @@ class RemoteLog(Readable):
         ids = self.topic_ids(topic)
         if len(ids) < 2:
             return ids
-        return [each for each in ids if not self._is_deleted(topic, each)] or ids
+        firsts = {each: next(iter(self._named(topic, each)), None) for each in ids}
+        return [each for each, first in firsts.items() if first is None or not self._is_deleted(first)] or ids
 
-    def _is_told_deleted(self, topic: str, topic_id: str) -> bool:
+    def _is_told_deleted(self, first: RemotePartitionName) -> bool:
         """False where the head that would say so is damaged: no other topic's name depends on it."""
         try:
-            return self._is_deleted(topic, topic_id)
+            return self._is_deleted(first)
         except Corrupt:
             return False
 
-    def _is_deleted(self, topic: str, topic_id: str) -> bool:
-        """By the newest head of its first partition. Nothing takes that back, so it is asked until it is so."""
+    def _is_deleted(self, first: RemotePartitionName) -> bool:
+        """Of the topic that has this first partition, by its newest head. Nothing takes that back, so it is asked until
+        it is so."""
         if not self._layout.is_ours:
             return False
-        if topic_id not in self._deleted:
-            first = next(iter(self._named(topic, topic_id)), None)
-            head = MetadataLog(self.store, first.prefix).load() if first is not None else None
+        if first.topic_id not in self._deleted:
+            head = MetadataLog(self.store, first.prefix).load()
             if head is None or head.deleted_ms is None:
                 return False
-            self._deleted.add(topic_id)
+            self._deleted.add(first.topic_id)
         return True
 
     def _source(self, partition: TopicPartition) -> PartitionSource:

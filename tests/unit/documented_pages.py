@@ -203,6 +203,7 @@ RUNBOOKS = {
     "no-rounds": replace(_LOOK, not_run={"journalctl -u tiered": _SYSTEM}),
     "no-upload-finishes": _LOOK,
     "rounds-fail": replace(_LOOK, not_run={"journalctl -u tiered": _SYSTEM}),
+    "unopened": _LOOK,
     "uploads-paused": _LOOK,
     "store-fails": _LOOK,
 }

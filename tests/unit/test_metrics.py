@@ -24,6 +24,7 @@ from tiered.metric_table import BY_NAME, METRICS, Kind
 from tiered.metrics import KEPT_MS, Metrics
 from tiered.metrics_server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
 from tiered.observations import Histogram, Observations, open_observed
+from tiered.web import gate
 from tiered.worker import Worker
 
 MINUTE = 60_000
@@ -527,6 +528,22 @@ def test_the_endpoint_serves_metrics_and_health_and_nothing_else() -> None:
         assert ask("POST", "/metrics")[0] == HTTPStatus.METHOD_NOT_ALLOWED
     finally:
         server.close()
+
+
+def test_a_name_server_that_does_not_answer_holds_up_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, never = threading.Event(), threading.Event()
+
+    def getfqdn() -> str:
+        asked.set()
+        assert never.wait(60)
+        return "too.late.example.net"
+
+    monkeypatch.setattr(gate, "LOOK_UP_S", 0.05)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-7.example.net")
+    monkeypatch.setattr(socket, "getfqdn", getfqdn)
+    assert gate.own_names() == {"node-7.example.net", "node-7"}
+    assert asked.wait(60)
+    never.set()
 
 
 @pytest.mark.parametrize("listen", [LOOPBACK, "0.0.0.0"])

@@ -158,7 +158,7 @@ def test_waiting_for_other_uploads_is_no_hanging_of_the_store():
         yield b"x"
 
     inner = Counting()
-    stall_s = 1.0  # those that may go on do so within that, also on a busy machine
+    stall_s = 3.0  # those that may go on do so within that, also on a busy machine
     store = WatchedStore(inner, deadlines=replace(SHORT, upload_stall_s=stall_s), uploads_max=2)
     with ThreadPoolExecutor(3) as threads:
         uploads = [threads.submit(store.upload, key, UploadSource(parts=parts)) for key in ("a", "b", "c")]

@@ -16,6 +16,7 @@ import hmac
 import ipaddress
 import secrets
 import socket
+import threading
 from collections.abc import Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
@@ -24,6 +25,7 @@ from local.errors import InvalidRequest
 
 TOKEN_LETTERS_MIN = 16
 COOKIE = "tiered-session"
+LOOK_UP_S = 2.0
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -89,9 +91,15 @@ class Gate:
 
 
 def own_names() -> set[str]:
-    """This machine's: as it calls itself, the same without its domain, which its neighbours leave out, as looked up."""
-    name = socket.gethostname()
-    return {name, name.partition(".")[0], socket.getfqdn()}
+    """This machine's: as it calls itself, the same without its domain, which its neighbours leave out, as looked up.
+
+    A name server that does not answer holds up no start: then only the first two are known.
+    """
+    name, found = socket.gethostname(), list[str]()
+    looking = threading.Thread(target=lambda: found.append(socket.getfqdn()), name="tiered-own-name", daemon=True)
+    looking.start()
+    looking.join(LOOK_UP_S)
+    return {name, name.partition(".")[0], *found}
 
 
 def names_here(header: str, hosts: Collection[str]) -> bool:
