@@ -79,14 +79,12 @@ class LogView:
         for at, (segment, end) in enumerate(zip(self.segments, ends, strict=True)):
             is_active = at == last and self.is_tail_active
             is_asked = first_times_from is not None and end > first_times_from and not is_active
-            info = SegmentInfo(
-                base_offset=segment.base_offset,
+            info = segment.info(
+                segment.max_timestamp_ms if with_times else None,
                 next_offset=end,
                 size_bytes=self.tail_bytes if at == last else segment.size_bytes,
-                max_timestamp_ms=segment.max_timestamp_ms if with_times else None,
                 is_active=is_active,
                 is_clean=cleaner_offset is not None and end <= cleaner_offset,
-                modified_ms=segment.modified_ms,
                 first_timestamp_ms=segment.first_timestamp_ms() if is_asked else None,
             )
             found.append(info)

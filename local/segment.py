@@ -26,6 +26,7 @@ from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.index_files import time_entry
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
 from local.sealed_indexes import TRUSTED, Access, SealedIndexes
+from local.segment_info import SegmentInfo
 from local.storage import Body, FileFacts, Storage, StorageFile, join
 from local.txn_index import AbortedTransaction
 
@@ -347,6 +348,28 @@ class Segment:
                 header = read_header(self.read(0, HEADER_BYTES))
             self._first = (header.max_timestamp_ms if header and header.max_timestamp_ms >= 0 else None,)
         return self._first[0]
+
+    def info(
+        self,
+        max_timestamp_ms: int | None,
+        *,
+        next_offset: int,
+        size_bytes: int,
+        is_active: bool,
+        is_clean: bool,
+        first_timestamp_ms: int | None = None,
+    ) -> SegmentInfo:
+        """What grows under who asks, the end, the size and whether it is active, is his to know: of one moment."""
+        return SegmentInfo(
+            base_offset=self.base_offset,
+            next_offset=next_offset,
+            size_bytes=size_bytes,
+            max_timestamp_ms=max_timestamp_ms,
+            is_active=is_active,
+            is_clean=is_clean,
+            modified_ms=self.modified_ms,
+            first_timestamp_ms=first_timestamp_ms,
+        )
 
     def _sealed(self) -> SealedIndexes:
         """The indexes as files."""

@@ -216,9 +216,8 @@ def test_the_warnings_of_the_room_print_their_facts(caplog):
     )  # fmt: skip
     with pytest.raises(Unavailable):
         copy_segment(Keeping(), "t/0/", segment, epoch=1, now_ms=0)
-    assert re.search(
-        r"objects of a failed upload behind: keys=t/0/data/\S+\.log,t/0/data/\S+\.indexes cause=.", printed(caplog)
-    )
+    # its indexes were never begun
+    assert re.search(r"objects of a failed upload behind: keys=t/0/data/[^\s,]+\.log cause=.", printed(caplog))
     caplog.clear()
     store = S3Store("bucket", policy=ONCE)
 
