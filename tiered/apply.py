@@ -50,6 +50,7 @@ from policies.decisions import (
 from policies.invariants import violations
 from policies.local_retention import local_drops
 from policies.recompaction import replacements
+from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.view import held_from
 from remote.due_deletion import delete_due_objects, delete_due_pages
@@ -72,6 +73,7 @@ Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 UPLOADS = (CopySegment, ReplaceRemote, RaiseCleaned)
 SENDING = (*UPLOADS, BuildView)
 PAUSED = (CopySegment, ReplaceRemote, BuildView)  # what is not done while uploads are paused
+ENDING = (AdvanceLogStart, DeleteUnlinked, DeletePage)  # what nobody brings back, decided by the settings
 
 
 def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
@@ -89,9 +91,11 @@ class Applied:
 
 @dataclass(slots=True)
 class _Round:
-    """`where` is asked inside the partition's lock: a partition may move between two decisions."""
+    """`where` is asked inside the partition's lock: a partition may move between two decisions. `rules` are those that
+    the decisions were made by, or looked at."""
 
     partition: Partition
+    rules: PartitionRules
     where: Callable[[], LogDirectory]
     store: ObjectStore | None
     now_ms: int
@@ -132,7 +136,7 @@ def apply_partition(
     With `drops_copied` what the copies made free to leave the disk leaves it, beyond the plan. Waits for a task.
     """
     with partition.tier_lock, partition.lock:
-        state = _Round(partition, lambda: directory, store, now_ms, should_stop, clean)
+        state = _Round(partition, partition.rules, lambda: directory, store, now_ms, should_stop, clean)
         _check(partition.snapshot(now_ms), decisions)
         partition.check_not_fenced()
         _apply_all(state, decisions, progress)
@@ -158,7 +162,7 @@ def apply_on_disk(
     if not partition.lock.acquire(blocking=False):
         return None
     try:
-        state = _Round(partition, lambda: directory, None, now_ms, should_stop, clean)
+        state = _Round(partition, partition.rules, lambda: directory, None, now_ms, should_stop, clean)
         snapshot = partition.snapshot(now_ms, may_ask=False)
         decisions = decide(snapshot)
         _check(snapshot, decisions)
@@ -192,12 +196,12 @@ def apply_in_task(
         if partition.log.cleaning.now.state is State.IN_PROGRESS:
             return None
         snapshot = partition.snapshot(now_ms, may_ask=False, known=known)
-        decisions = decide(snapshot)
+        decisions, rules = decide(snapshot), snapshot.rules
         _check(snapshot, decisions)
         partition.copying = frozenset(each.base_offset for each in decisions if isinstance(each, UPLOADS))
     finally:
         partition.lock.release()
-    state = _Round(partition, where, store, now_ms, should_stop, clock=clock)
+    state = _Round(partition, rules, where, store, now_ms, should_stop, clock=clock)
     try:
         _apply_in_turn(state, decisions)
     finally:
@@ -249,7 +253,9 @@ def _drop_copied(state: _Round) -> None:
 
 def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> None:
     """Neighbouring decisions of one kind. Expiries and deletes share their commits; the others go one by one."""
-    if isinstance(run[0], PAUSED) and state.partition.is_paused_now():
+    is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
+    # A task may have waited long for the store since it decided: what is to be kept longer by now is kept.
+    if is_held_up or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
         _record(state, run, [])
         return
     for decision in run:
@@ -314,8 +320,8 @@ def _roll(state: _Round, decision: RollActive) -> bool:
 
 
 def _clean(state: _Round, decision: CleanLog) -> bool:
-    if state.partition.copying:
-        return False  # what it copies must stay as it is
+    if state.partition.copying or state.partition.may_hold_more:
+        return False  # what it copies must stay as it is, and what the bucket holds must be known
     result = state.clean(state.partition, state.directory, decision)
     if result is not None:
         state.cleaned.append(result)
@@ -341,10 +347,11 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
     with partition.lock:
         partition.check_not_fenced()
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
-        # Judged once more by the newest committed head, not by what the plan hoped for (I2).
-        snapshot = partition.snapshot(state.now_ms, may_ask=False)
-        if partition.metadata is not None and partition.metadata.is_unsettled:
+        if partition.is_unsettled:
             return False  # what is in the bucket is not known: it may have been given up
+        # Judged once more by the newest committed head, not by what the plan hoped for (I2). Looked at after that
+        # question: what was settled between the two would not be in an older head.
+        snapshot = partition.snapshot(state.now_ms, may_ask=False)
         is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
         if info is None or is_wanted or partition.is_deleted or not snapshot.has_safe_copy(info):
             return False

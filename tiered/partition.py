@@ -113,6 +113,20 @@ class Partition:
         return self.metadata.cached if self.metadata is not None else None
 
     @property
+    def is_unsettled(self) -> bool:
+        """Whether a commit may have happened that `head` does not have. For whoever goes by a head: asked before it is
+        looked at, or the commit is settled between the two."""
+        return self.metadata is not None and self.metadata.is_unsettled
+
+    @property
+    def may_hold_more(self) -> bool:
+        """Whether the bucket may hold rows, or a view, that `head` does not have, for their commit had no answer: a
+        cleaning may not go by that head. The segments on both sides of the bucket's true end would be merged into one
+        that tiles no row and can never go up, and tombstones could go before the records that they hide."""
+        head, tried = self.head(), any(each.is_tried for each in list(self.uploaded.values()))
+        return self.is_unsettled and (tried or (head is not None and bool(head.views)))
+
+    @property
     def pause(self) -> Pause | None:
         """Since when and why its uploads are paused; None where they go on, or there are none."""
         return self.pauses.of(self.topic) if self.is_tiered and self.pauses is not None else None

@@ -55,6 +55,9 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
         if log.segments()[0].base_offset > offset or offset > log.next_offset:
             return False
         partition.copying = frozenset({offset})
+        # An upload whose commit had no answer may be a row, which goes with the others, and its objects with it: the
+        # tier, enabled again, must not take it for whole. Where it is none, it is an orphan of this epoch.
+        partition.uploaded = {segment: each for segment, each in partition.uploaded.items() if not each.is_tried}
     try:
         head = metadata.commit(give_up_tier(log_start_offset=offset, now_ms=now_ms), now_ms)
         with partition.lock:

@@ -15,7 +15,8 @@ next). One that finds another at its partition has its turn when that is through
 fast, is bounded by the store (`remote.part_sending`, `remote.throttled_store`), however many tasks there are.
 
 A task holds the partition's `tier_lock` from beginning to end; `lock` only for what it does on the disk, never while it
-uploads. What it copies is marked (`Partition.copying`): nobody drops it, and nobody cleans the log meanwhile.
+uploads. What it copies is marked (`Partition.copying`): nobody drops it, and nobody cleans the log meanwhile, nor until
+it is known what became of a commit that had no answer.
 
 | meanwhile, or a crash at any moment | what happens | what is left |
 |---|---|---|
@@ -25,7 +26,7 @@ uploads. What it copies is marked (`Partition.copying`): nobody drops it, and no
 | the topic is deleted | the task stops; what is in no head goes at once | orphans, where the removal was faster |
 | another machine takes the partition over | the commit is Fenced, the partition stops | orphans of a passed epoch |
 | its disk goes offline | what is up is committed (it is whole), nothing is dropped | |
-| copying is switched off, settings change | this commit's worth is committed, the next turn goes by the new ones | |
+| copying is switched off, settings change | this commit's worth is committed, nothing ends by the old ones | |
 | the tier is given up | by a task too: never beside a copy | |
 | it moves to another disk | reads go on, drops wait for the move | |
 | truncation | never of a partition that is ours: only taking one up starts a log over | |

@@ -102,6 +102,28 @@ class SwitchableStore:
         return call
 
 
+class MuteStore:
+    """Falls silent with the first create, once armed: that happens, and neither it nor anything else is answered."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner, self.is_armed, self.is_mute = inner, False, False
+        self.url = inner.url
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            is_last = self.is_armed and verb == "put_if_absent"
+            found = None if self.is_mute else getattr(self.inner, verb)(*args, **more)
+            self.is_mute = self.is_mute or is_last
+            if self.is_mute:
+                raise Unavailable("no answer", verb=verb)
+            return found
+
+        return call
+
+    def close(self) -> None:
+        """It outlives its managers."""
+
+
 def send(manager: LogManager, count: int, *, topic: str = "t", start: int = 0, keys: int = 9) -> list[Record]:
     records = [Record(b"k%d" % (at % keys), b"value %d" % at, NOW - DAY + at) for at in range(start, start + count)]
     for at in range(0, count, 10):

@@ -244,6 +244,33 @@ def test_what_a_commit_sets_free_leaves_the_disk_in_the_same_task(world: World, 
         assert _offsets(manager) == list(range(60))
 
 
+def test_nothing_ends_by_settings_that_were_altered_while_a_task_waited_for_an_upload(
+    world: World, store: HangingStore
+) -> None:
+    """It decided on everything before the upload; what is to be kept longer is kept once that is altered."""
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, GRACE, now_ms=NOW)
+        for at in range(3):
+            send(manager, 20, start=20 * at)
+            manager.roll("t", now_ms=NOW)
+        while manager.tick(NOW):
+            pass
+        send(manager, 20, start=60)
+        manager.roll("t", now_ms=NOW)
+        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        store.hanging.add("t")
+        manager._rounds.tasks.submit(NAME, Due(copies=True, rest=False))  # the other kind of task would be through
+        store.wait_for(4)
+        manager.alter_topic("t", {"retention.ms": "-1"}, now_ms=NOW)
+        _finish(manager, store)
+        assert manager.problems == {}
+        assert len(_head(manager).segments) == 4
+        assert _offsets(manager) == list(range(80))
+        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        _finish(manager, store)
+        assert _offsets(manager) == [], "by the present ones they do"
+
+
 def test_a_waiting_round_drops_what_it_copied_as_well(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from disk_model import ModelDisk
-from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, SwitchableStore, World, settle, values
+from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, MuteStore, SwitchableStore, World, settle, values
 
 from local.errors import Corrupt
 from local.record import Record
@@ -137,6 +137,29 @@ def test_what_is_in_the_bucket_is_never_merged_with_what_is_not(world: World) ->
             bounds = {0, *(segment.next_offset for segment in manager.snapshots(NOW)[0].segments)}
             assert head.next_offset in bounds
             assert read(RemoteLog(world.store).reader()) == read(manager.reader())
+
+
+def test_nothing_is_cleaned_while_it_is_not_known_what_the_bucket_holds(world: World) -> None:
+    """A commit had no answer, and it happened. Merged with what came since, its segment would tile no row and go up no
+    more; and a tombstone would go while the bucket, unknown to the pass, has an older record of the key."""
+    store = MuteStore(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, a="1", b="1", c="1", d="1")
+        manager.tick(NOW)
+        store.is_armed = True
+        manager.tick(NOW)
+        assert store.is_mute
+        assert head_of(manager).segments == ()
+        put(manager, NOW, a=None)
+        for later in (HOUR, 3 * HOUR, 5 * HOUR):  # something new, so that there is something to clean
+            put(manager, NOW + later, clock=str(later))
+            manager.tick(NOW + later)
+        store.is_armed = store.is_mute = False
+        settle(manager, NOW + 6 * HOUR)
+        assert head_of(manager).next_offset == manager.partition(NAME).log.segments()[-1].base_offset
+        assert read(RemoteLog(world.store).reader()) == read(manager.reader())
+        assert read(manager.reader()).keys() == {b"b", b"c", b"d", b"clock"}
 
 
 def test_a_segment_that_lost_nothing_is_vouched_for_without_an_upload(world: World) -> None:

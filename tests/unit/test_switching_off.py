@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from disk_model import PowerCut
 from fault_store import Fault, FaultStore, Killed
-from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, World, send, settle, values
+from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, MuteStore, World, send, settle, values
 
 from local.errors import InvalidRequest, LogError, OffsetOutOfRange, Unavailable
 from local.offset_spec import OffsetSpec
@@ -33,28 +33,6 @@ from tiered.switching_off import give_up
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "2h"}
 OFF = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
 ON = {"remote.storage.enable": "true"}
-
-
-class Mute:
-    """Falls silent with the first create: that happens, and neither it nor anything else is answered."""
-
-    def __init__(self, inner: ObjectStore) -> None:
-        self.inner, self.is_armed, self.is_mute = inner, False, False
-        self.url = inner.url
-
-    def __getattr__(self, verb: str) -> object:
-        def call(*args: object, **more: object) -> object:
-            is_last = self.is_armed and verb == "put_if_absent"
-            found = None if self.is_mute else getattr(self.inner, verb)(*args, **more)
-            self.is_mute = self.is_mute or is_last
-            if self.is_mute:
-                raise Unavailable("no answer", verb=verb)
-            return found
-
-        return call
-
-    def close(self) -> None:
-        """It outlives its managers."""
 
 
 @pytest.fixture
@@ -322,7 +300,7 @@ def test_the_command_asks_before_it_gives_a_tier_up(tmp_path: Path, capfd: pytes
 
 def test_nothing_leaves_the_disk_while_it_is_not_known_whether_the_tier_was_given_up(world: World) -> None:
     """It was, the answer was lost, and the topic is switched on again: what the bucket had counts for nothing."""
-    store = Mute(world.store)
+    store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
@@ -349,12 +327,7 @@ def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_
         send(manager, 300)
         settle(manager)
         held = manager.partition(NAME)
-        segments = [info for info in held.log.segments() if not info.is_active]
-        drops = [
-            DropLocal(base_offset=each.base_offset, next_offset=each.next_offset, size_bytes=each.size_bytes, reason="")
-            for each in segments
-        ]
-        plan = Plan(now_ms=NOW, decisions={NAME: drops})
+        plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
         real, dropped = switching_off.give_up_tier, []
 
         def overtaken(**facts: int) -> object:
@@ -370,6 +343,74 @@ def test_nothing_leaves_the_disk_between_the_look_and_the_commit_that_gives_the_
         assert [each.done for each in dropped[0].values()] == [()]
         assert head_of(manager).log_start_offset == 0
         assert read(manager) == list(range(300))
+
+
+@pytest.mark.parametrize("settled_after", [1, 2, 3])
+def test_nothing_leaves_the_disk_by_a_look_from_before_it_was_known_that_the_tier_was_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch, settled_after: int
+) -> None:
+    """The answer of that commit was lost, and it is settled between a look at the head and the drop that it is for."""
+    real, store, looks = Partition.snapshot, MuteStore(world.store), 0
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        settle(manager)
+        held = manager.partition(NAME)
+        plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
+        store.is_armed = True
+        with suppress(Unavailable):
+            give_up(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
+        store.is_armed = store.is_mute = False
+
+        def look(asked: Partition, *args: object, **more: object) -> object:
+            nonlocal looks
+            found = real(asked, *args, **more)  # type: ignore[arg-type]
+            looks += 1
+            if looks == settled_after:
+                turn = threading.Thread(target=manager._opener.take_up, args=(held, NOW))
+                turn.start()
+                turn.join()
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Partition, "snapshot", look)
+            manager.drop_early(plan)
+        manager._opener.take_up(held, NOW)
+        assert looks > 0
+        assert head_of(manager).given_up
+        assert len(values(manager.reader())) == 300
+
+
+def test_switched_on_again_it_takes_no_upload_for_whole_that_went_with_the_tier(world: World) -> None:
+    """Its commit had no answer, so it was kept in mind for another try; it was a row by then, and was given up."""
+    store = MuteStore(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 300)
+        store.is_armed = True
+        manager.tick(NOW)
+        assert store.is_mute
+        store.is_armed = store.is_mute = False
+        settle(manager)
+        assert head_of(manager).has_rows
+        manager.alter_topic("t", OFF, now_ms=NOW)
+        settle(manager)
+        settle(manager, NOW + 3 * HOUR)
+        assert data_objects(world.store) == set()
+        manager.alter_topic("t", ON, now_ms=NOW)
+        settle(manager, NOW + 3 * HOUR)
+        upto = head_of(manager).next_offset
+        assert upto > 200
+        assert [offset for offset, _ in values(RemoteLog(world.store).reader(), 0, upto)] == list(range(upto))
+
+
+def drops_of(held: Partition) -> list[DropLocal]:
+    """Of all its sealed segments."""
+    return [
+        DropLocal(base_offset=each.base_offset, next_offset=each.next_offset, size_bytes=each.size_bytes, reason="")
+        for each in held.log.segments()
+        if not each.is_active
+    ]
 
 
 def replace_rules(held: Partition) -> Partition:
