@@ -93,8 +93,11 @@ def wait_for_bucket(
 
 
 def held_upto(manager: LogManager, name: TopicPartition) -> int:
-    """One past the last offset of which the newest head seen holds the record, or has let it go."""
-    head = manager.partition(name).head()
+    """One past the last offset of which the newest head seen holds the record, or has let it go. Raises Fenced where
+    that head is another writer's: it has other records at these offsets."""
+    held = manager.partition(name)
+    head = held.head()
+    held.check_not_fenced()  # after the look, for somebody else may meet that head first
     return head.next_offset if head is not None else 0
 
 

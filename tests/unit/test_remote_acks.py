@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, values
 
-from local.errors import Conflict, InvalidRequest, LogError, Unavailable
+from local.errors import Conflict, Fenced, InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
 from local.record import Record
 from tiered.manager import LogManager
@@ -126,6 +126,22 @@ def test_it_lets_go_when_told_to_stop_and_another_writer_ends_it_at_once(world: 
             wait(manager, 20)
         with pytest.raises(Conflict):
             check_remote_acks(manager, [NAME], now_ms=NOW)
+
+
+def test_what_another_writer_has_in_the_bucket_at_these_offsets_acknowledges_nothing(world: World) -> None:
+    """A reader, or a task, may meet that one's head first, and it reaches as far as ours would."""
+    with world.open() as manager:
+        send(manager, 20)
+        with world.open(disk=world.other_disk()) as other:
+            other.append("t", [Record(b"k", b"theirs", NOW)] * 30, 0, now_ms=NOW)
+            assert wait(other, 30) is not None
+        metadata = manager.partition(NAME).metadata
+        assert metadata is not None
+        with pytest.raises(Fenced):
+            metadata.refresh(exact=True)
+        with pytest.raises(Fenced):
+            wait(manager, 20)
+        assert held_remotely(world) == [b"theirs"] * 30
 
 
 @pytest.mark.parametrize(
