@@ -143,7 +143,13 @@ class ShrinkableLog(ReadableLog):
             return cut.next_offset
 
     def restart_at(
-        self, offset: int, epochs: LeaderEpochs, *, now_ms: int, producers: ProducerState | None = None
+        self,
+        offset: int,
+        epochs: LeaderEpochs,
+        *,
+        now_ms: int,
+        producers: ProducerState | None = None,
+        ends_at: int | None = None,
     ) -> None:
         """Forget every local record and go on at `offset`, with the lineage `epochs` of what lies below.
 
@@ -153,12 +159,16 @@ class ShrinkableLog(ReadableLog):
         Order of effects: what vouches for more goes first, then the files, the producers' snapshot, synced, for nothing
         else tells of them, then the empty segment, the lineage, a log start above `offset` last: a crash before that
         leaves an empty log, which restarts at the old log start. Raises DiskFailed; once files may be gone the log is
-        then unusable.
+        then unusable. Raises Conflict, with nothing done, where the log does not end at `ends_at`: it has got records
+        that the caller did not look at.
         """
         from local import loading
 
         with self.cleaning.paused(), self._lock:
             self._check_may_change()
+            if ends_at is not None and self.next_offset != ends_at:
+                facts = {"partition": self.partition, "expected": ends_at, "found": self.next_offset}
+                raise Conflict("starting a log over, it got records meanwhile", **facts)
             start = self.log_start_offset
             self._vouch_no_further_than(offset)
             with self._failing():

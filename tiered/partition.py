@@ -285,15 +285,16 @@ def reconcile(log: Log, head: Head, *, now_ms: int, producers: Callable[[], Prod
 
     `producers` are those of all that the bucket holds; asked for where the log starts over at its end.
     """
+    end = log.next_offset  # of what is looked at here: an append that was let in before may come yet
     check_agreement(log, head)
-    if log.next_offset < head.taken_upto:
+    if end < head.taken_upto:
         _log.warning(
             "local log starts over at the bucket's end: partition=%s local_next_offset=%d remote_next_offset=%d",
             log.partition,
-            log.next_offset,
+            end,
             head.taken_upto,
         )
-        log.restart_at(head.taken_upto, lineage(head), now_ms=now_ms, producers=producers())
+        log.restart_at(head.taken_upto, lineage(head), now_ms=now_ms, producers=producers(), ends_at=end)
     if head.log_start_offset > log.log_start_offset:
         log.raise_log_start(head.log_start_offset)
     log.begin_epoch(head.epoch)

@@ -10,6 +10,7 @@ from manager_world import DAY, NAME, NOW, TIERED, SwitchableStore, World, send, 
 
 from local.errors import Conflict, Corrupt, InvalidRequest, OffsetOutOfRange, Unavailable
 from local.isolation import Isolation
+from local.log import Log
 from local.names import TopicPartition
 from local.record import Record
 from remote.head_changes import expire_segments
@@ -35,6 +36,32 @@ def test_a_fresh_machine_goes_on_where_the_bucket_ends(world: World) -> None:
         assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
     with world.open(disk=fresh) as manager:
         assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
+
+
+def test_a_log_that_gets_a_record_while_it_is_about_to_start_over_keeps_it_and_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append that was let in before the bucket was seen: nobody looked at it, and it was acknowledged."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 20)
+    old = deepcopy(world.disk)
+    with world.open() as manager:
+        send(manager, 300, start=20)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    real = Log.restart_at
+
+    def overtaken(log: Log, *args: object, **more: object) -> None:
+        log.append([Record(b"k", b"late", NOW)], now_ms=NOW)
+        real(log, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Log, "restart_at", overtaken)
+    with world.open(disk=old) as manager:
+        assert isinstance(manager.problems[NAME], Conflict)
+        log = manager.partition(NAME).log
+        assert (log.local_log_start_offset, log.next_offset) == (0, 21)
+        assert [record.value for record in log.records(20)] == [b"late"]
 
 
 def test_a_returning_machine_whose_records_contradict_the_bucket_is_refused_and_keeps_them(world: World) -> None:
