@@ -5,8 +5,8 @@ Order of effects, and what a crash after each leaves:
 1. Prove from the store that we are the writer. Nothing.
 2. Create the boundary (`remote.head_chain`): every sequence up to it is void from here on. The heads are still there
    and nobody takes them for the newest; the next collection removes them.
-3. Delete them, but for pinned ones, and pins that have expired (those of forks: once the fork is no
-   more). Some are gone: the next collection lists the others.
+3. Delete them, but for pinned ones, and pins that expired RENEWAL_LAG_MS ago (those of forks: once the fork is no
+   more); until then a holder may be renewing one, to rely on it. Some are gone: the next collection lists the others.
 
 A stall of any length between two steps is harmless: the boundary lies KEPT heads below a head that was the newest, so
 every later one is above it, whoever writes.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from remote.forks import is_over
 from remote.keys import HEADS, parse_head_key
 from remote.metadata_log import MetadataLog
+from remote.pin_watch import RENEWAL_LAG_MS
 from remote.pins import list_pins, release
 from remote.store import ObjectStore
 
@@ -40,7 +41,8 @@ def collect_heads(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, 
         return Collected(void_upto=log.void_upto, heads=0, pins=0)
     log.make_void(upto)
     pins = list_pins(store, prefix)
-    expired = [pin for pin in pins if pin.expires_ms <= now_ms and (pin.fork is None or is_over(store, pin.fork))]
+    lapsed_ms = now_ms if head.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # nobody renews one of what is gone
+    expired = [pin for pin in pins if pin.expires_ms <= lapsed_ms and (pin.fork is None or is_over(store, pin.fork))]
     held = {pin.sequence for pin in pins if pin.expires_ms > now_ms}
     gone = []
     for info in store.list(prefix + HEADS):

@@ -7,7 +7,7 @@ asked of a reader, and nothing is promised to one without a pin but the grace ti
 | ``meta/pin/<ulid>.json`` | |
 |---|---|
 | `sequence`, `commit_id` | the pinned head |
-| `expires_ms` | from then on the pin counts for nothing; whoever collects heads removes it |
+| `expires_ms` | from then on the pin counts for nothing; whoever collects heads removes it, an hour later |
 | `holder` | for people |
 | `fork` | the prefix of a fork whose rows name objects of this head, see `remote.forks`; it outlives the pin's end |
 | `renews` | in an immutable bucket: the name of the pin in whose place this one stands |

@@ -21,7 +21,8 @@ from remote.head_collection import collect_heads
 from remote.keys import HEADS, boundary_key, head_key, parse_head_key, parse_pin_key, pin_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import LogState, MetadataLog
-from remote.pins import list_pins, lowest_pinned, pin_newest, release
+from remote.pin_watch import RENEWAL_LAG_MS
+from remote.pins import list_pins, lowest_pinned, pin_newest, release, renew
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import KILLS, Fault, FaultStore, Killed
@@ -159,7 +160,7 @@ def test_any_call_of_a_collection_may_fail_in_any_way(fault):
         sound(inner)
         writer.use(inner)
         commit_some(writer, 1)
-        collect(writer)
+        collect(writer, now_ms=4 + RENEWAL_LAG_MS)
         assert sequences(inner) == [9, 10, 11]
         assert list_pins(inner, PREFIX) == []
         sound(inner)
@@ -218,6 +219,33 @@ def test_a_pinned_head_stays_and_what_it_names_is_told_from_what_left_before():
     collect(writer, now_ms=99)
     assert head.sequence not in sequences(store)
     sound(store)
+
+
+def test_a_pin_that_was_seen_lapsed_and_is_renewed_then_is_not_taken_from_its_holder():
+    """The holder's clock is a little behind, or its request was held up: it relies on the pin from then on."""
+    store = MemoryStore()
+    writer = opened(store)
+    for base in (100, 110, 120):
+        writer.copy(base)
+    pin, _ = pin_newest(store, PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="a job")
+    renewed = []
+
+    class Renewing(MemoryStore):
+        """Between the look at the pins and the deletes."""
+
+        def __getattribute__(self, name):
+            return super().__getattribute__(name) if name == "delete" else getattr(store, name)
+
+        def delete(self, keys):
+            if not renewed:
+                renewed.append(renew(store, PREFIX, pin, clock=lambda: 99, expires_ms=200))
+            store.delete(keys)
+
+    collect_heads(Renewing(), PREFIX, writer.log, 1, now_ms=100)
+    assert renewed[0] is not None
+    assert list_pins(store, PREFIX) == renewed
+    assert collect_heads(store, PREFIX, writer.log, 1, now_ms=200 + RENEWAL_LAG_MS).pins == 1
+    assert list_pins(store, PREFIX) == []
 
 
 @pytest.mark.parametrize("deed", ["collected", "deleted"])
