@@ -373,6 +373,9 @@ class Log(ShrinkableLog):
         except LogError as error:
             self._take_back(active, mark, error, has_producer=header.producer_id >= 0)
             raise
+        except BaseException as error:  # interrupted: nobody knows what of it is in the files
+            self._fail(error)
+            raise
         active.modified_ms = now_ms
         self._written_bytes += len(batch)
         if self._unflushed_since_ms is None:
@@ -386,6 +389,7 @@ class Log(ShrinkableLog):
         if isinstance(error, DiskFailed) and error.lacks_room:
             with suppress(LogError):
                 active.cut_back(mark)
+                self._cuts += 1  # whoever copies the segment may have seen what is gone
                 if has_producer:
                     self._producers = self._snapshots.state_at(self.next_offset, self._view.bases)
                 return

@@ -10,7 +10,7 @@ below them were synced.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from local import checkpoints, names
 from local.checkpoints import MetaProperties
@@ -157,8 +157,8 @@ class LogDirectory:
     def write_checkpoints(self) -> None:
         """Recovery points, log starts, cleaner offsets and reaches of all open logs; each file replaced whole."""
         with self._files:
-            points = {name: log.recovery_point for name, log in self._open_logs()}
-            self._write(names.RECOVERY_POINTS, self._unopened(self._recovery_points) | points)
+            points = self._told(self._recovery_points, lambda name, log: log.recovery_point)
+            self._write(names.RECOVERY_POINTS, points)
         self.write_log_starts()
         self.write_cleaner_reaches()
         self.write_cleaner_offsets()
@@ -166,15 +166,12 @@ class LogDirectory:
     def write_cleaner_offsets(self) -> None:
         """After a cleaning, once its swaps are durable."""
         with self._files:
-            logs = ((name, log.cleaner_offset) for name, log in self._open_logs())
-            known = {name: offset for name, offset in logs if offset is not None}
-            self._write(names.CLEANER_OFFSETS, self._unopened(self._cleaner_offsets) | known)
+            self._write(names.CLEANER_OFFSETS, self._told(self._cleaner_offsets, lambda name, log: log.cleaner_offset))
 
     def write_cleaner_reaches(self) -> None:
         """Before the first swap of a cleaning."""
         with self._files:
-            reaches = {name: log.cleaner_reach for name, log in self._open_logs()}
-            known = self._unopened(self._cleaner_reaches) | {name: at for name, at in reaches.items() if at > 0}
+            known = self._told(self._cleaner_reaches, lambda name, log: log.cleaner_reach or None)
             if known or self.storage.exists(join(self.root, names.CLEANER_REACHES)):
                 self._write(names.CLEANER_REACHES, known)
 
@@ -183,10 +180,9 @@ class LogDirectory:
         with self._files:
             for name, offset in (raised or {}).items():
                 self._raised[name] = max(offset, self._raised.get(name, 0))
-            # Whoever writes between that and the log's own raise must not take it back.
-            starts = {name: max(log.log_start_offset, self._raised.get(name, 0)) for name, log in self._open_logs()}
-            starts |= {name: self._raised[name] for name in raised or {} if name not in starts}
-            self._write(names.LOG_START_OFFSETS, self._unopened(self._log_starts) | starts)
+            starts = self._told(self._log_starts, self._start_of)
+            starts |= {name: self._raised[name] for name in raised or {} if name not in self.logs}
+            self._write(names.LOG_START_OFFSETS, starts)
 
     def close(self, *, is_clean: bool = True) -> None:
         """Seal, checkpoint, mark clean, unlock. When a log cannot be sealed the marker stays away, and it is said.
@@ -216,12 +212,30 @@ class LogDirectory:
         """A copy: logs are opened while checkpoints are written."""
         return list(self.logs.items())
 
+    def _start_of(self, name: TopicPartition, log: Log) -> int:
+        """Whoever writes between a raise that was noted and the log's own must not take it back. A note above the log's
+        end is of a log that was truncated since: a start that finds it would throw away what came there."""
+        if self._raised.get(name, 0) > log.next_offset:
+            del self._raised[name]
+        return max(log.log_start_offset, self._raised.get(name, 0))
+
+    def _told(
+        self, read: Mapping[TopicPartition, int], of: Callable[[TopicPartition, Log], int | None]
+    ) -> dict[TopicPartition, int]:
+        """Of open logs what they say now, of others what was `read`, and that first: a log that is opened meanwhile
+        would be neither, and what is written knew nothing of it."""
+        known = self._unopened(read)
+        for name, log in self._open_logs():
+            if (offset := of(name, log)) is not None:
+                known[name] = offset
+        return known
+
     def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """What was read at the start of partitions that are here and not open: it holds until they are opened.
 
         One that is here only under the name of a move (`local.moving`) may get its own back.
         """
-        absent = {name: offset for name, offset in read.items() if name not in self.logs}
+        absent = {name: offset for name, offset in list(read.items()) if name not in self.logs}
         if not absent:
             return {}
         inside = self.storage.list(self.root)

@@ -222,10 +222,11 @@ class ReadableLog:
 
     def _run(self, view: LogView, offset: int, limits: ReadLimits, isolation: Isolation) -> BatchRun:
         view.check_inside(self.partition, offset)
-        if isolation is Isolation.READ_COMMITTED and limits.upper_offset is not None:
-            # A truncation may have put an open transaction where all was decided when the limits were drawn.
-            limits = limits._replace(upper_offset=min(limits.upper_offset, view.last_stable_offset))
-        return view.read(offset, limits)
+        # The segment may hold a batch that is still being written, and goes again where there is no room for all of it.
+        # A truncation may have put an open transaction where all was decided when the limits were drawn.
+        end = view.last_stable_offset if isolation is Isolation.READ_COMMITTED else view.next_offset
+        upper = end if limits.upper_offset is None else min(limits.upper_offset, end)
+        return view.read(offset, limits._replace(upper_offset=upper))
 
     def _stretch(self, offset: int, limits: ReadLimits, isolation: Isolation) -> _Stretch:
         def read(view: LogView) -> _Stretch:

@@ -73,6 +73,9 @@ def move_log(
         source.storage.sync_directory(source.root)
         target.storage.rename(future, target.path(partition))
         target.storage.sync_directory(target.root)
+        log.write_checkpoints = (
+            target.write_checkpoints
+        )  # a truncation lowers what vouches for the log in its own place
 
     try:
         target.storage.make_directory(future)
@@ -205,6 +208,7 @@ class _Copy:
         path = self._path(segment.base_offset, LOG)
         is_begun = self._storage.exists(path)
         if known.size_bytes < size_bytes or not is_begun:
+            known.has_indexes = False  # a roll that failed has opened the segment again: they went on, too
             file = self._storage.open(path) if is_begun else self._storage.create(path)
             try:
                 self._append(file, segment, known, size_bytes)

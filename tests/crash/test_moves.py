@@ -12,10 +12,11 @@ from disk_model import ModelDisk, PowerCut
 from log_world import SMALL, fill, read_all
 
 from local import cleaner, log_dir_set, moving, unfinished_moves
+from local.batch import read_marker
 from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, LogError
 from local.log import Durability, Log
 from local.log_dir_set import LogDirectories
-from local.names import TopicPartition, deleted_directory, future_directory, parse_marked_directory
+from local.names import LOG, TXN_INDEX, TopicPartition, deleted_directory, future_directory, parse_marked_directory
 from local.producer_state import Producer
 from local.record import Record
 from policies.placement import choose_log_dir
@@ -193,6 +194,103 @@ def test_a_cleaning_meanwhile_is_not_missed() -> None:
     assert 0 < len(want) < 40
     dirs.close()
     assert [(record.offset, record.value) for record in read_all(log_of(opened(disk)))] == want
+
+
+def test_a_truncation_after_a_move_lowers_what_vouches_for_the_log_where_it_is_now() -> None:
+    """Were it left, records appended there and torn by a power cut would pass for damage of what was durable."""
+    disk = ModelDisk()
+    dirs = begun(disk)
+    log = log_of(dirs)
+    dirs.move(NAME, B, now_ms=0, delay_ms=0)
+    assert log.truncate_to(110, now_ms=0) == 110
+    fill(log, 10)
+    dirs.abandon()
+    path = log.sources()[-1].path(LOG)
+    assert path.startswith(B)
+    del disk.names[path].data[-1:]
+    assert 110 <= log_of(opened(disk)).next_offset < 120
+
+
+class Pausing(ModelDisk):
+    """Refuses one effect of the first disk for want of room, once; the mover does its part before that is told."""
+
+    refuses = ""
+    in_between: Callable[[], object] = staticmethod(lambda: None)
+
+    def _effect(self, what: str, act: Callable[[], None]) -> None:
+        if self.refuses and what.startswith(self.refuses):
+            self.refuses = ""
+            self.in_between()
+            raise DiskFailed("injected", path=what, cause="enospc")
+        super()._effect(what, act)
+
+
+def moved_while_it_is_refused(
+    disk: Pausing, dirs: LogDirectories, refused: str, act: Callable[[], object], then: Callable[[], object]
+) -> None:
+    """`act` is refused at `refused`, and there, before it is taken back, the mover copies what it finds; then `then`
+    comes, and the move goes on."""
+    log, begun_ones = log_of(dirs), []
+    real = moving._Copy.__init__
+
+    def begin(copy: moving._Copy, *given: object) -> None:
+        real(copy, *given)  # type: ignore[arg-type]
+        begun_ones.append(copy)
+
+    def meanwhile(done: int, total: int) -> None:
+        if not disk.refuses and disk.in_between is not look:
+            disk.refuses, disk.in_between = refused, look
+            with pytest.raises(DiskFailed):
+                act()
+            then()
+
+    def look() -> None:
+        begun_ones[0].catch_up(log.sources(), lambda done, total: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moving._Copy, "__init__", begin)
+        dirs.move(NAME, B, now_ms=0, delay_ms=0, progress=meanwhile)
+    assert disk.in_between is look, "nothing came between"
+    assert not disk.refuses
+
+
+def test_a_segment_that_a_failed_roll_sealed_for_a_moment_moves_with_the_indexes_that_it_has_in_the_end() -> None:
+    disk = Pausing()
+    dirs = begun(disk)
+    log = log_of(dirs)
+    moved_while_it_is_refused(
+        disk,
+        dirs,
+        f"create {A}/t-0/",
+        lambda: log.roll(now_ms=0),
+        lambda: log.append([Record(b"newest", b"x", 9000)], now_ms=0),
+    )
+    assert log.segments()[-1].base_offset < 120
+    log.roll(now_ms=0)
+    assert log.segments()[-2].max_timestamp_ms == 9000, "as old as it seems it would be dropped"
+    assert log.offset_for_timestamp(9000) == 120
+
+
+def test_a_batch_that_was_taken_back_for_want_of_room_does_not_move() -> None:
+    """The marker of an abort has no room for its entry; one that commits comes in its place, as long as it."""
+    disk = Pausing()
+    dirs = begun(disk)
+    log = log_of(dirs)
+    who = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+    log.append([Record(b"k", b"v", 1)] * 3, now_ms=0, producer=who)
+    path = log.sources()[-1].path(TXN_INDEX)
+    moved_while_it_is_refused(
+        disk,
+        dirs,
+        f"append {path}",
+        lambda: log.append_marker(7, 0, commit=False, now_ms=0),
+        lambda: log.append_marker(7, 0, commit=True, now_ms=0),
+    )
+    marker = read_marker(log.read(123))
+    assert marker is not None
+    assert marker.is_commit
+    dirs.close()
+    assert log_of(opened(disk)).aborted_transactions(0, 124) == []
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the effect", "after it"])

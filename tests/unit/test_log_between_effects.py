@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -14,7 +15,7 @@ from local.epochs import LeaderEpochs
 from local.errors import Conflict, DiskFailed, LogError
 from local.index_building import build_indexes
 from local.isolation import Isolation
-from local.log import Log
+from local.log import Durability, Log
 from local.log_dirs import LogDirectory
 from local.log_reading import READ_BYTES
 from local.producer_state import Producer
@@ -47,6 +48,66 @@ def test_committed_readers_see_nothing_of_an_aborted_transaction_while_its_marke
     assert len(seen) > 3
     assert set(seen[:-1]) == {(10, 10)}
     assert seen[-1] == (14, 10)
+
+
+class NoRoomForAborts(ModelDisk):
+    """An abort's marker is in the log when there turns out to be no room for its entry."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def _effect(self, what: str, act: Callable[[], None]) -> None:
+        if self.meanwhile is not None and what.startswith("append") and names.TXN_INDEX in what:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+            raise DiskFailed("injected", path=what, cause="enospc")
+        super()._effect(what, act)
+
+
+def test_nobody_reads_a_batch_that_is_taken_back_for_want_of_room() -> None:
+    """Who has read it goes on behind it, and misses the record that comes in its place."""
+    disk = NoRoomForAborts()
+    log = open_log(disk)
+    send(log, transactional=True)
+    seen: list[bytes] = []
+    disk.meanwhile = lambda: seen.append(bytes(log.read(3)))
+    with pytest.raises(DiskFailed):
+        log.append_marker(1, 0, commit=False, now_ms=1000)
+    fill(log, 10)
+    assert seen == [b""]
+    assert [record.offset for record in read_all(log, 3)] == list(range(3, 13))
+
+
+def test_an_append_that_is_interrupted_half_way_loses_no_other_record() -> None:
+    """Its batch may be in the file although the log does not know: what is appended behind it would lie at offsets that
+    were given already, and a start cuts that off."""
+    interrupts = 0
+    for at in range(1, 8):
+        disk = ModelDisk()
+        log = open_log(disk)
+        fill(log, 95)
+        log.flush()
+        last = disk.effects + at
+
+        def interrupt(disk: ModelDisk = disk, last: int = last) -> None:
+            if disk.effects == last:
+                raise KeyboardInterrupt
+
+        disk.watch = interrupt
+        acknowledged = 95
+        for number in range(8):
+            try:
+                log.append([Record(b"k", b"%d" % number, 9000)] * 3, now_ms=0, durability=Durability.FLUSHED)
+                acknowledged = log.next_offset
+            except KeyboardInterrupt:
+                interrupts += 1
+            except DiskFailed:
+                pass  # reopen it
+        disk.watch = None
+        log.release()
+        again = open_log(disk.crash(random.Random(at)), recovery_point=95)
+        assert again.next_offset >= acknowledged
+        assert [record.offset for record in read_all(again)] == list(range(again.next_offset))
+    assert interrupts == 7
 
 
 def test_a_committed_stream_that_a_truncation_overtakes_shows_no_undecided_records() -> None:

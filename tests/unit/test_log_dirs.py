@@ -96,3 +96,24 @@ def test_how_far_an_unfinished_pass_has_looked_is_known_still_after_a_start_unde
             log.cleaner_reach = 4
         assert log.cleaner_reach == 4
         directory.close()
+
+
+def test_checkpoints_that_are_written_while_a_log_is_opened_know_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened when the open logs were looked at, and is none of the others any more."""
+    writes = (LogDirectory.write_checkpoints, LogDirectory.write_log_starts, LogDirectory.write_cleaner_offsets)
+    for at, write in enumerate(writes):
+        disk = _with_two_partitions()
+        before = _checkpointed(disk)[at]
+        directory = LogDirectory(disk, "./data")
+        directory.open_log(OPENED, COMPACTED, now_ms=0)
+        real = directory._open_logs
+
+        def open_logs(directory: LogDirectory = directory, real=real) -> list:  # type: ignore[no-untyped-def,type-arg]
+            found = real()
+            directory.open_log(LEFT, COMPACTED, now_ms=0)
+            return found
+
+        monkeypatch.setattr(directory, "_open_logs", open_logs)
+        write(directory)
+        assert set(directory.logs) == {OPENED, LEFT}
+        assert _checkpointed(disk)[at] == before

@@ -116,6 +116,24 @@ def test_below_the_log_start_nothing_is_left_and_the_log_start_goes_down_for_goo
     assert (again.log_start_offset, again.next_offset) == (50, 51)
 
 
+def test_a_start_that_deleting_records_raised_goes_down_for_good_with_what_is_cut_below_it() -> None:
+    """The directory notes such a start until readers are told; a start of the log that finds the note above its end
+    would throw away what was appended since."""
+    disk = ModelDisk()
+    directory = LogDirectory(disk, "./data")
+    directory.create(NAME, "A" * 22)
+    log = directory.open_log(NAME, SMALL, now_ms=0)
+    fill(log, 100)
+    directory.write_log_starts({NAME: 70})
+    log.raise_log_start(70)
+    assert log.truncate_to(50, now_ms=0) == 50
+    log.append([Record(b"k", b"acknowledged", 1)], now_ms=0, durability=Durability.FLUSHED)
+    directory.abandon()
+    disk.locks.clear()
+    again = LogDirectory(disk, "./data").open_log(NAME, SMALL, now_ms=0)
+    assert (again.log_start_offset, again.next_offset) == (50, 51)
+
+
 def test_the_recovery_point_is_lowered_in_its_checkpoint_before_any_byte_goes() -> None:
     disk = ModelDisk()
     directory = LogDirectory(disk, "./data")
