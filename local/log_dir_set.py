@@ -41,18 +41,21 @@ from local.watched_storage import WatchedStorage, offline
 
 _log = logging.getLogger(__name__)
 
+_AGAIN_MS = 60_000
+
 _T = TypeVar("_T")
 Choose = Callable[[Sequence[LogDirFacts]], LogDirFacts]
 OnOffline = Callable[[str, LogError], None]
 
 
 class _Doomed(NamedTuple):
-    """A directory that waits to be removed, since when, and for how long."""
+    """A directory that waits to be removed, since when, and for how long; half removed it no longer tells its topic."""
 
     since_ms: int
     delay_ms: int
     directory: LogDirectory
     path: str
+    topic_id: str | None
 
 
 class LogDirectories:
@@ -243,10 +246,11 @@ class LogDirectories:
             raise DiskFailed(
                 "moving a partition, no room for it", to=root, size_bytes=log.size_bytes, free_bytes=space.free_bytes
             )
+        topic_id = checkpoints.read_topic_id(source.storage, source.path(partition))
         doomed = move_log(log, source, target, progress=progress)
         with self._changing:
             self._where[partition] = (root,)
-            self._doomed.append(_Doomed(now_ms, delay_ms, source, doomed))
+            self._doomed.append(_Doomed(now_ms, delay_ms, source, doomed, topic_id))
         _log.info("moved a partition: partition=%s from=%s to=%s", partition, source.root, root)
         source.write_checkpoints()
 
@@ -256,10 +260,11 @@ class LogDirectories:
         if self.root_of(partition) is None:
             return
         directory = self.of(partition)
+        topic_id = checkpoints.read_topic_id(directory.storage, directory.path(partition))
         doomed = rename_deleted(directory, partition)
         with self._changing:
             self._where.pop(partition, None)
-            self._doomed.append(_Doomed(now_ms, delay_ms, directory, doomed))
+            self._doomed.append(_Doomed(now_ms, delay_ms, directory, doomed, topic_id))
         directory.write_checkpoints()
 
     def remove_leftovers(self, topic: str, topic_id: str) -> None:
@@ -270,23 +275,26 @@ class LogDirectories:
 
     def is_gone(self, partition: TopicPartition, topic_id: str) -> bool:
         """Whether nothing of that topic's partition is in any directory any more, its files' delay included."""
-        waiting = any(topic_id == checkpoints.read_topic_id(each.storage, path) for _, _, each, path in self._doomed)
+        waiting = any(each.topic_id == topic_id for each in self._doomed)
         return not (self._offline or waiting or self.topic_id(partition) == topic_id)
 
     def remove_deleted(self, now_ms: int) -> None:
-        """Remove what moved and deleted logs left behind and whose time has come; else the next start does.
+        """Remove what moved and deleted logs left behind and whose time has come; what the disk refuses is tried again.
 
         What was given up at a time which is still to come waits its delay from now on: the clock was wrong then.
         """
         with self._changing:
             waiting = [each._replace(since_ms=min(each.since_ms, now_ms)) for each in self._doomed]
-            gone = [each for each in waiting if now_ms - each.since_ms >= each.delay_ms]
-            self._doomed = [each for each in waiting if each not in gone]
-        for due in gone:
+            self._doomed = waiting
+        for due in [each for each in waiting if now_ms - each.since_ms >= each.delay_ms]:
+            still: list[_Doomed] = []
             try:
                 remove_tree(due.directory.storage, due.directory.root, due.path)
             except LogError as error:
+                still.append(due._replace(since_ms=now_ms, delay_ms=max(due.delay_ms, _AGAIN_MS)))
                 _log.warning("left what a move left behind: path=%s error=%s", due.path, error)
+            with self._changing:  # only now: until then nobody may forget whose it is
+                self._doomed = [each for each in self._doomed if each is not due] + still
 
     # -- the end -------------------------------------------------------------------------------------------------
 

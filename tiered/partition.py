@@ -294,6 +294,7 @@ def reconcile(log: Log, head: Head, *, now_ms: int, producers: Callable[[], Prod
             end,
             head.taken_upto,
         )
+        log.begin_epoch(head.epoch)  # before anybody can append at the bucket's end
         log.restart_at(head.taken_upto, lineage(head), now_ms=now_ms, producers=producers(), ends_at=end)
     if head.log_start_offset > log.log_start_offset:
         log.raise_log_start(head.log_start_offset)

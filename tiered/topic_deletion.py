@@ -50,6 +50,7 @@ class TopicDeletion:
         self._removals: dict[tuple[str, int], PartitionRemoval] = {}
         self._done: set[tuple[str, int]] = set()
         self._stepping = threading.Lock()
+        self._looking = threading.Lock()  # whose directory it is and taking it away are one deed: see `_delete_local`
 
     def delete(self, topic_name: str, partitions: Held, rounds: threading.RLock, *, now_ms: int) -> Topic:
         """Steps 1 and 2; the topic it was. `partitions` are the open ones; its own are taken out. It does not wait for
@@ -116,7 +117,9 @@ class TopicDeletion:
                 more = more or Removal.UNDER_WAY in states
                 names, topic_id = gone.topic.partitions(), gone.topic.topic_id
                 is_done = all(each is Removal.DONE for each in states)
-                if is_done and all(self._directories.is_gone(name, topic_id) for name in names):
+                with self._looking:  # a directory on its way to another name is in no place that is looked at
+                    is_done = is_done and all(self._directories.is_gone(name, topic_id) for name in names)
+                if is_done:
                     self._registry.forget(topic_id)
                     _log.info("nothing is left of a deleted topic: topic=%s topic_id=%s", gone.topic.name, topic_id)
             except LogError as error:
@@ -133,12 +136,16 @@ class TopicDeletion:
             return Removal.WAITING
 
     def _delete_local(self, gone: DeletedTopic, now_ms: int) -> None:
+        """By name and id: by the time of the deed the name could be that of a new topic's log, were somebody else to
+        delete the old one in between."""
         delay_ms = self._opener.rules(gone.topic).file_delete_delay_ms
         for name in gone.topic.partitions():
             try:
-                if self._directories.topic_id(name) == gone.topic.topic_id:
+                with self._looking:
+                    if self._directories.topic_id(name) != gone.topic.topic_id:
+                        continue
                     self._directories.delete(name, now_ms=now_ms, delay_ms=delay_ms)
-                    _log.info("deleted a partition: partition=%s topic_id=%s", name, gone.topic.topic_id)
+                _log.info("deleted a partition: partition=%s topic_id=%s", name, gone.topic.topic_id)
             except LogError as error:
                 _log.warning("deleting a partition waits: partition=%s error=%s", name, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,8 @@ from disk_model import ModelDisk
 from manager_world import DAY, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import InvalidRequest, NotFound, Unavailable
+from local.log import Log
+from local.record import Record
 from remote.memory_store import MemoryStore
 from tiered.manager import LogManager
 
@@ -121,6 +124,41 @@ def test_a_log_below_the_bucket_takes_no_record_before_it_was_reconciled(world: 
         assert isinstance(manager.problems[NAME], Unavailable)
         with pytest.raises(Unavailable, match="before the bucket's end"):
             send(manager, 1)
+
+
+def test_a_record_that_comes_when_a_log_has_just_started_over_at_the_buckets_end_is_of_the_new_epoch(
+    world: World, store: SwitchableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older copy of the disk, of which the bucket holds every record. Who appends has asked whether he may before
+    the bucket's end was seen. Of an older epoch his record would look like another writer's, at the next start."""
+    with world.open() as manager:
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    older = world.disk.crash(random.Random(0))
+    with world.open() as manager:
+        send(manager, 100, start=300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    restart_at = Log.restart_at
+
+    def restart(log: Log, *given: object, **more: object) -> None:
+        restart_at(log, *given, **more)  # type: ignore[arg-type]
+        log.append([Record(b"k", b"late", NOW)], now_ms=NOW)
+
+    with world.open(disk=older, store=store) as manager:
+        held = manager.partition(NAME)
+        held.check_appendable()
+        monkeypatch.setattr(Log, "restart_at", restart)
+        store.is_down = False
+        settle(manager)
+        head = held.head()
+        assert head is not None
+        assert held.log.epochs.epoch_at(400) == head.epoch
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(disk=older) as manager:
+        assert manager.problems == {}
+        assert values(manager.reader(), 400) == [(400, b"late")]
 
 
 def test_a_bucket_without_a_head_is_no_reason_to_skip_records(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,9 @@ from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
-from local.errors import Conflict, LogError, NotFound
+from local.errors import Conflict, DiskFailed, LogError, NotFound
+from local.log_dir_set import LogDirectories
+from local.names import TopicPartition
 from local.record import Record
 from remote.bucket_check import ObjectKind
 from remote.head import decode_head
@@ -20,6 +23,7 @@ from tiered.bucket_check import check_bucket
 from tiered.manager import LogManager
 from tiered.remote_view import RemoteLog
 
+LIMIT_S = 60.0  # nothing takes so long; a test that would hang fails instead
 LEFT = {ObjectKind.HEAD, ObjectKind.BOUNDARY}  # of a deleted partition
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "2h"}
 
@@ -100,6 +104,81 @@ def test_a_topic_of_the_same_name_shares_nothing_with_it(world: World) -> None:
         assert ObjectKind.SEGMENT in reports[f"t-{new.topic_id}"].counts()
     with world.open() as manager:
         assert len(values(manager.reader())) == 200
+
+
+class _Told:
+    """A lock that says when somebody has to wait for it."""
+
+    def __init__(self, waits: threading.Event) -> None:
+        self._lock, self._waits = threading.Lock(), waits
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waits.set()
+            self._lock.acquire()
+
+    def __exit__(self, *rest: object) -> None:
+        self._lock.release()
+
+
+def test_who_was_about_to_remove_a_deleted_topics_log_does_not_take_the_new_one_of_its_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round looks after what is left of deleted topics: it finds the log that the deletion itself is about to remove,
+    and has not done it when that is through and a topic of the same name has records."""
+    looked, may_go_on = threading.Event(), threading.Event()
+    with _filled(world, {}) as manager:
+        round_ = threading.Thread(target=manager._deletion.step, args=(NOW,))
+        registry_delete, topic_id = manager._registry.delete, LogDirectories.topic_id
+
+        def delete(name: str, *, now_ms: int) -> object:
+            gone = registry_delete(name, now_ms=now_ms)
+            round_.start()
+            assert looked.wait(LIMIT_S)
+            return gone
+
+        def look(directories: LogDirectories, name: TopicPartition) -> str | None:
+            found = topic_id(directories, name)
+            if threading.current_thread() is round_ and not looked.is_set():
+                looked.set()
+                assert may_go_on.wait(LIMIT_S)
+            return found
+
+        monkeypatch.setattr(manager._deletion, "_looking", _Told(may_go_on), raising=False)
+        monkeypatch.setattr(manager._registry, "delete", delete)
+        monkeypatch.setattr(LogDirectories, "topic_id", look)
+        manager.delete_topic("t", now_ms=NOW)
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        send(manager, 200, start=1000)
+        may_go_on.set()
+        round_.join(LIMIT_S)
+        assert [value for _, value in values(manager.reader())] == [b"value %d" % at for at in range(1000, 1200)]
+        send(manager, 10, start=1200)
+    with world.open() as manager:
+        assert len(values(manager.reader())) == 210
+
+
+def test_what_the_disk_refuses_to_remove_is_tried_again_and_the_topic_not_forgotten_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    unlink = world.disk.unlink
+
+    def unlink_later(path: str) -> None:
+        if "-delete/" in path and path.endswith(".log") and not refused:
+            refused.append(path)
+            raise DiskFailed("injected", path=path)
+        unlink(path)
+
+    monkeypatch.setattr(world.disk, "unlink", unlink_later)
+    with _filled(world, {}) as manager:
+        manager.delete_topic("t", now_ms=NOW)
+        settle(manager, NOW)
+        assert len(refused) == len(_directories(world.disk)) == 1
+        assert manager._registry.deleted(), "forgotten, and its records lie there for good"
+        settle(manager, NOW + HOUR)
+        assert _directories(world.disk) == []
+        assert manager._registry.deleted() == ()
 
 
 def test_a_machine_that_still_knows_the_topic_is_refused_and_keeps_its_files(world: World) -> None:
