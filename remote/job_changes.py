@@ -44,12 +44,14 @@ def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNo
     """Add a job's segments at the end of a partition that ends at `start_offset`, all of them or none.
 
     Raises Conflict when it ends elsewhere (the offsets were given to others meanwhile), and for objects that were given
-    up for deletion.
+    up for deletion; InvalidRequest while the tier is being given up: all rows leave then, those as well.
     """
 
     def change(head: Head) -> Head:
         if is_done(head, note):
             return head
+        if head.given_up:
+            raise InvalidRequest("adding a job's segments, what the tier held is being given up", job=note.job_id)
         reached = max(head.next_offset, head.highest_next_offset)
         if reached != start_offset:
             facts = {"job": note.job_id, "expected": start_offset, "found": reached}

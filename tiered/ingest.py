@@ -237,6 +237,9 @@ def _check_free(
     store: ObjectStore, name: RemotePartitionName, head: Head, *, takes_leadership: bool, keys: KeyRing
 ) -> None:
     """Raises Conflict and InvalidRequest for a partition that must not be taken over."""
+    if head.given_up:
+        facts = {"partition": name.topic_partition, "writer": head.writer_id}
+        raise InvalidRequest("ingesting, what the tier held is being given up: its rows leave first", **facts)
     if not takes_leadership and not head.writer_id.startswith(INGEST):
         facts = {"partition": name.topic_partition, "writer": head.writer_id, "epoch": head.epoch}
         raise Conflict("ingesting, somebody writes this partition (takeLeadership=false)", **facts)

@@ -17,7 +17,8 @@ from local.record import Record
 from local.record_columns import of_arrow
 from remote.catalog import list_partitions
 from remote.encryption import NO_KEYS, KeyRing
-from remote.head import Head
+from remote.head import Head, JobNote
+from remote.job_changes import append_rows
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
@@ -261,6 +262,29 @@ def test_a_manager_with_records_that_are_not_in_the_bucket_is_refused_and_loses_
     reopened = world.open(now_ms=NOW + HOUR)
     assert isinstance(reopened.problems[NAME], Conflict)
     reopened.close()
+
+
+def test_nothing_is_brought_into_a_tier_that_is_being_given_up() -> None:
+    """Its rows count for nothing and leave bit by bit: what came after them would leave as well, after a success."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        send(manager, 50)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        given_up = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+        manager.alter_topic("t", given_up, now_ms=NOW)
+        manager.tick(NOW)
+        before = head(world.store)
+        assert before.given_up
+        with pytest.raises(InvalidRequest, match="given up"):
+            plan(world.store, create_partitions=None, settings={})
+        assert head(world.store) == before, "nor is its writer fenced for it"
+        with pytest.raises(InvalidRequest, match="given up"):
+            append_rows([], start_offset=50, note=JobNote(job_id="job"))(before)
+        settle(manager)
+        assert not head(world.store).given_up
+    assert plan(world.store, create_partitions=None, settings={}).targets[0].start_offset == 50
 
 
 def test_leadership_that_must_not_be_taken_is_not() -> None:
