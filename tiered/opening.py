@@ -298,9 +298,13 @@ class Opener:
                 # Before taking the partition from whoever writes it now.
                 check_agreement(held.log, known)
                 _warn_of_older_bucket(held, known)
+        bucket = PartitionSource(held.name, None, held.remote, held.metadata)
+        if known is not None and held.log.next_offset < known.taken_upto and held.log.size_bytes:
+            from tiered.same_records import check_same_records  # it reads, which a start has no need of otherwise
+
+            check_same_records(held, bucket, known)
         head = self._become_writer(held, held.metadata, now_ms)
         is_behind = held.log.next_offset < head.taken_upto
-        bucket = PartitionSource(held.name, None, held.remote, held.metadata)
         producers = producers_in_bucket(bucket) if is_behind else ProducerState()
         with held.lock:
             if not _is_gone(held):

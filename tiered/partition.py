@@ -3,8 +3,8 @@
 Agreement at open (`reconcile`): the bucket's newest head is the truth about what is committed. When the local log ends
 before it (a fresh machine, a lost disk, an unflushed tail), the local log starts over where the bucket ends. When
 another writer has committed offsets that this disk holds other records for, the two histories contradict each other
-(seen by leader epoch, as Kafka does): nothing is dropped, the partition refuses to open and says so. The same when the
-local log would have to start over while it holds records that no committed row covers.
+(seen by leader epoch, as Kafka does, and see `tiered.same_records`): nothing is dropped, the partition refuses to open
+and says so. The same when the local log would have to start over while it holds records that no committed row covers.
 
 The log start of a tiered partition is the head's: it is committed there before the disk hears of it.
 """

@@ -38,6 +38,35 @@ def test_a_fresh_machine_goes_on_where_the_bucket_ends(world: World) -> None:
         assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
 
 
+@pytest.mark.parametrize("takes_records", [False, True])
+def test_a_disk_put_back_from_an_old_copy_starts_over_only_where_it_ends_with_what_the_bucket_has(
+    world: World, *, takes_records: bool
+) -> None:
+    """It takes records while the bucket is away, in the very epoch in which the bucket has others at these offsets."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 20)
+        old = deepcopy(world.disk)
+        send(manager, 300, start=20)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    old.locks.clear()
+    away = SwitchableStore(world.store)
+    with world.open(disk=old, store=away) as manager:  # type: ignore[arg-type]
+        if takes_records:
+            manager.append("t", [Record(b"k", b"mine", NOW)], 0, now_ms=NOW)
+    heads = [info.key for info in world.store.list("") if "/head/" in info.key]
+    with world.open(disk=old) as manager:
+        log = manager.partition(NAME).log
+        if takes_records:
+            assert isinstance(manager.problems[NAME], Conflict)
+            assert [record.value for record in log.records(20)] == [b"mine"]
+            assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, "nobody is fenced"
+        else:
+            assert manager.problems == {}
+            assert log.next_offset == 320
+
+
 def test_a_log_that_gets_a_record_while_it_is_about_to_start_over_keeps_it_and_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
