@@ -14,8 +14,12 @@ import sys
 import printed_json
 import pytest
 from fetched import Missing
+from hypothesis import HealthCheck, settings
 from local_servers import KINDS, RunningServer
 
+# How long an example takes says something of what else the machine does: 200 ms, Hypothesis' own, fail now and then.
+settings.register_profile("busy-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy-machine")
 NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
 
