@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 
 from policies.cost import DAY_MS, DAYS_PER_MONTH, GIB, billed_bytes, intelligent_storage, monthly_storage, request_cost
 from policies.prices import STANDARD, PriceTable
-from policies.stored import KeepingDollars, Lying, Stored, keeping_dollars
+from policies.stored import KeepingDollars, Lying, Stored, beside
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
 
@@ -95,10 +95,15 @@ class TopicBill:
         return self.storage + self.index + self.waiting + self.disk
 
 
-def bills(facts: Sequence[TopicFacts], prices: PriceTable) -> list[TopicBill]:
-    """A bill for each topic, in the order given; their sum is the bucket's."""
-    kept = keeping_dollars([each.lying for each in facts], prices)
-    return [_bill(each, kept_for, prices) for each, kept_for in zip(facts, kept, strict=True)]
+def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[TopicFacts] = ()) -> list[TopicBill]:
+    """A bill for each topic, in the order given; their sum is the bucket's.
+
+    Those `deleted` come last, and are billed what the bucket costs more for what it still has of them: the bills of
+    the others do not hang on what nobody but this one asks for.
+    """
+    kept, left = beside([each.lying for each in facts], [each.lying for each in deleted], prices)
+    everything = zip([*facts, *deleted], [*kept, *left], strict=True)
+    return [_bill(each, kept_for, prices) for each, kept_for in everything]
 
 
 def _bill(of: TopicFacts, kept: KeepingDollars, prices: PriceTable) -> TopicBill:

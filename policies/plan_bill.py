@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from local.names import TopicPartition
 from policies.prices import STANDARD, PriceTable
 from policies.snapshot import PartitionSnapshot
-from policies.stored import KeepingDollars, Lying, Stored, keeping_dollars, stored_of, together
+from policies.stored import KeepingDollars, Lying, Stored, keeping_dollars, of_page, stored_of, together
 from remote.head import SpillRow
 from remote.segment import RemoteSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alike:
-    """What is taken of objects that are not known one by one: the newest row's class, and bytes of indexes for each of
-    a segment's in proportion to the known ones. As `policies.stored.lying_of`."""
+    """What is taken of the objects of a page of which the head does not say it (`policies.stored.of_page`): the newest
+    row's class, and bytes of indexes for each of a segment's in proportion to the known ones."""
 
     storage_class: str
     indexes_share: float
@@ -52,8 +52,7 @@ def of_part(part: SpillRow | RemoteSegment, to: Alike, prices: PriceTable) -> Ly
     if isinstance(part, RemoteSegment):
         data = {part.storage_class or STANDARD: stored_of([part.stored_bytes], prices)}
         return Lying(data=data, small_bytes=part.indexes_bytes)
-    whole = Stored(objects=part.segment_count, size_bytes=part.stored_bytes)
-    return Lying(data={to.storage_class: whole}, small_bytes=round(part.size_bytes * to.indexes_share))
+    return of_page(part, to.storage_class, to.indexes_share)
 
 
 def gone(parts: Iterable[Lying], prices: PriceTable) -> Lying:

@@ -178,8 +178,9 @@ def _change(place: _Place, decision: Decision, prices: PriceTable) -> Lying:
 
 
 def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[RemoteSegment]:
-    """The rows as the bill has them: those of a page are of the class that pages are taken to be of."""
-    pages = place.snapshot.known_pages
+    """The rows as the bill has them: those of a page whose classes the head does not say are of the class that such
+    pages are taken to be of."""
+    pages = [each for each in place.snapshot.known_pages if each.other_classes is None]
     for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
         in_page = any(page.base_offset <= row.base_offset < page.next_offset for page in pages)
         yield replace(row, storage_class=place.alike.storage_class) if in_page else row
@@ -207,7 +208,7 @@ def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _
 
 
 def _stored(place: _Place) -> int:
-    """Data and indexes of all rows that readers see; of pages the indexes by the share of the known ones."""
+    """Data and indexes of all rows that readers see; of pages too."""
     rows = sum(row.stored_bytes + row.indexes_bytes for row in place.snapshot.committed)
     return rows + sum(_page_bytes(place, spill) for spill in place.snapshot.spills)
 
@@ -235,8 +236,9 @@ def _stored_change(of: tuple[_Place, Decision]) -> int:
 
 
 def _page_bytes(place: _Place, spill: SpillRow) -> int:
-    """Data and indexes of a page's rows, these by the share that known rows have."""
-    return spill.stored_bytes + round(spill.size_bytes * place.indexes_share)
+    """Data and indexes of a page's rows; where the head does not say these, by the share that known rows have."""
+    indexes = spill.indexes_bytes
+    return spill.stored_bytes + (round(spill.size_bytes * place.indexes_share) if indexes is None else indexes)
 
 
 def _uploaded(place: _Place, size_bytes: int) -> int:

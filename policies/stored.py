@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from policies.prices import STANDARD
 
 if TYPE_CHECKING:
     from policies.prices import Prices, PriceTable
-    from remote.head import Head
+    from remote.head import Head, SpillRow
     from remote.segment import RemoteSegment
 
 
@@ -73,8 +73,8 @@ class KeepingDollars:
 def lying_of(head: Head, prices: PriceTable, *, head_bytes: int, rows: Iterable[RemoteSegment] | None = None) -> Lying:
     """What a head of `head_bytes` says lies there. `rows`: all of them, where the pages' were read.
 
-    Without, a page's data is taken to be of the class of the newest row, and its indexes in proportion. Of the heads
-    that are kept each is taken to be as large as the newest.
+    Without, the head says it of its pages (`of_page`), but for how many of their objects are smaller than a class bills
+    at the least. Of the heads that are kept each is taken to be as large as the newest.
     """
     known = list(rows) if rows is not None else [*head.segments, *head.view_rows]
     sizes: dict[str, list[int]] = {}
@@ -82,22 +82,32 @@ def lying_of(head: Head, prices: PriceTable, *, head_bytes: int, rows: Iterable[
         sizes.setdefault(row.storage_class or STANDARD, []).append(row.stored_bytes)
     data = {name: stored_of(each, prices) for name, each in sorted(sizes.items())}
     small = sum(row.indexes_bytes for row in known)
+    parts = [Lying(data=data, small_bytes=small)]
     if rows is None and head.spills:
         newest = (head.segments[-1].storage_class if head.segments else None) or STANDARD
-        count, size, whole = (
-            sum(getattr(spill, name) for spill in head.spills)
-            for name in ("segment_count", "stored_bytes", "size_bytes")
-        )
-        data[newest] = data.get(newest, Stored()) + Stored(objects=count, size_bytes=size)
         held = sum(row.size_bytes for row in known)
-        small += round(whole * small / held) if held else 0
+        parts += [of_page(spill, newest, small / held if held else 0.0) for spill in head.spills]
     kept = max(1, head.sequence - head.void_upto)
-    return Lying(
-        data=data,
-        small_bytes=small,
+    return replace(
+        together(parts),
         index_bytes=head_bytes * kept + sum(spill.page_bytes for spill in head.spills),
         waiting_bytes=head.waiting_bytes,
     )
+
+
+def of_page(page: SpillRow, newest_class: str, indexes_share: float) -> Lying:
+    """The objects of a page's rows. Where the head was written before it noted classes and indexes, all of them are
+    taken to be of `newest_class`, and the indexes to be that share of the segments' bytes."""
+    rest = Stored(objects=page.segment_count, size_bytes=page.stored_bytes)
+    data: dict[str, Stored] = {}
+    for name, count, size in page.other_classes or ():
+        data[name] = Stored(objects=count, size_bytes=size)
+        rest = Stored(objects=rest.objects - count, size_bytes=rest.size_bytes - size)
+    if rest.objects:
+        name = newest_class if page.other_classes is None else STANDARD
+        data[name] = data.get(name, Stored()) + rest
+    small = page.indexes_bytes
+    return Lying(data=data, small_bytes=round(page.size_bytes * indexes_share) if small is None else small)
 
 
 def together(parts: Iterable[Lying]) -> Lying:
@@ -132,6 +142,25 @@ def keeping_dollars(parts: Sequence[Lying], prices: PriceTable) -> list[KeepingD
             KeepingDollars(storage=storage, index=part.index_bytes * per_byte, waiting=part.waiting_bytes * per_byte)
         )
     return found
+
+
+def beside(
+    parts: Sequence[Lying], others: Sequence[Lying], prices: PriceTable
+) -> tuple[list[KeepingDollars], list[KeepingDollars]]:
+    """What each of `parts` pays as if they were alone, and each of `others` what the bucket costs more for them.
+
+    So whoever knows nothing of the others tells the same of `parts`, and all of it is the whole bucket's bill.
+    """
+    alone = keeping_dollars(parts, prices)
+    together_ = keeping_dollars([*parts, *others], prices)
+    added = together_[len(parts) :]
+    more = sum(each.total for each in together_) - sum(each.total for each in alone)
+    share = sum(each.total for each in added)
+    factor = more / share if share else 0.0
+    return alone, [
+        KeepingDollars(storage=each.storage * factor, index=each.index * factor, waiting=each.waiting * factor)
+        for each in added
+    ]
 
 
 def _in_class(stored: Stored, everybody: Stored, of: Prices) -> float:

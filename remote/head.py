@@ -56,8 +56,10 @@ class SpillRow:
     `max_timestamp_ms` over those that know their largest. `first_stamp_ms` is what retention by time asks of the first
     row: its largest timestamp, or its commit's time. `cleaned_through` is the least of all rows, None when one was
     never cleaned. `gaps` are the offsets between its rows that no row holds; `epochs` the leader epochs of its rows,
-    each with its first start. Counts and sizes (`aborted_bytes` of transaction indexes) are sums over its rows;
-    `page_bytes` and `page_crc32c` are the object's.
+    each with its first start. Counts and sizes (`aborted_bytes` of transaction indexes, `indexes_bytes` of the objects
+    beside the segments') are sums over its rows; `page_bytes` and `page_crc32c` are the object's. `other_classes` are
+    the storage classes of its rows but for the bucket's own one: name, rows, `stored_bytes` of each, by name. These
+    two are None in a head that was written before they were noted.
     """
 
     key: str
@@ -76,6 +78,8 @@ class SpillRow:
     epochs: tuple[tuple[int, int], ...] = ()
     page_bytes: int
     page_crc32c: int
+    indexes_bytes: int | None = None
+    other_classes: tuple[tuple[str, int, int], ...] | None = None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """The offset ranges that its rows hold, ascending."""
@@ -113,8 +117,8 @@ class UnlinkedPage:
 
     @property
     def size_bytes(self) -> int:
-        """Of all that goes with it but the rows' indexes, whose sizes only the page knows."""
-        return self.spill.stored_bytes + self.spill.page_bytes
+        """Of all that goes with it; without its rows' indexes where the head was written before it noted these."""
+        return self.spill.stored_bytes + (self.spill.indexes_bytes or 0) + self.spill.page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

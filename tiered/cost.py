@@ -71,10 +71,9 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
         manager.topic(name)
     everything = [topic_facts(manager, each.name, prices, history, now_ms) for each in manager.topics()]
     left, unread = _deleted_facts(manager, prices)
-    everything += left
     if topics is None:
         names += [each.topic for each in left]
-    found = dict(zip([each.topic for each in everything], bills(everything, prices), strict=True))
+    found = {each.topic: each for each in bills(everything, prices, left)}
     return CostReport(
         bills=tuple(found[name] for name in sorted(names)),
         prices=prices,

@@ -39,6 +39,10 @@ class KnowsDeleted:
 
     _registry: TopicRegistry
 
+    def deleted_topics(self) -> list[Topic]:
+        """Those that may have objects in the bucket still, in the order of their deletion; nobody is asked."""
+        return [each.topic for each in self._registry.deleted() if each.topic.was_tiered]
+
     def deleted_partitions(self) -> list[DeletedPartition]:
         """Those that may have objects in the bucket, in the order of their deletion; asks the store about each."""
         store: ObjectStore | None = getattr(self, "_store", None)
@@ -53,8 +57,7 @@ class KnowsDeleted:
                 return DeletedPartition(name=name, error=error)
             return DeletedPartition(name=name, head=head)
 
-        topics = [each.topic for each in self._registry.deleted() if each.topic.was_tiered]
-        partitions = [(topic, name) for topic in topics for name in topic.partitions()]
+        partitions = [(topic, name) for topic in self.deleted_topics() for name in topic.partitions()]
         return side_by_side(look, partitions, threads=_THREADS, name="tiered-deleted")
 
 

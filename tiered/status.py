@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.rules import Pause
 from policies.snapshot import PartitionSnapshot
+
+if TYPE_CHECKING:
+    from remote.head import UnlinkedObject, UnlinkedPage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,8 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
     waiting = [each for each in snapshot.closed if is_copied and each.next_offset > begin and not each.is_empty]
     only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
     grace_ms = snapshot.rules.delete_grace_ms
-    due = [(each.unlinked_ms + grace_ms, each.size_bytes) for each in snapshot.unlinked]
+    gone: tuple[UnlinkedObject | UnlinkedPage, ...] = (*snapshot.unlinked, *snapshot.unlinked_pages)
+    due = [(each.unlinked_ms + grace_ms, each.size_bytes) for each in gone]
     overdue = [(since, size) for since, size in due if since <= snapshot.now_ms]
     return PartitionStatus(
         partition=snapshot.partition,

@@ -67,7 +67,8 @@ class StatusReport:
     `work` is what the manager that worked last said, None where none did; `holder` the process that holds a log
     directory, None where that is nobody, or cannot be told. `seen` are the partitions whose part of the bucket is
     known, of every topic, `kept` what keeping it costs: nothing is known without `prices`, the file of which cannot be
-    read.
+    read. `deleted` are topics that are gone, of which the bucket may have something still: they have no figures here,
+    as it would have to be asked (`tiered.deleted_topics`); none where some topics were asked for.
     """
 
     now_ms: int
@@ -80,6 +81,7 @@ class StatusReport:
     seen: frozenset[TopicPartition]
     kept: Mapping[TopicPartition, KeepingDollars]
     holder: int | None = None
+    deleted: tuple[str, ...] = ()
 
     @property
     def is_healthy(self) -> bool:
@@ -154,6 +156,7 @@ def status_report(
         seen=frozenset(each.name for each in manager.partitions() if each.head() is not None),
         kept=keeping_costs(manager, prices) if prices is not None else {},
         holder=holder,
+        deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),
     )
 
 

@@ -63,6 +63,7 @@ def status_facts(report: StatusReport) -> dict[str, object]:
         "now_ms": report.now_ms,
         "is_at_work": report.is_at_work,
         "last_round_ms": report.work.seen_ms if report.work is not None else None,
+        "deleted_topics": list(report.deleted),
         "sync": None,  # asked for by itself (`tiered.tier_sync`): it costs requests
         "stuck": [
             {

@@ -62,9 +62,9 @@ class PartitionLoss:
     """What one partition would lose. None: not known, for it cannot be opened or the bucket does not answer.
 
     `offsets` are as many records at most: compaction and markers leave fewer. `local_bytes` are ``.log`` files,
-    `remote_bytes` segments as they are stored, with the indexes of those whose rows are known, `only_local_bytes` what
-    no other place has. `pins` are those of readers that count now, `pinned_until_ms` the last one's end; `forks` are
-    partitions of other topics, as ``topic/partition``, that go on reading objects of this one.
+    `remote_bytes` segments as they are stored, with their indexes, `only_local_bytes` what no other place has. `pins`
+    are those of readers that count now, `pinned_until_ms` the last one's end; `forks` are partitions of other topics,
+    as ``topic/partition``, that go on reading objects of this one.
     """
 
     partition: TopicPartition
@@ -216,7 +216,7 @@ def _loss(snapshot: PartitionSnapshot) -> PartitionLoss:
 
 def _stored_bytes(snapshot: PartitionSnapshot) -> int:
     rows = sum(row.stored_bytes + row.indexes_bytes for row in snapshot.committed)
-    return rows + sum(spill.stored_bytes for spill in snapshot.spills)
+    return rows + sum(spill.stored_bytes + (spill.indexes_bytes or 0) for spill in snapshot.spills)
 
 
 def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator[Setting]:

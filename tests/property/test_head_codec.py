@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,7 @@ from remote.head import Head, UnlinkedObject, decode_head, decode_line, encode_h
 from remote.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
 from remote.metadata_index import MetadataIndex
 from remote.segment import IndexRange, RemoteSegment
-from remote.spill_page import decode_page, encode_page
+from remote.spill_page import decode_page, encode_page, summary_contradiction
 from remote.view import CompactedView, ViewFailure, ViewStart
 
 OFFSETS = st.integers(0, 2**62)
@@ -113,6 +114,16 @@ def test_a_page_of_rows_comes_back_as_it_went_in(segments):
     held = [(row.base_offset, row.next_offset) for row in segments]
     assert Coverage.of(spill.ranges()) == Coverage.of(held)
     assert spill.size_bytes == sum(row.size_bytes for row in segments)
+    assert spill.indexes_bytes == sum(row.indexes_bytes for row in segments)
+    classes = {name: (count, size) for name, count, size in spill.other_classes or ()}
+    for name in {row.storage_class for row in segments} - {None}:
+        sizes = [row.stored_bytes for row in segments if row.storage_class == name]
+        assert classes.pop(name) == (len(sizes), sum(sizes))
+    assert classes == {}
+    older = replace(spill, indexes_bytes=None, other_classes=None)
+    assert summary_contradiction(spill, segments) is summary_contradiction(older, segments) is None
+    for wrong in (replace(spill, indexes_bytes=0), replace(spill, other_classes=(("", 1, 0),))):
+        assert summary_contradiction(wrong, segments) is not None
 
 
 @CALM

@@ -35,6 +35,19 @@ def test_two_topics_pay_together_what_one_bucket_pays():
     assert found[1].waiting == pytest.approx(7 * monthly_storage(100_008 * GIB) / 100_008)
 
 
+def test_what_is_left_of_deleted_topics_is_billed_beside_the_others_and_changes_nothing_of_theirs():
+    living = [facts(topic=name, data={"STANDARD": stored_of([GIB] * 40_000, BUILT_IN)}) for name in "ab"]
+    left = [
+        facts(topic=f"{name} (deleted)", data={}, waiting_bytes=size * GIB) for name, size in (("a", 30), ("c", 10))
+    ]
+    found = bills(living, BUILT_IN, left)
+    assert found[:2] == bills(living, BUILT_IN)
+    assert [each.topic for each in found[2:]] == ["a (deleted)", "c (deleted)"]
+    assert sum(each.total for each in found) == pytest.approx(monthly_storage(80_040 * GIB))
+    assert found[2].waiting == pytest.approx(3 * found[3].waiting)
+    assert sum(each.total for each in bills([], BUILT_IN, left)) == pytest.approx(monthly_storage(40 * GIB))
+
+
 def test_each_kind_is_priced_by_its_own_price():
     counts = Requests(puts=2000, gets=5000, lists=1000, data_puts=1000, data_gets=4000, data_bytes_out=10 * GIB)
     (of,) = bills(

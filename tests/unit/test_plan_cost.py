@@ -335,7 +335,7 @@ def test_a_page_whose_rows_are_known_tells_what_its_rows_still_owe(monkeypatch):
 
 
 def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypatch):
-    """A page is taken to be of the newest row's class until it is read; its rows may be of another."""
+    """A page of an older head is taken to be of the newest row's class until it is read; its rows may be of another."""
     rule = SpillRule(head_bytes_max=1, page_rows_max=9, page_rows_min=4, kept_rows_min=1)
     monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
     world = World()
@@ -354,7 +354,9 @@ def test_rows_of_a_known_page_leave_the_class_that_the_bill_has_them_in(monkeypa
         assert in_page
         cold = tuple(replace(row, storage_class="GLACIER_IR") for row in snapshot.remote[:-1])
         lying = all_lying(manager, BUILT_IN)
-        cost = plan_cost(priced.plan, [replace(snapshot, remote=(*cold, snapshot.remote[-1]))], BUILT_IN, lying)
+        older = tuple(replace(page, other_classes=None) for page in snapshot.known_pages)
+        known = replace(snapshot, remote=(*cold, snapshot.remote[-1]), known_pages=older)
+        cost = plan_cost(priced.plan, [known], BUILT_IN, lying)
     assert [each.monthly_dollars for each in cost.lines if each.decision in in_page] == [
         pytest.approx(each.monthly_dollars) for each in priced.cost.lines if each.decision in in_page
     ]

@@ -16,7 +16,7 @@ from policies.decisions import CleanLog, CopySegment
 from policies.plan import plan
 from policies.prices import BUILT_IN, Prices, PriceTable
 from policies.stored import Lying, keeping_dollars, lying_of, stored_of, together
-from remote.head import Head, SpillRow, UnlinkedObject
+from remote.head import Head, SpillRow, UnlinkedObject, UnlinkedPage
 from remote.segment import SegmentState
 from tiered.cost import cost_report
 from tiered.metrics import Metrics
@@ -103,7 +103,22 @@ def test_bytes_are_told_by_the_class_they_lie_in_beside_indexes_heads_and_what_w
     assert found.data["GLACIER_IR"].billed(128 << 10) == 128 << 10
 
 
-def test_a_pages_bytes_are_those_stored_in_the_class_of_the_newest_row():
+def test_a_pages_bytes_are_those_that_the_head_says_by_class_and_its_indexes_too():
+    known = replace(row(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
+    moved = (("GLACIER_IR", 2, 50), ("STANDARD_IA", 1, 5))
+    page = replace(PAGE, segment_count=5, indexes_bytes=7, other_classes=moved)
+    found = lying_of(head_of(known, spills=(page, replace(page, other_classes=()))), BUILT_IN, head_bytes=100)
+    assert sizes(found) == {"STANDARD_IA": 45, "GLACIER_IR": 50, "STANDARD": 15 + 70}
+    assert {name: each.objects for name, each in found.data.items()} == {
+        "STANDARD_IA": 2,
+        "GLACIER_IR": 2,
+        "STANDARD": 2 + 5,
+    }
+    assert (found.small_bytes, found.index_bytes) == (10 + 2 * 7, 2 * 100 + 2 * 9)
+    assert UnlinkedPage(spill=page, unlinked_ms=NOW, epoch=1).size_bytes == 70 + 7 + 9
+
+
+def test_the_bytes_of_a_page_of_an_older_head_are_in_the_class_of_the_newest_row():
     known = replace(row(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
     found = lying_of(head_of(known, spills=(PAGE,)), BUILT_IN, head_bytes=100)
     assert sizes(found) == {"STANDARD_IA": 110}

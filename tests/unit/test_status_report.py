@@ -11,7 +11,10 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, 
 
 from local.errors import AccessDenied, DiskFailed, LogError, NotFound, Unavailable
 from local.names import TopicPartition
+from remote import metadata_log
 from remote.memory_store import MemoryStore
+from remote.spilling import SpillRule
+from tiered.cli.status import deleted_lines
 from tiered.status_report import StatusReport, status_report
 from tiered.status_rows import partition_row, status_facts, topic_row
 from tiered.timekeeping import Doubt
@@ -86,13 +89,20 @@ def test_work_that_waits_too_long_is_stuck_and_says_that_nobody_is_at_work(world
         assert told(NOW + 30 * MINUTE, stuck_after_ms=HOUR).is_healthy
 
 
-def test_objects_past_their_grace_time_are_overdue(world: World) -> None:
+@pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
+def test_objects_past_their_grace_time_are_overdue(world: World, monkeypatch, in_pages: bool) -> None:
+    if in_pages:
+        rule = SpillRule(head_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        monkeypatch.setattr(metadata_log, "SPILL_RULE", rule)
     settings = {**TIERED, "retention.ms": str(2 * DAY), "remote.log.delete.grace.ms": str(DAY)}
     with world.open() as manager:
         manager.create_topic("t", 1, settings, now_ms=NOW)
         send(manager, 200)
         settle(manager)
         settle(manager, NOW + 3 * DAY)
+        head = manager.partition(NAME).head()
+        assert head is not None
+        assert bool(head.unlinked_pages) == in_pages
     assert looked(world, NOW + 4 * DAY - 1).partitions[NAME].overdue_bytes == 0
     report = looked(world, NOW + 4 * DAY + HOUR)
     assert report.partitions[NAME].overdue_bytes == report.partitions[NAME].unlinked_bytes > 0
@@ -115,6 +125,26 @@ def test_only_the_topics_asked_for_are_looked_at(world: World) -> None:
         report = status_report(manager, NOW + DAY, ["u"], storage=world.disk)
     assert list(report.partitions) == [TopicPartition("u", 0)]
     assert {each.where for each in report.stuck} == {"u/0"}
+
+
+def test_deleted_topics_are_told_to_be_in_no_figure_until_nothing_of_them_is_left(world: World) -> None:
+    with world.open() as manager:
+        for topic, settings in (("t", TIERED), ("u", TIERED), ("here", {})):
+            manager.create_topic(topic, 1, settings, now_ms=NOW)
+            send(manager, 200, topic=topic)
+        settle(manager)
+        for topic in ("t", "here"):
+            manager.delete_topic(topic, now_ms=NOW)
+        settle(manager)
+    report = looked(world, NOW)
+    assert report.deleted == ("t",), "of one that was never tiered the bucket has nothing"
+    assert deleted_lines(report)[0].startswith("1 deleted topic (t): what the bucket still has is paid for")
+    with world.open(read_only=True) as manager:
+        assert status_report(manager, NOW, ["u"], storage=world.disk).deleted == ()
+    with world.open() as manager:
+        for day in (2, 4, 6):
+            settle(manager, NOW + day * DAY)
+    assert deleted_lines(looked(world, NOW + 6 * DAY)) == []
 
 
 def test_what_only_the_bucket_knows_has_no_figures_while_it_does_not_answer(world: World) -> None:

@@ -166,12 +166,15 @@ def _words(simulation: CostSimulation) -> list[str]:
         lines.append("no lever: none of the single changes saves anything")
     today = simulation.today
     lines.append(
-        f"today: {format_dollars(today.total)} USD/month, {format_dollars(today.double)} of it for bytes in both "
+        f"as it is: {format_dollars(today.total)} USD/month, {format_dollars(today.double)} of it for bytes in both "
         f"tiers, {format_dollars(today.idle)} when idle"
     )
     lines += [f"break-even: {_line(each)}" for each in simulation.break_evens]
     table = simulation.prices
-    lines.append(f"{table.region}, prices of {table.as_of}; a month of 30 days; simulated, not metered")
+    lines.append(
+        f"{table.region}, prices of {table.as_of}; a month of 30 days, the steady state of each setting; simulated, "
+        "not metered: what is there now is in tiered cost show"
+    )
     lines.append(f"not simulated: {'; '.join(OUTSIDE)}")
     return lines
 

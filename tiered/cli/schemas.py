@@ -126,7 +126,8 @@ class CostVariant(Strict):
 
 
 class CostSimulate(Strict):
-    """``tiered cost simulate``; the first of `variants` is today, `outside` is what no simulation counts."""
+    """``tiered cost simulate``; the first of `variants` is the settings as they are, in their steady state. `outside`
+    is what no simulation counts."""
 
     schema_version: int
     prices: PricesUsed
@@ -341,12 +342,15 @@ class SyncFigures(Strict):
 
 
 class _StatusFacts(Strict):
+    """`deleted_topics` have no figures; what the bucket has of them is paid for until it is gone, see cost show."""
+
     schema_version: int
     prices: StatusPrices | None
     now_ms: int
     is_at_work: bool
     last_round_ms: int | None
     stuck: list[StuckThing]
+    deleted_topics: list[str]
     sync: list[SyncFigures] | None
 
 

@@ -28,6 +28,7 @@ _SECTIONS = {
     "cost": ("dollars_per_month",),
 }
 _SYNC = "sync"  # rows of its own
+_NAMES_MAX = 3
 _CLEAR = "\x1b[H\x1b[2J"  # home, and everything away
 
 
@@ -150,7 +151,7 @@ def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
     for each in report.stuck:
         click.echo(f"! {each.where}: {_line(each, report)}", err=True)
     if has_words:
-        for line in paused_lines(report):
+        for line in (*paused_lines(report), *deleted_lines(report)):
             session.say(line)
     if has_words and (at_work := _work(report)) is not None:
         session.say(at_work)
@@ -183,6 +184,16 @@ def paused_lines(report: StatusReport) -> list[str]:
             f"{row['topic']}: uploads paused{lasted}{reason}; {waits}, {at_risk} on this disk only; next: tiered resume"
         )
     return found
+
+
+def deleted_lines(report: StatusReport) -> list[str]:
+    """That the figures are without deleted topics, where there are some."""
+    if not report.deleted:
+        return []
+    names = ", ".join([*report.deleted[:_NAMES_MAX], *(["..."] if len(report.deleted) > _NAMES_MAX else [])])
+    gone = counted(len(report.deleted), "deleted topic")
+    words = "what the bucket still has is paid for, and is not in these figures"
+    return [f"{gone} ({names}): {words}; next: tiered cost show"]
 
 
 def _line(stuck: Stuck, report: StatusReport) -> str:

@@ -259,4 +259,7 @@ def _fine_print(report: StatusReport) -> Html:
             f"{prices.region}, prices of {prices.as_of}."
         )
     words = "At risk is what only this disk has. Offsets count gaps, too. "
+    if report.deleted:
+        gone = counted(len(report.deleted), "deleted topic")
+        words += f"What the bucket still has of {gone} is paid for, and is not in these figures: tiered cost show. "
     return tag("p", words, dollars_of, class_="faint")
