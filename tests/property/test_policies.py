@@ -446,6 +446,9 @@ def test_what_lies_in_pages_is_judged_as_if_it_were_known(full: PartitionSnapsho
     # What lies beyond a view is told in whole pages where it begins in one: its threshold may be met sooner.
     full = replace(full, rules=replace(full.rules, view_threshold_bytes=None))
     taken, rows_of = _in_pages(full, sizes)
+    # Copies are made oldest first, and pages hold the oldest rows: a copy under way lies above them.
+    copying = frozenset(one for one in full.copying if all(one >= page.next_offset for page in taken.spills))
+    full, taken = replace(full, copying=copying), replace(taken, copying=copying)
     assert violations(taken, plan_partition(taken)) == []
     while (spill := page_to_know(taken)) is not None:
         at = len(taken.known_oldest())
