@@ -204,6 +204,7 @@ class Opener:
         held = Partition(
             name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept, pauses=self.pauses
         )
+        held.opened_upto = log.next_offset if log.size_bytes else None
         if not self._directory.read_only:
             held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))
         return held
@@ -299,7 +300,7 @@ class Opener:
                 check_agreement(held.log, known)
                 _warn_of_older_bucket(held, known)
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
-        if known is not None and held.log.next_offset < known.taken_upto and held.log.size_bytes:
+        if known is not None and held.opened_upto is not None and held.opened_upto < known.taken_upto:
             from tiered.same_records import check_same_records  # it reads, which a start has no need of otherwise
 
             check_same_records(held, bucket, known)

@@ -78,7 +78,8 @@ class Partition:
     `lock` is for what changes on the disk, `tier_lock` for what changes in the bucket; who needs both takes that first.
     Only who holds that one, in a thread of its own (`tiered.tier_tasks`), waits for the store without the other one;
     `copying` are the segments that it is copying, which stay as they are.
-    `is_deleted`: its topic is; what went up and is in no head is of no use to anybody.
+    `is_deleted`: its topic is; what went up and is in no head is of no use to anybody. `opened_upto` is where its log
+    ended when it was opened, None where it held nothing.
     """
 
     name: TopicPartition
@@ -103,6 +104,7 @@ class Partition:
     tier_lock: threading.RLock = field(default_factory=threading.RLock)
     copying: frozenset[int] = frozenset()
     is_deleted: bool = False
+    opened_upto: int | None = None
 
     @property
     def prefix(self) -> str:

@@ -1,9 +1,10 @@
-"""Whether a log that ends before the bucket has the bucket's own records: looked at before it starts over behind them.
+"""Whether a log that was behind the bucket when it was opened has the bucket's own records: looked at before it starts
+over behind them, or goes on after them.
 
 Two histories are told apart by their leader epochs (`tiered.partition`). Not so where both are of one epoch: a disk was
 put back from an old copy of itself, and took records while the bucket was out of reach, at offsets which the bucket
-has other records for. What came last tells: the last batch on the disk is compared with the bucket's batch of that
-offset, by the CRC32C that both bear, for it covers all but offset and leader epoch, and copies are the same bytes.
+has other records for. What came last tells: the batches at the last offset that both have are compared, by the CRC32C
+that they bear, for it covers all but offset and leader epoch, and copies are the same bytes.
 
 Cleaned segments are not, so of a topic that is, or was, compacted nothing is said; nor where the bucket has let go of
 that offset, or cannot show it (damage, a missing key).
@@ -24,33 +25,29 @@ _log = logging.getLogger(__name__)
 
 
 def check_same_records(held: Partition, bucket: PartitionSource, head: Head) -> None:
-    """Raises Conflict where the bucket has another batch than the last one of a log that would start over, and
-    Unavailable. `bucket` is the partition without its log, `head` its newest head. A log that holds nothing, or does
-    not end before the bucket, costs no request."""
+    """Raises Conflict where the bucket has another batch at the last offset that both have, and Unavailable. `bucket`
+    is the partition without its log, `head` its newest head. For a log that was behind it when it was opened, and held
+    something: one that was left alone never is, so it is worth a read."""
     log = held.log
-    if not head.log_start_offset < log.next_offset < head.taken_upto or log.size_bytes == 0 or head.given_up:
-        return
-    if held.rules.cleanup_compact or log.cleaner_offset:
+    at = min(log.next_offset, head.rows_next_offset) - 1
+    if at < head.log_start_offset or held.rules.cleanup_compact or log.cleaner_offset:
         return
     try:
-        ours = read_header(log.read(log.next_offset - 1, 1))
-        if ours is None or ours.base_offset < head.log_start_offset:
+        ours = read_header(log.read(at, 1))
+        row, _ = bucket.row_at(at)
+        if ours is None or ours.base_offset > at or row is None or row.cleaned_through is not None:
             return
-        row, _ = bucket.row_at(ours.base_offset)
-        if row is None or row.cleaned_through is not None:
-            return
-        found = TieredReader(lambda _: bucket).batches(held.name, ours.base_offset, ours.base_offset + 1)
-        theirs = read_header(next(found, memoryview(b"")))
+        theirs = read_header(next(TieredReader(lambda _: bucket).batches(held.name, at, at + 1), memoryview(b"")))
     except Unavailable:
         raise
     except LogError as error:
-        _log.warning("disk and bucket cannot be compared where the log ends: partition=%s error=%s", held.name, error)
+        _log.warning("disk and bucket cannot be compared where both end: partition=%s error=%s", held.name, error)
         return
     if theirs is not None and (theirs.base_offset, theirs.crc) != (ours.base_offset, ours.crc):
         raise Conflict(
-            "opening a partition, its log ends before the bucket and with other records than the bucket has there",
+            "opening a partition, its disk was behind the bucket, and has other records than the bucket has there",
             partition=held.name,
-            offset=ours.base_offset,
+            offset=at,
             local_next_offset=log.next_offset,
             remote_next_offset=head.next_offset,
         )

@@ -38,9 +38,12 @@ def test_a_fresh_machine_goes_on_where_the_bucket_ends(world: World) -> None:
         assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
 
 
-@pytest.mark.parametrize("takes_records", [False, True])
-def test_a_disk_put_back_from_an_old_copy_starts_over_only_where_it_ends_with_what_the_bucket_has(
-    world: World, *, takes_records: bool
+@pytest.mark.parametrize(
+    ("taken", "restarts"),
+    [(0, False), (0, True), (1, False), (1, True), (400, False)],  # after 400 it is like any other disk at a restart
+)
+def test_a_disk_put_back_from_an_old_copy_goes_on_only_where_it_has_what_the_bucket_has(
+    world: World, taken: int, *, restarts: bool
 ) -> None:
     """It takes records while the bucket is away, in the very epoch in which the bucket has others at these offsets."""
     with world.open() as manager:
@@ -52,15 +55,19 @@ def test_a_disk_put_back_from_an_old_copy_starts_over_only_where_it_ends_with_wh
         settle(manager)
     old.locks.clear()
     away = SwitchableStore(world.store)
-    with world.open(disk=old, store=away) as manager:  # type: ignore[arg-type]
-        if takes_records:
-            manager.append("t", [Record(b"k", b"mine", NOW)], 0, now_ms=NOW)
     heads = [info.key for info in world.store.list("") if "/head/" in info.key]
-    with world.open(disk=old) as manager:
+    manager = world.open(disk=old, store=away)  # type: ignore[arg-type]
+    send(manager, taken, start=1000)
+    if restarts:
+        manager.close()
+        manager = world.open(disk=old)
+    away.is_down = False
+    with manager:
+        manager.tick(NOW)
         log = manager.partition(NAME).log
-        if takes_records:
+        if taken:
             assert isinstance(manager.problems[NAME], Conflict)
-            assert [record.value for record in log.records(20)] == [b"mine"]
+            assert [record.value for record in log.records(20)] == [b"value %d" % (1000 + at) for at in range(taken)]
             assert [info.key for info in world.store.list("") if "/head/" in info.key] == heads, "nobody is fenced"
         else:
             assert manager.problems == {}
