@@ -112,6 +112,7 @@ def trim_to_whole_batches(segment: Segment) -> int:
     They are looked for from the last entry of the offset index on, which names the last offset of the batch there:
     where that batch is sound and ends with it, the entry needs no other voucher.
     """
+    segment.may_grow = True
     # Those behind the bytes we know of were added since.
     inside = [each for each in segment.last_offset_entries() if 0 <= each[1] < segment.size_bytes]
     last_offset, start = inside[-1] if inside else (None, 0)

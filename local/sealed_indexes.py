@@ -89,10 +89,11 @@ class SealedIndexes:
         self._judged = _TRUSTED if access.is_trusted else None
         self._is_closed = False
 
-    def position_of(self, offset: int) -> int:
-        """Where to start scanning for `offset`: a batch start at or before its batch."""
+    def entry_before(self, offset: int) -> tuple[int, int]:
+        """Where to start scanning for `offset`: (the last offset of a batch that lies there or behind, a batch start at
+        or before that of `offset`); at position 0 the former is not known."""
         with self._entries(OFFSET_INDEX) as (count, entry):
-            return offset_index.find(count, entry, self._base_offset, offset)[1]
+            return offset_index.find(count, entry, self._base_offset, offset)
 
     def offset_before(self, timestamp_ms: int) -> int:
         """Where to start scanning for the first record at or after `timestamp_ms`."""

@@ -54,6 +54,7 @@ class Segment:
         self.roll_base_ms: int | None = None
         self.created_ms = 0
         self.modified_ms = 0
+        self.may_grow = False  # under who only looks at it
         self._storage = storage
         self._directory = directory
         self._lock = threading.RLock()
@@ -223,7 +224,10 @@ class Segment:
             self._check_present()
             if self._has_aborted is None or self._access.is_shared:
                 self._has_aborted = self._storage.exists(self.path(TXN_INDEX))
-            return txn_index.entries(self.txn_index(), path=self.path(TXN_INDEX)) if self._has_aborted else []
+            found = txn_index.entries(self.txn_index(), path=self.path(TXN_INDEX)) if self._has_aborted else []
+            if self._access.is_shared and self.size_bytes:
+                self._check_same(self._storage.size(self.path(LOG)))  # else they are of another log than was read
+            return found
 
     def txn_index(self) -> bytes:
         """The ``.txnindex`` bytes, none when no transaction was aborted here. Raises NotFound once retired."""
@@ -244,13 +248,22 @@ class Segment:
             index, sealed = self._time_index, self._sealed()
         return sealed.read(TIME_INDEX) if index is None else index
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process may write to it, replace it or cut it."""
+        return self._access.is_shared
+
     def position_of(self, offset: int) -> int:
         """Where to start scanning for `offset`: a batch start at or before its batch. Raises NotFound once retired."""
+        return self.entry_before(offset)[1]
+
+    def entry_before(self, offset: int) -> tuple[int, int]:
+        """The same, behind an offset that a batch from there on ends with; at position 0 none is known."""
         with self._lock:
             if self._offset_index is not None:
-                return offset_index.lookup(self._offset_index, self.base_offset, offset)[1]
+                return offset_index.lookup(self._offset_index, self.base_offset, offset)
             sealed = self._sealed()
-        return sealed.position_of(offset)
+        return sealed.entry_before(offset)
 
     def offset_before(self, timestamp_ms: int) -> int:
         """Where to start scanning for the first record at or after `timestamp_ms`. Raises NotFound once retired."""
@@ -274,6 +287,8 @@ class Segment:
         # Read outside the lock: the descriptor stands for these bytes even if the name goes now. A truncation changes
         # the bytes themselves, but not before it has retired the segment.
         try:
+            if self._access.is_shared:
+                self._check_same(file.size())
             data = file.read(start, min(length, self.size_bytes - start))
         finally:
             file.close()
@@ -417,6 +432,11 @@ class Segment:
     def _check_present(self) -> None:
         if self._retired:
             raise NotFound("reading a segment, it was replaced or deleted", path=self.path(LOG))
+
+    def _check_same(self, size_bytes: int) -> None:
+        """Of a segment that is another process's: what was cleaned or cut has another size, and other positions."""
+        if size_bytes < self.size_bytes or (size_bytes > self.size_bytes and not self.may_grow):
+            raise NotFound("reading a segment, its owner replaced it", path=self.path(LOG))
 
     def _sync_files(self, *suffixes: str) -> bool:
         with self._sync_lock:

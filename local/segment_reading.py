@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from local import offset_index
 from local.batch import read_header
-from local.errors import Corrupt
+from local.errors import Corrupt, NotFound
 from local.names import LOG
 from local.segment import RELATIVE_OFFSET_MAX, Segment
 
@@ -79,11 +79,13 @@ def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun 
 
     from local import kernels
 
-    position = segment.position_of(offset)
+    last_offset, position = entry = segment.entry_before(offset)
     want = max(limits.bytes_max, _PROBE_BYTES)
     while True:
         data = memoryview(segment.read(position, want))
         table = kernels.scan_batches(data, verify=False)
+        if segment.is_shared and 0 < position == entry[1] and _passes_over(table, last_offset):
+            raise NotFound("reading a segment, its owner replaced it", path=segment.path(LOG))
         first = int(np.searchsorted(table.last_offsets, offset))
         if first < len(table):
             return _cut(data, table, first, limits)
@@ -97,6 +99,15 @@ def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun 
         header = read_header(data, table.valid_bytes)
         want = max(want, header.size_bytes if header else 0)
         position = at
+
+
+def _passes_over(table: BatchTable, last_offset: int) -> bool:
+    """Whether no batch ends with an offset that the index promised from there on: then it is of another file. Kafka's
+    own entries may name a batch some way behind the position."""
+    import numpy as np
+
+    at = int(np.searchsorted(table.last_offsets, last_offset))
+    return at < len(table) and table.last_offsets[at] != last_offset
 
 
 def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) -> BatchRun:

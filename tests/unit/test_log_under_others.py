@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from disk_model import ModelDisk
-from log_world import fill, open_log, read_all
+from log_world import SMALL, fill, open_log, read_all
 
-from local import index_files, producer_snapshot
+from local import cleaner, index_files, producer_snapshot
 from local.errors import LogError, NotFound, OffsetOutOfRange, Unavailable
+from local.isolation import Isolation
 from local.log import Log
 from local.looking import PAUSES_S, look
 from local.names import DELETED, LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, SWAP, TIME_INDEX, segment_file
@@ -167,6 +170,104 @@ def test_an_onlooker_is_never_shown_a_log_with_a_hole_where_a_swap_is_under_way(
     disk.names[path + DELETED] = disk.names.pop(path)
     with pytest.raises(Unavailable):
         open_log(disk, read_only=True)
+
+
+class Between(ModelDisk):
+    """Somebody else acts before the `at`-th look at the disk."""
+
+    at = -1
+    looks = 0
+    act: Callable[[], object] = staticmethod(lambda: None)
+
+    def _look(self) -> None:
+        self.looks += 1
+        if self.looks == self.at:
+            self.act()
+
+    def exists(self, path: str) -> bool:
+        self._look()
+        return super().exists(path)
+
+    def size(self, path: str) -> int:
+        self._look()
+        return super().size(path)
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        self._look()
+        return super().read(path, start, length)
+
+    def open_reader(self, path: str):  # type: ignore[no-untyped-def]
+        self._look()
+        return super().open_reader(path)
+
+
+def keyed_log(disk: ModelDisk, rng: random.Random, *, transactions: bool) -> Log:
+    """Batches that are all of a size, so that one takes the place of another; a third of them in transactions."""
+    log = open_log(disk, replace(SMALL, is_compacted=True, segment_bytes=rng.choice((700, 2000))))
+    for at in range(60):
+        record = Record(b"k%02d" % rng.randrange(25), b"%06d" % at, 5000)
+        if transactions and at % 3 == 0:
+            who = Producer(producer_id=at, producer_epoch=0, base_sequence=0, is_transactional=True)
+            log.append([record], now_ms=1000, producer=who)
+            log.append_marker(at, 0, commit=at % 2 == 0, now_ms=1000)
+        else:
+            log.append([record], now_ms=1000)
+    log.roll(now_ms=0)
+    log.flush()
+    return log
+
+
+def seen_beside_a_cleaning(seed: int, isolation: Isolation, at: int) -> int:
+    """An onlooker reads while the owner cleans before its `at`-th look; how many looks it took."""
+    rng, disk = random.Random(seed), Between()
+    log = keyed_log(disk, rng, transactions=isolation is Isolation.READ_COMMITTED)
+    before = {record.offset: record.key for record in log.records(0, isolation=isolation)}
+    apart_at, start = rng.choice(log.segments()).base_offset, rng.randrange(log.next_offset)
+    newest = {key: offset for offset, key in before.items() if offset >= start}
+    onlooker = open_log(disk, read_only=True)
+    disk.act = lambda: cleaner.clean(log, disk, now_ms=0, apart_at=apart_at)
+    disk.looks, disk.at = 0, at
+    seen = [record.offset for record in onlooker.records(start, isolation=isolation)]
+    story = f"seed {seed}, before look {at}"
+    assert seen == sorted(set(seen)), story
+    assert set(seen) <= set(before), f"{story}: what was aborted"
+    assert set(newest.values()) <= set(seen), f"{story}: newest records are missing"
+    return disk.looks
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+def test_an_onlooker_under_whom_the_owner_cleans_misses_nothing_that_stays(isolation: Isolation) -> None:
+    for seed in (0, 5):  # of the other one a cleaned segment is as large as it was
+        for at in range(1, seen_beside_a_cleaning(seed, isolation, 0)):
+            seen_beside_a_cleaning(seed, isolation, at)
+
+
+class Rolling(ModelDisk):
+    """The owner appends and rolls while a listing is made: it has the size of before, and the new segment."""
+
+    act: Callable[[], object] | None = None
+
+    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
+        before = super().list_files(path, endings)
+        if self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return super().list_files(path, endings) | before
+
+
+def test_an_onlooker_misses_nothing_of_a_segment_that_was_sealed_while_it_listed_the_log() -> None:
+    disk = Rolling()
+    log = open_log(disk)
+    sent = fill(log, 20)
+
+    def act() -> None:
+        sent.extend(fill(log, 20, start=20))
+        log.roll(now_ms=0)
+        sent.extend(fill(log, 20, start=40))
+
+    disk.act = act
+    onlooker = open_log(disk, read_only=True)
+    assert [record.value for record in onlooker.records(0)] == [record.value for record in sent]
 
 
 class Renaming(ModelDisk):
