@@ -59,11 +59,13 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
         # tier, enabled again, must not take it for whole. Where it is none, it is an orphan of this epoch.
         partition.uploaded = {segment: each for segment, each in partition.uploaded.items() if not each.is_tried}
     try:
-        head = metadata.commit(give_up_tier(log_start_offset=offset, now_ms=now_ms), now_ms)
+        given_up = give_up_tier(log_start_offset=offset, now_ms=now_ms)
+        # Asked once more when its turn has come: another commit may have waited long, and the wish been taken back.
+        head = metadata.commit(lambda head: given_up(head) if partition.rules.gives_up_remote else head, now_ms)
         with partition.lock:
             if log.log_start_offset < head.log_start_offset and not partition.is_deleted:
                 where().write_log_starts({partition.name: head.log_start_offset})
                 log.raise_log_start(head.log_start_offset)
     finally:
         partition.copying = frozenset()
-    return True
+    return head.given_up or not head.has_rows

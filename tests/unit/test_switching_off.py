@@ -404,6 +404,29 @@ def test_switched_on_again_it_takes_no_upload_for_whole_that_went_with_the_tier(
         assert [offset for offset, _ in values(RemoteLog(world.store).reader(), 0, upto)] == list(range(upto))
 
 
+def test_a_wish_that_is_taken_back_while_its_commit_waits_is_not_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most records are in the bucket alone. Another commit may hold this one up for as long as a store hangs."""
+    with filled(world) as manager:
+        real, back = switching_off.give_up_tier, []
+
+        def held_up(**facts: int) -> object:
+            turn = threading.Thread(target=lambda: back.append(manager.alter_topic("t", ON, now_ms=NOW)))
+            turn.start()
+            turn.join()
+            return real(**facts)
+
+        monkeypatch.setattr(switching_off, "give_up_tier", held_up)
+        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.tick(NOW, waits=False)
+        assert manager.wait_for_tasks(60.0)
+        assert len(back) == 1, "it was altered while the commit waited"
+        settle(manager)
+        assert head_of(manager).has_rows
+        assert read(manager) == list(range(320))
+
+
 def drops_of(held: Partition) -> list[DropLocal]:
     """Of all its sealed segments."""
     return [
