@@ -22,6 +22,7 @@ from local.names import TopicPartition, parse_partition_directory
 from remote import metadata_log
 from remote.catalog import list_partitions
 from remote.fsspec_store import open_store
+from remote.head_changes import give_up_tier
 from remote.spilling import SpillRule
 from tiered.cli.main import invoke
 from tiered.config import Config
@@ -66,6 +67,7 @@ TOPICS = {  # and a fork of `both`, and one that is deleted
     "both": {"local.retention.ms": "-2"},
     "cleaned": {"cleanup.policy": "compact"},
     "given-up": {},
+    "giving-up": {},
     "here": {"remote.storage.enable": "false"},
     "late": {},
     "paged": {},
@@ -94,6 +96,7 @@ GAUGES = {
     "tiered_remote_delete_lag_bytes": "unlinked_bytes",
     "tiered_remote_delete_overdue_bytes": "overdue_bytes",
 }
+GIVEN_UP = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
 DECIDED = {"CopySegment": "lag_bytes", "DeleteUnlinked": "overdue_bytes", "DeletePage": "overdue_bytes"}
 IS_THERE = [("late", "lag_bytes"), ("waiting", "overdue_bytes"), ("paged-and-gone", "overdue_bytes")]
 IS_THERE += [("paused", "lag_bytes"), ("here", "at_risk_bytes"), ("both", "local_segments")]
@@ -138,14 +141,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             if name != "paged":
                 manager.create_topic(name, 2 if name == "both" else 1, settings, now_ms=NOW)
         manager.create_topic("dropped", 1, now_ms=NOW)
-        for name in ("cleaned", "dropped", "given-up", "here", "late", "paged", "paused", "sealed", "waiting"):
+        for name in (
+            "cleaned",
+            "dropped",
+            "given-up",
+            "giving-up",
+            "here",
+            "late",
+            "paged",
+            "paused",
+            "sealed",
+            "waiting",
+        ):
             fill(manager, name, 160)
         fill(manager, "both", 80)
         fill(manager, "paged-and-gone", 900)
         manager.delete_records({TopicPartition("waiting", 0): 90, TopicPartition("paged-and-gone", 0): 450}, now_ms=NOW)
-        manager.alter_topic(
-            "given-up", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}, now_ms=NOW
-        )
+        manager.alter_topic("given-up", GIVEN_UP, now_ms=NOW)
         manager.delete_topic("dropped", now_ms=NOW)
         manager.pause_uploads(["paused"], now_ms=NOW)
         fill(manager, "paused", 90)
@@ -153,6 +165,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         manager.roll("late", now_ms=NOW)
         for name in TOPICS:
             send(manager, 7, topic=name)
+        manager.alter_topic("giving-up", GIVEN_UP, now_ms=NOW)
+        held = manager.partition(TopicPartition("giving-up", 0))  # its rows have not left yet
+        held.metadata.commit(give_up_tier(log_start_offset=held.log.local_log_start_offset, now_ms=NOW), NOW)
     restored = "restore branch --local none --take-over --to data --yes"
     for words in ("view build cleaned", "fork both branch --yes", restored):
         assert invoke(["-q", *words.split()]) == 0, words
@@ -197,6 +212,7 @@ def test_every_window_tells_the_same_and_it_is_what_lies_there(home: Path, capfd
         _kept(manager, tell)
         paged, gone = (manager.partition(TopicPartition(name, 0)).head() for name in ("paged", "paged-and-gone"))
         assert any(page.other_classes for page in paged.spills), "pages of which some was moved to another class"
+        assert manager.partition(TopicPartition("giving-up", 0)).head().given_up
         assert gone.unlinked_pages, "a page that left whole"
     _bucket_alone(home, tell)
     _sums(seen, tell)
@@ -289,6 +305,8 @@ def _pages(manager: LogManager, tell: Tell) -> None:
         assert status == HTTPStatus.OK, (path, body)
         return cast(dict[str, Any], json.loads(body))
 
+    assert page("/")["deleted_topics"] == ["dropped"]
+    assert "the bucket still has of 1 deleted topic is paid for" in site.answer("/")[2]
     for row in page("/")["topics"]:
         tell("overview", row["topic"], _of_status(row))
     for topic in (*TOPICS, "branch"):
@@ -336,7 +354,7 @@ def _bucket_alone(home: Path, tell: Tell) -> None:
             sums[place]["objects_bytes"] += size
             if row["kind"] in ("log", "view") and row["topic_deleted"] is None:
                 sums[place]["stored_bytes"] += int(str(row["stored_bytes"]))
-            if row["kind"] == "log":
+            if row["kind"] == "log" and row["is_readable"]:
                 sums[place]["remote_bytes"] += int(str(row["size_bytes"]))
                 sums[place]["remote_segments"] += 1
     store.close()

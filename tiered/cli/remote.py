@@ -57,7 +57,10 @@ def ls(
                 head, lost = view.head(name), view.gaps(name)
                 row: dict[str, object] = {"topic": name.topic, "partition": name.partition}
                 row |= {"topic_id": head.topic_id or None, "log_start_offset": head.log_start_offset}
-                row |= {"next_offset": head.next_offset, "segments": head.segment_count, "size_bytes": head.size_bytes}
+                row |= {"next_offset": head.next_offset}
+                # Of a tier that was given up nobody reads anything, whatever has not left yet.
+                segments, size = (0, 0) if head.given_up else (head.segment_count, head.size_bytes)
+                row |= {"segments": segments, "size_bytes": size}
                 rows.append({**row, "missing_offsets": sum(end - start for start, end in lost)})
                 for start, end in lost:
                     click.echo(f"! {name}: no segment holds the offsets {start} to {end - 1}", err=True)
