@@ -71,6 +71,7 @@ class LogDirectories:
         self.read_only = read_only
         self.cordoned = frozenset(cordoned)
         self.on_offline: OnOffline = lambda root, error: None
+        self._is_closed = False
         self._leftovers: list[Leftover] = []
         self._doomed: list[_Doomed] = []
         self._changing = threading.Lock()
@@ -257,7 +258,7 @@ class LogDirectories:
     def delete(self, partition: TopicPartition, *, now_ms: int, delay_ms: int) -> None:
         """Take a partition away: its log, if open, lets go of its files, its directory becomes a ``-delete``, durably,
         and goes `delay_ms` later, as Kafka does. No error where there is none. Raises what `of` raises, DiskFailed."""
-        if self.root_of(partition) is None:
+        if self._is_closed or self.root_of(partition) is None:
             return
         directory = self.of(partition)
         topic_id = checkpoints.read_topic_id(directory.storage, directory.path(partition))
@@ -274,9 +275,11 @@ class LogDirectories:
             self._leftovers.remove(each)
 
     def is_gone(self, partition: TopicPartition, topic_id: str) -> bool:
-        """Whether nothing of that topic's partition is in any directory any more, its files' delay included."""
+        """Whether nothing of that topic's partition is in any directory any more, its files' delay included.
+
+        False once they were let go of: then it is for another to say."""
         waiting = any(each.topic_id == topic_id for each in self._doomed)
-        return not (self._offline or waiting or self.topic_id(partition) == topic_id)
+        return not (self._is_closed or self._offline or waiting or self.topic_id(partition) == topic_id)
 
     def remove_deleted(self, now_ms: int) -> None:
         """Remove what moved and deleted logs left behind and whose time has come; what the disk refuses is tried again.
@@ -307,6 +310,7 @@ class LogDirectories:
 
         A directory that holds an `unrecovered` partition is not marked clean: its next start has to look at that one.
         """
+        self._is_closed = True
         held = {root for name in unrecovered for root in self._where.get(name, ())}
         try:
             self._for_each(lambda each: each.close(is_clean=each.root not in held))
@@ -317,6 +321,7 @@ class LogDirectories:
 
     def abandon(self) -> None:
         """Let go of files and locks without writing anything, as a crash would."""
+        self._is_closed = True
         for directory in self._directories.values():
             directory.abandon()
 

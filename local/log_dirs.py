@@ -258,12 +258,15 @@ class LogDirectory:
         self.storage.sync_directory(self.root)
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        with self._files:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
 
     def _read(self, name: str) -> dict[TopicPartition, int]:
         return checkpoints.read_offsets(self.storage, join(self.root, name))
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        if self._lock is None:  # a task that waited for something while it was closed: it may be another's by now
+            raise DiskFailed("writing checkpoints, the directory was let go of", directory=self.root)
         checkpoints.write_offsets(self.storage, join(self.root, name), offsets)

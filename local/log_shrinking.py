@@ -85,9 +85,9 @@ class ShrinkableLog(ReadableLog):
             for at in range(1, len(doomed) + 1):
                 self._settle(view.bases[at], view.bases[:at])
             start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
-            self._publish(list(kept), log_start_offset=start)
-            self._forget_old_epochs()
             with self._failing():
+                self._publish(list(kept), log_start_offset=start)
+                self._forget_old_epochs()
                 for segment in doomed:
                     # Oldest first, each durable before the next: a crash leaves a shorter tail, never a hole.
                     self._mark_deleted(segment, now_ms, delay_ms)

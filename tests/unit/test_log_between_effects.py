@@ -217,6 +217,29 @@ def test_a_drop_that_fails_half_way_never_leaves_a_hole() -> None:
         raise AssertionError("never succeeded")
 
 
+def test_a_drop_that_is_interrupted_before_the_first_name_changes_is_followed_by_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its segments are in no list any more, and have their names: a drop of younger ones would leave a hole."""
+    disk = ModelDisk()
+    log = open_log(disk, is_tiered=True)
+    fill(log, 400)
+    infos = log.segments()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_forget_old_epochs", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.drop_before(infos[2].base_offset, now_ms=0, delay_ms=0, raises_log_start=False)
+    with suppress(DiskFailed):
+        log.drop_before(infos[4].base_offset, now_ms=0, delay_ms=0, raises_log_start=False)
+    log.release()
+    again = open_log(disk, is_tiered=True, recovery_point=0)
+    assert [record.offset for record in read_all(again)] == list(range(again.local_log_start_offset, 400))
+
+
 @pytest.mark.parametrize("change", ["restart", "truncate"])
 def test_a_change_that_fails_half_way_leaves_a_log_that_refuses_or_works(change: str) -> None:
     for at in range(1, 60):

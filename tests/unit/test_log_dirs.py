@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from disk_model import ModelDisk
 from log_world import SMALL
 
 from local.checkpoints import read_offsets
+from local.errors import DiskFailed
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition, new_topic_id
 from local.record import Record
@@ -117,3 +119,22 @@ def test_checkpoints_that_are_written_while_a_log_is_opened_know_of_it(monkeypat
         write(directory)
         assert set(directory.logs) == {OPENED, LEFT}
         assert _checkpointed(disk)[at] == before
+
+
+@pytest.mark.parametrize("end", [LogDirectory.close, LogDirectory.abandon])
+def test_who_has_let_go_of_a_directory_writes_no_checkpoint_of_it(end: Callable[[LogDirectory], None]) -> None:
+    """A task that waited for the store while its manager closed: the directory may be somebody else's by now."""
+    disk = _with_two_partitions()
+    first = LogDirectory(disk, "./data")
+    first.open_log(OPENED, COMPACTED, now_ms=0)
+    end(first)
+    second = LogDirectory(disk, "./data")
+    log = second.open_log(OPENED, COMPACTED, now_ms=0)
+    second.write_log_starts({OPENED: 15})
+    log.raise_log_start(15)
+    second.write_checkpoints()
+    before = _checkpointed(disk)
+    for write in (LogDirectory.write_checkpoints, lambda each: each.write_log_starts({OPENED: 9})):
+        with pytest.raises(DiskFailed, match="let go"):
+            write(first)
+    assert _checkpointed(disk) == before

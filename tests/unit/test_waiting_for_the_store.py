@@ -171,3 +171,31 @@ def test_a_head_that_comes_when_its_deleted_topic_had_none_says_that_it_is_delet
         assert head is not None
         assert head.deleted_ms == NOW
         assert manager.problems == {}
+
+
+def test_a_task_that_ends_after_its_manager_changes_nothing_of_who_came_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds that nothing is left of a deleted topic, and strikes it off a list of topics that is another's now."""
+    first = world.open()
+    first.create_topic("t", 1, {}, now_ms=NOW)
+    first.delete_topic("t", now_ms=NOW)
+    reached, opened, removed = threading.Event(), threading.Event(), first._deletion._removed
+
+    def late(*given: object) -> object:
+        reached.set()
+        assert opened.wait(LIMIT_S)
+        return removed(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(first._deletion, "_removed", late)
+    first.tick(NOW, waits=False)
+    assert reached.wait(LIMIT_S)
+    first.close(drain_s=0.0)
+    with world.open() as second:
+        second.create_topic("new", 1, {}, now_ms=NOW)
+        opened.set()
+        assert first.wait_for_tasks(LIMIT_S)
+    with world.open() as third:
+        assert [topic.name for topic in third.topics()] == ["new"]
+        settle(third)
+        assert third._registry.deleted() == ()
