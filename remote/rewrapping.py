@@ -15,7 +15,7 @@ from functools import partial
 
 from remote.encryption import KeyRing
 from remote.head import Head
-from remote.head_changes import Change
+from remote.head_changes import Change, settle
 from remote.keys import stem_of
 from remote.metadata_log import MetadataLog
 from remote.segment import RemoteSegment
@@ -26,6 +26,8 @@ def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) 
 
     Raises AccessDenied, before anything of a page is committed, where `keys` lacks a key, and what `commit` raises.
     """
+    if metadata.is_unsettled:
+        metadata.commit(settle(), now_ms)  # what may happen yet would bring rows as they were wrapped then
     head = metadata.refresh()
     changed = 0
     for start, end in _stretches(head):

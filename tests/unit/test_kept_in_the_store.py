@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from remote_samples import row
 
-from local.errors import AccessDenied, InvalidRequest, NotFound
+from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
 from local.names import TopicPartition
 from local.record import Record
 from remote.chunks import RAW, ZSTD
@@ -233,6 +234,39 @@ def test_rotation_reaches_rows_in_pages_and_views():
     assert [each.key_id for each in found] == ["two"] * 40 + [None]
     for each in found[:-1]:
         RING.open_object("two", each.wrapped_key, stem_of(each.data_key))
+
+
+def test_no_commit_that_was_held_up_brings_a_row_under_the_old_key_after_a_rotation():
+    """It had no answer, and nothing came of it yet: who is told that the key can go is not to find it used then."""
+    store, held_up = MemoryStore(), []
+
+    class HeldUp:
+        url = store.url
+
+        def __getattr__(self, verb):
+            def call(*args, **more):
+                if not is_away:
+                    return getattr(store, verb)(*args, **more)
+                if verb == "put_if_absent":
+                    held_up.append(args)
+                raise Unavailable("no answer", verb=verb)
+
+            return call
+
+    is_away = False
+    log = MetadataLog(HeldUp(), "t-x/0/")
+    log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
+    late, other = row("U0", 0, 10, **keyed("U0", "one")), row("U1", 10, 20, **keyed("U1", "two"))
+    is_away = True
+    with pytest.raises(Unavailable):
+        log.commit(add_segments([late]), 0)
+    is_away = False
+    assert rewrap_keys(log, RING, "two", 0) == 0
+    for key, body in held_up:
+        with suppress(AlreadyExists):
+            store.put_if_absent(key, body)
+    log.commit(add_segments([other]), 0)
+    assert {each.key_id for each in MetadataLog(store, "t-x/0/").load().segments} == {"two"}
 
 
 def keyed(ulid, key_id):
