@@ -298,7 +298,7 @@ def _metrics(manager: LogManager, tell: Tell) -> None:
 
 
 def _pages(manager: LogManager, tell: Tell) -> None:
-    site = Site(manager, lambda: LATER)
+    site = Site(manager, lambda: LATER, deadline_s=60)
 
     def page(path: str) -> dict[str, Any]:
         status, _, body = site.answer(f"{path}?format=json")
