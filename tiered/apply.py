@@ -128,15 +128,17 @@ def apply_partition(
     progress: Progress = lambda decision: None,
     should_stop: Callable[[], bool] = lambda: False,
     drops_copied: bool = False,
+    rules: PartitionRules | None = None,
 ) -> Applied:
     """Apply one partition's decisions in order. Raises InvalidRequest, before any effect, for an unsound plan.
 
     Errors of the disk and the store pass through; what was done until then stays done and is safe. `should_stop` is
     asked before each run of decisions of one kind, and before each copy. `clean` does a cleaning (`tiered.cleaning`).
-    With `drops_copied` what the copies made free to leave the disk leaves it, beyond the plan. Waits for a task.
+    With `drops_copied` what the copies made free to leave the disk leaves it, beyond the plan. `rules` are those of the
+    plan (None: whatever they are now): nothing ends by others than hold. Waits for a task.
     """
     with partition.tier_lock, partition.lock:
-        state = _Round(partition, partition.rules, lambda: directory, store, now_ms, should_stop, clean)
+        state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
         _check(partition.snapshot(now_ms), decisions)
         partition.check_not_fenced()
         _apply_all(state, decisions, progress)

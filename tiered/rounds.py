@@ -18,7 +18,7 @@ partition is applied once, by one thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from local.errors import DiskFailed, Fenced, LogError, Unavailable
 from local.names import TopicPartition
 from policies.decisions import CleanLog, Decision, DropLocal, Plan
 from policies.plan import plan_partition
+from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from tiered.apply import Applied, apply_on_disk, apply_partition
 from tiered.cleaning import reset_misplaced
@@ -69,9 +70,16 @@ class Rounds:
         return more
 
     def apply(
-        self, plan: Plan, *, progress: ApplyProgress, should_stop: ShouldStop, drops_copied: bool = False
+        self,
+        plan: Plan,
+        *,
+        progress: ApplyProgress,
+        should_stop: ShouldStop,
+        drops_copied: bool = False,
+        rules: Mapping[TopicPartition, PartitionRules] | None = None,
     ) -> dict[TopicPartition, Applied]:
-        """Do what a plan says (`LogManager.apply`), and with `drops_copied` what it sets free.
+        """Do what a plan says (`LogManager.apply`), and with `drops_copied` what it sets free. With `rules`, those that
+        held before the plan was made, nothing ends of a partition that has others by then.
 
         Tasks are waited for between two goes at the rest of the plan, while rounds go on: never under their lock.
         """
@@ -80,7 +88,7 @@ class Rounds:
         while True:
             busy: list[TopicPartition] = []
             with self.lock:
-                done |= self._apply_idle(plan, busy.append, progress, should_stop, drops_copied=drops_copied)
+                done |= self._apply_idle(plan, busy.append, progress, should_stop, drops_copied, rules or {})
             plan = replace(plan, decisions={name: plan.decisions[name] for name in busy})
             if not busy or not self._wait_for_task(busy[0], should_stop):
                 return done
@@ -101,8 +109,8 @@ class Rounds:
         busy: Callable[[TopicPartition], None],
         progress: ApplyProgress,
         should_stop: ShouldStop,
-        *,
         drops_copied: bool,
+        rules: Mapping[TopicPartition, PartitionRules],
     ) -> dict[TopicPartition, Applied]:
         """Do what a plan says of partitions that no task is at; `busy` hears of the others."""
         hands, is_store_down = self._hands, threading.Event()
@@ -128,6 +136,7 @@ class Rounds:
                     progress=partial(progress, name),
                     should_stop=should_stop,
                     drops_copied=drops_copied,
+                    rules=rules.get(name),
                 )
                 hands.forget(name)
             except LogError as error:
@@ -194,8 +203,9 @@ class Rounds:
             if should_stop() or any(isinstance(error, Unavailable) for error in hands.take_up([held], now_ms)):
                 break
         hands.opener.check_store(now_ms)
+        rules = {held.name: held.rules for held in hands.held()}
         planned = hands.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
-        applied = self.apply(planned, progress=lambda name, decision: None, should_stop=should_stop, drops_copied=True)
+        applied = self.apply(planned, progress=_tell_nobody, should_stop=should_stop, drops_copied=True, rules=rules)
         more = hands.deletion.step(now_ms)
         return more or any(result.done for result in applied.values())
 
@@ -261,6 +271,9 @@ class Rounds:
 
     def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
         return lambda: should_stop() or not self._hands.directories.is_online(name)
+
+
+def _tell_nobody(name: TopicPartition, decision: Decision) -> None: ...
 
 
 def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision]:

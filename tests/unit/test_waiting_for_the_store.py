@@ -173,6 +173,26 @@ def test_a_head_that_comes_when_its_deleted_topic_had_none_says_that_it_is_delet
         assert manager.problems == {}
 
 
+def test_what_a_round_has_planned_to_expire_stays_where_its_topic_is_to_keep_it_by_then(world: World) -> None:
+    """A round plans for all topics, and is at the uploads of one when the other's records are to stay."""
+    store = Hooked(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        for topic, properties in (("t", TIERED), ("u", {"retention.ms": "1h"})):
+            manager.create_topic(topic, 1, properties, now_ms=NOW)
+            send(manager, 100, topic=topic)
+        altered: list[object] = []
+
+        def before(verb: str, key: str) -> None:
+            if verb == "upload" and not altered:
+                altered.append(manager.alter_topic("u", {"retention.ms": "-1"}, now_ms=NOW))
+
+        store.before = before
+        manager.tick(NOW)
+        assert altered, "nothing went up"
+        settle(manager)
+        assert manager.reader().offsets(TopicPartition("u", 0)) == (0, 100)
+
+
 def test_a_task_that_ends_after_its_manager_changes_nothing_of_who_came_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
