@@ -187,10 +187,12 @@ class Log(ShrinkableLog):
         *,
         commit: bool,
         coordinator_epoch: int = 0,
+        first_offset: int | None = None,
         now_ms: int,
         durability: Durability = Durability.MEMORY,
     ) -> AppendResult:
-        """End the producer's transaction here: the only way in for a control batch, and the coordinator's to call.
+        """End the producer's transaction here: the only way in for a control batch, and the coordinator's to call. With
+        `first_offset` only the one that began there: who has looked at it does not end the next (NotFound).
 
         Legal without an open transaction (Kafka's coordinator may repeat itself). Order of effects: the marker, then,
         for an abort, the entry of the transaction index; a crash in between leaves the marker, and recovery makes the
@@ -205,7 +207,7 @@ class Log(ShrinkableLog):
             coordinator_epoch=coordinator_epoch,
         )
         with self._lock:
-            self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+            self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch, first_offset)
             result, position = self._append_all([bytearray(marker)], now_ms, durability)
         self._commit.wait_for(position)
         return result
@@ -312,6 +314,8 @@ class Log(ShrinkableLog):
 
     def _look(self, log_start_offset: int, *, is_tiered: bool) -> None:
         """What is on the disk at this moment; every change is refused from here on."""
+        if self._look_again is not None and self.size_bytes and not self._storage.exists(self.directory):
+            raise NotFound("looking at a log again, it was moved or deleted", path=self.directory)
         self._failed = True
         self._look_again = partial(self._look, log_start_offset, is_tiered=is_tiered)
         with self._lock:

@@ -42,6 +42,7 @@ from local.watched_storage import WatchedStorage, offline
 _log = logging.getLogger(__name__)
 
 _AGAIN_MS = 60_000
+_LOOKS_MAX = 10
 
 _T = TypeVar("_T")
 Choose = Callable[[Sequence[LogDirFacts]], LogDirFacts]
@@ -373,6 +374,8 @@ class LogDirectories:
                 like = self._take_one(root, like) or like
         if len(self._offline) == len(self.roots):
             raise next(iter(self._offline.values()))
+        if self.read_only and is_one_of_several:
+            self._look_until_same()
         self._settle_moves()
 
     def _settle_moves(self) -> None:
@@ -391,9 +394,25 @@ class LogDirectories:
         if taken is None:
             return None
         self._directories[root] = taken
-        for name in self._try(root, self._list) or ():
-            self._where[name] = (*self._where.get(name, ()), root)
+        self._where = self._found_in(root, self._where)
         return taken.identity
+
+    def _found_in(
+        self, root: str, where: Mapping[TopicPartition, tuple[str, ...]]
+    ) -> dict[TopicPartition, tuple[str, ...]]:
+        """`where`, and what lies in this directory."""
+        return {**where, **{name: (*where.get(name, ()), root) for name in self._try(root, self._list) or ()}}
+
+    def _look_until_same(self) -> None:
+        """Beside their owner, who may move a partition from a directory that was listed to one that was not yet, or the
+        other way round: what counts is what two looks in a row find."""
+        for _ in range(_LOOKS_MAX):
+            found: dict[TopicPartition, tuple[str, ...]] = {}
+            for each in self.online:
+                found = self._found_in(each.root, found)
+            before, self._where = self._where, found
+            if before == found:
+                return
 
     def _try(self, root: str, act: Callable[[str], _T]) -> _T | None:
         """`act`, or None when it took the directory offline."""

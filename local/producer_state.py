@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from local.batch import Marker, read_marker
 from local.batch_header import BatchHeader
-from local.errors import InvalidRequest, OutOfOrderSequence, ProducerFenced
+from local.errors import InvalidRequest, NotFound, OutOfOrderSequence, ProducerFenced
 from local.producer_snapshot import ProducerEntry
 from local.txn_index import AbortedTransaction
 
@@ -145,9 +145,15 @@ class ProducerState:
             )
         return None
 
-    def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
-        """Raises ProducerFenced for a marker from an older producer or an older transaction coordinator."""
+    def check_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, first_offset: int | None = None
+    ) -> None:
+        """Raises ProducerFenced for a marker from an older producer or an older transaction coordinator, NotFound where
+        it is to end a transaction that began at `first_offset`, and that is not open."""
         known = self._known.get(producer_id)
+        if first_offset is not None and (known is None or known.transaction_first_offset != first_offset):
+            facts = {"producer_id": producer_id, "first_offset": first_offset}
+            raise NotFound("ending a transaction, it has ended meanwhile", **facts)
         if known is None:
             return
         _check_epoch(known, producer_id, producer_epoch)

@@ -63,7 +63,8 @@ def find_open(held: Partition, producer_id: int) -> OpenTransaction:
 def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> OpenTransaction:
     """Append the marker that ends this producer's open transaction, durable on return; the transaction as it was.
 
-    Raises NotFound when it has none open, naming those that have, and what keeps us from appending.
+    Raises NotFound when it has none open, naming those that have, or that one ended meanwhile, and what keeps us from
+    appending.
     """
     held.check_appendable()
     found = find_open(held, producer_id)
@@ -72,6 +73,7 @@ def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: 
         found.producer_epoch,
         commit=commit,
         coordinator_epoch=max(found.coordinator_epoch, 0),
+        first_offset=found.first_offset,
         now_ms=now_ms,
         durability=Durability.FLUSHED,
     )

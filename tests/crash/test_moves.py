@@ -13,7 +13,7 @@ from log_world import SMALL, fill, read_all
 
 from local import cleaner, log_dir_set, moving, unfinished_moves
 from local.batch import read_marker
-from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, LogError
+from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.log import Durability, Log
 from local.log_dir_set import LogDirectories
 from local.names import LOG, TXN_INDEX, TopicPartition, deleted_directory, future_directory, parse_marked_directory
@@ -209,6 +209,40 @@ def test_a_truncation_after_a_move_lowers_what_vouches_for_the_log_where_it_is_n
     assert path.startswith(B)
     del disk.names[path].data[-1:]
     assert 110 <= log_of(opened(disk)).next_offset < 120
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_who_looks_while_a_log_moves_finds_it_in_one_place(at: int) -> None:
+    """The directories are listed one after the other: it could be in both, or in none and taken to be empty."""
+    disk = ModelDisk()
+    dirs = begun(disk)
+    listings, names_of = [], disk.list
+
+    def listed(path: str) -> list[str]:
+        listings.append(path)
+        if len(listings) == at and dirs.root_of(NAME) == A:
+            dirs.move(NAME, B, now_ms=0, delay_ms=0)
+        return names_of(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "list", listed)
+        beside = LogDirectories(disk, (A, B), read_only=True)
+    assert beside.root_of(NAME) in (A, B)
+    listings.clear()
+    if beside.root_of(NAME) == dirs.root_of(NAME):
+        log = beside.open_log(NAME, SMALL, now_ms=0)
+        assert log.next_offset == 120
+
+
+def test_who_looks_at_a_log_that_has_moved_since_is_told_and_shown_no_empty_log() -> None:
+    disk = ModelDisk()
+    dirs = begun(disk)
+    log = LogDirectories(disk, (A, B), read_only=True).open_log(NAME, SMALL, now_ms=0)
+    dirs.move(NAME, B, now_ms=0, delay_ms=0)
+    with pytest.raises(NotFound, match="moved"):
+        list(log.records(log.local_log_start_offset))
+    with pytest.raises(NotFound, match="moved"):
+        log.look_again()
 
 
 class Pausing(ModelDisk):

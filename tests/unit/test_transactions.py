@@ -14,6 +14,7 @@ from local.isolation import Isolation
 from local.log import Log
 from local.producer_state import Producer
 from local.record import Record
+from tiered import transactions
 from tiered.cli.main import invoke
 from tiered.manager import LogManager
 from tiered.transactions import end_transaction, open_transactions
@@ -52,6 +53,31 @@ def test_a_transaction_is_found_and_ended_and_what_waited_for_it_goes_on(commit:
         assert seen == [b"8"] * (30 if commit else 0) + [b"after"] * 60
         with pytest.raises(NotFound, match="producer_id=7 open=none"):
             end_transaction(held, 7, commit=False, now_ms=NOW)
+
+
+def test_a_transaction_that_ended_by_itself_meanwhile_leaves_the_next_one_of_its_producer_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its marker came after all, and the producer went on: what is to be aborted is not what was looked at."""
+    with World().open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        held = manager.partition(NAME)
+        begin(held.log, 7)
+        find_open = transactions.find_open
+
+        def find(*given: object) -> object:
+            found = find_open(*given)  # type: ignore[arg-type]
+            held.log.append_marker(7, 3, commit=True, now_ms=NOW)
+            who = Producer(producer_id=7, producer_epoch=3, base_sequence=1, is_transactional=True)
+            held.log.append([Record(b"k", b"next", NOW)], now_ms=NOW, producer=who)
+            return found
+
+        monkeypatch.setattr(transactions, "find_open", find)
+        with pytest.raises(NotFound, match="meanwhile"):
+            end_transaction(held, 7, commit=False, now_ms=NOW)
+        held.log.append_marker(7, 3, commit=True, now_ms=NOW)
+        seen = [record.value for record in manager.reader(Isolation.READ_COMMITTED).records(NAME, 0)]
+        assert seen == [b"7", b"next"]
 
 
 def test_the_command_lists_and_ends_them(home: Path, capfd) -> None:  # noqa: F811
