@@ -79,7 +79,7 @@ class Partition:
     Only who holds that one, in a thread of its own (`tiered.tier_tasks`), waits for the store without the other one;
     `copying` are the segments that it is copying, which stay as they are.
     `is_deleted`: its topic is; what went up and is in no head is of no use to anybody. `opened_upto` is where its log
-    ended when it was opened, None where it held nothing.
+    ended when it was opened, None where it held nothing. `forgot_tried`: some of `uploaded` went that may be in rows.
     """
 
     name: TopicPartition
@@ -105,6 +105,7 @@ class Partition:
     copying: frozenset[int] = frozenset()
     is_deleted: bool = False
     opened_upto: int | None = None
+    forgot_tried: bool = False
 
     @property
     def prefix(self) -> str:
@@ -125,7 +126,8 @@ class Partition:
         """Whether the bucket may hold rows, or a view, that `head` does not have, for their commit had no answer: a
         cleaning may not go by that head. The segments on both sides of the bucket's true end would be merged into one
         that tiles no row and can never go up, and tombstones could go before the records that they hide."""
-        head, tried = self.head(), any(each.is_tried for each in list(self.uploaded.values()))
+        tried = self.forgot_tried or any(each.is_tried for each in list(self.uploaded.values()))
+        head = self.head()
         return self.is_unsettled and (tried or (head is not None and bool(head.views)))
 
     @property

@@ -57,7 +57,9 @@ def give_up(partition: Partition, where: Callable[[], LogDirectory], offset: int
         partition.copying = frozenset({offset})
         # An upload whose commit had no answer may be a row, which goes with the others, and its objects with it: the
         # tier, enabled again, must not take it for whole. Where it is none, it is an orphan of this epoch.
-        partition.uploaded = {segment: each for segment, each in partition.uploaded.items() if not each.is_tried}
+        kept = {segment: each for segment, each in partition.uploaded.items() if not each.is_tried}
+        partition.forgot_tried |= len(kept) < len(partition.uploaded)  # before they go: it may be a row all the same
+        partition.uploaded = kept
     try:
         given_up = give_up_tier(log_start_offset=offset, now_ms=now_ms)
         # Asked once more when its turn has come: another commit may have waited long, and the wish been taken back.

@@ -162,6 +162,33 @@ def test_nothing_is_cleaned_while_it_is_not_known_what_the_bucket_holds(world: W
         assert read(manager.reader()).keys() == {b"b", b"c", b"d", b"clock"}
 
 
+def test_nothing_is_cleaned_by_a_head_that_may_be_old_after_a_wish_to_give_its_tier_up(world: World) -> None:
+    """Giving it up had no answer either, and the wish was taken back: the upload it forgot may be a row, and is one."""
+    store = MuteStore(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        put(manager, NOW, x="1", y="1")
+        settle(manager)
+        assert head_of(manager).has_rows
+        put(manager, NOW, a="1", b="1", c="1", d="1")
+        manager.tick(NOW)
+        store.is_armed = True
+        manager.tick(NOW)
+        assert store.is_mute
+        off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+        manager.alter_topic("t", off, now_ms=NOW)
+        manager.tick(NOW)
+        manager.alter_topic("t", {"remote.storage.enable": "true"}, now_ms=NOW)
+        put(manager, NOW, a=None)
+        for later in (HOUR, 3 * HOUR, 5 * HOUR):
+            put(manager, NOW + later, clock=str(later))
+            manager.tick(NOW + later)
+        store.is_armed = store.is_mute = False
+        settle(manager, NOW + 6 * HOUR)
+        assert head_of(manager).next_offset == manager.partition(NAME).log.segments()[-1].base_offset
+        assert read(RemoteLog(world.store).reader()) == read(manager.reader())
+
+
 def test_a_segment_that_lost_nothing_is_vouched_for_without_an_upload(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, LONG, now_ms=NOW)
