@@ -270,6 +270,9 @@ class ReadableLog:
 
 
 def _is_same(found: LogView, before: LogView) -> bool:
-    """Whether another look has found no other sealed segments: one that was cleaned by itself has the same base."""
+    """Whether another look has found no other sealed segments: one that was cleaned by itself has the same base. The
+    last one may grow with every look; where it is shorter, its owner cut it."""
+    if found.bases != before.bases or found.segments[-1].size_bytes < before.segments[-1].size_bytes:
+        return False
     sizes = ([segment.size_bytes for segment in view.segments[:-1]] for view in (found, before))
-    return found.bases == before.bases and next(sizes) == next(sizes)
+    return next(sizes) == next(sizes)

@@ -352,3 +352,15 @@ def test_a_truncation_does_not_vouch_for_bytes_whose_sync_failed_under_it() -> N
     assert log.recovery_point <= 20
     with pytest.raises(LogError):
         fill(log, 10)
+
+
+@pytest.mark.parametrize("grows_again", [False, True])
+def test_an_onlooker_goes_on_with_what_is_left_of_a_segment_that_its_owner_cut(*, grows_again: bool) -> None:
+    disk = ModelDisk()
+    log = open_log(disk, replace(SMALL, segment_bytes=1 << 20))
+    sent = fill(log, 100)
+    onlooker = open_log(disk, replace(SMALL, segment_bytes=1 << 20), read_only=True)
+    assert onlooker.next_offset == 100
+    log.truncate_to(50, now_ms=0)
+    kept = sent[:50] + (fill(log, 20, start=50) if grows_again else [])
+    assert [record.value for record in onlooker.records(0)] == [record.value for record in kept]
