@@ -30,7 +30,7 @@ from remote.head_changes import Change
 from remote.keys import full_key, head_key
 from remote.metadata_log import LogState, MetadataLog
 from remote.spill_page import encode_page
-from tiered import apply, bucket_deletion, forking, opening, partition, pausing, view_building
+from tiered import apply, bucket_deletion, forking, opening, partition, pausing, same_records, view_building
 
 Patch = pytest.MonkeyPatch
 
@@ -72,6 +72,7 @@ def _histories_are_compared_from_one_side(patch: Patch) -> None:
         return next((start for epoch, start in head.lineage if epoch not in known or known[epoch] > start), None)
 
     patch.setattr(partition, "first_foreign_offset", first_foreign_offset)
+    patch.setattr(same_records, "check_same_records", lambda held, bucket, head: None)  # it sees to most of them, too
 
 
 def _histories_are_not_compared(patch: Patch) -> None:
