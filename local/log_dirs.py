@@ -187,10 +187,12 @@ class LogDirectory:
     def close(self, *, is_clean: bool = True) -> None:
         """Seal, checkpoint, mark clean, unlock. When a log cannot be sealed the marker stays away, and it is said.
 
-        `is_clean` False: a partition here was not opened, so the next start has to recover.
+        `is_clean` False: a partition here was not opened, so the next start has to recover. Nothing happens to one that
+        was let go of: it may be another's by now.
         """
         if self.read_only:
             self.abandon()
+        if self._lock is None:
             return
         try:
             unsealed = [log.partition for _, log in self._open_logs() if not log.close()]
@@ -216,7 +218,7 @@ class LogDirectory:
         """Whoever writes between a raise that was noted and the log's own must not take it back. A note above the log's
         end is of a log that was truncated since: a start that finds it would throw away what came there."""
         if self._raised.get(name, 0) > log.next_offset:
-            del self._raised[name]
+            self._raised.pop(name, None)  # whoever forgets the log may have been faster
         return max(log.log_start_offset, self._raised.get(name, 0))
 
     def _told(

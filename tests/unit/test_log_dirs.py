@@ -12,7 +12,7 @@ from log_world import SMALL
 from local.checkpoints import read_offsets
 from local.errors import DiskFailed
 from local.log_dirs import LogDirectory
-from local.names import TopicPartition, new_topic_id
+from local.names import CLEAN_SHUTDOWN, TopicPartition, new_topic_id
 from local.record import Record
 
 OPENED, LEFT = TopicPartition("opened", 0), TopicPartition("left", 1)
@@ -138,3 +138,19 @@ def test_who_has_let_go_of_a_directory_writes_no_checkpoint_of_it(end: Callable[
         with pytest.raises(DiskFailed, match="let go"):
             write(first)
     assert _checkpointed(disk) == before
+
+
+@pytest.mark.parametrize("end", [LogDirectory.close, LogDirectory.abandon])
+def test_a_directory_that_was_let_go_of_may_be_closed_once_more_and_is_left_alone(
+    end: Callable[[LogDirectory], None],
+) -> None:
+    """As by `with`, of somebody who had closed it: whoever has it open since must not find it marked clean."""
+    disk = _with_two_partitions()
+    first = LogDirectory(disk, "./data")
+    first.open_log(OPENED, COMPACTED, now_ms=0)
+    end(first)
+    second = LogDirectory(disk, "./data")
+    first.close()
+    assert not disk.exists("./data/" + CLEAN_SHUTDOWN)
+    second.close()
+    assert disk.exists("./data/" + CLEAN_SHUTDOWN)
