@@ -6,8 +6,8 @@ put back from an old copy of itself, and took records while the bucket was out o
 has other records for. What came last tells: the batches at the last offset that both have are compared, by the CRC32C
 that they bear, for it covers all but offset and leader epoch, and copies are the same bytes.
 
-Cleaned segments are not, so of a topic that is, or was, compacted nothing is said; nor where the bucket has let go of
-that offset, or cannot show it (damage, a missing key).
+Cleaned segments are not, so of a topic that is compacted nothing is said, nor of what a pass has reached on the disk
+under another policy; nor where the bucket has let go of that offset, or cannot show it (damage, a missing key).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_same_records(held: Partition, bucket: PartitionSource, head: Head) -> 
     something: one that was left alone never is, so it is worth a read."""
     log = held.log
     at = min(log.next_offset, head.rows_next_offset) - 1
-    if at < head.log_start_offset or held.rules.cleanup_compact or log.cleaner_offset:
+    if at < max(head.log_start_offset, log.cleaner_reach) or held.rules.cleanup_compact or log.cleaner_offset:
         return
     try:
         ours = read_header(log.read(at, 1))

@@ -6,7 +6,7 @@ import logging
 from copy import deepcopy
 
 import pytest
-from manager_world import DAY, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
+from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import Conflict, Corrupt, InvalidRequest, OffsetOutOfRange, Unavailable
 from local.isolation import Isolation
@@ -72,6 +72,32 @@ def test_a_disk_put_back_from_an_old_copy_goes_on_only_where_it_has_what_the_buc
         else:
             assert manager.problems == {}
             assert log.next_offset == 320
+
+
+def test_a_disk_put_back_from_an_old_copy_is_not_compared_where_a_pass_has_been(world: World) -> None:
+    """It took nothing that the bucket has not: what the pass left of its last batch is not the bucket's."""
+    with world.open() as manager:
+        keeps = {"local.retention.ms": "-1", "remote.recompaction.min.saved.bytes": "1000000"}
+        manager.create_topic("t", 1, {**TIERED, **keeps, "min.cleanable.dirty.ratio": "0"}, now_ms=NOW)
+        send(manager, 20)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        manager.alter_topic("t", {"cleanup.policy": "compact"}, now_ms=NOW)
+        settle(manager, NOW + HOUR)
+        held = manager.partition(NAME)
+        assert held.log.cleaner_reach == 20
+        manager.alter_topic("t", {"cleanup.policy": "delete"}, now_ms=NOW)
+        old = deepcopy(world.disk)
+        send(manager, 300, start=20)
+        manager.roll("t", now_ms=NOW)
+        settle(manager, NOW + HOUR)
+        head = held.head()
+        assert head is not None
+        assert head.segments[0].cleaned_through is None
+    old.locks.clear()
+    with world.open(disk=old) as manager:
+        assert manager.problems == {}
+        assert manager.partition(NAME).log.next_offset == 320
 
 
 def test_a_log_that_gets_a_record_while_it_is_about_to_start_over_keeps_it_and_says_so(
