@@ -73,9 +73,7 @@ def move_log(
         source.storage.sync_directory(source.root)
         target.storage.rename(future, target.path(partition))
         target.storage.sync_directory(target.root)
-        log.write_checkpoints = (
-            target.write_checkpoints
-        )  # a truncation lowers what vouches for the log in its own place
+        log.write_checkpoints = target.write_checkpoints  # a truncation lowers what vouches for it in its own place
 
     try:
         target.storage.make_directory(future)
