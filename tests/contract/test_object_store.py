@@ -29,7 +29,7 @@ from remote.throttled_store import ThrottledStore
 from remote.watched_store import WatchedStore
 
 ONCE = RetryPolicy(attempts_max=1)
-NUMBERS = itertools.count()  # of buckets: each test has its own
+NUMBERS = itertools.count()  # of buckets: each test has its own, and none of the other files
 LARGE = bytes(os.urandom(1 << 16)) * ((2 * PART_BYTES + PART_BYTES // 2) >> 16)
 
 
@@ -350,7 +350,7 @@ class S3Contract(ObjectStoreContract):
 
     @pytest.fixture
     def store(self, server):
-        bucket = f"bucket-{next(NUMBERS)}"
+        bucket = f"own-bucket-{next(NUMBERS)}"
         server.create_bucket(bucket)
         store = open_store(f"s3://{bucket}/some/root", {**server.options(), "client": self.client})
         assert type(store._inner._inner).__name__ == {"s3fs": "S3Store", "obstore": "ObstoreS3Store"}[self.client]
