@@ -143,8 +143,7 @@ def clean(
     record; until that is done the reach lies above the checkpoint, and tells that the log is not clean in itself.
     """
     first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
-    upto = _first_unstable_base(log)
-    upto = upto if upto_offset is None else min(upto_offset, upto)
+    upto = min(at for at in (_first_unstable_base(log), upto_offset) if at is not None)
     infos = [info for info in log.segments() if not info.is_active]  # an empty one ends where `upto` may lie
     sealed = [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
     dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
