@@ -7,23 +7,48 @@ Foreign errors are translated at the one door of their library (the disk's in `l
 
 from __future__ import annotations
 
-from typing import TypeVar
+from enum import StrEnum
+from typing import Self, TypeVar
+
+
+class ErrorCode(StrEnum):
+    """Errors that a caller tells apart within one class. A code is stable; the text of a message may change."""
+
+    DIRECTORY_HELD = "directory_held"  # another process has the lock of a log directory
+    STORE_DIRECTORY_MISSING = "store_directory_missing"  # the directory that a file:// or hdfs:// url names
+    CREDENTIALS_MISSING = "credentials_missing"  # no source of credentials has any
+    SETTING_OF_MANAGER = "setting_of_manager"  # a topic was given a setting that only a manager has
+    CLOCK_JUMPED = "clock_jumped"  # the machine's clock jumped and is not trusted yet
 
 
 class LogError(Exception):
-    """Base of the tree. `attempt` in lower case says what was tried; `facts` say where."""
+    """Base of the tree. `attempt` in lower case says what was tried; `facts` say where.
+
+    `code` is for programs that branch on an error; no program branches on the text.
+    """
+
+    code: ErrorCode | None = None
 
     def __init__(self, attempt: str, **facts: object) -> None:
         super().__init__(attempt, facts)
         self.attempt = attempt
         self.facts = facts
 
+    def with_code(self, code: ErrorCode | None) -> Self:
+        """This error, marked with a code."""
+        self.code = code
+        return self
+
+    def restated(self, attempt: str, **facts: object) -> Self:
+        """An error of the same class and code with another text and these facts only."""
+        return type(self)(attempt, **facts).with_code(self.code)
+
     def __str__(self) -> str:
         return describe(self.attempt, self.facts)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword facts have to survive the pickling that Spark does between its processes.
-        return (_rebuild, (type(self), self.attempt, self.facts))
+        return (_rebuild, (type(self), self.attempt, self.facts, self.code))
 
 
 class InvalidRequest(LogError):
@@ -111,5 +136,5 @@ def forget_locals(error: E) -> E:
     return error
 
 
-def _rebuild(kind: type[LogError], attempt: str, facts: dict[str, object]) -> LogError:
-    return kind(attempt, **facts)
+def _rebuild(kind: type[LogError], attempt: str, facts: dict[str, object], code: ErrorCode | None) -> LogError:
+    return kind(attempt, **facts).with_code(code)

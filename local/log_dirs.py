@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from local import checkpoints, names
 from local.checkpoints import MetaProperties
-from local.errors import Conflict, DiskFailed, InvalidRequest, NotFound
+from local.errors import Conflict, DiskFailed, ErrorCode, InvalidRequest, NotFound
 from local.log import Log
 from local.names import TopicPartition, parse_marked_directory, parse_partition_directory
 from local.settings import LogSettings
@@ -251,8 +251,9 @@ class LogDirectory:
             self._lock = self.storage.lock(join(self.root, names.LOCK))
         except Conflict:
             raise Conflict(
-                "opening a log directory, another manager has it open: stop it, or wait for it", directory=self.root
-            ) from None
+                "opening a log directory, another manager has it open: stop it, or wait for it",
+                directory=self.root,
+            ).with_code(ErrorCode.DIRECTORY_HELD) from None
         self.identity = checkpoints.ensure_meta_properties(self.storage, self.root, self.identity)
         marker = join(self.root, names.CLEAN_SHUTDOWN)
         self.was_clean = self.storage.exists(marker)

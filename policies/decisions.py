@@ -38,14 +38,15 @@ class CleanLog:
 class CopySegment:
     """Upload and commit one closed segment. A copy that fails ends the partition's copies of this plan.
 
-    Neighbours share commits (`policies.tiering.completes_commit`). Those of a compacted topic are committed together,
-    all of a plan or none (`policies.tiering`).
+    Neighbours share commits (`policies.tiering.completes_commit`). Copies with `is_indivisible` are those of a
+    compacted topic: all of them that a plan holds share one commit, however many they are (`policies.tiering`).
     """
 
     base_offset: int
     next_offset: int
     size_bytes: int
     reason: str
+    is_indivisible: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

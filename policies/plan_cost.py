@@ -285,8 +285,7 @@ def _own(place: _Place, line: DecisionCost) -> DecisionCost:
 def _shared(place: _Place, run: Sequence[Decision]) -> dict[str, int]:
     match run[0]:
         case CopySegment():
-            is_together = place.snapshot.rules.cleanup_compact
-            commits = 1 if is_together else commits_of(each.size_bytes for each in run)
+            commits = 1 if run[0].is_indivisible else commits_of(each.size_bytes for each in run)
             return {"puts": commits, "gets": commits}
         case ExpireRemote() | ExpirePage() | RaiseCleaned():
             return {"puts": 1, "gets": 1}

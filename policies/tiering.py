@@ -81,6 +81,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
                 next_offset=segment.next_offset,
                 size_bytes=segment.size_bytes,
                 reason=reason,
+                is_indivisible=snapshot.rules.cleanup_compact,
             )
         )
     return chosen

@@ -18,7 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
-from local.errors import AccessDenied, AlreadyExists, Corrupt, DiskFailed, InvalidRequest, NotFound, Unavailable
+from local.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Corrupt,
+    DiskFailed,
+    ErrorCode,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from local.storage import DiskStorage, FileFacts, Storage
 from remote.keys import new_ulid
 from remote.store import (
@@ -213,7 +222,8 @@ class FileStore:
 
     def _check_root(self, attempt: str) -> None:
         if not self._storage.is_directory(self._root):
-            raise NotFound(f"{attempt}, the store's directory does not exist", directory=self._root)
+            missing = f"{attempt}, the store's directory does not exist"
+            raise NotFound(missing, directory=self._root).with_code(ErrorCode.STORE_DIRECTORY_MISSING)
 
     @contextmanager
     def _translated(self, attempt: str, key: str) -> Iterator[None]:

@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import quote
 
-from local.errors import Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import Corrupt, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
 from remote.file_store import ASIDE
 from remote.filesystems import make_hdfs_filesystem
 from remote.hdfs_errors import translated
@@ -299,7 +299,8 @@ class HdfsStore:
         except NotFound:
             is_directory = False
         if not is_directory:
-            raise NotFound(f"{attempt}, the store's directory does not exist", store=self.url)
+            missing = f"{attempt}, the store's directory does not exist"
+            raise NotFound(missing, store=self.url).with_code(ErrorCode.STORE_DIRECTORY_MISSING)
 
     def _path(self, key: str) -> str:
         if check_key(key).split("/", 1)[0] == ASIDE:

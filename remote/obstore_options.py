@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from local.errors import AccessDenied
+from local.errors import AccessDenied, ErrorCode
 from remote.object_settings import ObjectSettings
 
 CREDENTIALS_KEPT = timedelta(minutes=5)  # botocore renews ten minutes before the end
@@ -131,7 +131,7 @@ def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  #
         return {**told, **({"session_token": options["token"]} if options.get("token") else {})}
     found = session.get_credentials()
     if found is None:
-        raise AccessDenied("opening a store, no credentials")
+        raise AccessDenied("opening a store, no credentials").with_code(ErrorCode.CREDENTIALS_MISSING)
     return {"credential_provider": _Provider(found)}
 
 

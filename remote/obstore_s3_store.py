@@ -133,7 +133,7 @@ class ObstoreS3Store(S3Store):
             return
         if isinstance(error, Unavailable) and error is not sent.error:
             # The client has tried its parts again; the whole is too much to begin anew.
-            raise Unavailable(error.attempt, **{**error.facts, "attempts": self._policy.attempts_max}) from None
+            raise error.restated(error.attempt, **{**error.facts, "attempts": self._policy.attempts_max}) from None
         raise error
 
     # --- reading -----------------------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ class _Try:
         except (Corrupt, InvalidRequest) as error:
             at = error.facts.get("at")
             facts = {**error.facts, "at": start + (at if isinstance(at, int) else 0)}
-            raise type(error)(error.attempt, **facts) from error
+            raise error.restated(error.attempt, **facts) from error
 
     def _check_end(self, tail: Body) -> None:
         if len(tail):

@@ -14,7 +14,7 @@ from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from local.errors import AccessDenied, AlreadyExists, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, AlreadyExists, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
 from remote.s3_answers import of_answer
 
 FOREIGN_ERRORS = (OSError, BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError)
@@ -57,7 +57,7 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
     if code or status:
         return of_answer(code, status, attempt, facts)
     if isinstance(error, _CREDENTIALS):
-        return AccessDenied(f"{attempt}, no credentials", **facts)
+        return AccessDenied(f"{attempt}, no credentials", **facts).with_code(ErrorCode.CREDENTIALS_MISSING)
     if isinstance(error, boto.ParamValidationError):
         return InvalidRequest(f"{attempt}, the client refuses the name or a parameter", **facts)
     if is_about_options(error):

@@ -60,7 +60,7 @@ def _tries(
         if "attempts" in error.facts:
             raise
         tries = retrying.statistics.get("attempt_number", 1)
-        raise Unavailable(error.attempt, **error.facts, attempts=tries) from error
+        raise error.restated(error.attempt, **error.facts, attempts=tries) from error
 
 
 class _Stop:

@@ -68,7 +68,7 @@ def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> 
     if not results:
         return error
     appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())
-    return type(error)(error.attempt, **{**error.facts, "appended": appended})
+    return error.restated(error.attempt, **{**error.facts, "appended": appended})
 
 
 def raise_first(failures: Sequence[LogError]) -> None:

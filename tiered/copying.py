@@ -93,7 +93,9 @@ class SegmentWatch:
         try:
             return self._take(data)
         except (Corrupt, InvalidRequest) as error:
-            raise type(error)(f"copying a segment, {error.attempt}", **{"path": self._path, **error.facts}) from error
+            raise error.restated(
+                f"copying a segment, {error.attempt}", **{"path": self._path, **error.facts}
+            ) from error
 
     def facts(self) -> SegmentFacts:
         self._check_indexes()

@@ -76,7 +76,7 @@ def delete_records(
                 advance_log_start(held, directory_of(held.name), each.low_watermark, now_ms=now_ms)
         except LogError as error:
             told = ",".join(f"{name}:{was.low_watermark}" for name, was in done.items()) or None
-            raise type(error)(error.attempt, **{**error.facts, "deleted": told}) from error
+            raise error.restated(error.attempt, **{**error.facts, "deleted": told}) from error
         done[held.name] = each
     return done
 

@@ -68,7 +68,7 @@ def write_given(path: str, body: bytes, attempt: str, *, name: str = "file") -> 
     except OSError as error:
         raise _refused(attempt, error, facts) from None
     except LogError as error:
-        raise type(error)(attempt, **facts, cause=error.facts.get("cause")) from None
+        raise error.restated(attempt, **facts, cause=error.facts.get("cause")) from None
 
 
 def _is_regular(path: str) -> bool:

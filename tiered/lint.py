@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from local.errors import InvalidRequest, LogError, NotFound
+from local.errors import ErrorCode, InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from policies.prices import BUILT_IN, PriceTable
 from tiered.config import KEYS, SECTIONS, Config, Setting
@@ -250,7 +250,7 @@ def _mistake(name: str, text: str, error: InvalidRequest) -> tuple[str, str]:
     if "expected" in error.facts:
         expected = str(error.facts["expected"]).strip("'")
         return f"{name}={text} is not what it takes: {expected}", f"tiered config explain {name}"
-    if "manager's" in error.attempt:
+    if error.code is ErrorCode.SETTING_OF_MANAGER:
         return f"{name} is the manager's and not a topic's", "move it to [defaults] of tiered.toml"
     return f"unknown key: {name}", "take it out"
 

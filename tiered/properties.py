@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from local.errors import InvalidRequest
+from local.errors import ErrorCode, InvalidRequest
 from tiered.broker_names import BROKER_NAMES
 from tiered.clock_properties import CLOCK_TABLE
 from tiered.cost_properties import COST_TABLE
@@ -52,7 +52,8 @@ def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topi
             "reading a setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES)
         )
     if per_topic and not row.is_per_topic:
-        raise InvalidRequest("reading a setting, it is the manager's and not a topic's", key=name, **where)
+        text = "reading a setting, it is the manager's and not a topic's"
+        raise InvalidRequest(text, key=name, **where).with_code(ErrorCode.SETTING_OF_MANAGER)
     return row
 
 

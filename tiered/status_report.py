@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from local.errors import LogError
+from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
 from tiered.lock_holder import directory_holder, lock_holder
 from tiered.status import PartitionStatus, partition_status
-from tiered.timekeeping import JUMPED
 from tiered.units import counted, format_bytes, format_ms
 from tiered.work_report import Trouble, WorkReport, read_report
 
@@ -201,7 +200,7 @@ def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
             partition=None,
             kind=told.kind,
             what=told.message,
-            next_step=_SET_CLOCK if told.message.startswith(JUMPED) else next_step(told.kind),
+            next_step=_SET_CLOCK if told.code == ErrorCode.CLOCK_JUMPED else next_step(told.kind),
             since_ms=told.since_ms,
             count=told.count,
         )

@@ -315,16 +315,15 @@ def beside_copies(planned: Sequence[Decision]) -> list[Decision]:
 def next_slice(planned: Sequence[Decision]) -> Slice:
     """What a task does of a plan: without rolls and cleanings, and one commit's worth of copies.
 
-    A compacted topic's copies are one commit, however many they are (`policies.tiering`).
+    Indivisible copies are one commit, however many they are (`policies.tiering`).
     """
     taken: list[Decision] = []
     segments = size_bytes = left = 0
-    is_together = any(isinstance(each, CopySegment) and "cleaned" in each.reason for each in planned)
     for each in planned:
         if isinstance(each, RollActive | CleanLog):
             continue
         if isinstance(each, CopySegment):
-            if not is_together and completes_commit(segments, size_bytes):
+            if not each.is_indivisible and completes_commit(segments, size_bytes):
                 left += 1
                 continue
             segments, size_bytes = segments + 1, size_bytes + each.size_bytes

@@ -34,10 +34,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from local.errors import LogError, Unavailable
+from local.errors import ErrorCode, LogError, Unavailable
 from tiered.units import format_ms
 
-JUMPED = "going by the clock, it has jumped"
+_JUMPED = "going by the clock, it has jumped"
 JUMP_MS = 10 * 60_000  # two looks of one round lie milliseconds apart; time servers correct less, or slowly
 LONG_STOP_MS = 31 * 86_400_000  # clocks that are wrong at a start are off by years: an empty battery, a firmware's date
 ASK_INTERVAL_MS = 60_000
@@ -173,9 +173,10 @@ class Timekeeper:
         way = "ahead" if off_ms > 0 else "back"
         facts = {way: format_ms(abs(off_ms) // 1000 * 1000)}
         if of == STORES:
-            return Unavailable(f"{JUMPED}: nothing expires by it while the store's clock says another time", **facts)
+            text = f"{_JUMPED}: nothing expires by it while the store's clock says another time"
+            return Unavailable(text, **facts).with_code(ErrorCode.CLOCK_JUMPED)
         return Unavailable(
-            f"{JUMPED}: nothing expires by it until it is put right, or the store says so, or believed after a while",
+            f"{_JUMPED}: nothing expires by it until it is put right, or the store says so, or believed after a while",
             **facts,
             believed_after=format_ms(self.hold_ms),
-        )
+        ).with_code(ErrorCode.CLOCK_JUMPED)

@@ -25,7 +25,7 @@ STALE_ROUNDS = 5  # so many intervals without a word, and nobody is at work
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     """A partition's trouble as one manager met it, or the node's (no topic then). `kind` is the class of the error,
-    `count` the rounds that met it."""
+    `count` the rounds that met it, `code` the error's (`local.errors.ErrorCode`), None for an error without one."""
 
     topic: str | None
     partition: int | None
@@ -34,6 +34,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: int
     last_ms: int
     count: int = 1
+    code: str | None = None
 
     @property
     def name(self) -> TopicPartition | None:
@@ -149,7 +150,8 @@ def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:
 def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, now_ms: int) -> Trouble:
     message = " ".join(str(error).split())
     if known is not None and known.kind == type(error).__name__:
-        return msgspec.structs.replace(known, message=message, last_ms=now_ms, count=known.count + 1)
+        count = known.count + 1
+        return msgspec.structs.replace(known, message=message, last_ms=now_ms, count=count, code=error.code)
     return Trouble(
         topic=name.topic if name is not None else None,
         partition=name.partition if name is not None else None,
@@ -157,6 +159,7 @@ def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, n
         message=message,
         since_ms=now_ms,
         last_ms=now_ms,
+        code=error.code,
     )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import click
 
-from local.errors import Conflict
-
-_HELD = "another manager has it open"
+from local.errors import Conflict, ErrorCode
 
 # By command. Only what is true while a manager is at work; the others have to wait.
 INSTEAD = {
@@ -21,7 +19,7 @@ INSTEAD = {
 def note_instead(error: Conflict) -> None:
     """Put on an error what this invocation's command could do instead, where that is known."""
     context = click.get_current_context(silent=True)
-    if context is None or _HELD not in error.attempt:
+    if context is None or error.code is not ErrorCode.DIRECTORY_HELD:
         return
     words = INSTEAD.get(context.command_path.partition(" ")[2])
     if words is not None:

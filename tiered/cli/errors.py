@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from local.errors import (
-    AccessDenied,
     Conflict,
     Corrupt,
+    ErrorCode,
     InvalidRequest,
     LogError,
-    NotFound,
     OffsetOutOfRange,
     Unavailable,
 )
@@ -102,8 +101,6 @@ _HINTS |= {
     "RequestTimeTooSkewed": "set this machine's clock",
 }
 
-_NO_STORE = "the store's directory does not exist"  # of a file:// url, by the door of fsspec
-
 # Which extra of ours brings a package.
 _EXTRAS = {
     "s3": ("s3fs", "aiobotocore", "botocore", "boto3", "aiohttp"),
@@ -149,12 +146,12 @@ def _hint(error: BaseException) -> str | None:
     """What to do about errors that have no code of others; first what was noted where they were met."""
     if notes := getattr(error, "__notes__", ()):
         return "; ".join(notes)
-    facts = error.facts if isinstance(error, LogError) else {}
+    facts, code = (error.facts, error.code) if isinstance(error, LogError) else ({}, None)
     if "key_id" in facts or "remote.encryption.key.id" in facts:
         return "name the file of keys as key_ring in [remote] of tiered.toml"
-    if isinstance(error, NotFound) and error.attempt.endswith(_NO_STORE):
+    if code is ErrorCode.STORE_DIRECTORY_MISSING:
         return "make it, mount its disk, or mend the url: see [remote] of tiered.toml"
-    if isinstance(error, AccessDenied) and error.attempt.endswith("no credentials"):
+    if code is ErrorCode.CREDENTIALS_MISSING:
         return _CREDENTIALS
     if isinstance(error, Unavailable) and "endpoint" in facts:
         return "is the endpoint right, and is there a way to it? it is safe to run again"

@@ -180,7 +180,7 @@ class StreamPlanner:
 
     def _lost(self, error: NotFound | OffsetOutOfRange) -> None:
         if self._options.fail_on_data_loss:
-            raise type(error)(f"{error.attempt}: data was lost; failOnDataLoss=false goes on", **error.facts)
+            raise error.restated(f"{error.attempt}: data was lost; failOnDataLoss=false goes on", **error.facts)
 
     # --- admission by bytes ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,173 @@
+"""Backlogs beyond one commit (64 MiB, 100 segments), on every path that commits in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import COMPACTED, NAME, NOW, TIERED, World
+
+from local.record import Record
+from policies.decisions import CopySegment
+from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX
+from remote.catalog import list_partitions
+from remote.head import Head
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.store import ObjectStore
+from tiered.bucket_copying import plan_copy, run_copy
+from tiered.bucket_passes import compact_partition
+from tiered.forking import plan_fork, run_fork
+from tiered.manager import LogManager
+from tiered.remote_acks import wait_for_bucket
+from tiered.remote_view import RemoteLog
+from tiered.rewriting import plan_recode, run_rewrite
+from tiered.saved_plan import apply_saved, decode_plan, encode_plan, save_plan
+
+SEGMENTS = 110
+VALUE = bytes(640 << 10)  # one record fills a segment, and two of them do not fit into one: cleaning merges none
+LARGE = {"segment_bytes": str(1 << 20), "index_interval_bytes": "4096", "append_batch_bytes": "16384"}
+LIMIT_S = 120.0  # no path takes so long; a path that hangs fails instead
+Path = Callable[[LogManager], None]
+
+
+def _rounds(manager: LogManager) -> None:
+    while manager.tick(NOW):
+        pass
+
+
+def _tasks(manager: LogManager) -> None:
+    for _ in range(20):
+        is_busy = manager.tick(NOW, waits=False)
+        assert manager.wait_for_tasks(LIMIT_S)
+        if not is_busy:
+            return
+
+
+def _applied(manager: LogManager) -> None:
+    """A cleaning and the copies are two plans: no plan holds both."""
+    for _ in range(3):
+        manager.apply(manager.plan(NOW))
+
+
+def _saved(manager: LogManager) -> None:
+    from tiered.planning import priced_plan
+
+    for _ in range(3):
+        saved = save_plan(priced_plan(manager, NOW), made_ms=NOW, settings={})
+        apply_saved(manager, decode_plan(encode_plan(saved)), now_ms=NOW)
+
+
+def _acknowledged(manager: LogManager) -> None:
+    ends = {NAME: manager.partition(NAME).log.next_offset}
+    assert wait_for_bucket(manager, ends, clock=lambda: NOW, pause=lambda _: None) is not None
+
+
+COPYING: dict[str, tuple[dict[str, str], Path]] = {
+    "rounds": (TIERED, _rounds),
+    "tasks": (TIERED, _tasks),
+    "apply": (TIERED, _applied),
+    "saved plan": (TIERED, _saved),
+    "acks": (TIERED, _acknowledged),
+    "compacted, rounds": (COMPACTED, _rounds),
+    "compacted, tasks": (COMPACTED, _tasks),
+    "compacted, apply": (COMPACTED, _applied),
+    "compacted, saved plan": (COMPACTED, _saved),
+}
+
+
+def _backlog(world: World, properties: dict[str, str], keys: int = SEGMENTS) -> LogManager:
+    manager = world.open(**LARGE)
+    manager.create_topic("t", 1, properties, now_ms=NOW)
+    for at in range(SEGMENTS):
+        manager.append("t", [Record(b"k%d" % (at % keys), VALUE, NOW - SEGMENTS + at)], 0, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+    return manager
+
+
+def _head(manager: LogManager) -> Head:
+    head = manager.partition(NAME).head()
+    assert head is not None
+    return head
+
+
+def _check(store: ObjectStore, topic: str = "t") -> None:
+    """All records are in the bucket, in more segments and bytes than one commit holds."""
+    (name,) = [each for each in list_partitions(store) if each.topic == topic]
+    rows = list(MetadataLog(store, name.prefix).index(MetadataLog(store, name.prefix).refresh()).rows())
+    assert len(rows) == SEGMENTS > COMMIT_SEGMENTS_MAX
+    assert sum(row.size_bytes for row in rows) > COMMIT_BYTES
+    assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
+    records = RemoteLog(store).reader().records(name.topic_partition, 0)
+    assert [(each.offset, each.key) for each in records] == [(at, b"k%d" % at) for at in range(SEGMENTS)]
+
+
+@pytest.mark.parametrize("path", sorted(COPYING))
+def test_a_backlog_of_several_commits_reaches_the_bucket_whole(path: str) -> None:
+    world, (properties, copy) = World(), COPYING[path]
+    with _backlog(world, properties) as manager:
+        copy(manager)
+        assert manager.problems == {}
+        assert not [each for each in manager.plan(NOW).decisions.get(NAME, ()) if isinstance(each, CopySegment)]
+        assert _head(manager).next_offset == SEGMENTS
+    _check(world.store)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> MemoryStore:
+    world = World()
+    World.made.remove(world)  # shared by the tests of this module, each of which checks what it made of it
+    with _backlog(world, TIERED) as manager:
+        _rounds(manager)
+    return world.store
+
+
+def _copy_of(store: MemoryStore) -> MemoryStore:
+    copy = MemoryStore(store.url, now_ms=lambda: NOW)
+    for info in store.list(""):
+        copy.put_if_absent(info.key, store.get(info.key))
+    return copy
+
+
+def _name(store: ObjectStore):
+    return next(iter(list_partitions(store)))
+
+
+def test_a_bucket_copy_of_several_commits_is_whole(bucket: MemoryStore) -> None:
+    target = MemoryStore("memory://other", now_ms=lambda: NOW)
+    plan = plan_copy(bucket, target, _name(bucket), now_ms=NOW)
+    assert run_copy(bucket, target, plan, now_ms=lambda: NOW).is_complete
+    _check(target)
+
+
+def test_a_rewrite_of_several_commits_is_whole(bucket: MemoryStore) -> None:
+    store = _copy_of(bucket)
+    run_rewrite(store, plan_recode(store, _name(store), now_ms=NOW, codec="zstd"), now_ms=lambda: NOW)
+    _check(store)
+
+
+def test_a_fork_of_more_segments_than_one_commit_copies_is_whole(bucket: MemoryStore) -> None:
+    store = _copy_of(bucket)
+    run_fork(store, plan_fork(store, [_name(store)], "f", known=[]), now_ms=lambda: NOW)
+    _check(store, "f")
+
+
+def test_a_bucket_compaction_of_several_groups_keeps_the_newest_records() -> None:
+    world, disk = World(), ModelDisk()
+    with _backlog(world, TIERED, keys=60) as manager:
+        _rounds(manager)
+    disk.make_directory("./pass")
+    policy = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20)}
+    compact_partition(
+        world.store,
+        _name(world.store),
+        now_ms=NOW,
+        storage=disk,
+        directory="./pass",
+        group_bytes=8 << 20,
+        settings=policy,
+    )
+    records = RemoteLog(world.store).reader().records(NAME, 0)
+    assert [(each.offset, each.key) for each in records] == [(at, b"k%d" % (at % 60)) for at in range(50, SEGMENTS)]
