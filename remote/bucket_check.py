@@ -21,37 +21,35 @@ Memory: the heads' rows, one name for each object, one range of a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 
 from local.errors import Corrupt, NotFound
 from local.findings import Finding, Severity, damaged, told
-from remote.at_rest import CODECS
 from remote.chunk_cache import ChunkCache
-from remote.chunks import RAW, ZSTD
 from remote.encryption import NO_KEYS, KeyRing
 from remote.forks import kept_by_forks
-from remote.head import Head, decode_head
+from remote.head import Head, SpillRow, decode_head
 from remote.head_chain import decode_boundary
 from remote.head_changes import loses_objects
+from remote.head_salvage import salvage_head
+from remote.head_validation import Part
 from remote.keys import (
-    ENCRYPTED_SUFFIX,
+    DATA_SUFFIX,
     HEADS,
+    INDEXES_SUFFIX,
     PROBES,
-    ZSTD_SUFFIX,
     full_key,
-    own_part,
     parse_boundary_key,
-    parse_data_key,
     parse_epoch,
     parse_head_key,
     parse_pin_key,
-    parse_view_key,
 )
 from remote.metadata_index import Pages
 from remote.metadata_log import MetadataLog
+from remote.page_rows import PageRows
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.segment_check import LookInside, check_segment, only_read, wrong
@@ -131,6 +129,8 @@ class _Check:
         self._store = store
         self._prefix = prefix
         self._pages = Pages(store, prefix)
+        self._salvaged_sequences: set[int] = set()
+        self._doubtful: set[str] = set()  # objects that a refused entry names
         self._report = BucketReport(prefix=prefix)
 
     def run(self) -> BucketReport:
@@ -187,19 +187,35 @@ class _Check:
     def _head(self, sequence: int, *, is_listed: bool = True) -> Head | None:
         key = f"{HEADS}{sequence:020d}"
         try:
-            head = decode_head(self._store.get(self._prefix + key))
+            body = self._store.get(self._prefix + key)
         except NotFound:
             if is_listed:
                 self._wrong(key, "a head was listed and is not there")
             return None
+        try:
+            head: Head | None = decode_head(body, self._prefix)
         except Corrupt as error:
+            head = self._salvaged(sequence, body, error)
+        if head is not None and head.sequence != sequence:
+            self._wrong(key, f"a head has another's name: sequence={head.sequence}")
+        return head
+
+    def _salvaged(self, sequence: int, body: bytes, error: Corrupt) -> Head | None:
+        """A head that readers refuse: a finding for each contradiction, and a head with the sound entries."""
+        key = f"{HEADS}{sequence:020d}"
+        try:
+            salvage = salvage_head(body, self._prefix)
+        except Corrupt:
             self._report.findings.append(damaged(error, self._prefix + key))
             return None
-        if head.sequence != sequence:
-            self._wrong(key, f"a head has another's name: sequence={head.sequence}")
-        if not self._prefix.endswith(f"{head.topic}-{head.topic_id}/{head.partition}/"):
-            self._wrong(key, f"another partition's head: topic={head.topic} partition={head.partition}")
-        return head
+        self._salvaged_sequences.add(sequence)
+        for each in salvage.found:
+            path = self._prefix + key if each.key is None else full_key(self._prefix, each.key)
+            what = f"readers refuse this head, {each.what}: sequence={sequence} place={each.place}"
+            self._report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=each.offsets))
+            if each.key is not None and each.part in (Part.SEGMENTS, Part.VIEWS):
+                self._doubtful |= {each.key, each.key.partition(DATA_SUFFIX)[0] + INDEXES_SUFFIX}
+        return salvage.head
 
     def _check_chain(self, heads: list[Head]) -> None:
         given_up: set[str] = set()
@@ -223,7 +239,12 @@ class _Check:
             before = head
 
     def _lost(self, before: Head, head: Head) -> str | None:
-        """What `head` forgets; None also where a page that it gave up is gone already, so that it can't be known."""
+        """What `head` forgets; None also where a page that it gave up is gone already, so that it can't be known.
+
+        A salvaged head lacks entries, so it is not compared.
+        """
+        if self._salvaged_sequences & {before.sequence, head.sequence}:
+            return None
         try:
             return loses_objects(before, head, self._pages.rows)
         except (Corrupt, NotFound):
@@ -234,7 +255,7 @@ class _Check:
         rows: list[RemoteSegment] = []
         for spill in head.spills:
             try:
-                rows += self._pages.rows(spill)
+                rows += self._page_rows(spill, tells=tells)
             except NotFound:
                 if tells:
                     self._wrong(spill.key, "a head names a page of rows that is not there")
@@ -242,6 +263,17 @@ class _Check:
                 if tells:
                     self._report.findings.append(damaged(error, self._prefix + spill.key))
         return [*rows, *head.segments]
+
+    def _page_rows(self, spill: SpillRow, *, tells: bool) -> Sequence[RemoteSegment]:
+        """The sound rows of a page; each of the others is told where `tells`."""
+        page = self._pages.rows(spill)
+        if not isinstance(page, PageRows):
+            return page
+        rows, refused = page.salvaged()
+        for each in refused if tells else ():
+            finding = damaged(each.error, self._prefix + spill.key)
+            self._report.findings.append(replace(finding, offsets=each.offsets))
+        return rows
 
     def _waiting(self, head: Head) -> set[str]:
         """What was given up for deletion; of a page that cannot be read only the page."""
@@ -264,6 +296,8 @@ class _Check:
             kinds |= {row.data_key: ObjectKind.SEGMENT for row in self._named_rows(head)}
             kinds |= {row.indexes_key: ObjectKind.INDEXES for row in self._named_rows(head)}
             kinds |= {spill.key: ObjectKind.PAGE for spill in head.spills}
+        for key in self._doubtful:
+            kinds.setdefault(key, ObjectKind.INDEXES if key.endswith(INDEXES_SUFFIX) else ObjectKind.SEGMENT)
         kinds = dict.fromkeys(self._of_forks(listed), ObjectKind.FORKED) | kinds
         unnamed: Counter[ObjectKind] = Counter()
         for key, info in listed.items():
@@ -314,10 +348,10 @@ class _Check:
     def _check_pages(self, head: Head) -> None:
         for spill in head.spills:
             try:
-                rows = self._pages.rows(spill)
+                wrong_field = summary_contradiction(spill, self._pages.rows(spill))
             except (Corrupt, NotFound):
                 continue  # told with the rows
-            if (wrong_field := summary_contradiction(spill, rows)) is not None:
+            if wrong_field is not None:
                 self._wrong(spill.key, f"a head says something else of a page than its rows: {wrong_field}")
 
     def _check_rows(self, head: Head, listed: dict[str, ObjectInfo]) -> None:
@@ -329,19 +363,11 @@ class _Check:
             reached = row.next_offset
         for row in self._named_rows(head):
             before = len(self._report.findings)
-            self._check_names(head, row)
             sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
             present = [self._check_size(key, size, listed, row) for key, size in sizes]
             (self._report.rows if all(present) else self._report.suspects).append(row)
             if len(self._report.findings) > before and not is_still_named(self._store, self._prefix, row):
                 del self._report.findings[before:]
-
-    def _check_names(self, head: Head, row: RemoteSegment) -> None:
-        for key, what in name_contradictions(row):
-            self._wrong(key, what, row)
-        made_in = parse_epoch(row.data_key)
-        if made_in is not None and made_in > head.epoch:
-            self._wrong(row.data_key, f"a row of a later epoch than its head: epoch={made_in}", row)
 
     def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: RemoteSegment) -> bool:
         info = listed.get(key)
@@ -356,21 +382,3 @@ class _Check:
 
     def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
         self._report.findings.append(wrong(full_key(self._prefix, key), what, row))
-
-
-def name_contradictions(row: RemoteSegment) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong) where a row and the names of its objects contradict each other, or the row itself."""
-    for key in (row.data_key, row.indexes_key):
-        says = parse_data_key(own_part(key)) or parse_view_key(key)
-        if says is None:
-            yield key, "a row names what is no data object"
-        elif not row.is_named(says.base_offset, says.last_offset, says.ulid):
-            yield key, "an object's name says another segment than its row"
-    if (row.key_id is None) != (row.wrapped_key is None):
-        yield row.data_key, f"a row has a data key without a key's name, or the other way: {row.key_id}"
-    kept = (CODECS[ZSTD] if ZSTD_SUFFIX in row.data_key else CODECS[RAW], row.data_key.endswith(ENCRYPTED_SUFFIX))
-    if kept != (row.codec, row.key_id is not None):
-        yield row.data_key, f"an object's name says another way of keeping it: codec={row.codec}"
-    for name, where in row.indexes.items():
-        if where.start < 0 or where.length < 0 or where.start + where.length > row.indexes_bytes:
-            yield row.indexes_key, f"an index lies outside its object: section={name}"

@@ -21,7 +21,24 @@ import msgspec
 
 from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest
+from remote.bounds import (
+    ByteCount,
+    ClockMs,
+    Count,
+    Crc32c,
+    LeaderEpoch,
+    ObjectBytes,
+    Offset,
+    PartitionNumber,
+    Sequence,
+    SequenceOrNone,
+    StoredSize,
+    TimestampMs,
+    Turn,
+    WriterEpoch,
+)
 from remote.head_sizes import note_size
+from remote.head_validation import contradictions
 from remote.segment import RemoteSegment, SegmentState
 from remote.store import Body
 from remote.view import CompactedView, view_contradiction
@@ -42,10 +59,10 @@ class UnlinkedObject:
     """
 
     key: str
-    size_bytes: int
-    unlinked_ms: int
-    epoch: int
-    unlinked_sequence: int = 0
+    size_bytes: ObjectBytes
+    unlinked_ms: ClockMs
+    epoch: WriterEpoch
+    unlinked_sequence: SequenceOrNone = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +80,23 @@ class SpillRow:
     """
 
     key: str
-    base_offset: int
-    next_offset: int
-    min_timestamp_ms: int | None
-    max_timestamp_ms: int | None
-    first_stamp_ms: int
-    segment_count: int
-    record_count: int
-    size_bytes: int
-    stored_bytes: int
-    cleaned_through: int | None = None
-    aborted_bytes: int = 0
-    gaps: tuple[tuple[int, int], ...] = ()
-    epochs: tuple[tuple[int, int], ...] = ()
-    page_bytes: int
-    page_crc32c: int
-    indexes_bytes: int | None = None
-    other_classes: tuple[tuple[str, int, int], ...] | None = None
+    base_offset: Offset
+    next_offset: Offset
+    min_timestamp_ms: TimestampMs | None
+    max_timestamp_ms: TimestampMs | None
+    first_stamp_ms: TimestampMs
+    segment_count: Count
+    record_count: Count
+    size_bytes: ByteCount
+    stored_bytes: ByteCount
+    cleaned_through: Offset | None = None
+    aborted_bytes: ByteCount = 0
+    gaps: tuple[tuple[Offset, Offset], ...] = ()
+    epochs: tuple[tuple[LeaderEpoch, Offset], ...] = ()
+    page_bytes: StoredSize
+    page_crc32c: Crc32c
+    indexes_bytes: ByteCount | None = None
+    other_classes: tuple[tuple[str, Count, ByteCount], ...] | None = None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """The offset ranges that its rows hold, ascending."""
@@ -99,8 +116,8 @@ class JobNote:
     """
 
     job_id: str
-    turn: int = 0
-    committed_ms: int = 0
+    turn: Turn = 0
+    committed_ms: ClockMs = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +128,9 @@ class UnlinkedPage:
     """
 
     spill: SpillRow
-    unlinked_ms: int
-    epoch: int
-    unlinked_sequence: int = 0
+    unlinked_ms: ClockMs
+    epoch: WriterEpoch
+    unlinked_sequence: SequenceOrNone = 0
 
     @property
     def size_bytes(self) -> int:
@@ -143,25 +160,25 @@ class Head:
     """
 
     format_version: int = FORMAT_VERSION
-    sequence: int
-    epoch: int
+    sequence: Sequence
+    epoch: WriterEpoch
     commit_id: str
     parent_id: str | None
     writer_id: str
     topic: str
     topic_id: str
-    partition: int
-    log_start_offset: int
-    committed_ms: int
+    partition: PartitionNumber
+    log_start_offset: Offset
+    committed_ms: ClockMs
     segments: tuple[RemoteSegment, ...] = ()
     unlinked: tuple[UnlinkedObject, ...] = ()
     unlinked_pages: tuple[UnlinkedPage, ...] = ()
     spills: tuple[SpillRow, ...] = ()
     views: tuple[CompactedView, ...] = ()
-    boundary_number: int = 0
-    void_upto: int = 0
-    deleted_ms: int | None = None
-    tiered_upto: int = 0
+    boundary_number: SequenceOrNone = 0
+    void_upto: SequenceOrNone = 0
+    deleted_ms: ClockMs | None = None
+    tiered_upto: Offset = 0
     given_up: bool = False
     jobs: tuple[JobNote, ...] = ()
     properties: dict[str, str]
@@ -241,6 +258,11 @@ def encode_head(head: Head) -> bytes:
     text = msgspec.json.encode(head)
     if len(text) > HEAD_BYTES_MAX:
         raise InvalidRequest("writing a head, too large", size_bytes=len(text), size_bytes_max=HEAD_BYTES_MAX)
+    try:
+        _check(_DECODER.decode(text), None)  # the bounds are the decoder's
+    except (msgspec.DecodeError, Corrupt) as error:
+        facts = {"topic": head.topic, "partition": head.partition, "cause": str(error)}
+        raise InvalidRequest("writing a head, readers would refuse it", **facts) from error
     return encode_line(text)
 
 
@@ -274,8 +296,11 @@ def decode_line(data: Body) -> bytes:
     return text
 
 
-def decode_head(data: Body) -> Head:
-    """The inverse. Raises Corrupt for anything off."""
+def decode_head(data: Body, prefix: str | None = None) -> Head:
+    """The inverse, validated whole (`remote.head_validation`). `prefix` is where the object lies, None if unknown.
+
+    Raises Corrupt for anything off, with the place in the head.
+    """
     text = decode_line(data)
     try:
         head = _DECODER.decode(text)
@@ -283,8 +308,17 @@ def decode_head(data: Body) -> Head:
         raise Corrupt("reading a head, its body is no head", cause=str(error)) from error
     if wrong := contradiction(head):
         raise Corrupt(f"reading a head, {wrong}", topic=head.topic, partition=head.partition, sequence=head.sequence)
+    _check(head, prefix)
     note_size(head, len(data))
     return head
+
+
+def _check(head: Head, prefix: str | None) -> None:
+    """Raises Corrupt for the first contradiction of `remote.head_validation`."""
+    found = next(contradictions(head, prefix), None)
+    if found is not None:
+        facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
+        raise Corrupt(f"reading a head, {found.what}", **facts, **found.facts())
 
 
 def contradiction(head: Head) -> str | None:

@@ -92,7 +92,7 @@ class HeadChain:
     def _decoded(self, sequence: int, body: Body) -> Head:
         key = self._prefix + head_key(sequence)
         try:
-            head = decode_head(body)
+            head = decode_head(body, self._prefix)
         except Corrupt as error:
             raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
         if head.sequence != sequence:

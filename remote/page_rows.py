@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, overload
 
 import msgspec
 
 from local.errors import Corrupt
+from remote.head_validation import row_contradiction
 from remote.segment import RemoteSegment
 
 if TYPE_CHECKING:
@@ -27,6 +29,15 @@ _ROWS = tuple[RemoteSegment, ...]
 msgspec.json.Decoder(_ROWS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageContradiction:
+    """A row of a page that readers refuse: its number, the offsets of its columns, and why."""
+
+    row: int
+    offsets: tuple[int, int]
+    error: Corrupt
+
+
 class PageRows(Sequence[RemoteSegment]):
     """All rows of a page, ascending. Thread safe. What gives a row raises Corrupt when its columns hold none."""
 
@@ -36,6 +47,7 @@ class PageRows(Sequence[RemoteSegment]):
         self._table = table
         self._base_offsets, self._next_offsets = self._offsets("base_offset"), self._offsets("next_offset")
         self._max_timestamps = self._numbers("max_timestamp_ms")
+        self._check_columns()
         self._blocks: list[tuple[RemoteSegment, ...] | None] = [None] * -(-len(self._base_offsets) // BLOCK_ROWS)
 
     def __len__(self) -> int:
@@ -74,6 +86,30 @@ class PageRows(Sequence[RemoteSegment]):
         late = pc.index(pc.greater_equal(stamps, pa.scalar(timestamp_ms, pa.int64())), True).as_py()
         return self[first + late] if late >= 0 else None
 
+    def salvaged(self) -> tuple[list[RemoteSegment], list[PageContradiction]]:
+        """The sound rows, and what is wrong with each of the others: for a scrub, which goes on after damage."""
+        rows: list[RemoteSegment] = []
+        found: list[PageContradiction] = []
+        for number in range(len(self._blocks)):
+            try:
+                rows += self._block(number)
+            except Corrupt:
+                first = number * BLOCK_ROWS
+                for at in range(first, min(first + BLOCK_ROWS, len(self))):
+                    try:
+                        rows += self._made(self._table.slice(at, 1))
+                    except Corrupt as error:
+                        offsets = int(self._base_offsets[at]), int(self._next_offsets[at])
+                        found.append(PageContradiction(row=at, offsets=offsets, error=error))
+        return rows, found
+
+    def _check_columns(self) -> None:
+        """The offsets of all rows, without making a row. Raises Corrupt."""
+        bases, ends = self._base_offsets, self._next_offsets
+        is_sound = bases[0] >= 0 and bool((bases < ends).all()) and bool((ends[:-1] <= bases[1:]).all())
+        if not is_sound:
+            raise Corrupt("reading a page of rows, its rows overlap or run backwards", key=self._key)
+
     def _range(self, start: int, end: int | None) -> tuple[int, int]:
         """They never overlap, so their ends ascend too."""
         first = bisect_right(self._next_offsets, start)
@@ -87,9 +123,14 @@ class PageRows(Sequence[RemoteSegment]):
 
     def _made(self, table: pa.Table) -> tuple[RemoteSegment, ...]:
         try:
-            return msgspec.convert(_plain_rows(table), _ROWS)
-        except msgspec.ValidationError as error:
+            rows = msgspec.convert(_plain_rows(table), _ROWS)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise Corrupt("reading a page of rows, it is no such page", key=self._key, cause=str(error)) from error
+        for row in rows:
+            if (wrong := row_contradiction(row)) is not None:
+                facts = {"object": row.data_key, "base_offset": row.base_offset, "next_offset": row.next_offset}
+                raise Corrupt(f"reading a page of rows, {wrong}", key=self._key, **facts)
+        return rows
 
     def _offsets(self, name: str) -> np.ndarray:
         column = self._numbers(name)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from local.errors import InvalidRequest
+from remote.bounds import ClockMs, Count, Crc32c, LeaderEpoch, ObjectBytes, Offset, StoredSize, TimestampMs
 
 PART_BYTES = 8 << 20  # a segment goes up in parts whose size is a multiple of this
 PARTS_MAX = 10_000  # S3's limit on the parts of one object
@@ -36,8 +37,8 @@ NEXT_STATES: dict[SegmentState, frozenset[SegmentState]] = {
 class IndexRange:
     """Where one index lies inside the ``.indexes`` object: bytes ``[start, start + length)``."""
 
-    start: int
-    length: int
+    start: ObjectBytes
+    length: ObjectBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +58,24 @@ class RemoteSegment:
     """
 
     ulid: str
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    stored_bytes: int
-    record_count: int
-    max_timestamp_ms: int | None
-    min_timestamp_ms: int | None
-    epochs: tuple[tuple[int, int], ...]
-    data_crc32c: int
+    base_offset: Offset
+    next_offset: Offset
+    size_bytes: StoredSize
+    stored_bytes: StoredSize
+    record_count: Count
+    max_timestamp_ms: TimestampMs | None
+    min_timestamp_ms: TimestampMs | None
+    epochs: tuple[tuple[LeaderEpoch, Offset], ...]
+    data_crc32c: Crc32c
     data_key: str
     indexes_key: str
-    indexes_bytes: int
+    indexes_bytes: StoredSize
     indexes: dict[str, IndexRange]
     codec: str = "none"
     storage_class: str | None = None
-    cleaned_through: int | None = None
-    committed_ms: int = 0
-    segment_crc32c: int | None = None
+    cleaned_through: Offset | None = None
+    committed_ms: ClockMs = 0
+    segment_crc32c: Crc32c | None = None
     key_id: str | None = None
     wrapped_key: str | None = None
     made_by: str | None = None

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from remote.bounds import ByteCount, ClockMs, Count, Offset, SequenceOrNone, WriterEpoch
 from remote.segment import RemoteSegment, SegmentState
 
 DEFAULT_VIEW = "compacted"
@@ -48,30 +49,30 @@ class ViewRun:
     into how many parts the keys were split so that each fitted the buffer.
     """
 
-    started_ms: int
-    took_ms: int
-    from_offset: int
-    upto_offset: int
-    records_in: int
-    records_out: int
-    bytes_in: int
-    bytes_out: int
-    key_ranges: int = 1
+    started_ms: ClockMs
+    took_ms: ClockMs
+    from_offset: Offset
+    upto_offset: Offset
+    records_in: Count
+    records_out: Count
+    bytes_in: ByteCount
+    bytes_out: ByteCount
+    key_ranges: Count = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStart:
     """A run under way, by the writer of that epoch."""
 
-    started_ms: int
-    epoch: int
+    started_ms: ClockMs
+    epoch: WriterEpoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewFailure:
     """Why the last run left the view as it was."""
 
-    failed_ms: int
+    failed_ms: ClockMs
     error: str
 
 
@@ -81,13 +82,13 @@ class CompactedView:
     records without a key, where the view keeps them."""
 
     name: str
-    start_offset: int = 0
-    horizon_offset: int = 0
+    start_offset: Offset = 0
+    horizon_offset: Offset = 0
     rows: tuple[RemoteSegment, ...] = ()
-    record_count: int = 0
-    key_count: int = 0
-    source_sequence: int | None = None
-    lost: tuple[tuple[int, int], ...] = ()
+    record_count: Count = 0
+    key_count: Count = 0
+    source_sequence: SequenceOrNone | None = None
+    lost: tuple[tuple[Offset, Offset], ...] = ()
     last_run: ViewRun | None = None
     under_way: ViewStart | None = None
     failure: ViewFailure | None = None

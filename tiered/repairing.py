@@ -27,15 +27,15 @@ from typing import Any, Protocol
 from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, NotFound
 from local.log import Log
 from local.segment_info import SegmentInfo
-from remote.bucket_check import name_contradictions
 from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.guest import GuestLog
 from remote.head import Head, JobNote, SpillRow
 from remote.head_changes import Change, objects_of
+from remote.head_validation import row_contradiction
 from remote.job_changes import replace_tiled
-from remote.keys import HEADS, VIEWS, full_key, new_ulid, parse_head_key, parse_spill_key
+from remote.keys import HEADS, VIEWS, full_key, new_ulid, parse_head_key, parse_spill_key, parse_view_key
 from remote.metadata_index import Pages
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
@@ -256,7 +256,8 @@ def _rows(
 
 
 def _is_damaged(store: ObjectStore, name: RemotePartitionName, row: RemoteSegment, keys: KeyRing) -> bool:
-    if any(name_contradictions(row)):
+    view = parse_view_key(row.data_key)
+    if row_contradiction(row, view=view.view if view is not None else None) is not None:
         return True
     sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
     try:

@@ -28,17 +28,25 @@ WORDS = st.text('aZ9-/é"\\\n\0☃𝄞', max_size=6)
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work shares the machine
 
 
+ULIDS = st.text("0123456789ABCDEFGHJKMNPQRSTVWXYZ", min_size=26, max_size=26)
+EPOCHS = st.integers(1, 2**31 - 1)
+
+
 @st.composite
 def rows(draw, count_max=4):
     """Ascending rows, sometimes with gaps in between."""
     reached, made = draw(st.integers(0, 1000)), []
-    for number in range(draw(st.integers(0, count_max))):
+    for _ in range(draw(st.integers(0, count_max))):
         base = reached + draw(st.sampled_from([0, 0, 0, 1, 50]))
         reached = base + draw(st.integers(1, 2**30))
-        size = draw(SIZES)
+        size, indexes_bytes = draw(SIZES), draw(SIZES)
+        codec, key_id = draw(st.sampled_from(["none", "zstd"])), draw(st.none() | WORDS)
+        kept = {"is_zstd": codec == "zstd", "is_encrypted": key_id is not None}
+        names = base, reached - 1, draw(EPOCHS), draw(ULIDS)
+        starts = sorted(draw(st.lists(st.integers(base, reached - 1), max_size=3)))
         made.append(
             RemoteSegment(
-                ulid=f"{number}{draw(WORDS)}",
+                ulid=names[-1],
                 base_offset=base,
                 next_offset=reached,
                 size_bytes=size,
@@ -46,16 +54,18 @@ def rows(draw, count_max=4):
                 record_count=draw(st.integers(0, 2**40)),
                 max_timestamp_ms=draw(TIMES),
                 min_timestamp_ms=draw(TIMES),
-                epochs=tuple(draw(st.lists(st.tuples(st.integers(0, 2**31), OFFSETS), max_size=3))),
+                epochs=tuple((draw(st.integers(-1, 2**31 - 1)), start) for start in starts),
                 data_crc32c=draw(st.integers(0, 2**32 - 1)),
-                data_key=f"data/{number}",
-                indexes_key=f"indexes/{number}",
-                indexes_bytes=draw(SIZES),
+                data_key=keys.data_key(*names, **kept),
+                indexes_key=keys.indexes_key(*names),
+                indexes_bytes=indexes_bytes,
                 indexes={
-                    name: IndexRange(start=draw(OFFSETS), length=draw(OFFSETS))
+                    name: IndexRange(start=draw(st.integers(0, indexes_bytes)), length=0)
                     for name in draw(st.sets(WORDS, max_size=2))
                 },
-                codec=draw(WORDS),
+                codec=codec,
+                key_id=key_id,
+                wrapped_key=None if key_id is None else draw(WORDS),
                 storage_class=draw(st.none() | WORDS),
                 cleaned_through=draw(st.none() | st.integers(0, reached)),
                 committed_ms=draw(OFFSETS),
@@ -64,13 +74,20 @@ def rows(draw, count_max=4):
     return tuple(made)
 
 
-UNLINKED = st.builds(UnlinkedObject, key=WORDS, size_bytes=SIZES, unlinked_ms=OFFSETS, epoch=OFFSETS)
+UNLINKED = st.builds(
+    UnlinkedObject,
+    key=st.builds(keys.data_key, OFFSETS, OFFSETS, EPOCHS, ULIDS),
+    size_bytes=SIZES,
+    unlinked_ms=OFFSETS,
+    epoch=st.just(1),
+)
+VIEW_NAMES = st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,9}", fullmatch=True)
 VIEWS = st.lists(
     st.builds(
         CompactedView,
-        name=WORDS,
-        lost=st.lists(st.tuples(OFFSETS, OFFSETS), max_size=2).map(tuple),
-        under_way=st.none() | st.builds(ViewStart, started_ms=OFFSETS, epoch=OFFSETS),
+        name=VIEW_NAMES,
+        lost=st.lists(st.tuples(st.integers(0, 99), st.integers(100, 2**62)), max_size=2).map(tuple),
+        under_way=st.none() | st.builds(ViewStart, started_ms=OFFSETS, epoch=EPOCHS),
         failure=st.none() | st.builds(ViewFailure, failed_ms=OFFSETS, error=WORDS),
     ),
     max_size=2,
@@ -85,13 +102,13 @@ def heads(draw):
     cut = draw(st.integers(0, len(segments)))
     pages = [segments[:cut]] if draw(st.booleans()) else [segments[at : at + 1] for at in range(cut)]
     return Head(
-        sequence=draw(st.integers(1, 2**60)),
-        epoch=draw(st.integers(1, 2**60)),
+        sequence=draw(st.integers(1, 2**63 - 1)),
+        epoch=2**31 - 1,
         commit_id=draw(st.text(min_size=1, max_size=30)),
         parent_id=draw(st.none() | WORDS),
         writer_id=draw(WORDS),
-        topic=draw(WORDS),
-        topic_id=draw(WORDS),
+        topic=draw(st.sampled_from(["t", "or-ders.2_x", "a" * 249])),
+        topic_id=draw(st.sampled_from(["A" * 22, "-" * 22])),
         partition=draw(st.integers(0, 2**31 - 1)),
         log_start_offset=draw(OFFSETS),
         committed_ms=draw(OFFSETS),
@@ -270,7 +287,7 @@ def _head(segments, log_start_offset=0):
         parent_id=None,
         writer_id="w",
         topic="t",
-        topic_id="i",
+        topic_id="A" * 22,
         partition=0,
         log_start_offset=log_start_offset,
         committed_ms=0,

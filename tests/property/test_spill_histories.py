@@ -20,7 +20,7 @@ from remote.metadata_log import MetadataLog
 from remote.spilling import SpillRule
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit"))
-from remote_samples import row
+from remote_samples import stored_row
 
 PREFIX = f"orders-{'A' * 22}/0/"
 RULE = SpillRule(head_bytes_max=700, page_rows_max=5, page_rows_min=3, kept_rows_min=2, gaps_max=1)
@@ -51,7 +51,9 @@ class World:
     def new_row(self, base, following, timestamp):
         self.next_id += 1
         epochs = ((self.writers, base),)
-        made = row(f"U{self.next_id}", base, following, max_timestamp_ms=timestamp, epochs=epochs)
+        made = stored_row(
+            f"U{self.next_id}", base, following, max_timestamp_ms=timestamp, epochs=epochs, epoch=self.writers
+        )
         self.ever |= {made.data_key, made.indexes_key}
         return made
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from remote.head import Head
+import msgspec
+
+from remote.head import Head, encode_line
+from remote.keys import data_key, indexes_key
 from remote.segment import IndexRange, RemoteSegment
 
 
@@ -26,6 +29,22 @@ def row(ulid="U1", base_offset=0, next_offset=10, **changes):
     return RemoteSegment(**{**facts, **changes})
 
 
+def ulid_of(name):
+    """A ULID for a sample's short name."""
+    return name.upper().translate(str.maketrans("ILOU", "1109")).rjust(26, "0")
+
+
+def stored_row(name="U1", base_offset=0, next_offset=10, *, view=None, epoch=1, **changes):
+    """A row as it can stand in a head: legal ULID and object names, epochs that begin at its base."""
+    names = base_offset, next_offset - 1, epoch, ulid_of(name)
+    facts = {
+        "data_key": data_key(*names, view=view),
+        "indexes_key": indexes_key(*names, view=view),
+        "epochs": ((0, base_offset), *([(2, base_offset + 4)] if base_offset + 4 < next_offset else [])),
+    }
+    return row(ulid_of(name), base_offset, next_offset, **{**facts, **changes})
+
+
 def head(*rows, **changes):
     facts = {
         "sequence": 7,
@@ -42,3 +61,8 @@ def head(*rows, **changes):
         "properties": {},
     }
     return Head(**{**facts, **changes})
+
+
+def forged(head):
+    """The object's bytes of a head that no writer would write."""
+    return encode_line(msgspec.json.encode(head))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
+from remote_samples import forged
 
 from local import txn_index
 from local.errors import NotFound
@@ -63,7 +64,7 @@ def _newest(store: MemoryStore) -> tuple[str, Head]:
 
 def _rewrite_head(store: MemoryStore, change: Callable[[Head], Head]) -> None:
     prefix, head = _newest(store)
-    store.put(prefix + head_key(head.sequence), encode_head(change(head)))
+    store.put(prefix + head_key(head.sequence), forged(change(head)))
 
 
 def _rewrite_row(store: MemoryStore, **changes: object) -> None:
@@ -306,7 +307,7 @@ PLANTED: dict[Callable[[MemoryStore], None], str] = {
     _oldest_time: "min_timestamp_ms=5",
     _newest_time: "max_timestamp_ms",
     _epochs_of_the_row: "another leader epoch than the row says",
-    _offsets_of_the_row: "a batch outside its row",
+    _offsets_of_the_row: "says another segment than its row",
     _index_range: "an index lies outside its object",
     _segments_without_a_head: "segments, and no head",
 }

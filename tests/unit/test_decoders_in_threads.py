@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from remote_samples import head, row
+from remote_samples import head, stored_row
 
 from remote.head import encode_head
 
@@ -90,7 +90,7 @@ def test_no_decoder_is_made_when_a_function_is_called(path: Path) -> None:
 
 
 def test_eight_threads_decode_the_first_head_of_a_process() -> None:
-    body = encode_head(head(row()))
+    body = encode_head(head(stored_row()))
     for _ in range(10):
         done = subprocess.run([sys.executable, "-c", PROGRAM], input=body, cwd=ROOT, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr

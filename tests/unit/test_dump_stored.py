@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from manager_world import DAY, HOUR, NOW, TIERED, World, settle
-from remote_samples import head, row
+from remote_samples import head
+from remote_samples import stored_row as row
 
 from local.compression import Codec, compress
 from local.errors import Corrupt
@@ -151,7 +152,8 @@ def test_a_segment_that_left_the_index_is_found_in_an_older_head(bucket, capfd) 
 def test_the_columns_of_a_head_are_the_same_whatever_rows_there_are(tmp_path: Path, capfd) -> None:
     known: dict[str, str] = {}
     for count in (0, 1):
-        unlinked = tuple(UnlinkedObject(key="data/U0", size_bytes=9, unlinked_ms=8, epoch=2) for _ in range(count))
+        waiting = UnlinkedObject(key=row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2)
+        unlinked = (waiting,) * count
         path = tmp_path / str(count) / "orders-AAAAAAAAAAAAAAAAAAAAAA" / "2" / "meta" / "head" / f"{7:020}"
         path.parent.mkdir(parents=True)
         path.write_bytes(encode_head(head(*[row() for _ in range(count)], unlinked=unlinked)))

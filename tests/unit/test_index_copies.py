@@ -20,7 +20,8 @@ from remote.spilling import SpillRule
 sys.path.insert(0, str(Path(__file__).parent))
 from disk_model import ModelDisk
 from manager_world import NOW, TIERED, World, send, settle
-from remote_samples import row
+from remote_samples import stored_row as row
+from remote_samples import ulid_of
 
 PREFIX = f"orders-{'A' * 22}/0/"
 PARTITION = {"topic": "orders", "topic_id": "A" * 22, "partition": 0}
@@ -70,10 +71,10 @@ def test_a_cold_start_takes_one_listing_two_gets_and_the_page():
     log = MetadataLog(metered, PREFIX)
     assert log.refresh() == head
     assert (metered.counts().gets, metered.counts().lists) == (2, 1), "the head, none after it"
-    assert log.index(head).find_by_offset(5).ulid == "U0"
+    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
     assert metered.counts().gets == 3, "and the page"
-    assert log.index(head).find_by_offset(5).ulid == "U0"
-    assert log.index(head).find_by_offset(299).ulid == "U29"
+    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
+    assert log.index(head).find_by_offset(299).ulid == ulid_of("U29")
     assert metered.counts().gets == 3
     before = metered.counts()
     for _ in range(10):
@@ -86,10 +87,10 @@ def test_a_start_with_a_copy_takes_three_small_gets_and_no_listing():
     bench = Bench()
     for _ in range(2):
         head, found, requests = bench.start()
-        assert (head, found.ulid, requests) == (bench.writer.cached, "U0", (0, 3, 0))
+        assert (head, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 3, 0))
     touch(bench.writer, 2)
     head, found, requests = bench.start()
-    assert (head, found.ulid, requests) == (bench.writer.cached, "U0", (0, 5, 0))
+    assert (head, found.ulid, requests) == (bench.writer.cached, ulid_of("U0"), (0, 5, 0))
 
 
 def test_a_copy_that_is_torn_is_as_good_as_none():
@@ -99,7 +100,7 @@ def test_a_copy_that_is_torn_is_as_good_as_none():
         bench.disk.unlink(f"./copies/{name}")
         bench.disk.create(f"./copies/{name}").append(whole[:-9])
         head, found, _ = bench.start()
-        assert (head, found.ulid) == (bench.writer.cached, "U0")
+        assert (head, found.ulid) == (bench.writer.cached, ulid_of("U0"))
         assert bench.disk.read(f"./copies/{name}") == whole
 
 
@@ -107,7 +108,7 @@ def test_a_copy_of_another_buckets_head_is_never_believed():
     bench = Bench()
     for other in (filled(MemoryStore(), 3), filled(MemoryStore(), 30), filled(MemoryStore(), 40)):
         head, found, _ = bench.start(other._store)
-        assert (head, found.ulid) == (other.cached, "U0")
+        assert (head, found.ulid) == (other.cached, ulid_of("U0"))
         bench.start()
 
 
@@ -130,7 +131,7 @@ def test_pages_that_the_newest_head_does_not_name_leave_the_disk():
     for offset in range(0, 300, 20):
         bench.start(offset=offset)
     assert len(bench.names(".page")) == len(bench.writer.cached.spills)
-    bench.writer.commit(expire_segments(["U0"], now_ms=5), now_ms=5, touches=(0, 10))
+    bench.writer.commit(expire_segments([ulid_of("U0")], now_ms=5), now_ms=5, touches=(0, 10))
     bench.start(offset=299)
     assert len(bench.names(".page")) == len(bench.writer.cached.spills) - 1
 
@@ -147,7 +148,7 @@ def test_a_disk_that_fails_costs_the_copy_and_nothing_else():
     head = filled(store).cached
     log = MetadataLog(store, PREFIX, copies=IndexCopies(Failing(), "./copies"))
     assert log.refresh() == head
-    assert log.index(head).find_by_offset(5).ulid == "U0"
+    assert log.index(head).find_by_offset(5).ulid == ulid_of("U0")
 
 
 def prefix_of(number):
@@ -186,7 +187,7 @@ def test_a_process_that_has_not_the_directory_reads_and_writes_nothing():
     before = {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")}
     touch(bench.writer)
     log = MetadataLog(bench.store, PREFIX, copies=IndexCopies(bench.disk, "./copies", is_writer=False))
-    assert log.ask(log.refresh(), lambda index: index.find_by_offset(299)).ulid == "U29"
+    assert log.ask(log.refresh(), lambda index: index.find_by_offset(299)).ulid == ulid_of("U29")
     assert {name: bench.disk.read(f"./copies/{name}") for name in bench.disk.list("./copies")} == before
 
 

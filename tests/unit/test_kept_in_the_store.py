@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from remote_samples import row
+from remote_samples import stored_row as row
+from remote_samples import ulid_of
 
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
 from local.names import TopicPartition
@@ -17,7 +18,7 @@ from remote.chunks import RAW, ZSTD
 from remote.encryption import KeyRing
 from remote.fsspec_store import open_store
 from remote.head_changes import add_segments
-from remote.keys import stem_of
+from remote.keys import data_key, partition_prefix, stem_of
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.object_settings import ObjectSettings
@@ -216,17 +217,20 @@ def test_keys_are_rotated_without_touching_an_object(world):
         assert sum(1 for _ in bucket.reader().records(P0, 0)) == 1000
 
 
+PREFIX = partition_prefix("t", "A" * 22, 0)
+
+
 def test_rotation_reaches_rows_in_pages_and_views():
-    rows = tuple(row(f"U{at}", 10 * at, 10 * at + 10, **keyed(f"U{at}", "one")) for at in range(40))
+    rows = tuple(keyed(f"U{at}", 10 * at, 10 * at + 10, "one") for at in range(40))
     plain = row("P", 400, 410)
     store = MemoryStore()
     rule = SpillRule(head_bytes_max=1500, page_rows_max=10, page_rows_min=5, kept_rows_min=5)
-    log = MetadataLog(store, "t-x/0/", rule=rule)
+    log = MetadataLog(store, PREFIX, rule=rule)
     log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
     for each in (*rows, plain):
         log.commit(add_segments([each]), 0)
     assert log.cached.spills, "some of the rows are in pages"
-    view = CompactedView(name="latest", horizon_offset=10, rows=(row("V", 0, 10, **keyed("V", "one")),))
+    view = CompactedView(name="latest", horizon_offset=10, rows=(keyed("V", 0, 10, "one", view="latest"),))
     changed = rewrap(RING, "two")(replace(log.cached, views=(view,)))
     assert [each.key_id for each in changed.views[0].rows] == ["two"]
     assert rewrap_keys(log, RING, "two", 0) == 40
@@ -254,9 +258,9 @@ def test_no_commit_that_was_held_up_brings_a_row_under_the_old_key_after_a_rotat
             return call
 
     is_away = False
-    log = MetadataLog(HeldUp(), "t-x/0/")
+    log = MetadataLog(HeldUp(), PREFIX)
     log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
-    late, other = row("U0", 0, 10, **keyed("U0", "one")), row("U1", 10, 20, **keyed("U1", "two"))
+    late, other = keyed("U0", 0, 10, "one"), keyed("U1", 10, 20, "two")
     is_away = True
     with pytest.raises(Unavailable):
         log.commit(add_segments([late]), 0)
@@ -266,12 +270,14 @@ def test_no_commit_that_was_held_up_brings_a_row_under_the_old_key_after_a_rotat
         with suppress(AlreadyExists):
             store.put_if_absent(key, body)
     log.commit(add_segments([other]), 0)
-    assert {each.key_id for each in MetadataLog(store, "t-x/0/").load().segments} == {"two"}
+    assert {each.key_id for each in MetadataLog(store, PREFIX).load().segments} == {"two"}
 
 
-def keyed(ulid, key_id):
-    _, wrapped = RING.new_object(key_id, ulid)
-    return {"key_id": key_id, "wrapped_key": wrapped}
+def keyed(name, base, following, key_id, view=None):
+    """A row under a key of the ring, as it can stand in a head."""
+    key = data_key(base, following - 1, 1, ulid_of(name), view=view, is_encrypted=True)
+    _, wrapped = RING.new_object(key_id, stem_of(key))
+    return row(name, base, following, view=view, data_key=key, key_id=key_id, wrapped_key=wrapped)
 
 
 def test_without_the_old_key_nothing_is_rotated(world):

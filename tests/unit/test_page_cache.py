@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_samples import row
+from remote_samples import stored_row as row
 
 from local.errors import Unavailable
 from remote.head_changes import add_segments, expire_segments

@@ -13,6 +13,7 @@ from local.crc32c import crc32c
 from local.errors import Corrupt
 from remote import page_rows
 from remote.head import SpillRow
+from remote.keys import data_key, indexes_key
 from remote.metadata_index import _touching
 from remote.page_rows import BLOCK_ROWS, PageRows
 from remote.segment import IndexRange, RemoteSegment
@@ -38,8 +39,8 @@ def made_up(count: int, seed: int = 1) -> tuple[RemoteSegment, ...]:
                 min_timestamp_ms=stamp,
                 epochs=((1, base),),
                 data_crc32c=at,
-                data_key=f"data/{at}",
-                indexes_key=f"indexes/{at}",
+                data_key=data_key(base, following - 1, 1, f"{at:026}"),
+                indexes_key=indexes_key(base, following - 1, 1, f"{at:026}"),
                 indexes_bytes=7,
                 indexes={"offset": IndexRange(start=0, length=7)} if at % 3 else {},
             )

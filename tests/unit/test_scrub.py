@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from care_world import KEYS, MODES, CareWorld, all_kinds, fill, named
 from disk_model import ModelDisk
+from remote_samples import forged
 
 from local.errors import InvalidRequest
 from remote.catalog import chosen_partitions, list_partitions
 from remote.encryption import KeyRing
-from remote.head import Head, encode_head
+from remote.head import Head
 from remote.head_changes import expire_segments
 from remote.keys import head_key
 from remote.memory_store import MemoryStore
@@ -183,7 +184,7 @@ def test_a_row_that_says_something_else_is_named(
     log = MetadataLog(world.store, prefix)
     head = log.refresh()
     rows = (*head.segments[:-1], replace(head.segments[-1], **changes))  # type: ignore[arg-type]
-    world.store.put(prefix + head_key(head.sequence), encode_head(replace(head, segments=rows)))
+    world.store.put(prefix + head_key(head.sequence), forged(replace(head, segments=rows)))
     plan = plan_scrub(world.store, [named("raw")], deep=deep)
     results = run_scrub(world.store, plan, keys=KEYS, threads=1)
     assert results is not None

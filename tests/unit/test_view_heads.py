@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from policy_samples import NOW, local, snapshot
-from remote_samples import head, row
+from remote_samples import head
+from remote_samples import stored_row as row
 from view_samples import RUN, view, view_row
 
 from local.errors import Conflict, InvalidRequest
@@ -89,8 +90,8 @@ def test_a_view_is_switched_whole_and_its_old_objects_go_to_the_list():
     assert find_view(after.views, "compacted") == new
     assert find_view(after.views, "other") == view(name="other")
     assert [(each.key, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
-        ("view/compacted/V1.log", 99, 3),
-        ("view/compacted/V1.indexes", 99, 3),
+        (view_row("V1").data_key, 99, 3),
+        (view_row("V1").indexes_key, 99, 3),
     ]
     assert loses_objects(before, after, no_pages) is None
     assert change(after) is after
@@ -134,14 +135,14 @@ def test_a_dropped_view_leaves_with_its_objects_listed():
     before = head(*LOG, views=(view(view_row()), view(view_row("W1", view="b"), name="b")))
     after = drop_view("compacted", now_ms=9)(before)
     assert [each.name for each in after.views] == ["b"]
-    assert [each.key for each in after.unlinked] == ["view/compacted/V1.log", "view/compacted/V1.indexes"]
+    assert [each.key for each in after.unlinked] == [view_row().data_key, view_row().indexes_key]
     assert loses_objects(before, after, no_pages) is None
     assert drop_view("compacted", now_ms=9)(after) is after
 
 
 def test_a_views_row_may_not_vanish_without_its_objects_being_listed():
     before = head(*LOG, views=(view(view_row()),))
-    assert "key=view/compacted/V1.log" in (loses_objects(before, replace(before, views=()), no_pages) or "")
+    assert f"key={view_row().data_key}" in (loses_objects(before, replace(before, views=()), no_pages) or "")
 
 
 def test_the_gap_between_a_view_and_its_log_is_named():
@@ -150,7 +151,7 @@ def test_the_gap_between_a_view_and_its_log_is_named():
 
 
 def test_an_object_that_a_view_names_is_never_deleted():
-    key = "view/compacted/V1.log"
+    key = view_row().data_key
     listed = UnlinkedObject(key=key, size_bytes=1, unlinked_ms=NOW - DAY_MS, epoch=1)
     with_view = snapshot(local(0, 1, active=True), unlinked=(listed,), views=(view(view_row()),))
     assert deletions(with_view) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remote_samples import row
+from remote_samples import stored_row
 
 from remote.view import CompactedView, ViewRun
 
@@ -19,8 +19,7 @@ RUN = ViewRun(
 
 
 def view_row(ulid="V1", base_offset=0, next_offset=10, view="compacted", **changes):
-    keys = {"data_key": f"view/{view}/{ulid}.log", "indexes_key": f"view/{view}/{ulid}.indexes"}
-    return row(ulid, base_offset, next_offset, **{**keys, **changes})
+    return stored_row(ulid, base_offset, next_offset, view=view, **changes)
 
 
 def view(*rows, name="compacted", horizon_offset=20, **changes):

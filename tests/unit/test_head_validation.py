@@ -1,0 +1,199 @@
+"""Manifests that no writer would write: one verdict for every reader, and each contradiction with its place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from remote_samples import forged, head, stored_row, ulid_of
+from view_samples import view, view_row
+
+from local.errors import Corrupt, InvalidRequest, NotFound
+from remote.bounds import OBJECT_BYTES_MAX
+from remote.head import UnlinkedObject, UnlinkedPage, decode_head, decode_line, encode_head, encode_line
+from remote.head_salvage import salvage_head
+from remote.head_validation import Part
+from remote.keys import data_key, head_key, indexes_key, new_ulid, partition_prefix
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.spill_page import encode_page
+
+PREFIX = partition_prefix("orders", "A" * 22, 2)
+ROWS = tuple(stored_row(f"R{at}", at * 10, at * 10 + 10) for at in range(4))
+SPILL, _ = encode_page((stored_row("S1", 0, 10), stored_row("S2", 10, 20)), 1, ulid_of("P"))
+WAITING = UnlinkedObject(key=stored_row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2, unlinked_sequence=5)
+SAMPLE = head(*ROWS, unlinked=(WAITING,), views=(view(view_row()),), properties={"a": "b"})
+
+
+def with_row(at=1, **changes):
+    return replace(SAMPLE, segments=(*ROWS[:at], replace(ROWS[at], **changes), *ROWS[at + 1 :]))
+
+
+def with_waiting(**changes):
+    return replace(SAMPLE, unlinked=(replace(WAITING, **changes),))
+
+
+def with_spill(**changes):
+    return head(*ROWS[2:], spills=(replace(SPILL, **changes),))
+
+
+FORK = f"/other-{'B' * 22}/0/"
+OTHER = stored_row("R1", 0, 10)
+FORGERIES = {
+    "an offset beyond int64": (with_row(3, next_offset=2**63), "segments[3].next_offset"),
+    "a log start beyond int64": (replace(SAMPLE, log_start_offset=2**64), "log_start_offset"),
+    "a negative log start": (replace(SAMPLE, log_start_offset=-1), "log_start_offset"),
+    "a tiered_upto beyond int64": (replace(SAMPLE, tiered_upto=10**19), "tiered_upto"),
+    "a sequence of 21 digits": (replace(SAMPLE, sequence=10**20), "sequence"),
+    "a writer epoch of 2^40": (replace(SAMPLE, epoch=2**40), "epoch"),
+    "a leader epoch of 2^40": (with_row(epochs=((2**40, 10),)), "epochs"),
+    "a leader epoch that begins behind its segment": (with_row(epochs=((1, 2**60),)), "leader epoch"),
+    "leader epochs out of order": (with_row(epochs=((1, 15), (2, 12))), "leader epoch"),
+    "a time beyond int64": (with_row(max_timestamp_ms=2**63), "max_timestamp_ms"),
+    "a size beyond any object": (with_row(size_bytes=OBJECT_BYTES_MAX + 1), "size_bytes"),
+    "an empty segment": (with_row(stored_bytes=0), "stored_bytes"),
+    "a checksum of 33 bits": (with_row(data_crc32c=2**32), "data_crc32c"),
+    "a negative record count": (with_row(record_count=-1), "record_count"),
+    "an entry whose key climbs out": (with_row(data_key="data/../../x.log"), "no data object"),
+    "an entry whose key is a head's": (with_row(data_key=head_key(7)), "no data object"),
+    "an entry whose key is of another segment": (with_row(data_key=OTHER.data_key), "another segment"),
+    "an entry whose key has other offsets": (with_row(3, next_offset=2**62), "another segment"),
+    "an entry with another ULID": (with_row(ulid=ulid_of("X")), "another segment"),
+    "an entry of another's indexes": (with_row(indexes_key=OTHER.indexes_key), "another segment"),
+    "an entry with a view's key": (with_row(data_key=view_row("R1", 10, 20).data_key), "no data object"),
+    "an entry of a later epoch": (
+        with_row(data_key=data_key(10, 19, 9, ulid_of("R1")), indexes_key=indexes_key(10, 19, 9, ulid_of("R1"))),
+        "later epoch",
+    ),
+    "an entry of a partition with no legal name": (with_row(data_key=f"/x/0/{ROWS[1].data_key}"), "another partition"),
+    "an entry with an unknown codec": (with_row(codec="rot13"), "codec"),
+    "an entry with another codec than its key says": (with_row(codec="zstd"), "another way of keeping it"),
+    "an entry with half a data key": (with_row(wrapped_key="AAAA"), "without a key's name"),
+    "an index behind its object": (
+        with_row(indexes={"txn": replace(ROWS[1].indexes["offset"], start=49, length=2)}),
+        "outside its object",
+    ),
+    "two entries of one object": (
+        replace(SAMPLE, segments=(*ROWS, replace(ROWS[3], base_offset=40, next_offset=50))),
+        "another segment",
+    ),
+    "entries that overlap": (with_row(base_offset=9), "overlap"),
+    "entries out of order": (replace(SAMPLE, segments=(ROWS[1], ROWS[0])), "overlap"),
+    "an entry that ends before it begins": (with_row(next_offset=10), "overlap"),
+    "a pending delete of a head": (with_waiting(key=head_key(3)), "neither a segment object nor a manifest page"),
+    "a pending delete of a boundary": (with_waiting(key="meta/gc/boundary/" + "0" * 20), "neither a segment"),
+    "a pending delete that climbs out": (with_waiting(key="../../x/data/y"), "neither a segment"),
+    "a pending delete of another bucket's object": (with_waiting(key="/x"), "another partition"),
+    "a pending delete of a named object": (with_waiting(key=ROWS[2].data_key), "still named by a row"),
+    "a pending delete of a named index": (with_waiting(key=ROWS[2].indexes_key), "still named by a row"),
+    "a pending delete of a view's object": (with_waiting(key=view_row().data_key), "still named by a row"),
+    "a pending delete of a later manifest": (with_waiting(unlinked_sequence=8), "a later manifest"),
+    "a pending delete of a later epoch": (with_waiting(epoch=4), "a later manifest"),
+    "a pending delete before 1970": (with_waiting(unlinked_ms=-1), "unlinked_ms"),
+    "a page with no page's key": (with_spill(key="meta/spill/x.parquet"), "not that of a manifest page"),
+    "a page with other offsets than its key": (with_spill(base_offset=1), "its key says other offsets"),
+    "a page with more segments than offsets": (with_spill(segment_count=21), "more segments than offsets"),
+    "a page with a gap outside it": (with_spill(gaps=((5, 25),)), "a gap outside the page"),
+    "a page whose leader epoch is beyond it": (with_spill(epochs=((1, 2**50),)), "outside the page"),
+    "a pending delete of a named page": (
+        replace(with_spill(), unlinked_pages=(UnlinkedPage(spill=SPILL, unlinked_ms=1, epoch=1),)),
+        "still named by a row",
+    ),
+    "a view with an illegal name": (replace(SAMPLE, views=(view(name="../x"),)), "naming a view"),
+    "a view with an entry of the log": (replace(SAMPLE, views=(view(ROWS[0]),)), "no data object"),
+    "another topic's identity": (replace(SAMPLE, topic="others"), "another partition's head"),
+    "another topic's id": (replace(SAMPLE, topic_id="B" * 22), "another partition's head"),
+    "another partition": (replace(SAMPLE, partition=3), "another partition's head"),
+    "an illegal topic": (replace(SAMPLE, topic="../x"), "no legal name"),
+    "an illegal topic id": (replace(SAMPLE, topic_id="short"), "no legal name"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_head_is_corrupt_and_the_error_names_the_place(forgery):
+    wrong, told = FORGERIES[forgery]
+    with pytest.raises(Corrupt) as error:
+        decode_head(forged(wrong), PREFIX)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("forgery", [name for name in FORGERIES if not name.startswith("another ")])
+def test_no_writer_writes_a_head_that_readers_refuse(forgery):
+    with pytest.raises(InvalidRequest, match="writing a head"):
+        encode_head(FORGERIES[forgery][0])
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_no_verb_of_the_chain_takes_a_forged_head_or_writes_after_it(forgery):
+    wrong = FORGERIES[forgery][0]
+    store = MemoryStore()
+    store.put(PREFIX + head_key(7), forged(wrong))
+    before = dict(store._objects)
+    for read in (lambda log: log.load(exact=True), lambda log: log.refresh(), become_writer):
+        with pytest.raises(Corrupt):
+            read(MetadataLog(store, PREFIX))
+    assert store._objects == before
+
+
+def become_writer(log):
+    log.become_writer("w", 1, topic="orders", topic_id="A" * 22, partition=2)
+
+
+def test_a_sound_head_is_taken_with_entries_of_all_kinds():
+    fork = replace(ROWS[1], data_key=FORK + ROWS[1].data_key, indexes_key=FORK + ROWS[1].indexes_key)
+    job = replace(ROWS[3], next_offset=55, made_by="a-job")
+    whole = replace(
+        SAMPLE,
+        segments=(ROWS[0], fork, ROWS[2], job),
+        unlinked=(WAITING, replace(WAITING, key=FORK + WAITING.key), replace(WAITING, key=SPILL.key)),
+    )
+    assert decode_head(encode_head(whole), PREFIX) == whole
+    assert decode_head(encode_head(with_spill()), PREFIX) == with_spill()
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_what_is_salvaged_of_a_forged_head_is_sound_and_the_rest_is_named(forgery):
+    salvage = salvage_head(forged(FORGERIES[forgery][0]), PREFIX)
+    assert salvage.found
+    if salvage.head is not None:
+        assert {row.ulid for row in salvage.head.segments} <= {row.ulid for row in (*ROWS, OTHER)} | {ulid_of("X")}
+        assert decode_head(forged(salvage.head), PREFIX) == salvage.head
+
+
+def test_one_refused_entry_leaves_the_others_and_is_told_with_its_key():
+    salvage = salvage_head(forged(with_row(data_crc32c=2**32)), PREFIX)
+    assert salvage.head is not None
+    assert [row.ulid for row in salvage.head.segments] == [ROWS[0].ulid, ROWS[2].ulid, ROWS[3].ulid]
+    (found,) = salvage.found
+    assert (found.part, found.index, found.key) == (Part.SEGMENTS, 1, ROWS[1].data_key)
+
+
+def test_a_head_whose_json_is_another_shape_is_corrupt():
+    body = json.loads(decode_line(encode_head(SAMPLE)))
+    for field in body:
+        for value in (None, [], {}, "x", 1.5, [[None]], {"a": []}, "\ud800"):
+            text = json.dumps({**body, field: value}).encode()
+            try:
+                found = decode_head(encode_line(text), PREFIX)
+            except Corrupt:
+                continue
+            assert decode_head(encode_head(found), PREFIX) == found
+
+
+def test_a_head_of_sixty_thousand_entries_is_validated_whole():
+    rows = []
+    for at in range(60_000):
+        ulid = new_ulid(1_700_000_000_000 + at)
+        names = at * 10, at * 10 + 9, 3, ulid
+        keys = {"data_key": data_key(*names), "indexes_key": indexes_key(*names)}
+        rows.append(replace(ROWS[0], ulid=ulid, base_offset=names[0], next_offset=names[1] + 1, epochs=(), **keys))
+    body = encode_head(head(*rows))
+    assert decode_head(body, PREFIX).segment_count == 60_000
+    with pytest.raises(Corrupt, match=r"place=segments\[59999\]"):
+        decode_head(forged(head(*rows[:-1], replace(rows[-1], ulid=ulid_of("X")))), PREFIX)
+
+
+def test_a_store_without_the_partition_says_so():
+    with pytest.raises(NotFound, match="there is none"):
+        MetadataLog(MemoryStore(), PREFIX).refresh()
