@@ -25,7 +25,7 @@ from local.columns import BatchTable
 from local.findings import Finding, Severity
 
 FINDINGS_MAX = 5  # of one kind and file; the rest are counted
-INTERVAL_BYTES = 4096
+INTERVAL_BYTES = offset_index.INTERVAL_BYTES
 # Opening a log again starts the counter of bytes since the last entry anew, so honest gaps may be long.
 _GAP_TOLD, _GAP_ODD = 4, 64
 

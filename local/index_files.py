@@ -8,6 +8,7 @@ therefore put in place whole or not at all (`replace`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from local import offset_index, time_index
@@ -111,6 +112,24 @@ def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryvi
             return
         else:
             want *= 2
+
+
+def headers_of(
+    read: Callable[[int, int], bytes], size_bytes: int, *, path: str, may_be_torn: bool = False
+) -> BatchTable:
+    """The headers of all batches of a log of `size_bytes`, read a slice at a time. Raises Corrupt where they break off,
+    unless the end `may_be_torn`."""
+    from local import kernels
+    from local.columns import joined_tables
+
+    parts, end = [], 0
+    for position, _, table in slices_of(read):
+        parts.append(replace(table, positions=table.positions + position))
+        end = position + table.valid_bytes
+    if end < size_bytes and not may_be_torn:
+        problem = kernels.scan_batches(read(end, HEADER_BYTES), verify=False).problem
+        raise Corrupt(f"rebuilding indexes, {problem}", path=path, at=end)
+    return joined_tables(parts or [kernels.scan_batches(b"")])
 
 
 def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:

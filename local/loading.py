@@ -140,7 +140,8 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int) -> bool
         trusted_to=recovery_point,
     )
     found.epochs = _with(found.epochs, recovered)
-    found.segments.append(Segment.load(place.storage, place.directory, base))
+    interval_bytes = place.settings.index_interval_bytes
+    found.segments.append(Segment.load(place.storage, place.directory, base, interval_bytes=interval_bytes))
     found.next_offset = found.known_ends[base] = recovered.next_offset
     return recovered.cut is not None
 
@@ -168,7 +169,7 @@ def _trusted(place: _Place, at: int) -> Segment:
         unchecked = Access(is_trusted=False, interval_bytes=place.settings.index_interval_bytes)
         return found_segment(storage, directory, base, place.files, unchecked)
     _check_now(storage, directory, base, place.files, place.settings)
-    return Segment.load(storage, directory, base)
+    return Segment.load(storage, directory, base, interval_bytes=place.settings.index_interval_bytes)
 
 
 def _outgrew(place: _Place, base: int) -> bool:
@@ -210,11 +211,11 @@ def _trusted_producers(
     return producers
 
 
-def load_moved(storage: Storage, directory: str, old: Sequence[Segment]) -> list[Segment]:
+def load_moved(storage: Storage, directory: str, old: Sequence[Segment], *, interval_bytes: int) -> list[Segment]:
     """The sealed segments `old` as they are in another directory, of the same age, the last one active again."""
     segments = []
     for before in old:
-        segments.append(Segment.load(storage, directory, before.base_offset))
+        segments.append(Segment.load(storage, directory, before.base_offset, interval_bytes=interval_bytes))
         segments[-1].created_ms = before.created_ms
     segments[-1].activate()
     return segments

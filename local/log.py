@@ -465,7 +465,12 @@ class Log(ShrinkableLog):
             if found.next_offset < self.next_offset:
                 lost = {"next_offset": found.next_offset, "written": self.next_offset}
                 raise DiskFailed("recovering a segment, written batches are gone", partition=self.partition, **lost)
-            active = Segment.load(self._storage, self.directory, broken.base_offset)
+            active = Segment.load(
+                self._storage,
+                self.directory,
+                broken.base_offset,
+                interval_bytes=self.settings.index_interval_bytes,
+            )
             active.activate()
             self._producers = producers
             self._publish([*sealed, active], next_offset=found.next_offset)

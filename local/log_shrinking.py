@@ -206,7 +206,9 @@ class ShrinkableLog(ReadableLog):
                     self._mark_deleted(segment, now_ms, delay_ms)
                 self._storage.sync_directory(self.directory)
                 swap.put_in_place(self._storage, self.directory, base_offset)
-                fresh = Segment.load(self._storage, self.directory, base_offset)
+                fresh = Segment.load(
+                    self._storage, self.directory, base_offset, interval_bytes=self.settings.index_interval_bytes
+                )
                 kept = [segment for segment in self._view.segments if segment not in old]
                 bisect.insort(kept, fresh, key=lambda segment: segment.base_offset)
                 self._publish(kept)

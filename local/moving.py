@@ -144,7 +144,7 @@ def _relocate(
             switch()
             log._storage, log.directory, log._deleted = storage, directory, []
             log._snapshots = ProducerFiles(storage, directory)
-            log._publish(loading.load_moved(storage, directory, old))
+            log._publish(loading.load_moved(storage, directory, old, interval_bytes=log.settings.index_interval_bytes))
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENTRY_BYTES = 8
+INTERVAL_BYTES = 4096  # Kafka's default of `index.interval.bytes`
 ENTRY = struct.Struct(">ii")
 FEW = 64  # entries that are looked at sooner than numpy is loaded
 Buffer = bytes | bytearray | memoryview

@@ -15,22 +15,25 @@ files does so under its two locks.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from local import offset_index, time_index, txn_index
 from local.batch_header import HEADER_BYTES, read_header
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
-from local.index_files import time_entry
+from local.index_files import ENTRY_BYTES, headers_of, time_entry
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
-from local.sealed_indexes import TRUSTED, Access, SealedIndexes
+from local.sealed_indexes import TRUSTED, Access, SealedIndexes, TimeStart, time_start
 from local.segment_info import SegmentInfo
 from local.storage import Body, FileFacts, Storage, StorageFile, join
 from local.txn_index import AbortedTransaction
 
+_log = logging.getLogger(__name__)
 RELATIVE_OFFSET_MAX = 2**31 - 1
+Entry = tuple[int, int]
 
 
 class Mark(NamedTuple):
@@ -43,6 +46,15 @@ class Mark(NamedTuple):
     roll_base_ms: int | None
     since_entry: int
     has_aborted: bool | None
+
+
+class _Rebuilt(NamedTuple):
+    """Index entries in memory that stand for the first `offset_entries` and `time_entries` of an active segment's."""
+
+    offsets: bytes
+    times: bytes
+    offset_entries: int
+    time_entries: int
 
 
 class Segment:
@@ -67,6 +79,8 @@ class Segment:
         self._offset_index: bytearray | None = None
         self._time_index: bytearray | None = None
         self._since_entry = 0
+        self._found: Mark | None = None  # of an active segment: what was on the disk when it was activated
+        self._rebuilt: _Rebuilt | None = None
         self._access = TRUSTED
         self._indexes: SealedIndexes | None = None
         # The largest timestamp and the last offset of the batch it was first seen in; None: nobody has asked yet.
@@ -100,11 +114,18 @@ class Segment:
         return segment
 
     @classmethod
-    def load(cls, storage: Storage, directory: str, base_offset: int) -> Segment:
+    def load(
+        cls,
+        storage: Storage,
+        directory: str,
+        base_offset: int,
+        *,
+        interval_bytes: int = offset_index.INTERVAL_BYTES,
+    ) -> Segment:
         """A sealed segment whose files have just been written or checked by this process."""
         path = join(directory, segment_file(base_offset, LOG))
         facts = FileFacts(storage.size(path), storage.modified_ms(path))
-        return cls.found(storage, directory, base_offset, facts, TRUSTED)
+        return cls.found(storage, directory, base_offset, facts, Access(interval_bytes=interval_bytes))
 
     @classmethod
     def found(
@@ -163,6 +184,7 @@ class Segment:
             self._writers = {s: self._storage.open(self.path(s)) for s in (LOG, OFFSET_INDEX, TIME_INDEX)}
             self._unsynced = set() if is_durable else set(self._writers)
             self._since_entry = 0
+            self._found, self._rebuilt = self.mark(), None
             if self.size_bytes:
                 first = read_header(self.read(0, HEADER_BYTES))
                 self.roll_base_ms = first.max_timestamp_ms if first and first.max_timestamp_ms >= 0 else None
@@ -170,6 +192,8 @@ class Segment:
     def append(self, batch: Body, *, last_offset: int, max_timestamp_ms: int, interval_bytes: int) -> None:
         """Add one encoded batch. Raises DiskFailed, after which the segment has to be cut back or recovered."""
         position = self.size_bytes
+        if interval_bytes != self._access.interval_bytes:
+            self._access = self._access._replace(interval_bytes=interval_bytes)
         self._writers[LOG].append(batch)
         self._unsynced.add(LOG)  # after the bytes: a sync that begins in between may not have them
         # -1 is Kafka's "no timestamp": such records have no age of their own.
@@ -261,18 +285,41 @@ class Segment:
         """The same, behind an offset that a batch from there on ends with; at position 0 none is known."""
         with self._lock:
             if self._offset_index is not None:
-                return offset_index.lookup(self._offset_index, self.base_offset, offset)
+                return offset_index.find(*self._active_entries(OFFSET_INDEX), self.base_offset, offset)
             sealed = self._sealed()
         return sealed.entry_before(offset)
 
-    def offset_before(self, timestamp_ms: int) -> int:
+    def time_start(self, timestamp_ms: int) -> TimeStart:
         """Where to start scanning for the first record at or after `timestamp_ms`. Raises NotFound once retired."""
         with self._lock:
             if self._time_index is not None:
-                # Strictly below: an entry *at* the timestamp names the batch's last offset, past the record looked for.
-                return time_index.lookup(self._time_index, self.base_offset, timestamp_ms - 1)[1]
+                return time_start(*self._active_entries(TIME_INDEX), self.base_offset, timestamp_ms)
             sealed = self._sealed()
-        return sealed.offset_before(timestamp_ms)
+        return sealed.time_start(timestamp_ms)
+
+    def rebuild_indexes(self, problem: str, is_still: Callable[[], bool]) -> None:
+        """Both indexes anew from the headers of the log, which contradict them: `local.sealed_indexes`.
+
+        Those of an active segment in memory, for what was found on the disk; its files when it is closed. Raises
+        NotFound once retired, and Corrupt, with nothing changed, where the headers break off.
+        """
+        with self._lock:
+            is_active, sealed = self._offset_index is not None, self._sealed()
+        if not is_active:
+            sealed.rebuild(problem, is_still)
+            return
+        from local.index_building import build_indexes
+
+        found = self._found
+        if found is None or not is_still():
+            return  # this process wrote all of it
+        size = found.size_bytes
+        table = headers_of(lambda at, length: self.read(at, min(length, size - at)), size, path=self.path(LOG))
+        made = build_indexes(table, self.base_offset, self._access.interval_bytes or offset_index.INTERVAL_BYTES)
+        _log.warning("a segment's indexes are wrong: path=%s cause=%s", self.path(LOG), problem)
+        entries = found.offset_index_bytes // offset_index.ENTRY_BYTES, found.time_index_bytes // time_index.ENTRY_BYTES
+        with self._lock:
+            self._rebuilt = _Rebuilt(bytes(made.offset), bytes(made.time), *entries)
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes ``[start, start + length)`` of the ``.log``, fewer at its end. Raises NotFound once retired.
@@ -330,7 +377,11 @@ class Segment:
         """Write the final time entry, make everything durable, close for appending."""
         self.write_last_entry()
         self.sync()
+        is_wrong = self._rebuilt is not None
         self._let_go()
+        if is_wrong:
+            with suppress(LogError):  # then the next reader finds it wrong again
+                self._sealed().rebuild("found while the segment was active")
 
     def close(self) -> None:
         """Let go of files without writing or syncing anything; a sync under way is waited for.
@@ -400,14 +451,33 @@ class Segment:
             self._check_present()
             yield
 
+    def _active_entries(self, suffix: str) -> tuple[int, Callable[[int], Entry]]:
+        """(their number, the entry in a slot) of an active segment: what was made again, then what was added since."""
+        is_offset = suffix == OFFSET_INDEX
+        index = self._offset_index if is_offset else self._time_index
+        assert index is not None, "asked of an active segment alone"
+        unpack, width = (offset_index if is_offset else time_index).ENTRY, ENTRY_BYTES[suffix]
+        again = self._rebuilt
+        if again is None:
+            return len(index) // width, lambda slot: unpack.unpack_from(index, slot * width)
+        made, passed = (again.offsets, again.offset_entries) if is_offset else (again.times, again.time_entries)
+        first = len(made) // width
+
+        def entry(slot: int) -> Entry:
+            if slot < first:
+                return _pair(unpack.unpack_from(made, slot * width))
+            return _pair(unpack.unpack_from(index, (slot - first + passed) * width))
+
+        return first + len(index) // width - passed, entry
+
     def _let_go(self) -> None:
         """The segment is sealed now, its indexes are what their files say. A sync under way is waited for."""
         with self._sync_lock, self._lock:
             for file in self._writers.values():
                 file.close()
             if self._writers:
-                self._writers, self._indexes, self._access = {}, None, TRUSTED
-            self._offset_index = self._time_index = None
+                self._writers, self._indexes, self._access = {}, None, self._access._replace(is_trusted=True)
+            self._offset_index = self._time_index = self._rebuilt = self._found = None
 
     def _undo_create(self) -> None:
         made = list(self._writers)
@@ -468,3 +538,8 @@ class Segment:
         entry = time_entry(self._time_index, self.base_offset, *self._newest())
         if entry:
             self._write_entry(TIME_INDEX, entry)
+
+
+def _pair(entry: tuple[int, ...]) -> Entry:
+    first, second = entry
+    return first, second

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from local import offset_index
-from local.batch import read_header
-from local.errors import Corrupt, NotFound
+from local.batch import HEADER_BYTES, read_header
+from local.errors import Corrupt
 from local.names import LOG
 from local.segment import RELATIVE_OFFSET_MAX, Segment
 
@@ -77,15 +78,14 @@ def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun 
     """
     import numpy as np
 
-    from local import kernels
-
-    last_offset, position = entry = segment.entry_before(offset)
     want = max(limits.bytes_max, _PROBE_BYTES)
+    entry = segment.entry_before(offset)
+    position = entry[1]
+    data, table = _scanned(segment, position, want)
+    if position and (problem := _contradiction(segment, entry, data, table)) is not None:
+        position = _position_again(segment, entry, offset, problem)
+        data, table = _scanned(segment, position, want)
     while True:
-        data = memoryview(segment.read(position, want))
-        table = kernels.scan_batches(data, verify=False)
-        if segment.is_shared and 0 < position == entry[1] and _passes_over(table, last_offset):
-            raise NotFound("reading a segment, its owner replaced it", path=segment.path(LOG))
         first = int(np.searchsorted(table.last_offsets, offset))
         if first < len(table):
             return _cut(data, table, first, limits)
@@ -99,15 +99,53 @@ def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun 
         header = read_header(data, table.valid_bytes)
         want = max(want, header.size_bytes if header else 0)
         position = at
+        data, table = _scanned(segment, position, want)
+
+
+def _scanned(segment: Segment, position: int, want: int) -> tuple[memoryview, BatchTable]:
+    from local import kernels
+
+    data = memoryview(segment.read(position, want) if position >= 0 else b"")
+    return data, kernels.scan_batches(data, verify=False)
+
+
+def _contradiction(segment: Segment, entry: tuple[int, int], data: memoryview, table: BatchTable) -> str | None:
+    """What of the bytes at an entry's position contradicts the entry; None for a safe start.
+
+    A batch must start there that does not begin behind the entry's offset: all batches before it end below that offset,
+    which is not above the target. And a batch must end with the entry's offset, as far as `table` reaches. Kafka's own
+    entries may name a batch some way behind the position.
+    """
+    last_offset, position = entry
+    where = f"entry offset={last_offset} position={position}"
+    if not 0 <= position < segment.size_bytes:
+        return f"an offset entry points outside the log: {where}"
+    header = None
+    with suppress(Corrupt):
+        header = read_header(data)
+    is_whole = header is not None and header.size_bytes <= segment.size_bytes - position
+    if header is None or not is_whole or (table.is_corrupt and not len(table)):
+        return f"an offset entry points at no batch: {where}"
+    begins_at = int(table.base_offsets[0]) if len(table) else header.base_offset
+    if begins_at > last_offset or _passes_over(table, last_offset):
+        return f"an offset entry points at another batch: {where} base_offset={begins_at}"
+    return None
 
 
 def _passes_over(table: BatchTable, last_offset: int) -> bool:
-    """Whether no batch ends with an offset that the index promised from there on: then it is of another file. Kafka's
-    own entries may name a batch some way behind the position."""
+    """Whether batches lie beyond `last_offset` and none ends with it, as the index promised from there on."""
     import numpy as np
 
     at = int(np.searchsorted(table.last_offsets, last_offset))
-    return at < len(table) and table.last_offsets[at] != last_offset
+    return at < len(table) and bool(table.last_offsets[at] != last_offset)
+
+
+def _position_again(segment: Segment, entry: tuple[int, int], offset: int, problem: str) -> int:
+    """Where to start scanning for `offset` once the index is made again; the start of the log where it cannot be."""
+    with suppress(Corrupt):
+        segment.rebuild_indexes(problem, lambda: segment.entry_before(offset) == entry)
+    again = segment.entry_before(offset)
+    return again[1] if again != entry else 0
 
 
 def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) -> BatchRun:
@@ -125,13 +163,23 @@ def _cut(data: memoryview, table: BatchTable, first: int, limits: ReadLimits) ->
 
 
 def end_of(segment: Segment) -> int:
-    """One past the last offset of a sealed segment, from the last index entry on; its base when it is empty."""
-    position = segment.position_of(segment.base_offset + RELATIVE_OFFSET_MAX)
-    data = memoryview(segment.read(position, segment.size_bytes))
-    at, found = 0, segment.base_offset
-    while header := read_header(data, at):
-        at, found = at + header.size_bytes, header.next_offset
-    return found
+    """One past the last offset of a sealed segment, from the last index entry on; its base when it is empty.
+
+    Where the batches from that entry on do not end with the log, all headers are read. Raises Corrupt.
+    """
+    last = segment.base_offset + RELATIVE_OFFSET_MAX
+    entry = segment.entry_before(last)
+    position = entry[1]
+    data, table = _scanned(segment, position, segment.size_bytes)
+    problem = _contradiction(segment, entry, data, table) if position else None
+    if problem is None:
+        at, found = 0, segment.base_offset
+        while header := read_header(data, at):
+            at, found = at + header.size_bytes, header.next_offset
+        return found
+    segment.rebuild_indexes(problem, lambda: segment.entry_before(last) == entry)
+    data, table = _scanned(segment, segment.entry_before(last)[1], segment.size_bytes)
+    return int(table.last_offsets[-1]) + 1 if len(table) else segment.base_offset
 
 
 def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, memoryview]]:
@@ -141,11 +189,38 @@ def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[t
 
 
 def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple[int, int]]:
-    """Where `batch_slices` cuts: at batch starts that the offset index knows."""
+    """Where `batch_slices` cuts: at batch starts that the offset index knows, each compared with the batch there.
+
+    Raises Corrupt where the index is wrong and the headers of the log break off.
+    """
+    cuts = _cuts(segment, slice_bytes)
+    wrong = next((each for each in cuts if not _is_right(segment, each)), None)
+    if wrong is not None:
+        is_still = partial(_has_cut, segment, slice_bytes, wrong)
+        segment.rebuild_indexes(f"an offset entry points at no batch: offset={wrong[0]} position={wrong[1]}", is_still)
+        cuts = _cuts(segment, slice_bytes)
+    bounds = [0, *(position for _, position in cuts), segment.size_bytes]
+    return list(pairwise(bounds)) if segment.size_bytes else []
+
+
+def _cuts(segment: Segment, slice_bytes: int) -> list[tuple[int, int]]:
+    """The entries (last offset, position) at which a slice begins."""
     import numpy as np
 
-    positions = offset_index.positions(segment.offset_index())
-    cuts = [0]
-    while (slot := int(np.searchsorted(positions, cuts[-1] + slice_bytes))) < len(positions):
-        cuts.append(int(positions[slot]))
-    return list(pairwise((*cuts, segment.size_bytes))) if segment.size_bytes else []
+    index = segment.offset_index()
+    positions = offset_index.positions(index)
+    slots, reached = list[int](), 0
+    while (slot := int(np.searchsorted(positions, reached + slice_bytes))) < len(positions):
+        slots.append(slot)
+        reached = int(positions[slot])
+    width = offset_index.ENTRY_BYTES
+    return [offset_index.entries(index[at * width : (at + 1) * width], segment.base_offset)[0] for at in slots]
+
+
+def _has_cut(segment: Segment, slice_bytes: int, cut: tuple[int, int]) -> bool:
+    return cut in _cuts(segment, slice_bytes)
+
+
+def _is_right(segment: Segment, entry: tuple[int, int]) -> bool:
+    data, table = _scanned(segment, entry[1], HEADER_BYTES)
+    return _contradiction(segment, entry, data, table) is None

@@ -58,6 +58,20 @@ def find(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, 
     return found, base_offset + relative
 
 
+def find_start(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> int:
+    """Where a search for the first record at or after `timestamp_ms` may start although one entry is wrong.
+
+    1. A sound entry before the target is a safe start: no older batch reaches the target.
+    2. Of the last two entries before the target at most one is wrong, so the lower of both offsets is safe.
+    3. With fewer than two such entries, or with two that contradict each other, the base offset is the start.
+    """
+    after = bisect.bisect_left(range(count), timestamp_ms, key=lambda slot: entry(slot)[0])
+    if after < 2:
+        return base_offset
+    (earlier, lower), (_, upper) = entry(after - 2), entry(after - 1)
+    return base_offset + max(min(lower, upper), 0) if earlier < timestamp_ms else base_offset
+
+
 def entries(data: Buffer, base_offset: int) -> list[tuple[int, int]]:
     """All (timestamp, offset) pairs in file order."""
     whole = memoryview(data)[: len(data) - len(data) % ENTRY_BYTES]

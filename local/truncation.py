@@ -77,4 +77,4 @@ def make(storage: Storage, directory: str, cut: Cut, *, interval_bytes: int) -> 
         # One that was under way: what stays of the file may be lost, whatever the next sync says.
         raise DiskFailed("truncating a log, a sync of it failed", path=segment.path(LOG))
     recovery.cut_segment(storage, directory, segment.base_offset, cut.position, cut.kept, aborted, interval_bytes)
-    return Segment.load(storage, directory, segment.base_offset)
+    return Segment.load(storage, directory, segment.base_offset, interval_bytes=interval_bytes)
