@@ -1,17 +1,29 @@
 """The changes that jobs commit: rows in the place of others, and rows at the end. Pure functions, as in
 `remote.head_changes`; each leaves a note in the head, and a head that has the note already is given back as it is.
 
-A replacement is judged group by group (P11: what comes in tiles exactly what goes out). A group whose rows are not all
-there any more, because they expired or somebody else replaced them, is given up, and its new objects go on the list of
-those to delete; the other groups are committed all the same. That is sound for a compaction: a record went only because
-a newer one of its key was there, and a newer one leaves the bucket only for one that is newer still, or by retention,
-which takes the older ones first. Not so for tombstones, see `bound`.
+A replacement is judged group by group, against the head it lands on (P11: what comes in tiles exactly what leaves):
+
+| the group's entries in that head | the group is | what becomes of its new entries |
+|---|---|---|
+| all there | `IN_PLACE` | they replace the old entries |
+| the oldest expired, the others there | `IN_PLACE` | they replace the entries that are left |
+| none there, the new entries are | `COMMITTED` | nothing: this commit was made before |
+| all expired | `EXPIRED` | their objects are listed for deletion |
+| some replaced by another writer or job | `LOST` | their objects are listed for deletion |
+
+A new entry that replaces what an expiry left begins below the log start, as an entry does after DeleteRecords: readers
+never see its expired records, and no expiry is undone. Groups are independent, which is sound for a compaction: a
+record is removed only because a newer one of its key is there, and the newer one leaves the bucket only for one that is
+newer still, or by retention, which takes the older ones first. Not so for tombstones, see `bound`.
+
+The note of a job that lost a group is not written: the job stays due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from local.errors import Conflict, InvalidRequest
 from remote.head import Head, JobNote, UnlinkedObject
@@ -27,6 +39,15 @@ class Replacement:
 
     ulids: tuple[str, ...]
     rows: tuple[RemoteSegment, ...]
+
+
+class Fate(Enum):
+    """What becomes of a group of a replacement; see the table above."""
+
+    IN_PLACE = "in place"
+    COMMITTED = "committed"
+    EXPIRED = "expired"
+    LOST = "lost"
 
 
 def find_job(head: Head, job_id: str) -> JobNote | None:
@@ -67,13 +88,16 @@ def append_rows(rows: Sequence[RemoteSegment], *, start_offset: int, note: JobNo
 def replace_tiled(
     replacements: Sequence[Replacement],
     *,
-    vouched: Collection[str] = (),
+    vouched: Sequence[RemoteSegment] = (),
     cleaned_through: int,
     bound: int | None,
     note: JobNote,
     keeps_maker: bool = False,
+    is_whole: bool = True,
 ) -> Change:
     """Put the rows of each group in the place of those it tiles, and note that the `vouched` ones are clean as well.
+
+    `note` is written unless a group or a vouched row was lost, or the replacements are not the `is_whole` job.
 
     `bound` is the offset below which the job took tombstones and markers away, or gave them the time after which they
     go (I5; None: the bucket held no row, so there was nothing to take). Whether it still holds is looked at in the head
@@ -83,7 +107,7 @@ def replace_tiled(
     """
     for each in replacements:
         _check_neighbours(each.rows)
-    names = frozenset(vouched)
+    names = frozenset(row.ulid for row in vouched)
 
     def change(head: Head) -> Head:
         if is_done(head, note):
@@ -91,11 +115,35 @@ def replace_tiled(
         if (found := tombstone_bound(head)) is not None and bound is not None and found < bound:
             facts = {"job": note.job_id, "below": bound, "now": found}
             raise Conflict("replacing a job's rows, older records may be back below its tombstones", **facts)
-        segments, unlinked = _replaced(head, replacements, note, keeps_maker=keeps_maker)
+        fates = [fate_of(head.segments, head.log_start_offset, group) for group in replacements]
+        segments, unlinked = _replaced(head, replacements, fates, note, keeps_maker=keeps_maker)
         segments = [_raised(row, cleaned_through) if row.ulid in names else row for row in segments]
-        return replace(head, segments=tuple(segments), unlinked=(*head.unlinked, *unlinked), jobs=_noted(head, note))
+        is_done_now = is_whole and Fate.LOST not in fates and not lost_rows(head, vouched, head.segments)
+        jobs = _noted(head, note) if is_done_now else head.jobs
+        after = replace(head, segments=tuple(segments), unlinked=(*head.unlinked, *unlinked), jobs=jobs)
+        return head if after == head else after
 
     return change
+
+
+def fate_of(rows: Sequence[RemoteSegment], log_start_offset: int, group: Replacement) -> Fate:
+    """What a head with these `rows` (all that touch the group's offsets) makes of a group."""
+    there = {row.ulid: row for row in rows}
+    left = [there[ulid] for ulid in group.ulids if ulid in there]
+    if not left:
+        if any(row.ulid in there for row in group.rows):
+            return Fate.COMMITTED
+        return Fate.EXPIRED if group.rows[-1].next_offset <= log_start_offset else Fate.LOST
+    if len(left) == len(group.ulids):
+        return Fate.IN_PLACE
+    is_rest = tuple(row.ulid for row in left) == group.ulids[-len(left) :]
+    return Fate.IN_PLACE if is_rest and left[0].base_offset <= log_start_offset else Fate.LOST
+
+
+def lost_rows(head: Head, planned: Sequence[RemoteSegment], rows: Sequence[RemoteSegment]) -> list[RemoteSegment]:
+    """Those of the `planned` that are not among `rows` and did not expire: another writer or job replaced them."""
+    there = {row.ulid for row in rows}
+    return [row for row in planned if row.ulid not in there and row.next_offset > head.log_start_offset]
 
 
 def tombstone_bound(head: Head) -> int | None:
@@ -115,31 +163,46 @@ def tombstone_bound(head: Head) -> int | None:
 
 
 def _replaced(
-    head: Head, replacements: Sequence[Replacement], note: JobNote, *, keeps_maker: bool
+    head: Head, replacements: Sequence[Replacement], fates: Sequence[Fate], note: JobNote, *, keeps_maker: bool
 ) -> tuple[list[RemoteSegment], list[UnlinkedObject]]:
     """(the head's rows with those of the groups, what is to be deleted for it)."""
     at = {row.ulid: number for number, row in enumerate(head.segments)}
     known = {key for row in head.segments for key in (row.data_key, row.indexes_key)}
-    known |= {each.key for each in head.unlinked}
-    put: dict[int, tuple[RemoteSegment, ...]] = {}  # where rows go out, what comes in for them
+    listed = {each.key for each in head.unlinked}
+    put: dict[int, tuple[RemoteSegment, ...]] = {}  # where rows are taken out, what is put there
     unlinked: list[UnlinkedObject] = []
-    for group in replacements:
-        if not known.isdisjoint(row.data_key for row in group.rows):
-            raise InvalidRequest("replacing a job's rows, an object has the name of another", job=note.job_id)
-        places = [at[ulid] for ulid in group.ulids if ulid in at]
-        if len(places) < len(group.ulids):
-            unlinked += [each for row in group.rows for each in objects_of(row, head.committed_ms, head.epoch)]
+
+    def unlink(rows: Sequence[RemoteSegment]) -> None:
+        objects = [each for row in rows for each in objects_of(row, head.committed_ms, head.epoch)]
+        unlinked.extend(each for each in objects if each.key not in listed)
+
+    for group, fate in zip(replacements, fates, strict=True):
+        if fate is Fate.COMMITTED:
             continue
+        named = known | listed if fate is Fate.IN_PLACE else known
+        if not named.isdisjoint(row.data_key for row in group.rows):
+            raise InvalidRequest("replacing a job's rows, an object has the name of another", job=note.job_id)
+        if fate is not Fate.IN_PLACE:
+            unlink(group.rows)
+            continue
+        places = [at[ulid] for ulid in group.ulids if ulid in at]
         old = head.segments[places[0] : places[-1] + 1]
         _check_tiled(old, group, note)
-        committed_ms = max(row.committed_ms for row in old)
-        put |= dict.fromkeys(places, ())
-        makers = {row.made_by for row in old}
-        made_by = makers.pop() if keeps_maker and len(makers) == 1 else note.job_id
-        put[places[0]] = tuple(replace(row, committed_ms=committed_ms, made_by=made_by) for row in group.rows)
-        unlinked += [each for row in old for each in objects_of(row, head.committed_ms, head.epoch)]
-    rows = [row for number, one in enumerate(head.segments) for row in put.get(number, (one,))]
-    return rows, unlinked
+        rows = [row for row in group.rows if row.next_offset > old[0].base_offset]
+        unlink(group.rows[: len(group.rows) - len(rows)])
+        put |= dict.fromkeys(places, ()) | {places[0]: _in_place(rows, old, note, keeps_maker=keeps_maker)}
+        unlink(old)
+    kept = [row for number, one in enumerate(head.segments) for row in put.get(number, (one,))]
+    return kept, unlinked
+
+
+def _in_place(
+    rows: Sequence[RemoteSegment], old: Sequence[RemoteSegment], note: JobNote, *, keeps_maker: bool
+) -> tuple[RemoteSegment, ...]:
+    makers = {row.made_by for row in old}
+    made_by = makers.pop() if keeps_maker and len(makers) == 1 else note.job_id
+    committed_ms = max(row.committed_ms for row in old)
+    return tuple(replace(row, committed_ms=committed_ms, made_by=made_by) for row in rows)
 
 
 def _check_neighbours(rows: Sequence[RemoteSegment]) -> None:
@@ -149,10 +212,13 @@ def _check_neighbours(rows: Sequence[RemoteSegment]) -> None:
 
 
 def _check_tiled(old: Sequence[RemoteSegment], group: Replacement, note: JobNote) -> None:
-    bounds = [group.rows[0].base_offset, *(row.next_offset for row in old)]
-    is_same = tuple(row.ulid for row in old) == group.ulids
-    if not is_same or [row.base_offset for row in old] != bounds[:-1] or bounds[-1] != group.rows[-1].next_offset:
-        facts = {"job": note.job_id, "base_offset": bounds[0], "next_offset": group.rows[-1].next_offset}
+    """`old` are the group's rows, or the last of them where the others expired."""
+    is_same = tuple(row.ulid for row in old) == group.ulids[-len(old) :]
+    is_neighbours = [row.next_offset for row in old[:-1]] == [row.base_offset for row in old[1:]]
+    base = group.rows[0].base_offset
+    begins = base == old[0].base_offset if len(old) == len(group.ulids) else base < old[0].base_offset
+    if not (is_same and is_neighbours and begins and old[-1].next_offset == group.rows[-1].next_offset):
+        facts = {"job": note.job_id, "base_offset": base, "next_offset": group.rows[-1].next_offset}
         raise InvalidRequest("replacing a job's rows, they do not tile those they are for", **facts)
 
 

@@ -268,5 +268,5 @@ def _move(
 
         plan = plan_recode(store, name, now_ms=now_ms(), storage_class=step.storage_class, only=is_meant)
         done = run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop)
-        moved += done.groups - done.unchanged - done.given_up
+        moved += done.rows_before
     return moved

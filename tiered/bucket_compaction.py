@@ -48,7 +48,7 @@ from remote.encryption import NO_KEYS, KeyRing
 from remote.guest import GuestLog
 from remote.head import JobNote
 from remote.head_changes import unlink_uploads
-from remote.job_changes import Replacement, find_job, replace_tiled, tombstone_bound
+from remote.job_changes import Fate, Replacement, fate_of, find_job, lost_rows, replace_tiled, tombstone_bound
 from remote.job_changes import is_done as is_noted
 from remote.keys import new_ulid
 from remote.metadata_index import MetadataIndex
@@ -142,10 +142,14 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOutcome:
-    """What a job came to. `was_done`: an earlier run had committed it, and this one changed nothing. `given_up` groups
-    of rows were replaced or expired by others meanwhile; records and bytes are of all groups, those included, in all
-    rounds. Rows are clean through `upto_offset`, the bucket's end unless the job was bounded or `is_cut`: then the rows
-    were too many to be compared with each other, or too much waits for its deletion; another job, later, goes on."""
+    """What a job came to. `was_done`: an earlier run had committed it, and this one changed nothing.
+
+    Segments, records and bytes are those of what was committed, in all rounds. `given_up` groups were not, because
+    another writer or job replaced some of their segments meanwhile: the job is not done then, and running it again
+    under its id does what is left. Rows are clean through `upto_offset`, the bucket's end unless the job was bounded or
+    `is_cut`: then the rows were too many to be compared with each other, or too much waits for its deletion; another
+    job, later, continues.
+    """
 
     name: RemotePartitionName
     job_id: str
@@ -230,10 +234,12 @@ def plan_compaction(
     )
 
 
-def wants_another(store: ObjectStore, plan: CompactionPlan, *, rows_max: int = ROWS_MAX) -> bool:
-    """Whether a job goes on with another round after `plan` was committed: more rows are there, and the head has room
-    for their objects. Raises NotFound."""
-    if not plan.is_cut or not plan.groups:
+def wants_another(
+    store: ObjectStore, plan: CompactionPlan, outcome: CompactionOutcome, *, rows_max: int = ROWS_MAX
+) -> bool:
+    """Whether a job continues with another round after `plan` came to `outcome`: no group was lost, more rows are
+    there, and the head has room for their objects. Raises NotFound."""
+    if not plan.is_cut or not plan.groups or outcome.given_up:
         return False
     return len(MetadataLog(store, plan.name.prefix).refresh(exact=True).unlinked) < 2 * _ROUNDS_LISTED * rows_max
 
@@ -241,8 +247,9 @@ def wants_another(store: ObjectStore, plan: CompactionPlan, *, rows_max: int = R
 def commit_compaction(
     store: ObjectStore, plan: CompactionPlan, results: Iterable[GroupResult], *, now_ms: int
 ) -> CompactionOutcome:
-    """Make all groups' rows the truth, in one head. A group that is missing stays as it is, and so do all tombstones'
-    gates: rows below that were not cleaned hold the bound down.
+    """Make all groups' rows the truth, in one head. A group that is missing or was lost stays as it is, and so do all
+    tombstones' gates: rows below that were not cleaned hold the bound down. The job is noted as done only without such
+    a group. A group whose oldest entries expired meanwhile is committed without them (`remote.job_changes`).
 
     May be repeated: after Unavailable it is unknown whether it happened. Raises Fenced when another writer came since
     the plan, Conflict when the topic was deleted or the bound of tombstones does not hold any more; nothing of it is
@@ -252,10 +259,17 @@ def commit_compaction(
     note = plan.note
     log = GuestLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
+    planned = {row.ulid: row for group in plan.groups for row in group.rows}
     replaced = [each for one in results for each in one.replaced]
-    vouched = [ulid for one in results for ulid in one.vouched]
+    vouched = [planned[ulid] for one in results for ulid in one.vouched]
+    missing = len(plan.groups) - len(results)
     change = replace_tiled(
-        replaced, vouched=vouched, cleaned_through=plan.upto_offset, bound=plan.tombstones_below, note=note
+        replaced,
+        vouched=vouched,
+        cleaned_through=plan.upto_offset,
+        bound=plan.tombstones_below,
+        note=note,
+        is_whole=not missing,
     )
     touches = (plan.start_offset, plan.upto_offset)
     made = [row for each in replaced for row in each.rows]
@@ -267,9 +281,18 @@ def commit_compaction(
     except (Conflict, InvalidRequest):
         _give_up(log, made, touches, now_ms)
         raise
-    there = {row.ulid for row in log.ask(head, lambda index: list(index.rows_with_dead(*touches)))}
-    lost = [each for each in replaced if each.rows[0].ulid not in there]
+    there = log.ask(head, lambda index: list(index.rows_with_dead(*touches)))
+    done = [each for each in replaced if fate_of(there, head.log_start_offset, each) is Fate.COMMITTED]
+    lost = [each for each in replaced if each not in done]
     _give_up(log, [row for each in lost for row in each.rows], touches, now_ms)
+    replaced_by_others = [each for each in lost if each.rows[-1].next_offset > head.log_start_offset]
+    given_up = missing + len(replaced_by_others) + len(lost_rows(head, vouched, there))
+    if given_up and is_noted(head, note):  # another run of this job committed first
+        was_done, given_up = True, 0
+    olds = [planned[ulid] for each in done for ulid in each.ulids]
+    news = [row for each in done for row in each.rows]
+    same = [row for row in vouched if row.ulid in {each.ulid for each in there}]
+    before, after = [*olds, *same], [*news, *same]
     return CompactionOutcome(
         name=plan.name,
         job_id=plan.job_id,
@@ -277,13 +300,13 @@ def commit_compaction(
         upto_offset=plan.upto_offset,
         was_done=was_done,
         is_cut=plan.is_cut,
-        rows_before=sum(len(group.rows) for group in plan.groups),
-        rows_after=len(made) + len(vouched),
-        given_up=len(lost),
-        records_before=sum(each.records_before for each in results),
-        records_after=sum(each.records_after for each in results),
-        bytes_before=sum(each.bytes_before for each in results),
-        bytes_after=sum(each.bytes_after for each in results),
+        rows_before=len(before),
+        rows_after=len(after),
+        given_up=given_up,
+        records_before=sum(row.record_count for row in before),
+        records_after=sum(row.record_count for row in after),
+        bytes_before=sum(row.size_bytes for row in before),
+        bytes_after=sum(row.size_bytes for row in after),
     )
 
 

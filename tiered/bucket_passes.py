@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -39,6 +40,7 @@ from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.job_changes import Replacement
 from remote.keys import new_ulid
+from remote.metadata_log import MetadataLog
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
@@ -88,8 +90,10 @@ class GroupWork:
     def newest_keys(self, buffer: Buffer) -> Iterator[KeyRun]:
         """The newest record of each key in the group, and perhaps some older ones where `buffer` is small.
 
-        Raises NotFound when a row has left the bucket since the plan, Corrupt for damaged bytes.
+        Rows that expired since the plan are passed over. Raises NotFound when others have left the bucket since then,
+        Corrupt for damaged bytes.
         """
+        self._group = self._without_expired()
         segments = [self._fetched(row) for row in self._group.rows]
         while segments:
             newest, count = self._mapped(segments, buffer)
@@ -129,9 +133,13 @@ class GroupWork:
         their keys, those of the group at least, ascending.
 
         Order of effects: uploads, one after another. On an error those of this attempt are deleted as well as it can be
-        done; nothing names them. Raises NotFound when a row has left the bucket since the plan, Corrupt for damage.
+        done; nothing names them. Rows that expired since the plan are passed over. Raises NotFound when others have
+        left the bucket since then, Corrupt for damage.
         """
-        plan, group = self._plan, self._group
+        plan, group = self._plan, self._without_expired()
+        if not group.rows:
+            return GroupResult(number=group.number)
+        self._group = group
         segments = [self._fetched(row) for row in group.rows]
         known = ShuffledNewest(self._storage, segments, np.asarray(newest, np.int64))
         judge = Judge(self._circumstances(), known, group.aborted)
@@ -155,6 +163,14 @@ class GroupWork:
             self._discard(uploaded)
             raise
         return _result(group, made)
+
+    def _without_expired(self) -> RowGroup:
+        """The group without the rows that lie below the log start by now: their objects may be deleted at any time."""
+        start = MetadataLog(self._store, self._plan.name.prefix).refresh().log_start_offset
+        rows = tuple(row for row in self._group.rows if row.next_offset > start)
+        expired = len(self._group.rows) - len(rows)
+        before = self._group.rows[expired - 1] if expired else self._group.before
+        return replace(self._group, rows=rows, before=before)
 
     def _circumstances(self) -> Circumstances:
         plan = self._plan
@@ -341,7 +357,7 @@ def compact_partition(
         results = [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
         outcome = commit_compaction(store, plan, results, now_ms=now_ms)
         done = done.then(outcome) if done is not None else outcome
-        if not wants_another(store, plan, rows_max=rows_max):
+        if not wants_another(store, plan, outcome, rows_max=rows_max):
             return done
 
 

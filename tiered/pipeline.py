@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
+from policies.words import counted
 from remote.catalog import RemotePartitionName
 from remote.guest import GuestLog
 from remote.metadata_log import MetadataLog
@@ -192,7 +193,11 @@ def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
     if not plan.log_start_offset:
         return _of(Stage.RETENTION, plan.name, State.NOTHING)
     figures = {"rows_before": plan.rows, "bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
-    return _of(Stage.RETENTION, plan.name, state, **figures)
+    if plan.leaving:
+        why = f"{counted(plan.rows, 'segment')} expired; the newest: {plan.leaving[-1].reason}"
+    else:
+        why = f"log start offset rises to {plan.log_start_offset}; too many objects wait for deletion to unlink more"
+    return _of(Stage.RETENTION, plan.name, state, why=why, **figures)
 
 
 def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
@@ -241,12 +246,17 @@ def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, j
 
 
 def compacted_unit(outcome: CompactionOutcome) -> Unit:
-    """What a compaction says of itself."""
+    """What a compaction says of itself. One that could not commit a group is still due."""
+    removed = counted(outcome.records_before - outcome.records_after, "record")
+    why = "by an earlier run" if outcome.was_done else f"{removed} removed"
+    if outcome.given_up:
+        groups = counted(outcome.given_up, "group")
+        why = f"{removed} removed; {groups} not compacted: another writer or job replaced segments meanwhile"
     return _of(
         Stage.COMPACTION,
         outcome.name,
-        State.DONE,
-        why="by an earlier run" if outcome.was_done else "",
+        State.DUE if outcome.given_up else State.DONE,
+        why=why,
         rows_before=outcome.rows_before,
         rows_after=outcome.rows_after,
         bytes_before=outcome.bytes_before,
@@ -264,16 +274,25 @@ def _look_at_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName
     rows, size = sum(len(group.rows) for group in plan.groups), sum(group.size_bytes for group in plan.groups)
     figures = {"rows_before": rows, "rows_after": len(plan.groups), "bytes_before": size, "size_bytes": size}
     state = State.DUE if plan.groups else State.NOTHING
-    return _of(Stage.MERGE, plan.name, state, dollars=plan.cost.dollars if plan.groups else 0.0, **figures)
+    why = f"{counted(rows, 'small segment')} become {len(plan.groups)}" if plan.groups else ""
+    return _of(Stage.MERGE, plan.name, state, why=why, dollars=plan.cost.dollars if plan.groups else 0.0, **figures)
 
 
 def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | None) -> Unit:
-    """What came of a plan of merging."""
+    """What came of a plan of merging. One with groups left is still due."""
+    why = f"{counted(outcome.rows_before, 'small segment')} became {outcome.rows_after}"
+    if outcome.given_up:
+        groups = counted(outcome.given_up, "group")
+        why += f"; {groups} not merged: another writer or job replaced segments meanwhile"
+    if not outcome.is_complete:
+        groups = counted(len(plan.groups) - outcome.groups, "group")
+        why += f"; {groups} not merged yet: interrupted, or too many objects wait for deletion"
+    is_done = outcome.is_complete and not outcome.given_up
     return _of(
         Stage.MERGE,
         plan.name,
-        State.DONE if error is None else State.FAILED,
-        why=str(error or ""),
+        State.FAILED if error is not None else State.DONE if is_done else State.DUE,
+        why=why if error is None else str(error),
         rows_before=outcome.rows_before,
         rows_after=outcome.rows_after,
         bytes_before=outcome.stored_before,

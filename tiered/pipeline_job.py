@@ -101,7 +101,10 @@ class Here:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """`units` are those that something was done for, or that are told why not. Not complete: run it again."""
+    """`units` are those that something was done for, or that say why not. Not complete: run it again.
+
+    A unit that is still `DUE` had a part of its work done at most.
+    """
 
     job_id: str
     units: tuple[Unit, ...]
@@ -273,11 +276,7 @@ class _Job:
     def _merge_all(self, plans: Sequence[RewritePlan]) -> None:
         outcomes, errors = self._runner.merge(self._fleet, plans, job_id=self._job_id, now_ms=self._now_ms)
         for number, (plan, outcome) in enumerate(zip(plans, outcomes, strict=True)):
-            unit = merged_unit(plan, outcome, errors.get(number))
-            if outcome.is_complete or number in errors:
-                self._over([unit])
-            else:  # stopped, or its head has no room for more objects that wait: what is done is done
-                self.units.append(unit)
+            self._over([merged_unit(plan, outcome, errors.get(number))])
 
     # -- units -------------------------------------------------------------------------------------------------------
 

@@ -28,10 +28,10 @@ There is no state to resume from: to go on, plan again. Groups are committed a f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 
-from local.errors import InvalidRequest, LogError
+from local.errors import InvalidRequest, LogError, NotFound
 from policies.cost import GIB, early_deletion, request_cost, retrieval_cost, upload_requests
 from policies.prices import BUILT_IN, PriceTable
 from policies.remote_retention import UNLINKED_MAX
@@ -43,7 +43,7 @@ from remote.encryption import NO_KEYS, KeyRing
 from remote.guest import GuestLog
 from remote.head import JobNote
 from remote.head_changes import unlink_uploads
-from remote.job_changes import Replacement, replace_tiled
+from remote.job_changes import Fate, Replacement, fate_of, replace_tiled
 from remote.keys import new_ulid
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RANGE_BYTES, RemotePartition
@@ -135,21 +135,27 @@ class RewritePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenGroup:
-    """What came of a group: the row in the place of its rows, None where it would have been what is there already."""
+    """What came of a group: the row in the place of its rows, None where it would have been what is there already, or
+    where all of them expired."""
 
     number: int
     replacement: Replacement | None
     stored_before: int
     stored_after: int
+    is_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteOutcome:
-    """`given_up` groups had rows that expired or were replaced meanwhile. Sizes are of the objects in the bucket."""
+    """What came of some groups: rows, and sizes of objects in the bucket, of those that were committed.
+
+    `given_up` groups were not: another writer or job replaced their rows meanwhile. `expired` groups lost all rows.
+    """
 
     groups: int = 0
     unchanged: int = 0
     given_up: int = 0
+    expired: int = 0
     rows_before: int = 0
     rows_after: int = 0
     stored_before: int = 0
@@ -157,7 +163,7 @@ class RewriteOutcome:
     is_complete: bool = True
 
     def plus(self, other: RewriteOutcome) -> RewriteOutcome:
-        names = ("groups", "unchanged", "given_up", "rows_before", "rows_after", "stored_before", "stored_after")
+        names = [each.name for each in fields(self) if each.name != "is_complete"]
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return RewriteOutcome(**sums, is_complete=self.is_complete and other.is_complete)
 
@@ -309,17 +315,33 @@ def rewrite_group(
 ) -> RewrittenGroup:
     """Read a group's rows, upload what they become, verified; nothing is visible yet.
 
-    `target` is the same bucket opened in another way (a storage class is an option of the store). Raises NotFound where
-    rows expired meanwhile, Corrupt where one is damaged, AccessDenied where a key is missing.
+    `target` is the same bucket opened in another way (a storage class is an option of the store). Rows that expired
+    since the plan are passed over. Raises NotFound where others have left the bucket since then, Corrupt where one is
+    damaged, AccessDenied where a key is missing.
     """
+    try:
+        return _rewritten(plan, group, store, keys, target or store, chunk_bytes)
+    except NotFound:
+        start = MetadataLog(store, plan.name.prefix).refresh().log_start_offset
+        left = replace(group, rows=tuple(row for row in group.rows if row.next_offset > start))
+        if left.rows == group.rows:
+            raise
+    if not left.rows:
+        return RewrittenGroup(number=group.number, replacement=None, stored_before=0, stored_after=0, is_expired=True)
+    return _rewritten(plan, left, store, keys, target or store, chunk_bytes)
+
+
+def _rewritten(
+    plan: RewritePlan, group: RewriteGroup, store: ObjectStore, keys: KeyRing, target: ObjectStore, chunk_bytes: int
+) -> RewrittenGroup:
     remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
     at_rest = group.keeping.at_rest(keys)
-    if len(group.rows) == 1 and _would_stay(remote, group, at_rest):
+    if len(group.rows) == 1 and (_keeping(group.rows[0]) == group.keeping or _would_stay(remote, group, at_rest)):
         return RewrittenGroup(
             number=group.number, replacement=None, stored_before=group.stored_bytes, stored_after=group.stored_bytes
         )
     row = copy_segment(
-        target or store,
+        target,
         plan.name.prefix,
         joined(remote, group.rows),
         epoch=plan.epoch,
@@ -350,33 +372,41 @@ def _would_stay(remote: RemotePartition, group: RewriteGroup, at_rest: AtRest) -
 def commit_groups(
     store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], *, turn: int, now_ms: int
 ) -> RewriteOutcome:
-    """Put the new rows in the place of the old ones, in one head. A group whose rows are not all there any more is
-    given up, and its objects are listed for deletion.
+    """Put the new rows in the place of the old ones, in one head. What becomes of a group whose rows are not all there
+    any more: `remote.job_changes`. The objects of a group that is not committed are listed for deletion.
 
-    May be repeated with the same `turn`, which goes up from commit to commit of a plan. Raises Fenced when another
+    May be repeated with the same `turn`, which rises from commit to commit of a plan. Raises Fenced when another
     writer came since the plan: plan again.
     """
-    replaced = [each.replacement for each in done if each.replacement is not None]
+    made = [each for each in done if each.replacement is not None]
     outcome = RewriteOutcome(
         groups=len(done),
-        unchanged=len(done) - len(replaced),
-        rows_before=sum(len(each.ulids) for each in replaced),
-        rows_after=len(replaced),
-        stored_before=sum(each.stored_before for each in done if each.replacement is not None),
-        stored_after=sum(each.stored_after for each in done if each.replacement is not None),
+        unchanged=sum(each.replacement is None and not each.is_expired for each in done),
+        expired=sum(each.is_expired for each in done),
     )
+    replaced = [each.replacement for each in made if each.replacement is not None]
     if not replaced:
         return outcome
     log = GuestLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
-    made = [row for each in replaced for row in each.rows]
-    touches = (min(row.base_offset for row in made), max(row.next_offset for row in made))
+    rows = [row for each in replaced for row in each.rows]
+    touches = (min(row.base_offset for row in rows), max(row.next_offset for row in rows))
     note = JobNote(job_id=plan.job_id, turn=turn)
     change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=True)
     head = log.commit(change, now_ms, touches=touches)
-    there = {row.ulid for row in log.ask(head, lambda index: list(index.rows_with_dead(*touches)))}
-    lost = sum(each.rows[0].ulid not in there for each in replaced)
-    return replace(outcome, given_up=lost)
+    there = log.ask(head, lambda index: list(index.rows_with_dead(*touches)))
+    fates = [fate_of(there, head.log_start_offset, each) for each in replaced]
+    put = [each for each, fate in zip(made, fates, strict=True) if fate is Fate.COMMITTED]
+    ulids = [ulid for each in put if each.replacement is not None for ulid in each.replacement.ulids]
+    return replace(
+        outcome,
+        given_up=fates.count(Fate.LOST),
+        expired=outcome.expired + fates.count(Fate.EXPIRED),
+        rows_before=len(ulids),
+        rows_after=len(put),
+        stored_before=sum(each.stored_before for each in put),
+        stored_after=sum(each.stored_after for each in put),
+    )
 
 
 def run_rewrite(

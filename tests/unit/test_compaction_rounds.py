@@ -60,8 +60,9 @@ class Topic:
         return made
 
     def records(self) -> list[tuple[int, bytes | None]]:
+        start = self.head().log_start_offset
         with RemoteLog(self.store) as log:
-            return [(r.offset, r.value) for r in log.reader().records(self.name.topic_partition, 0)]
+            return [(r.offset, r.value) for r in log.reader().records(self.name.topic_partition, start)]
 
 
 NEWEST = [(at, b"v%d" % at) for at in range(ROWS * 20 - KEYS, ROWS * 20)]

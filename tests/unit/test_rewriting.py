@@ -203,7 +203,7 @@ def test_words_that_mean_nothing_are_refused() -> None:
 # --- beside others ---------------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_expired_meanwhile_is_given_up_and_its_objects_are_listed() -> None:
+def test_a_group_whose_oldest_row_expired_meanwhile_is_committed_without_it() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
@@ -211,11 +211,44 @@ def test_a_group_that_expired_meanwhile_is_given_up_and_its_objects_are_listed()
     world.commit("t", expire_segments([gone.ulid], now_ms=NOW, log_start_offset=gone.next_offset))
     before = records(world.store)
     outcome = commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
-    assert outcome.given_up == 1
+    assert (outcome.given_up, outcome.rows_after) == (0, len(plan.groups))
     assert records(world.store) == before
     made = done[0].replacement
     assert made is not None
-    assert made.rows[0].data_key in {each.key for each in _head(world).unlinked}
+    first = _head(world).segments[0]
+    assert (first.data_key, _head(world).log_start_offset) == (made.rows[0].data_key, gone.next_offset)
+
+
+def test_a_group_whose_rows_left_the_bucket_is_rewritten_from_those_that_are_there() -> None:
+    world = small_segments("raw", 6)
+    plan = _merge_plan(world)
+    whole, part = plan.groups
+    gone = (*whole.rows, part.rows[0])
+    world.commit("t", expire_segments([row.ulid for row in gone], now_ms=NOW, log_start_offset=gone[-1].next_offset))
+    world.store.delete([named("t").prefix + key for row in gone for key in (row.data_key, row.indexes_key)])
+    before = records(world.store)
+    outcome = _run(world, plan)
+    assert (outcome.groups, outcome.given_up, outcome.expired) == (2, 0, 1)
+    assert (outcome.rows_before, outcome.rows_after) == (len(part.rows) - 1, 1)
+    assert records(world.store) == before
+
+
+def test_a_group_whose_rows_all_left_the_bucket_is_no_longer_due() -> None:
+    world = small_segments("raw", 6)
+    plan = _merge_plan(world)
+    gone = plan.groups[0].rows
+    world.commit("t", expire_segments([row.ulid for row in gone], now_ms=NOW, log_start_offset=gone[-1].next_offset))
+    world.store.delete([named("t").prefix + key for row in gone for key in (row.data_key, row.indexes_key)])
+    outcome = _run(world, plan)
+    assert (outcome.groups, outcome.expired, outcome.given_up) == (len(plan.groups), 1, 0)
+
+
+def test_a_group_with_an_object_that_is_lost_is_an_error() -> None:
+    world = small_segments("raw", 6)
+    plan = _merge_plan(world)
+    world.store.delete([named("t").prefix + plan.groups[0].rows[0].data_key])
+    with pytest.raises(NotFound):
+        _run(world, plan)
 
 
 def test_the_manager_goes_on_beside_a_rewriting_and_neither_undoes_the_other() -> None:

@@ -53,12 +53,20 @@ def compact_bucket(
             done = _here(session, bucket, names, settings, job, stop, errors, is_configured=url is None)
     emit("partitions", [_row(each) for each in done], _COLUMNS, output, dry_run=False, job=job)
     session.tell_problems(errors)
+    left = [each for each in done if each.given_up]
+    for each in left:
+        groups = counted(each.given_up, "group")
+        where = f"{each.name.topic}/{each.name.partition}"
+        session.warn(f"{where}: {groups} of segments not compacted: another writer or job replaced them meanwhile")
+    if left and not stop.is_set:
+        session.warn(f"the job is still due; run: tiered compact {target} ... --resume {job}")
     if any(each.is_cut for each in done) and not stop.is_set:
         session.say("some have more segments than one job compares, or too much waits for its deletion: go on later")
     if stop.is_set:
         session.say(f"interrupted; go on with: tiered compact {target} ... --resume {job}")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
-    return worst(errors.values())
+    code = worst(errors.values())
+    return Exit.CONFLICT if left and code is not Exit.CORRUPTION else code
 
 
 def _chosen(
@@ -206,6 +214,7 @@ def _row(each: CompactionOutcome) -> Row:
         "records_before": each.records_before,
         "records_after": each.records_after,
         "given_up": each.given_up,
+        "is_done": not each.given_up,
         "cleaner_offset": each.upto_offset,
     }
 
@@ -223,6 +232,7 @@ _COLUMNS = (
     Column("records_before", "RECORDS", format_count, is_number=True),
     Column("records_after", "LEFT", format_count, is_number=True),
     Column("given_up"),
+    Column("is_done"),
     Column("cleaner_offset", "CLEAN TO", format_count, is_number=True),
 )
 _PLANNED = (

@@ -47,7 +47,7 @@ MEANINGS: dict[Exit, tuple[str, str]] = {
     Exit.FINDINGS: (
         "findings: a file ends inside a batch; `verify` or `scrub` found something that is no damage; `gc` has a list; "
         "a copy differs; `repair --dry-run` something to do; `compaction advise` or `cost advise` has advice; `doctor` "
-        "has a warning",
+        "has a warning; a job did a part of its work and the rest has to wait",
         "look at what was printed; nothing is lost",
     ),
     Exit.CORRUPTION: (
@@ -55,7 +55,8 @@ MEANINGS: dict[Exit, tuple[str, str]] = {
         "[look for a good copy](../runbooks/corruption.md); it outweighs every other code",
     ),
     Exit.CONFLICT: (
-        "conflict: another manager has the directory, or a newer writer owns the partition",
+        "conflict: another manager has the directory, a newer writer owns the partition, or a job could not commit all "
+        "its work because others replaced the segments meanwhile",
         "[find the other one](../runbooks/halted.md); a restart alone does not help",
     ),
     Exit.UNAVAILABLE: ("the store is unavailable, after tries for as long as its deadline", "run it again, later"),

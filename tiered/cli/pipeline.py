@@ -159,18 +159,23 @@ def _run(
 def _told(session: Session, result: PipelineResult, job: str, stop: Stop, output: str) -> int:
     from tiered.pipeline import State
 
+    unfinished = (State.FAILED, State.LEFT_ALONE, State.DUE)
     facts = {"job": job, "is_complete": result.is_complete}
     emit("units", [_row(each) for each in result.units], _COLUMNS, output, **facts)
     for each in result.units:
-        if each.state in (State.FAILED, State.LEFT_ALONE):
-            click.echo(f"! {each.stage}: {_where(each)}: {each.state}: {' '.join(each.why.split())}", err=True)
+        if each.state in unfinished:
+            session.warn(f"{each.stage}: {_where(each)}: {each.state}: {each.why}")
     failed = sum(each.state is State.FAILED for each in result.units)
     done = sum(each.state is State.DONE for each in result.units)
-    session.say(f"{done} units done, {failed} failed, job {job}")
+    due = sum(each.state is State.DUE for each in result.units)
+    left = f", {due} still due" if due else ""
+    session.say(f"{done} units done, {failed} failed{left}, job {job}")
     if not result.is_complete:
         session.say(f"interrupted; go on with: tiered pipeline run ... --resume {job}")
         return _interrupted(stop)
-    return Exit.FAILED if failed else Exit.DONE
+    if due:
+        session.say(f"go on with: tiered pipeline run ... --resume {job}")
+    return Exit.FAILED if failed else Exit.FINDINGS if due else Exit.DONE
 
 
 def _fleet(
@@ -264,7 +269,7 @@ def _where(each: Unit) -> str:
 def _row(each: Unit) -> Row:
     from tiered.pipeline import Stage, State
 
-    is_known = each.state is State.DONE  # of what is due only merging knows how many segments it leaves
+    is_known = each.state is State.DONE or each.bytes_after > 0  # of what is due a plan of merging knows the segments
     is_told = is_known or (each.state is State.DUE and each.stage is Stage.MERGE)
     return {
         "stage": str(each.stage),

@@ -282,7 +282,28 @@ def _run(
     if stop.is_set:
         session.say("interrupted; what is done is committed, running it again goes on")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
-    return Exit.DONE
+    return _told(session, done)
+
+
+def _told(session: Session, done: Sequence[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
+    """Warn of what is still due; the exit code."""
+    code = Exit.DONE
+    for plan, outcome in done:
+        where = f"{plan.name.topic}/{plan.name.partition}"
+        if outcome.given_up:
+            groups = counted(outcome.given_up, "group")
+            session.warn(f"{where}: {groups} not rewritten: another writer or job replaced their segments meanwhile")
+        if not outcome.is_complete:
+            groups = counted(len(plan.groups) - outcome.groups, "group")
+            session.warn(f"{where}: {groups} not rewritten: too many objects wait for their deletion")
+            code = max(code, Exit.FINDINGS)
+        if outcome.given_up:
+            code = Exit.CONFLICT
+    if code is Exit.CONFLICT:
+        session.warn("not all is done; run the same command again")
+    elif code is Exit.FINDINGS:
+        session.warn("not all is done; run the same command again after the grace time")
+    return code
 
 
 def _done(
@@ -307,12 +328,8 @@ def _done(
                 progress=progress,
             )
             done.append((plan, outcome))
-            later = (
-                "" if outcome.is_complete or stop.is_set else "; so much waits for deletion: go on after the grace time"
-            )
-            session.say(
-                f"{plan.name.topic}/{plan.name.partition}: {outcome.groups} of {len(plan.groups)} groups{later}"
-            )
+            groups = outcome.groups - outcome.given_up
+            session.say(f"{plan.name.topic}/{plan.name.partition}: {groups} of {len(plan.groups)} groups")
     finally:
         telling.close()
         if target is not None:

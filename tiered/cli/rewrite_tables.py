@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tiered.cli.render import Column, Row
@@ -47,9 +48,8 @@ def planned_row(plan: RewritePlan) -> Row:
 
 
 def done_row(plan: RewritePlan, outcome: RewriteOutcome) -> Row:
-    names = ("groups", "unchanged", "given_up", "rows_before", "rows_after", "stored_before", "stored_after")
     where = {"topic": plan.name.topic, "partition": plan.name.partition}
-    return {**where, **{name: getattr(outcome, name) for name in names}}
+    return {**where, **asdict(outcome)}
 
 
 PLANNED = (
@@ -71,7 +71,9 @@ DONE = (
     Column("stored_before", "BYTES", format_bytes, is_number=True),
     Column("stored_after", "NOW", format_bytes, is_number=True),
     Column("unchanged", "AS THEY WERE", format_count, is_number=True),
-    Column("given_up", "GIVEN UP", format_count, is_number=True),
+    Column("given_up", "NOT DONE", format_count, is_number=True),
+    Column("expired"),
+    Column("is_complete"),
     Column("groups"),
 )
 COPIED = (

@@ -33,11 +33,14 @@ class RewritePlanned(_Priced):
 
 
 class RewrittenPartition(Where):
-    """Segments and bytes before and after; `given_up` changed meanwhile."""
+    """Segments and bytes before and after, of what was committed. `given_up` groups were replaced by others meanwhile,
+    those `expired` are no longer there; not `is_complete`: groups are left to do."""
 
     groups: int
     unchanged: int
     given_up: int
+    expired: int
+    is_complete: bool
     rows_before: int
     rows_after: int
     stored_before: int
@@ -249,7 +252,8 @@ class CompactEstimated(_Done):
 
 
 class BucketCompactedPartition(Where):
-    """`was_done` by an earlier run of the job; `is_cut`: one job does not compare all of it."""
+    """Figures are of what was committed. `was_done` by an earlier run of the job; `is_cut`: one job does not compare
+    all of it; `given_up` groups were replaced by others meanwhile: the job is not `is_done`, and due again."""
 
     was_done: bool
     is_cut: bool
@@ -261,6 +265,7 @@ class BucketCompactedPartition(Where):
     records_before: int
     records_after: int
     given_up: int
+    is_done: bool
     cleaner_offset: int
 
 

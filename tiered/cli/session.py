@@ -147,6 +147,10 @@ class Session:
         for name, problem in sorted(problems.items()):
             click.echo(f"! {name}: {' '.join(str(problem).split())}", err=True)
 
+    def warn(self, text: str) -> None:
+        """A line on stderr about work that was not done, quiet or not."""
+        click.echo(f"! {' '.join(text.split())}", err=True)
+
     def say(self, text: str) -> None:
         """Words for a person, on stderr."""
         if not self.is_quiet:

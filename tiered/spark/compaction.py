@@ -73,6 +73,8 @@ def compact(
     committed are passed over. Managers at work go on. `bucket` stands in for url, options, ring and directory. Between
     rounds (of `rows_max` rows a partition) it ends when it `should_stop`; run again under its `job_id` it goes on.
 
+    An outcome with `given_up` groups is that of a job that is still due: run it again under its `job_id`.
+
     Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for one that is not compacted, and
     after all other partitions are committed what the first one raised that could not be: Fenced when another writer
     took it over meanwhile, Conflict when it changed too much. Then the job may simply be run again. With `errors` that
@@ -111,7 +113,11 @@ def compact(
             done = _committed(store, plans, results, now_ms, failed)
             for name, outcome in done.items():
                 outcomes[name] = outcomes[name].then(outcome) if name in outcomes else outcome
-            left = [each.name for each in plans if each.name in done and wants_another(store, each, rows_max=rows_max)]
+            left = [
+                each.name
+                for each in plans
+                if each.name in done and wants_another(store, each, done[each.name], rows_max=rows_max)
+            ]
     if errors is not None:
         errors.update(failed)
     elif failed:

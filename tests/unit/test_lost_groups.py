@@ -1,0 +1,316 @@
+"""Jobs beside others that expire or replace their segments: what is committed, what stays due, what is printed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from bucket_samples import NOW_MS
+from bucket_truth import assert_sound
+from disk_model import ModelDisk
+from test_compaction_rounds import KEYS, NEWEST, ROWS, SETTINGS, Topic
+
+from local.newest_records import Buffer
+from remote.guest import GuestLog
+from remote.head_changes import expire_segments, forget_unlinked
+from remote.metadata_log import MetadataLog
+from remote.segment import RemoteSegment
+from tiered import bucket_compaction, bucket_passes, rewriting
+from tiered.bucket_compaction import CompactionOutcome, CompactionPlan, GroupResult, commit_compaction
+from tiered.bucket_passes import GroupWork, newest_by_group
+from tiered.cli.main import invoke
+from tiered.rewriting import commit_groups, plan_merge, rewrite_group, run_rewrite
+
+GROUP = 4  # segments of a group
+
+
+class Job:
+    """A compaction cut into its steps, for others to act between them."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic, self.disk = topic, ModelDisk()
+        self.disk.make_directory("./job")
+        sizes = [row.size_bytes for row in topic.head().segments]
+        size = max(sum(sizes[at : at + GROUP]) for at in range(0, ROWS, GROUP))
+        self.plan: CompactionPlan = topic.plan(job_id="j", group_bytes=size)
+        assert {len(group.rows) for group in self.plan.groups} == {GROUP}
+        works = [GroupWork(topic.store, self.plan, each, storage=self.disk, directory="./job") for each in self.groups]
+        self.works = dict(zip((group.number for group in self.groups), works, strict=True))
+        self.newest = newest_by_group(self.plan, (run for work in works for run in work.newest_keys(Buffer())))
+
+    @property
+    def groups(self) -> tuple[bucket_compaction.RowGroup, ...]:
+        return self.plan.groups
+
+    def rewritten(self) -> list[GroupResult]:
+        return [work.rewrite(self.newest[number]) for number, work in self.works.items()]
+
+    def commit(self, results: list[GroupResult]) -> CompactionOutcome:
+        return commit_compaction(self.topic.store, self.plan, results, now_ms=NOW_MS)
+
+
+def expire(topic: Topic, count: int, *, deletes: bool = False) -> None:
+    """Retention takes the oldest `count` segments; with `deletes` their grace time passed as well."""
+    log = GuestLog(topic.store, topic.name.prefix)
+    rows = log.join().segments[:count]
+    start = rows[-1].next_offset
+    head = log.commit(expire_segments([row.ulid for row in rows], now_ms=NOW_MS, log_start_offset=start), NOW_MS)
+    if deletes:
+        topic.store.delete([topic.name.prefix + each.key for each in head.unlinked])
+        log.commit(forget_unlinked([each.key for each in head.unlinked]), NOW_MS)
+
+
+def merge_first_group(topic: Topic) -> None:
+    """Another job replaces the first group's segments."""
+    size = sum(row.size_bytes for row in topic.head().segments[:GROUP])
+    plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS, target_bytes=size)
+    done = [rewrite_group(plan, plan.groups[0], topic.store)]
+    assert commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS).rows_after == 1
+
+
+def unlinked(topic: Topic) -> set[str]:
+    return {each.key for each in topic.head().unlinked}
+
+
+@pytest.mark.parametrize("count", range(1, ROWS + 1))
+@pytest.mark.parametrize("when", ["before the rewriting", "with its objects", "before the commit"])
+def test_compaction_entries_expire_meanwhile_the_rest_is_committed(count: int, when: str) -> None:
+    topic = Topic()
+    job = Job(topic)
+    if when != "before the commit":
+        expire(topic, count, deletes=when == "with its objects")
+    results = job.rewritten()
+    if when == "before the commit":
+        expire(topic, count)
+    outcome = job.commit(results)
+    assert (outcome.given_up, outcome.was_done) == (0, False)
+    head = topic.head()
+    start = count * 20
+    assert head.log_start_offset == start
+    left = [record for record in NEWEST if record[0] >= start]
+    assert topic.records() == left
+    assert {row.cleaned_through for row in head.segments} <= {ROWS * 20}
+    assert (count == ROWS) == (not head.segments)
+    assert job.commit(results).given_up == 0, "a commit whose answer was lost"
+    assert topic.records() == left
+    assert_sound(topic.store)
+
+
+def test_compaction_of_expired_entries_never_moves_the_log_start_back() -> None:
+    topic = Topic()
+    job = Job(topic)
+    results = job.rewritten()
+    expire(topic, GROUP + 1)
+    job.commit(results)
+    first = topic.head().segments[0]
+    assert first.base_offset < topic.head().log_start_offset < first.next_offset
+    assert [offset for offset, _ in topic.records()] == [offset for offset, _ in NEWEST]
+
+
+def test_compaction_a_replaced_group_is_reported_and_the_job_stays_due() -> None:
+    topic = Topic()
+    job = Job(topic)
+    results = job.rewritten()
+    merge_first_group(topic)
+    before = len(topic.records())
+    outcome = job.commit(results)
+    assert outcome.given_up == 1
+    assert not outcome.was_done
+    assert outcome.records_before == (ROWS - GROUP) * 20
+    assert before - len(topic.records()) == outcome.records_before - outcome.records_after
+    assert [note.job_id for note in topic.head().jobs if note.job_id == "j"] == []
+    made = [row for each in results[0].replaced for row in each.rows]
+    assert {row.data_key for row in made} <= unlinked(topic)
+    again = topic.compact(job_id="j")
+    assert (again.was_done, again.given_up) == (False, 0)
+    assert topic.records() == NEWEST
+    assert topic.compact(job_id="j").was_done
+    assert_sound(topic.store)
+
+
+def test_compaction_a_vouched_segment_is_replaced_the_job_stays_due() -> None:
+    topic = Topic()
+    topic.compact()
+    fresh = Job.__new__(Job)
+    fresh.topic, fresh.disk = topic, ModelDisk()
+    fresh.disk.make_directory("./job")
+    fresh.plan = topic.plan(job_id="j")
+    (row,) = topic.head().segments
+    result = GroupResult(number=0, vouched=(row.ulid,))
+    _replace_by_a_copy(topic, row)
+    assert fresh.commit([result]).given_up == 1
+    assert "j" not in {note.job_id for note in topic.head().jobs}
+
+
+def _replace_by_a_copy(topic: Topic, row: RemoteSegment) -> None:
+    plan = rewriting.plan_recode(topic.store, topic.name, now_ms=NOW_MS, storage_class="STANDARD_IA")
+    assert [group.rows for group in plan.groups] == [(row,)]
+    assert run_rewrite(topic.store, plan, now_ms=lambda: NOW_MS).rows_after == 1
+
+
+def test_compaction_a_group_without_a_result_keeps_the_job_due() -> None:
+    topic = Topic()
+    job = Job(topic)
+    outcome = job.commit(job.rewritten()[1:])
+    assert outcome.given_up == 1
+    assert "j" not in {note.job_id for note in topic.head().jobs}
+    topic.compact(job_id="j")
+    assert topic.records() == NEWEST
+
+
+def test_compaction_in_rounds_stops_at_a_lost_group_and_repeats_that_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = Topic()
+    commits = []
+
+    def commit(*more: object, **given: object) -> CompactionOutcome:
+        if not commits:
+            merge_first_group(topic)
+        commits.append(commit_compaction(*more, **given))  # type: ignore[arg-type]
+        return commits[-1]
+
+    monkeypatch.setattr(bucket_passes, "commit_compaction", commit)
+    outcome = topic.compact(job_id="j", rows_max=8)
+    assert (outcome.given_up > 0, len(commits)) == (True, 1)
+    assert topic.compact(job_id="j", rows_max=8).given_up == 0
+    assert topic.records() == NEWEST
+
+
+def test_merge_entries_expire_meanwhile_the_rest_is_merged() -> None:
+    for count in range(1, ROWS):
+        topic = Topic()
+        plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
+        done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
+        expire(topic, count)
+        before = topic.records()
+        outcome = commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS)
+        assert (outcome.given_up, outcome.expired, outcome.rows_after) == (0, 0, 1)
+        assert topic.records() == before
+        assert len(topic.head().segments) == 1
+        assert_sound(topic.store)
+
+
+def test_merge_all_entries_expired_nothing_is_due_any_more() -> None:
+    topic = Topic()
+    plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
+    done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
+    expire(topic, ROWS)
+    outcome = commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS)
+    assert (outcome.given_up, outcome.expired, outcome.rows_after) == (0, 1, 0)
+    assert topic.head().segments == ()
+
+
+def test_merge_figures_are_those_of_the_groups_that_were_committed() -> None:
+    topic = Topic()
+    plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
+    done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
+    merge_first_group(topic)
+    outcome = commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS)
+    assert outcome.given_up == 1
+    assert (outcome.rows_before, outcome.stored_before, outcome.stored_after) == (0, 0, 0)
+
+
+def test_entries_of_a_merge_still_tile_the_log_after_an_expiry() -> None:
+    topic = Topic()
+    plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS)
+    done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
+    expire(topic, 2)
+    commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS)
+    rows = MetadataLog(topic.store, topic.name.prefix).refresh().segments
+    assert all(one.next_offset <= other.base_offset for one, other in pairwise(rows))
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiered.toml").write_text(
+        f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n'
+        '[defaults]\n"segment.bytes" = "4KiB"\n"append.batch.bytes" = "512"\n"remote.storage.enable" = "true"\n'
+    )
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "lines").write_text("".join(f"key{at % 20}:value {at}\n" for at in range(2000)))
+    words = ["-C", str(tmp_path)]
+    assert invoke([*words, "topic", "create", "t", "-p", "1"]) == 0
+    assert invoke([*words, "append", "t", "lines", "-K", ":"]) == 0
+    assert invoke([*words, "run", "--once"]) == 0
+    capfd.readouterr()
+    return words
+
+
+def _merge_at_commit(monkeypatch: pytest.MonkeyPatch, module: object, name: str, node: list[str]) -> None:
+    """Another job replaces all segments right before the first commit of `module.name`."""
+    real, begun = getattr(module, name), []
+
+    def commit(store: object, plan: object, *more: object, **given: object) -> object:
+        if not begun:
+            begun.append(True)
+            other = plan_merge(store, plan.name, now_ms=NOW_MS, target_bytes=1 << 30)  # type: ignore[arg-type, attr-defined]
+            run_rewrite(store, other, now_ms=lambda: NOW_MS)  # type: ignore[arg-type]
+        return real(store, plan, *more, **given)
+
+    monkeypatch.setattr(module, name, commit)
+
+
+def test_compact_of_replaced_segments_warns_exits_5_and_does_it_when_resumed(node, monkeypatch, capfd) -> None:
+    node = [*node, "-X", "cleanup.policy=compact"]
+    _merge_at_commit(monkeypatch, bucket_passes, "commit_compaction", node)
+    assert invoke([*node, "compact", "t", "--bucket", "--resume", "nightly", "-o", "json"]) == 5
+    told = capfd.readouterr()
+    (row,) = json.loads(told.out)["partitions"]
+    assert (row["given_up"], row["is_done"]) == (1, False)
+    assert (row["records_before"], row["records_after"], row["segments_before"]) == (0, 0, 0)
+    assert "another writer or job replaced" in told.err
+    assert "--resume nightly" in told.err
+    assert invoke([*node, "compact", "t", "--bucket", "--resume", "nightly", "-o", "json"]) == 0
+    (row,) = json.loads(capfd.readouterr().out)["partitions"]
+    assert (row["was_done"], row["is_done"], row["records_after"]) == (False, True, 20)
+
+
+def test_rewrite_of_replaced_segments_warns_and_exits_5(node, monkeypatch, capfd) -> None:
+    _merge_at_commit(monkeypatch, rewriting, "commit_groups", node)
+    assert invoke([*node, "rewrite", "recode", "t", "--codec", "zstd", "--yes", "-o", "json"]) == 5
+    told = capfd.readouterr()
+    (row,) = json.loads(told.out)["partitions"]
+    assert row["given_up"] == row["groups"] > 1
+    assert (row["rows_before"], row["rows_after"]) == (0, 0)
+    assert "run the same command again" in told.err
+
+
+def test_rewrite_without_room_for_pending_deletes_warns_and_exits_3(node, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(rewriting, "has_room", lambda store, name: False)
+    assert invoke([*node, "rewrite", "recode", "t", "--codec", "zstd", "--yes", "-o", "json"]) == 3
+    told = capfd.readouterr()
+    (row,) = json.loads(told.out)["partitions"]
+    assert (row["is_complete"], row["groups"]) == (False, 0)
+    assert "after the grace time" in told.err
+
+
+def test_pipeline_of_replaced_segments_leaves_the_unit_due_and_exits_3(node, monkeypatch, capfd) -> None:
+    _merge_at_commit(monkeypatch, rewriting, "commit_groups", node)
+    words = [*node, "pipeline", "run", "--spark", "none", "--yes", "--resume", "night", "-o", "json"]
+    assert invoke(words) == 3
+    told = capfd.readouterr()
+    (unit,) = [each for each in json.loads(told.out)["units"] if each["stage"] == "merge"]
+    assert unit["state"] == "due"
+    assert "not merged" in unit["why"]
+    assert "still due" in told.err
+    assert invoke(words) == 0, "the job of this name continues with what is left"
+
+
+def test_pipeline_plan_says_why_for_every_unit_that_is_due(node, monkeypatch, capfd) -> None:
+    more = ["-X", "retention.ms=1", "-X", "cleanup.policy=delete"]
+    assert invoke([*node, *more, "pipeline", "plan", "-o", "json"]) == 0
+    units = json.loads(capfd.readouterr().out)["units"]
+    assert {unit["stage"] for unit in units} == {"retention", "merge"}
+    assert all(unit["why"] for unit in units)
+
+
+def test_samples_have_what_the_tests_above_compare() -> None:
+    topic = Topic()
+    assert len(topic.head().segments) == ROWS == 3 * GROUP
+    assert len(NEWEST) == KEYS
+    assert SETTINGS["cleanup.policy"] == "compact"
