@@ -145,8 +145,8 @@ class _Check:
             self._check_unlinked(report.head)
             self._check_pages(report.head)
             self._check_rows(report.head, listed)
-        elif any(kind in (ObjectKind.IN_FLIGHT, ObjectKind.ORPHAN) for kind in report.objects.values()):
-            self._wrong("", "segments, and no head")
+        elif listed:
+            self._wrong("", f"segments, and no head: objects={len(listed)}")
         return report
 
     # --- heads -------------------------------------------------------------------------------------------------------

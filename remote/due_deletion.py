@@ -4,7 +4,7 @@
 |---|---|---|
 | 0 | a head lists it as unlinked, and is committed; the grace time is over (the caller's) | objects on a list |
 | 1 | the pins are looked at (`remote.pin_watch`): what one holds stays | the same |
-| 2 | the epoch is proved to be ours, from the store | the same |
+| 2 | the epoch is proved to be ours, from the store; no row of a page of that head names an object | the same |
 | 3 | the forks are asked, then the objects deleted, of a page its rows' first | a list of what is gone |
 | 4 | a head without them | nothing |
 
@@ -16,8 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from local.errors import Corrupt
 from remote.forks import delete_objects
 from remote.head_changes import forget_unlinked
+from remote.keys import parse_data_key
+from remote.metadata_index import MetadataIndex
 from remote.metadata_log import MetadataLog
 from remote.page_removal import delete_pages
 from remote.pin_watch import PinWatch, Unlinking
@@ -50,11 +53,28 @@ def delete_due_objects(
     if not free:
         return free
     # The last look before bytes go for good: from the store, not from memory (DESIGN, commit protocol 5).
-    log.check_still_writer()
+    newest = log.check_still_writer()
     due = [key for key in keys if key in free]
+    check_unnamed(log.index(newest), due)
     delete_objects(store, prefix, due, has_forks=pins.has_forks)
     log.commit(forget_unlinked(due), now_ms)
     return free
+
+
+def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
+    """Raises Corrupt where a row of a page names one of `keys`, pending deletes of this head.
+
+    The validation of the head sees the rows of the head alone. A key says its base offset, so at most the page that
+    holds this offset is read. Pages never change and are kept.
+    """
+    for key in keys:
+        name = parse_data_key(key)
+        if name is None:
+            continue
+        for row in index.rows_with_dead(name.base_offset, name.base_offset + 1):
+            if key in (row.data_key, row.indexes_key):
+                facts = {"object": key, "base_offset": row.base_offset, "next_offset": row.next_offset}
+                raise Corrupt("deleting an object, a row of the same head names it; nothing was deleted", **facts)
 
 
 def delete_due_pages(

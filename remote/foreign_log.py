@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from local.errors import InvalidRequest
+from local.errors import InvalidRequest, LogError, NotFound
 from remote.foreign_layout import ForeignName, Layout
 from remote.foreign_lineage import gaps
 from remote.head import Head
@@ -55,6 +55,10 @@ class ForeignLog(MetadataLog):
                 end = known.next_offset
                 self._head = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
             return self._head
+
+    def missing(self) -> LogError:
+        """Of another layout: it holds no segment."""
+        return NotFound("reading a partition of another layout, it holds no segment", partition=self._name.prefix)
 
     def become_writer(self, *_: object, **__: object) -> Head:
         raise InvalidRequest("becoming a writer, this bucket is only read", layout=self._layout.value)

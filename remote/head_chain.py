@@ -27,6 +27,7 @@ import re
 
 from local.crc32c import crc32c
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
+from remote.bounds import INT64_MAX
 from remote.head import Head, decode_head
 from remote.keys import BOUNDARIES, HEADS, boundary_key, head_key, parse_boundary_key, parse_head_key
 from remote.store import Body, ObjectStore
@@ -196,6 +197,6 @@ def encode_boundary(upto: int) -> bytes:
 def decode_boundary(data: Body) -> int:
     """The sequence up to which heads are void. Raises Corrupt."""
     found = _BOUNDARY.fullmatch(bytes(data))
-    if not found or int(found[3], 16) != crc32c(found[1]):
+    if not found or int(found[3], 16) != crc32c(found[1]) or not 1 <= int(found[2]) <= INT64_MAX:
         raise Corrupt("reading a boundary of collected heads, its bytes are none", size_bytes=len(data))
     return int(found[2])

@@ -39,9 +39,8 @@ from remote.keys import (
     is_foreign,
     own_part,
     parse_data_key,
-    parse_partition,
+    parse_prefix,
     parse_spill_key,
-    parse_topic_directory,
     parse_view_key,
     partition_prefix,
 )
@@ -257,10 +256,7 @@ def _from_later(head: Head, epoch: int, sequence: int) -> str | None:
 
 def _is_home(key: str) -> bool:
     """Whether a foreign key begins with the prefix of a partition."""
-    if key.count("/") < 4:
-        return False
-    directory, number = home_of(key).split("/")[:2]
-    return parse_topic_directory(directory) is not None and parse_partition(number) is not None
+    return key.count("/") > 3 and parse_prefix(home_of(key)) is not None
 
 
 def _of_row(part: Part, index: int, row: RemoteSegment, what: str) -> Contradiction:

@@ -62,7 +62,7 @@ class IndexCopies:
         if body is None:
             return None
         try:
-            return decode_head(body), body
+            return decode_head(body, prefix), body
         except Corrupt as error:
             _log.warning("a local copy of a head is passed over: prefix=%s %s", prefix, error)
             return None

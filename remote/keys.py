@@ -117,6 +117,15 @@ def parse_partition(name: str) -> int | None:
     return int(name)
 
 
+def parse_prefix(prefix: str) -> tuple[str, str, int] | None:
+    """The inverse of `partition_prefix`: topic, topic id, partition; None for anything else."""
+    directory, _, rest = prefix.partition("/")
+    topic, number = parse_topic_directory(directory), parse_partition(rest.removesuffix("/"))
+    if topic is None or number is None or not rest.endswith("/"):
+        return None
+    return *topic, number
+
+
 def data_key(
     base_offset: int,
     last_offset: int,

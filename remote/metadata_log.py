@@ -85,7 +85,7 @@ from enum import Enum
 from functools import partial
 from typing import TypeVar
 
-from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
+from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from remote.head import Head, SpillRow, encode_head
 from remote.head_chain import HeadChain
 from remote.head_changes import Change, loses_objects, names_older_objects
@@ -93,6 +93,7 @@ from remote.index_copies import IndexCopies
 from remote.keys import head_key, new_ulid
 from remote.known_heads import KnownHeads, is_same_head
 from remote.metadata_index import MetadataIndex, Pages
+from remote.missing_head import missing_head
 from remote.spill_page import Rows, encode_page
 from remote.spilling import NewPage, SpillRule, opened, spill_between, spill_oldest
 from remote.store import ObjectStore
@@ -209,11 +210,15 @@ class MetadataLog:
             return self._head
 
     def refresh(self, *, exact: bool = False) -> Head:
-        """As `load`. Raises NotFound where there is no head."""
+        """As `load`. Raises what `missing` returns where there is no head."""
         head = self.load(exact=exact)
         if head is None:
-            raise NotFound("reading a partition's head, there is none", store=self._store.url, prefix=self._prefix)
+            raise self.missing()
         return head
+
+    def missing(self) -> LogError:
+        """Why the listing shows no head (`remote.missing_head`): for a partition that a reader found by its name."""
+        return missing_head(self._store, self._prefix)
 
     def become_writer(
         self,

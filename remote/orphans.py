@@ -56,18 +56,18 @@ def nobodys(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str])
 
 
 def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[Orphan]:
-    """The objects of a partition that are nobody's, in the order of their names; none where there is no head.
+    """The objects of a partition that are nobody's, in the order of their names.
 
     A listing, the newest head with its pages, the pins and their heads. Raises Corrupt or NotFound where one of those
-    cannot be read, for it may name anything.
+    cannot be read, for it may name anything, and what `MetadataLog.missing` returns where there is no head.
     """
     listed = [
         ObjectInfo(key=info.key.removeprefix(prefix), size_bytes=info.size_bytes, modified_ms=info.modified_ms)
         for info in store.list(prefix)
     ]
-    head = metadata.load(exact=True)
-    if head is None:
+    if not listed:
         return []
+    head = metadata.refresh(exact=True)
     named = metadata.ask(head, lambda index: named_by(index.head, index.page))
     chain = HeadChain(store, prefix)
     for sequence in {pin.sequence for pin in list_pins(store, prefix) if pin.expires_ms > now_ms}:

@@ -52,7 +52,8 @@ def delete_pages(
     """
     named = {*keys_of(head.segments), *keys_of(head.view_rows), *(spill.key for spill in head.spills)}
     for page in pages:
-        keys = [key for key in _objects_of(prefix, log, page) if key not in named]
+        living = set(keys_of(log.index(head).rows_with_dead(page.spill.base_offset, page.spill.next_offset)))
+        keys = [key for key in _objects_of(prefix, log, page) if key not in named and key not in living]
         delete_objects(store, prefix, keys, has_forks=has_forks)
         store.delete([prefix + page.spill.key])
     log.commit(forget_pages([page.spill.key for page in pages]), now_ms)

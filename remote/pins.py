@@ -57,9 +57,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from local.errors import AlreadyExists, Conflict, Corrupt, NotFound
+from remote.bounds import ClockMs, Sequence
 from remote.head import Head
 from remote.head_chain import HeadChain
-from remote.keys import PINS, new_ulid, parse_pin_key, pin_key
+from remote.keys import PINS, new_ulid, parse_pin_key, parse_prefix, pin_key
 from remote.metadata_log import MetadataLog
 from remote.spilling import lost_object
 from remote.store import ObjectStore
@@ -87,12 +88,12 @@ class Pin:
 
 
 class _Body(msgspec.Struct):
-    sequence: int
+    sequence: Sequence
     commit_id: str
-    expires_ms: int
+    expires_ms: ClockMs
     holder: str
     fork: str | None = None
-    sure_ms: int | None = None
+    sure_ms: ClockMs | None = None
     renews: str | None = None
 
 
@@ -216,8 +217,12 @@ def read_pin(store: ObjectStore, prefix: str, key: str) -> Pin | None:
         body = _DECODER.decode(store.get(prefix + key))
     except NotFound:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("reading a pin, its bytes are none", key=prefix + key, cause=str(error)) from error
+    if body.fork is not None and parse_prefix(body.fork) is None:
+        raise Corrupt("reading a pin, its fork is no partition", key=prefix + key, fork=repr(body.fork))
+    if body.renews is not None and parse_pin_key(body.renews) is None:
+        raise Corrupt("reading a pin, it renews what is no pin", key=prefix + key, renews=repr(body.renews))
     return Pin(key=key, **msgspec.structs.asdict(body))
 
 

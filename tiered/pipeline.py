@@ -127,11 +127,11 @@ def look_at_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionNam
 def guarded(
     stage: Stage, do: Callable[..., R], fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *more: object
 ) -> R | Unit:
-    """What `do` gives for a living partition that has a head; for others nothing is to do, and an error is a unit that
+    """What `do` gives for a living partition; for one of a deleted topic nothing is to do, and an error is a unit that
     failed. Raises Unavailable, which is worth another try."""
     try:
-        head = MetadataLog(store, name.prefix).load()
-        if head is None or head.deleted_ms is not None:
+        head = MetadataLog(store, name.prefix).refresh()
+        if head.deleted_ms is not None:
             return _of(stage, name, State.NOTHING)
         return do(fleet, store, name, *more)
     except Unavailable:

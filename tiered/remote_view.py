@@ -268,13 +268,15 @@ class RemoteLog(Readable):
             return self._sources[partition]
 
     def _own_source(self, partition: TopicPartition, topic_id: str) -> PartitionSource:
-        """Found by its heads; only where there is none its name is looked for."""
+        """Found by its heads. Where there is none its name is looked for, and `MetadataLog.missing` says why."""
         prefix = partition_prefix(partition.topic, topic_id, partition.partition)
         metadata = MetadataLog(self.store, prefix, copies=self._copies)
         head = metadata.load()
         if head is None and partition not in self.partitions(partition.topic):
             raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
-        if head is not None and head.deleted_ms is not None:
+        if head is None:
+            raise metadata.missing()
+        if head.deleted_ms is not None:
             raise NotFound(
                 "finding a partition in the bucket, its topic was deleted",
                 partition=partition,

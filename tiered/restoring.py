@@ -173,8 +173,7 @@ def plan_restore(
 def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collection[RemotePartitionName]) -> None:
     """Raises InvalidRequest where the bucket has more of a topic: a manager owns all of its partitions, so it would
     take those as well, from whoever has records of them on its disk alone."""
-    rest = [name for name in partitions_of(store, topic, topic_id) if name not in taken]
-    missing = [name.partition for name in rest if MetadataLog(store, name.prefix).load() is not None]
+    missing = [name.partition for name in partitions_of(store, topic, topic_id) if name not in taken]
     if missing:
         wrong = "taking over a part of a topic, whoever owns it owns all of it: name the topic alone"
         raise InvalidRequest(wrong, topic=topic, left_out=",".join(map(str, missing)))

@@ -86,7 +86,7 @@ class TableOptions:
 
 
 def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """The rows of one partition as its newest head has them; none where it has no head. Keys are whole keys.
+    """The rows of one partition as its newest head has them. Keys are whole keys.
 
     Raises what reading heads and pages raises.
     """
@@ -95,9 +95,7 @@ def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOp
 
 def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
     """As `segment_rows`, by this chain of heads: of a bucket that others filled, say, whose records nobody counted."""
-    head = log.load()
-    if head is None:
-        return
+    head = log.refresh()
     # Listed at once, for a page may be gone later: the newest head is asked again then, and nothing was given yet.
     yield from log.ask(head, lambda index: list(_rows_of(index, name, options)))
 

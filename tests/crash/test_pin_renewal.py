@@ -55,7 +55,7 @@ class Stalling:
         self._inner.put(key, body)
 
 
-@pytest.mark.parametrize("fork", [None, "t-x/0/"])
+@pytest.mark.parametrize("fork", [None, "t-XXXXXXXXXXXXXXXXXXXXXX/0/"])
 @pytest.mark.parametrize(
     ("deed", "woke_ms", "counts"),
     [
@@ -126,7 +126,7 @@ class Cut(Stalling):
 
 
 @pytest.mark.parametrize("asked_ms", [LATER - 1, LATER, LATER + 50])
-@pytest.mark.parametrize("fork", [None, "t-x/0/"])
+@pytest.mark.parametrize("fork", [None, "t-XXXXXXXXXXXXXXXXXXXXXX/0/"])
 @pytest.mark.parametrize(
     ("deed", "woke_ms", "again_ms", "counts"),
     [

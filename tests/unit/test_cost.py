@@ -82,10 +82,10 @@ def test_a_segment_is_priced_as_copying_and_committing_it_costs() -> None:
         time_index=b"",
         read=lambda start, length: body[start : start + length],
     )
-    log = MetadataLog(store, "t-x/0/")
+    log = MetadataLog(store, f"t-{'A' * 22}/0/")
     log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
     before = store.counts()
-    row = copy_segment(store, "t-x/0/", segment, epoch=log.epoch, now_ms=0)
+    row = copy_segment(store, f"t-{'A' * 22}/0/", segment, epoch=log.epoch, now_ms=0)
     log.commit(add_segments([row]), 0)
     assert (store.counts() - before).puts == segment_requests(len(body))
 

@@ -9,15 +9,22 @@ import pytest
 from remote_samples import forged, head, stored_row, ulid_of
 from view_samples import view, view_row
 
+from local.crc32c import crc32c
 from local.errors import Corrupt, InvalidRequest, NotFound
 from remote.bounds import OBJECT_BYTES_MAX
+from remote.due_deletion import delete_due_objects, delete_due_pages
 from remote.head import UnlinkedObject, UnlinkedPage, decode_head, decode_line, encode_head, encode_line
+from remote.head_chain import decode_boundary
+from remote.head_changes import add_segments
 from remote.head_salvage import salvage_head
 from remote.head_validation import Part
-from remote.keys import data_key, head_key, indexes_key, new_ulid, partition_prefix
+from remote.keys import data_key, head_key, indexes_key, new_ulid, partition_prefix, pin_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
+from remote.pin_watch import PinWatch
+from remote.pins import list_pins
 from remote.spill_page import encode_page
+from remote.spilling import SpillRule
 
 PREFIX = partition_prefix("orders", "A" * 22, 2)
 ROWS = tuple(stored_row(f"R{at}", at * 10, at * 10 + 10) for at in range(4))
@@ -192,6 +199,91 @@ def test_a_head_of_sixty_thousand_entries_is_validated_whole():
     assert decode_head(body, PREFIX).segment_count == 60_000
     with pytest.raises(Corrupt, match=r"place=segments\[59999\]"):
         decode_head(forged(head(*rows[:-1], replace(rows[-1], ulid=ulid_of("X")))), PREFIX)
+
+
+@pytest.fixture
+def paged():
+    """A store with the objects of eight rows, the older of them in pages; the writer's log."""
+    store = MemoryStore()
+    log = MetadataLog(
+        store, PREFIX, rule=SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
+    )
+    become_writer(log)
+    for at in range(8):
+        made = stored_row(f"R{at}", at * 10, at * 10 + 10)
+        for key in (made.data_key, made.indexes_key):
+            store.put(PREFIX + key, b"x")
+        log.commit(add_segments([made]), 2)
+    assert log.cached.spills
+    return store, log
+
+
+def next_head(store, newest, **changes):
+    """A forged successor of `newest`."""
+    following = replace(newest, sequence=newest.sequence + 1, parent_id=newest.commit_id, commit_id="F", **changes)
+    store.put(PREFIX + head_key(following.sequence), forged(following))
+    return following
+
+
+def data_objects(store):
+    return {key for key in store._objects if "/data/" in key}
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_pending_delete_of_an_object_that_a_row_of_a_page_names_deletes_nothing(paged, at):
+    store, log = paged
+    victim = stored_row(f"R{at}", at * 10, at * 10 + 10)
+    before = data_objects(store)
+    for key in (victim.data_key, victim.indexes_key):
+        waiting = UnlinkedObject(key=key, size_bytes=1, unlinked_ms=0, epoch=1)
+        next_head(store, log.refresh(exact=True), unlinked=(waiting,))
+        log.refresh(exact=True)
+        with pytest.raises(Corrupt, match="a row of the same head names it"):
+            delete_due_objects(store, PREFIX, log, PinWatch(store, PREFIX), [key], 10**12)
+    assert data_objects(store) == before
+
+
+def test_a_pending_page_delete_spares_the_objects_that_a_living_page_names(paged):
+    store, log = paged
+    newest = log.refresh(exact=True)
+    spill = newest.spills[0]
+    rows = tuple(log.page_rows(spill))
+    twin, body = encode_page(rows, 1, ulid_of("TW"))
+    store.put(PREFIX + twin.key, body)
+    before = data_objects(store)
+    next_head(store, newest, unlinked_pages=(UnlinkedPage(spill=twin, unlinked_ms=0, epoch=1),))
+    log.refresh(exact=True)
+    delete_due_pages(store, PREFIX, log, PinWatch(store, PREFIX), [twin.key], 10**12)
+    assert data_objects(store) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sequence": 10**20},
+        {"sequence": 0},
+        {"expires_ms": 10**30},
+        {"fork": "../../x/"},
+        {"fork": f"orders-{'A' * 22}/0"},
+        {"renews": "meta/head/1"},
+        {"holder": 5},
+    ],
+)
+def test_a_forged_pin_is_corrupt(changes):
+    store, key = MemoryStore(), pin_key(new_ulid(1))
+    body = {"sequence": 1, "commit_id": "C", "expires_ms": 5, "holder": "h"}
+    store.put(PREFIX + key, json.dumps(body).encode())
+    assert [pin.sequence for pin in list_pins(store, PREFIX)] == [1]
+    store.put(PREFIX + key, json.dumps({**body, **changes}).encode())
+    with pytest.raises(Corrupt, match="reading a pin"):
+        list_pins(store, PREFIX)
+
+
+@pytest.mark.parametrize("upto", [0, 2**63, 10**20 - 1])
+def test_a_forged_boundary_is_corrupt(upto):
+    text = b"tiered-boundary 1 %020d " % upto
+    with pytest.raises(Corrupt, match="reading a boundary"):
+        decode_boundary(text + b"%08x\n" % crc32c(text))
 
 
 def test_a_store_without_the_partition_says_so():

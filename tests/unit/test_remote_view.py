@@ -161,12 +161,12 @@ def test_what_is_asked_of_one_topic_costs_the_same_listings_beside_any_number_of
     assert metered.counts().lists == lists
 
 
-def test_a_partition_that_is_not_there_is_not_found_and_one_without_a_head_has_none(store: MemoryStore) -> None:
+def test_a_partition_that_is_not_there_is_not_found_and_one_without_a_head_is_corrupt(store: MemoryStore) -> None:
     store.put(f"u-{OLD}/3/data/something", b"x")
     view = RemoteLog(store)
     with pytest.raises(NotFound, match="finding a partition in the bucket: partition=u/2"):
         view.head(TopicPartition("u", 2))
-    with pytest.raises(NotFound, match="reading a partition's head, there is none: partition=u/3"):
+    with pytest.raises(Corrupt, match="reading a partition's head, there is none beside its objects"):
         view.head(TopicPartition("u", 3))
 
 

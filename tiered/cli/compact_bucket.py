@@ -75,8 +75,8 @@ def _chosen(
     """(the living partitions that are meant, what is known of the topic's settings)."""
     from remote.metadata_log import MetadataLog
 
-    found = {name: MetadataLog(bucket.store, name.prefix).load() for name in bucket.partitions([target], topic_id)}
-    heads = {name: head for name, head in found.items() if head is not None and head.deleted_ms is None}
+    found = {name: MetadataLog(bucket.store, name.prefix).refresh() for name in bucket.partitions([target], topic_id)}
+    heads = {name: head for name, head in found.items() if head.deleted_ms is None}
     ids = sorted({name.topic_id for name in heads})
     if not heads:
         raise NotFound("compacting what is in the bucket, the topic was deleted or has no segment", name=target)

@@ -373,11 +373,10 @@ def _done_in_tasks(
 
 
 def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
-    """Whether there is a head, of a topic that was not deleted."""
+    """Whether its topic was not deleted. Raises what `MetadataLog.missing` returns where there is no head."""
     from remote.metadata_log import MetadataLog
 
-    head = MetadataLog(bucket.store, name.prefix).load()
-    return head is not None and head.deleted_ms is None
+    return MetadataLog(bucket.store, name.prefix).refresh().deleted_ms is None
 
 
 def _ask(plans: Sequence[RewritePlan], dollars: float) -> None:

@@ -128,7 +128,7 @@ def compact(
 def _chosen(
     store: ObjectStore, topics: Sequence[str], partitions: Sequence[TopicPartition] | None, topic_id: str | None
 ) -> list[RemotePartitionName]:
-    """The partitions that have a head. Raises NotFound."""
+    """The partitions of living topics. Raises NotFound, and what `MetadataLog.missing` returns."""
     from remote.catalog import list_partitions, list_topics
     from remote.metadata_log import MetadataLog
 
@@ -137,8 +137,7 @@ def _chosen(
         for name in list_partitions(store, topics)
         if topic_id in (None, name.topic_id)
         and (partitions is None or name.topic_partition in partitions)
-        and (head := MetadataLog(store, name.prefix).load()) is not None
-        and head.deleted_ms is None
+        and MetadataLog(store, name.prefix).refresh().deleted_ms is None
     ]
     wanted = set(partitions or ())
     missing = [topic for topic in topics if topic not in {name.topic for name in found}]

@@ -36,8 +36,8 @@ def wall_ms() -> int:
 def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int) -> tuple[MetadataLog, Pin | None]:
     """The chain of a partition that has seen the head to read by, and what pins it.
 
-    A partition without a head has no pin, nor has one of a deleted topic. Raises AccessDenied where a pin was asked for
-    and may not be written.
+    A partition of a deleted topic has no pin. Raises AccessDenied where a pin was asked for and may not be written, and
+    what `MetadataLog.missing` returns for a partition without a head.
     """
     if (given := options.pins.get(prefix)) is not None:
         pin = _pin_of(given)
@@ -45,7 +45,7 @@ def seen_head(store: ObjectStore, prefix: str, options: ReadOptions, now_ms: int
         pinned.load()
         return pinned, pin
     metadata = MetadataLog(store, prefix)
-    if not _is_there(metadata.load()) or options.pin_ms is None:
+    if not _is_there(metadata.refresh()) or options.pin_ms is None:
         return metadata, None
     expires_ms = now_ms + options.pin_ms
     try:

@@ -137,7 +137,7 @@ class StreamPlanner:
         metadata = self._logs.get(name)
         if metadata is None:
             metadata = self._logs[name] = MetadataLog(self._store, name.prefix)
-        metadata.load()
+        metadata.refresh()
         known = self._opened.get(name)
         if known is None or known.head is not metadata.cached:
             known = OpenPartition.of(self._store, name, metadata, cache=self._cache, keys=self._keys)

@@ -1,0 +1,36 @@
+"""A partition whose listing shows no manifest: what that means, from what else the store has of it.
+
+| the store has | error | why |
+|---|---|---|
+| manifest 1, or the first boundary of collected manifests | Unavailable | the listing hides objects that are there |
+| other objects below the prefix | Corrupt | the first object of a partition is its manifest, and the last one stays |
+| nothing below the prefix | NotFound | no writer has opened the partition yet |
+
+A reader that took such a partition for an empty one would hide all of its records.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from local.errors import Corrupt, LogError, NotFound, Unavailable
+from remote.keys import boundary_key, head_key
+from remote.store import ObjectStore
+
+FIRST = 1  # the number of the first manifest and of the first boundary
+
+
+def missing_head(store: ObjectStore, prefix: str) -> LogError:
+    """The error of the table. Two GETs and a listing; raises what the store raises."""
+    facts = {"store": store.url, "prefix": prefix}
+    keys = [prefix + head_key(FIRST), prefix + boundary_key(FIRST)]
+    bodies = store.get_each([(key, 0, None) for key in keys])
+    there = [key for key, body in zip(keys, bodies, strict=True) if body is not None]
+    if there:
+        attempt = "reading a partition's head, the listing hides objects that are there"
+        return Unavailable(attempt, **facts, key=there[0])
+    others = [info.key for info in islice(store.list(prefix), 1)]
+    if others:
+        attempt = "reading a partition's head, there is none beside its objects: run 'tiered scrub' to list them"
+        return Corrupt(attempt, **facts, object=others[0])
+    return NotFound("reading a partition's head, there is none", **facts)

@@ -1,0 +1,131 @@
+"""A partition whose listing shows no manifest is an error for every reader, never an empty partition."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from manager_world import NAME, NOW, TIERED, World, send, settle
+
+from local.errors import Corrupt, LogError, NotFound, Unavailable
+from remote.bucket_check import survey_partition
+from remote.catalog import list_partitions
+from remote.head_collection import collect_heads
+from remote.keys import HEADS
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.orphans import find_orphans
+from tiered.cli.main import invoke
+from tiered.remote_view import RemoteLog
+from tiered.restoring import Kept, RestoreWish, plan_restore
+from tiered.segment_table import TableOptions, segment_rows
+from tiered.spark.options import parse_options
+from tiered.spark.planning import plan_read
+
+pytestmark = pytest.mark.damages_bucket
+
+
+class Hiding:
+    """A store whose listings leave out all manifests."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def list(self, prefix, *, start_after=""):
+        return (info for info in self._inner.list(prefix, start_after=start_after) if HEADS not in info.key)
+
+
+@pytest.fixture
+def bucket():
+    """A partition with records, and the name of it."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+    (name,) = list_partitions(world.store)
+    return world.store, name
+
+
+def without_heads(store):
+    store.delete([info.key for info in store.list("") if HEADS in info.key])
+    return store
+
+
+READERS = {
+    "records": lambda store, name: list(RemoteLog(store).reader().records(NAME, 0)),
+    "offsets": lambda store, name: RemoteLog(store).reader().offsets(NAME),
+    "head": lambda store, name: RemoteLog(store).head(NAME),
+    "refresh": lambda store, name: MetadataLog(store, name.prefix).refresh(),
+    "spark": lambda store, name: plan_read(store, parse_options({"path": "memory://b", "subscribe": "t"}), now_ms=NOW),
+    "segments": lambda store, name: list(segment_rows(store, name, TableOptions(now_ms=NOW))),
+    "restore": lambda store, name: plan_restore(store, [name], RestoreWish(kept=Kept.ALL), now_ms=NOW),
+    "orphans": lambda store, name: find_orphans(store, name.prefix, MetadataLog(store, name.prefix), now_ms=NOW),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_objects_without_a_manifest_are_corrupt_for_every_reader(bucket, reader):
+    store, name = bucket
+    without_heads(store)
+    with pytest.raises(Corrupt, match="there is none beside its objects"):
+        READERS[reader](store, name)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_listing_that_hides_manifests_is_told_as_such_to_every_reader(bucket, reader, is_collected):
+    store, name = bucket
+    if is_collected:
+        log = MetadataLog(store, name.prefix)
+        head = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
+        collect_heads(store, name.prefix, log, head.sequence - 1, now_ms=NOW)
+    with pytest.raises(Unavailable, match="the listing hides objects that are there"):
+        READERS[reader](Hiding(store), name)
+
+
+def test_a_prefix_without_any_object_is_not_found():
+    with pytest.raises(NotFound, match="there is none"):
+        MetadataLog(MemoryStore(), f"t-{'A' * 22}/0/").refresh()
+
+
+def test_a_scrub_tells_every_object_without_a_manifest(bucket):
+    store, name = bucket
+    without_heads(store)
+    store.delete([info.key for info in store.list("") if "/data/" in info.key][1:])
+    assert any("no head" in each.what for each in survey_partition(store, name.prefix).findings)
+
+
+def test_a_writer_never_begins_anew_where_a_listing_hides_the_manifests(bucket):
+    store, name = bucket
+    before = dict(store._objects)
+    log = MetadataLog(Hiding(store), name.prefix)
+    try:
+        head = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
+    except LogError:
+        assert store._objects == before
+        return
+    assert head.has_rows, "it took over what is there"
+
+
+@pytest.mark.parametrize("words", [["consume", "t", "--remote"], ["remote", "ls"]])
+def test_the_commands_end_with_4_and_say_what_is_missing(tmp_path: Path, monkeypatch, capfd, words):
+    monkeypatch.chdir(tmp_path)
+    bucket = tmp_path / "bucket"
+    (tmp_path / "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{bucket}"\n')
+    bucket.mkdir()
+    (tmp_path / "lines").write_text("".join(f"value {at}\n" for at in range(100)))
+    settings = ["-X", "remote.storage.enable=true", "-X", "segment.bytes=1KiB"]
+    assert invoke(["topic", "create", "t", *settings]) == 0
+    assert invoke(["append", "t", "lines"]) == 0
+    assert invoke(["run", "--once"]) == 0
+    (heads,) = bucket.glob("t-*/0/meta/head")
+    shutil.rmtree(heads)
+    capfd.readouterr()
+    assert invoke([*words, bucket.as_uri(), *(["--from", "earliest"] if "consume" in words else [])]) == 4
+    out, said = capfd.readouterr()
+    assert "there is none beside its objects" in out + said
