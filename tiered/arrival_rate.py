@@ -1,8 +1,8 @@
 """How fast records come to a topic: measured on rows and segments, or given, and how far that may be trusted.
 
-A month is foretold from what came, so what came has to be long enough to stand for a month: of a place that is minutes
-old every figure would be as confident and a thousand times wrong. A history below `HISTORY_LEAST_MS` has neither a
-night nor a quiet hour in it; whoever knows better gives the rate.
+A month is foretold from what came, so what came has to be long enough to stand for a month. A history below
+`HISTORY_LEAST_MS` has neither a night nor a quiet hour in it: a month foretold from some minutes is a thousand times
+wrong. So such a topic has no figures until the caller gives its rate.
 
 Of a compacted log the oldest records that are left tell nothing of when it began: those before them came too, and are
 gone. Offsets stay. So how many came between two records that are left, and in what time, is known (`by_offsets`).
@@ -21,7 +21,7 @@ from remote.store import Body
 from tiered.units import format_bytes, format_ms, parse_bytes
 
 RATE_MS = 30 * DAY_MS  # how far back a rate is measured
-HISTORY_LEAST_MS = DAY_MS  # of less the rate of a month is a guess
+HISTORY_LEAST_MS = DAY_MS  # of less no month is foretold
 BATCH_MS_EXACT = 1000  # batches further apart than that lose nothing by whole milliseconds
 _UNITS_MS = {"s": 1000, "h": 3_600_000, "d": DAY_MS}
 
@@ -44,13 +44,13 @@ class Arrival:
     seen_ms: int | None
 
     def warning(self, topic: str) -> str | None:
-        """What has to be said beside every figure that rests on it, and what helps."""
+        """Why nothing is foretold from it, and what helps; None for a history of a day or more, and a given rate."""
         if self.seen_ms is None or self.seen_ms >= HISTORY_LEAST_MS:
             return None
         seen = f"only {format_ms(self.seen_ms)} of records" if self.seen_ms else "no span of time between records"
         return (
-            f"{topic}: {seen} to measure the arrival rate on, too little for a month: the figures are a guess; "
-            f"say what comes as --rate {topic}=20GiB/d"
+            f"{topic}: no figures: {seen} to measure the arrival rate on, less than the {format_ms(HISTORY_LEAST_MS)} "
+            f"that a month is foretold from; next: give the rate, as --rate {topic}=20GiB/d"
         )
 
 

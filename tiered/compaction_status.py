@@ -5,11 +5,12 @@ What a pass is doing at this moment is known to the process that runs it; anothe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from local.cleaning_history import CleaningRun
+from local.errors import LogError
 from local.names import TopicPartition
 from policies.cleaning_advice import Advice, CleanerFacts, LogFacts, advise
 from policies.compaction import LogToClean, log_to_clean
@@ -17,6 +18,7 @@ from policies.snapshot import PartitionSnapshot
 from tiered.cleaning import Uncleanable
 from tiered.manager import LogManager
 from tiered.status_report import snapshots_at_hand
+from tiered.topic_settings import resolve_rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,19 @@ def compaction_status(
         )
         for each in snapshots
     }
+
+
+def unread_logs(
+    manager: LogManager, found: Mapping[TopicPartition, LogCleaningStatus], topics: Iterable[str] | None = None
+) -> dict[TopicPartition, LogError]:
+    """The compacted logs of the topics (None: of all) without a status, which needs their disk alone, and why."""
+    problems = dict(manager.problems)
+    wanted = None if topics is None else set(topics)
+    some = [each for each in manager.topics() if wanted is None or each.name in wanted]
+    compacted = [each for each in some if resolve_rules(
+        manager.config.topic_properties(each.name, each.properties)).cleanup_compact]  # fmt: skip
+    names = [name for each in compacted for name in each.partitions()]
+    return {name: problems[name] for name in names if name in problems and name not in found}
 
 
 def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from local.errors import LogError
 from local.names import TopicPartition
 from policies.bill import KINDS, Requests, TopicBill, TopicFacts, bills
 from policies.prices import PriceTable
@@ -24,6 +25,7 @@ from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
 from tiered.partition import Partition
 from tiered.price_file import configured_prices
+from tiered.unread import unread_partitions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +38,8 @@ class CostReport:
     `since_ms` is when metering began, `rate_since_ms` from when on requests stand for a month (or since the topic's own
     first one); both None where nothing was kept.
 
-    `problems` are the partitions without figures.
+    `unread` are the partitions of which a tier could not be read, and why: what hangs on it is None in the rows, and
+    so is the total.
     """
 
     bills: tuple[TopicBill, ...]
@@ -44,16 +47,26 @@ class CostReport:
     since_ms: int | None
     rate_since_ms: int | None
     upto_ms: int
-    problems: Mapping[TopicPartition, str]
+    unread: Mapping[TopicPartition, LogError]
+    unopened: frozenset[str] = frozenset()
 
     @property
-    def total(self) -> float:
-        """Dollars a month, all topics."""
-        return sum(each.total for each in self.bills)
+    def problems(self) -> dict[TopicPartition, str]:
+        """Why partitions are without figures."""
+        return {name: str(error) for name, error in self.unread.items()}
+
+    @property
+    def total(self) -> float | None:
+        """Dollars a month, all topics; None where a tier of one of them could not be read."""
+        return None if self.unread else sum(each.total for each in self.bills)
 
     def rows(self) -> list[dict[str, object]]:
         """Flat fields for each topic, dollars unrounded."""
-        return [bill_row(each) for each in self.bills]
+        topics = {name.topic for name in self.unread}
+        return [
+            bill_row(each, is_remote_read=each.topic not in topics, is_local_read=each.topic not in self.unopened)
+            for each in self.bills
+        ]
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a pandas DataFrame, a line for each topic. Raises ImportError without pandas."""
@@ -73,6 +86,8 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
     left, unread = _deleted_facts(manager, prices)
     if topics is None:
         names += [each.topic for each in left]
+    missing = unread_partitions(manager, names)
+    opened = {each.name for each in manager.partitions()}
     found = {each.topic: each for each in bills(everything, prices, left)}
     return CostReport(
         bills=tuple(found[name] for name in sorted(names)),
@@ -80,7 +95,8 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
         since_ms=history.since_ms if history is not None else None,
         rate_since_ms=history.rate_since_ms(now_ms) if history is not None else None,
         upto_ms=now_ms,
-        problems=unread | {name: str(error) for name, error in manager.problems.items() if name.topic in names},
+        unread={**({} if topics is not None else unread), **missing},
+        unopened=frozenset(name.topic for name in missing if name not in opened),
     )
 
 
@@ -111,15 +127,17 @@ def topic_facts(
     )
 
 
-def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, str]]:
+def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
     """What is left in the bucket of deleted topics, by name, and why that cannot be told of others."""
     lying: dict[str, list[Lying]] = {}
-    unread = {}
+    unread: dict[TopicPartition, LogError] = {}
     for each in manager.deleted_partitions():
+        topic = f"{each.name.topic} (deleted)"
         if each.error is not None:
-            unread[each.name] = f"deleted: {each.error}"
+            unread[TopicPartition(topic, each.name.partition)] = each.error
+            lying.setdefault(topic, [])
         elif each.head is not None:
-            lying.setdefault(f"{each.name.topic} (deleted)", []).append(lying_of_deleted(each.head, prices))
+            lying.setdefault(topic, []).append(lying_of_deleted(each.head, prices))
     return [TopicFacts(topic=name, lying=together(parts)) for name, parts in lying.items()], unread
 
 
@@ -139,8 +157,28 @@ def as_requests(counts: RequestCounts) -> Requests:
     return Requests(**{each.name: getattr(counts, each.name) for each in fields(Requests)})
 
 
-def bill_row(bill: TopicBill) -> dict[str, object]:
-    """One bill as flat fields; dollars a month, requests a month."""
+# Fields of a bill that only one tier can tell; the requests were metered here.
+_OF_REMOTE = (
+    "dollars_per_month",
+    *(f"{kind}_dollars" for kind in KINDS if kind not in ("requests", "disk")),
+    "double_storage_dollars",
+    "idle_dollars",
+    "segments",
+    "remote_bytes",
+    "double_bytes",
+    "shared_bytes",
+)
+_OF_DISK = ("disk_dollars", "local_bytes")
+
+
+def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: bool = True) -> dict[str, object]:
+    """One bill as flat fields; dollars a month, requests a month. None for what hangs on a tier that was not read."""
+    row = _whole_row(bill)
+    unknown = (*(() if is_remote_read else _OF_REMOTE), *(() if is_local_read else _OF_DISK))
+    return {**row, **dict.fromkeys(unknown)}
+
+
+def _whole_row(bill: TopicBill) -> dict[str, object]:
     return {
         "topic": bill.topic,
         "dollars_per_month": bill.total,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from local.errors import LogError
+from local.names import TopicPartition
 from policies.cost_advice import CostAdvice, KeptSegment, advise_costs
 from policies.prices import STANDARD, PriceTable
 from remote.segment import RemoteSegment
@@ -14,6 +16,7 @@ from tiered.cost_history import Measured, measured_streams
 from tiered.manager import LogManager
 from tiered.partition import Partition
 from tiered.price_file import configured_prices
+from tiered.unread import unread_partitions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,11 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedCosts:
-    """The advice, the largest saving first, and what it rests on."""
+    """The advice, the largest saving first, and what it rests on. `unread`: their topics are left out, and why."""
 
     advice: tuple[CostAdvice, ...]
     measured: tuple[Measured, ...]
     prices: PriceTable
+    unread: Mapping[TopicPartition, LogError] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, object]]:
         """Flat fields of each."""
@@ -68,7 +72,8 @@ def cost_advice(
     streams = [each.stream for each in found if each.stream is not None]
     segments = {stream.topic: kept_segments(manager, stream.topic, now_ms) for stream in streams}
     advice = advise_costs(streams, segments, prices, least_dollars=least_dollars)
-    return AdvisedCosts(advice=tuple(advice), measured=tuple(found), prices=prices)
+    unread = unread_partitions(manager, topics)
+    return AdvisedCosts(advice=tuple(advice), measured=tuple(found), prices=prices, unread=unread)
 
 
 def kept_segments(manager: LogManager, topic: str, now_ms: int) -> list[KeptSegment]:

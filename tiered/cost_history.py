@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from local.batch_header import read_header
+from local.errors import LogError
 from local.names import TopicPartition
 from local.segment import Segment
 from local.segment_info import SegmentInfo
@@ -36,6 +37,8 @@ from tiered.kept_meter import RequestHistory
 from tiered.manager import LogManager
 from tiered.partition import Partition
 from tiered.price_file import new_class
+from tiered.problem_groups import flat
+from tiered.unread import unread_partitions
 
 SAMPLES_MAX = 4  # segments that are looked into
 SAMPLE_BYTES = 2 * CHUNK_BYTES  # of each, so that a batch of the largest size fits
@@ -44,15 +47,17 @@ _ZSTD = Seal(codec=ZSTD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A stream, and what it rests on. None for a topic in which nothing has ever been stored.
+    """A stream, and what it rests on. None for a topic of which nothing can be foretold.
 
-    `warning` says why its figures are a guess, and what helps.
+    `warning` says why not, and what helps: its history is shorter than a day, or a tier could not be read. It is None
+    for a topic in which nothing has ever been stored.
     """
 
     topic: str
     stream: Stream | None
     basis: tuple[str, ...]
     warning: str | None = None
+    is_unread: bool = False
 
 
 def measured_streams(
@@ -66,7 +71,8 @@ def measured_streams(
     """Every tiered topic (or those of `topics`), by name. Reads samples of local segments, changes nothing.
 
     Unless it `may_ask` no request is sent for it: of older segments in the bucket it then knows nothing. `rates` are
-    bytes a day by topic, in the place of what would be measured; None names the only topic.
+    bytes a day by topic, in the place of what would be measured; None names the only topic. A topic of which a tier
+    could not be read has no stream.
     """
     history = manager.request_history()
     wanted = None if topics is None else set(topics)
@@ -75,7 +81,18 @@ def measured_streams(
     chosen = [each for each in manager.topics() if each.was_tiered and (wanted is None or each.name in wanted)]
     names = sorted(each.name for each in chosen)
     given = rates_of(rates, names) if rates else {}
-    return [measured(manager, name, now_ms, history, may_ask=may_ask, bytes_per_day=given.get(name)) for name in names]
+    unread = {name.topic: error for name, error in unread_partitions(manager, names).items()}
+    return [
+        _unread(name, unread[name])
+        if name in unread
+        else measured(manager, name, now_ms, history, may_ask=may_ask, bytes_per_day=given.get(name))
+        for name in names
+    ]
+
+
+def _unread(topic: str, error: LogError) -> Measured:
+    warning = f"{topic}: left out, a tier of it could not be read: {flat(error)}"
+    return Measured(topic=topic, stream=None, basis=("a tier could not be read",), warning=warning, is_unread=True)
 
 
 def measured(
@@ -121,6 +138,8 @@ def measured(
         tick_ms=manager.config.task_interval_ms,
     )
     workload = _with_index(workload, rows, _heads(held))
+    if (warning := arriving.warning(topic)) is not None:
+        return Measured(topic=topic, stream=None, basis=(arriving.said,), warning=warning)
     read, range_bytes, metered_ms = _reads(manager, topic, history, rows, now_ms)
     if read:
         workload = replace(workload, reads=Reads(every_ms=DAY_MS, share=read / DAYS_PER_MONTH, range_bytes=range_bytes))
@@ -145,7 +164,7 @@ def measured(
     older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
     if older:
         basis = (*basis, f"{older} older ones not asked for")
-    return Measured(topic=topic, stream=stream, basis=basis, warning=arriving.warning(topic))
+    return Measured(topic=topic, stream=stream, basis=basis)
 
 
 def _marks(

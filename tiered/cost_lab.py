@@ -14,8 +14,15 @@ from policies.cost import DAY_MS
 from policies.prices import PriceTable
 from policies.what_if import BreakEven, Stream, Variant, VariantCost, break_evens, changed, cost_of, levers
 from tiered.cost_history import Measured
-from tiered.cost_simulation import CLASS_NAMES, HOUR_MS, check_axes, default_axes
-from tiered.units import parse_bytes, parse_ms
+from tiered.cost_simulation import (
+    CLASS_NAMES,
+    HOUR_MS,
+    check_axes,
+    default_axes,
+    nothing_to_simulate,
+    offered_classes,
+)
+from tiered.units import parse_bytes, parse_duration
 
 MIB = 1 << 20
 FOR_EVER_MS = -1
@@ -59,8 +66,9 @@ class CostLab:
     """`chosen` against `today`, dollars a month.
 
     `curve` is what the chosen settings would cost at each step `along` one of them, and `curve_today` the same with the
-    others as they are. `by_class` is the cost of each class by the share that is read in a month, the other settings as
-    chosen. `levers` are single changes of today's settings, the largest saving first.
+    others as they are. The values chosen and of today are steps too, so `chosen` lies on the curve. `by_class` is the
+    cost of each class by the share that is read in a month, the other settings as chosen. `levers` are single changes
+    of today's settings, the largest saving first.
     """
 
     measured: tuple[Measured, ...]
@@ -83,24 +91,19 @@ class CostLab:
     def value_today(self, field: str) -> int | float | str | None:
         """What a setting is now, of the largest of the streams; a time without a limit is FOR_EVER_MS."""
         stream = max(self.streams, key=lambda each: each.workload.bytes_per_month * each.partitions)
-        values: dict[str, Callable[[], int | float | str | None]] = {
-            "retention_ms": lambda: stream.rules.log_limits.ms,
-            "local_retention_ms": lambda: stream.rules.local_limits.ms,
-            "segment_bytes": lambda: stream.workload.segment_bytes,
-            "part_bytes": lambda: stream.workload.part_bytes,
-            "compression": lambda: "zstd" if stream.workload.stored_share < 1 else "none",
-            "storage_class": lambda: stream.storage_class,
-            "read_share": lambda: stream.read_share,
-        }
-        found = values[field]()
-        return FOR_EVER_MS if found is None and field.endswith("_ms") else found
+        return _value_of(stream, field)
+
+    @property
+    def chosen_at(self) -> int | float | None:
+        """Where `chosen` lies on the `curve`; None where the streams have different values and none was chosen."""
+        return _place(self.streams, self.chosen.variant, self.along)
 
 
 def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *, along: str = ALONG[0]) -> CostLab:
     """Simulate. Raises InvalidRequest where there is nothing to simulate, or for a setting that cannot be."""
     streams = [each.stream for each in measured if each.stream is not None]
     if not streams:
-        raise InvalidRequest("simulating costs, no tiered topic has stored anything yet")
+        raise nothing_to_simulate(measured)
     check_axes({name: [value] for name, value in asked.changes.items()}, prices)
     if along not in ALONG:
         raise InvalidRequest(
@@ -108,8 +111,10 @@ def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *
         )
     axes = default_axes(streams, prices)
 
+    places = {_place(streams, asked, along), _place(streams, Variant(), along)} - {None, FOR_EVER_MS}
+
     def curve(variant: Variant) -> tuple[tuple[int | float, VariantCost], ...]:
-        steps = [step for step in STEPS[along] if step != FOR_EVER_MS]
+        steps = sorted({step for step in STEPS[along] if step != FOR_EVER_MS} | {each for each in places if each})
         at = [replace(variant, **{along: step}) for step in steps]  # type: ignore[arg-type]
         return tuple((step, cost_of(streams, each, prices)) for step, each in zip(steps, at, strict=True))
 
@@ -127,12 +132,34 @@ def cost_lab(measured: Sequence[Measured], asked: Variant, prices: PriceTable, *
                 (share, cost_of(streams, replace(asked, storage_class=name, read_share=share), prices))
                 for share in READ_SHARES
             )
-            for name, of in prices.classes.items()
-            if of.is_readable
+            for name in offered_classes(prices)
         },
         levers=tuple(levers(streams, axes, prices)),
         break_evens=tuple(break_evens([changed(each, asked) for each in streams], prices)),
     )
+
+
+def _place(streams: Sequence[Stream], variant: Variant, along: str) -> int | float | None:
+    """The value of a setting under a variant; None where the streams have different ones."""
+    asked = variant.changes.get(along)
+    values = {asked} if asked is not None else {_value_of(each, along) for each in streams}
+    value = values.pop() if len(values) == 1 else None
+    return value if isinstance(value, (int, float)) else None
+
+
+def _value_of(stream: Stream, field: str) -> int | float | str | None:
+    """A setting of a stream; a time without a limit is FOR_EVER_MS."""
+    values: dict[str, Callable[[], int | float | str | None]] = {
+        "retention_ms": lambda: stream.rules.log_limits.ms,
+        "local_retention_ms": lambda: stream.rules.local_limits.ms,
+        "segment_bytes": lambda: stream.workload.segment_bytes,
+        "part_bytes": lambda: stream.workload.part_bytes,
+        "compression": lambda: "zstd" if stream.workload.stored_share < 1 else "none",
+        "storage_class": lambda: stream.storage_class,
+        "read_share": lambda: stream.read_share,
+    }
+    found = values[field]()
+    return FOR_EVER_MS if found is None and field.endswith("_ms") else found
 
 
 def read_variant(query: Mapping[str, str]) -> Variant:
@@ -147,7 +174,7 @@ def _read(name: str, text: str) -> int | float | str:
         return CLASS_NAMES.get(text.lower(), text.upper())
     if name == "codec":
         return text.lower()
-    value = _share(text) if name == "reads" else parse_ms(text) if field.endswith("_ms") else parse_bytes(text)
+    value = _share(text) if name == "reads" else parse_duration(text) if field.endswith("_ms") else parse_bytes(text)
     low, high = _BOUNDS[field.rpartition("_")[2]]
     is_for_ever = name == "retention" and value == FOR_EVER_MS
     if value is None or not (is_for_ever or low <= value <= high):

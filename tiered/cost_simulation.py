@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from local.errors import InvalidRequest
+from local.errors import InvalidRequest, LogError, Unavailable
 from policies.cost import DAY_MS
 from policies.prices import BUILT_IN, PriceTable
 from policies.simulation import Counts
@@ -83,11 +83,15 @@ def simulate_costs(
     """Measure the tiered topics (None: all) and simulate. `axes` are values by fields of `Variant`.
 
     `rates` are bytes a day by topic for those whose history is too short (`Measured.warning` says so), None names the
-    only one. Reads samples of local segments; changes nothing. Raises NotFound for a topic that is not there,
-    InvalidRequest where there is nothing to measure, or more combinations than VARIANTS_MAX.
+    only one; without a rate such a topic is left out. Reads samples of local segments; changes nothing. Raises NotFound
+    for a topic that is not there, Unavailable where no topic could be read, InvalidRequest where there is nothing to
+    measure, or more combinations than VARIANTS_MAX.
     """
+    prices = configured_prices(manager.config)
+    if axes:
+        check_axes(axes, prices)
     found = measured_streams(manager, now_ms, topics, rates=rates)
-    return simulate_streams(found, axes, configured_prices(manager.config))
+    return simulate_streams(found, axes, prices)
 
 
 def simulate_streams(
@@ -96,8 +100,7 @@ def simulate_streams(
     """As `simulate_costs`, of streams that were measured already, or made up."""
     streams = [each.stream for each in measured if each.stream is not None]
     if not streams:
-        topics = ",".join(each.topic for each in measured) or None
-        raise InvalidRequest("simulating costs, no tiered topic has stored anything yet", topics=topics)
+        raise nothing_to_simulate(measured)
     if axes:
         check_axes(axes, prices)
     asked = dict(axes) if axes else default_axes(streams, prices)
@@ -115,6 +118,17 @@ def simulate_streams(
     )
 
 
+def nothing_to_simulate(measured: Sequence[Measured]) -> LogError:
+    """The error where no topic has a stream: why not, of the first topic that has something stored."""
+    topics = ",".join(each.topic for each in measured) or None
+    warning = next((each.warning for each in measured if each.warning is not None), None)
+    if any(each.is_unread for each in measured):
+        return Unavailable(f"simulating costs, {warning}", topics=topics)
+    if warning is not None:
+        return InvalidRequest(f"simulating costs, {warning}", topics=topics)
+    return InvalidRequest("simulating costs, no tiered topic has stored anything yet", topics=topics)
+
+
 def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[int | float | str]]:
     """Single changes worth a look, around what is set now. Those of a class only where that may be read at once."""
     largest = max(streams, key=lambda each: each.workload.bytes_per_month * each.partitions)
@@ -122,7 +136,7 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
     retention = [kept // 2, kept * 2] if kept is not None else [30 * DAY_MS, 90 * DAY_MS]
     on_disk = [each for each in (HOUR_MS, 6 * HOUR_MS, DAY_MS) if local is None or each < local]
     segment = largest.workload.segment_bytes
-    classes = [name for name, of in prices.classes.items() if of.is_readable and name != largest.storage_class]
+    classes = [name for name in offered_classes(prices) if name != largest.storage_class]
     found: dict[str, list[int | float | str]] = {
         "retention_ms": list(retention),
         "local_retention_ms": list(on_disk),
@@ -189,6 +203,11 @@ def _row(cost: VariantCost, today: VariantCost) -> dict[str, object]:
     }
 
 
+def offered_classes(prices: PriceTable) -> list[str]:
+    """The storage classes that a topic can be put in: priced, and readable at once."""
+    return [name for name, of in prices.classes.items() if of.is_readable]
+
+
 def check_axes(axes: Axes, prices: PriceTable) -> None:
     """Raises InvalidRequest for a value that a setting cannot have, and for too many combinations."""
     count = 1
@@ -203,8 +222,10 @@ def check_axes(axes: Axes, prices: PriceTable) -> None:
 
 
 def _check_value(name: str, value: int | float | str, prices: PriceTable) -> None:
-    if name == "storage_class" and value not in prices.classes:
-        raise InvalidRequest("simulating costs, no such class", storage_class=value, known=",".join(prices.classes))
+    if name == "storage_class" and value not in offered_classes(prices):
+        why = "a class that has to be restored before a read" if value in prices.classes else "no such class"
+        known = ",".join(offered_classes(prices))
+        raise InvalidRequest(f"simulating costs, {why}", storage_class=value, known=known)
     if name == "compression" and value not in ("none", "zstd"):
         raise InvalidRequest("simulating costs, no such compression", compression=value, known="none,zstd")
     if name.endswith("_bytes") and not (isinstance(value, int) and value > 0):

@@ -353,7 +353,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tiered_todo_segments",
         kind=Kind.GAUGE,
-        doc="What a round would do now, by the kind of decision.",
+        doc="What a round would do now, by the kind of decision; what hangs on the bucket is absent while a manifest "
+        "could not be read.",
         labels=("action",),
     ),
     Metric(name="tiered_partitions", kind=Kind.GAUGE, doc="Partitions, open or not.", labels=("state",)),

@@ -50,6 +50,7 @@ _GAUGES = {
     "tiered_remote_delete_overdue_bytes": "overdue_bytes",
 }
 _OF_DISK = {"local_bytes", "local_segments", "paused_since_ms"}  # the others hang on the bucket
+_LOCAL_ACTIONS = {"CleanLog", "RollActive"}  # what a round does without the bucket
 _AGES = {
     "tiered_remote_copy_lag_seconds": "lag_since_ms",
     "tiered_remote_copy_paused_seconds": "paused_since_ms",
@@ -199,7 +200,10 @@ class Metrics:
 
     def _work(self, snapshots: Sequence[PartitionSnapshot], now_ms: int) -> Iterator[Sample]:
         todo = {name: each.count for name, each in plan(snapshots, now_ms).totals().items()}
-        for action in sorted({"CopySegment", "DropLocal", "ExpireRemote", "DeleteUnlinked", "CleanLog", *todo}):
+        actions = {"CopySegment", "DropLocal", "ExpireRemote", "DeleteUnlinked", "CleanLog", *todo}
+        if any(is_unseen(self._manager, each) for each in self._manager.partitions()):
+            actions &= _LOCAL_ACTIONS  # how many of the others are due is not known
+        for action in sorted(actions):
             yield Sample("tiered_todo_segments", todo.get(action, 0), (("action", action),))
         problems = dict(self._manager.problems)
         count = sum(topic.partition_count for topic in self._manager.topics())

@@ -8,6 +8,7 @@ from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING
 
+from local.errors import LogError
 from local.names import TopicPartition
 from policies.decisions import Plan
 from policies.plan import plan as plan_snapshots
@@ -24,6 +25,7 @@ from tiered.price_file import new_class, told_prices
 from tiered.properties import canonical, find_property, parse
 from tiered.status_report import snapshots_at_hand
 from tiered.topic_settings import resolve_rules
+from tiered.unread import unread_partitions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +37,8 @@ COPY_DISABLE = "remote.log.copy.disable"
 class PricedPlan:
     """`plan` and what it costs; `snapshots` are what it was made from. `problems` are the partitions left out.
 
-    Without `prices` (the file of them cannot be read) all dollars of `cost` are NaN.
+    Without `prices` (the file of them cannot be read) all dollars of `cost` are NaN. `missing` are the partitions of
+    which a tier could not be read: the plan has no decision of them, and no total is known.
     `unread` are those whose oldest page of rows may expire in part and was not asked for. `basis` is what else it rests
     on (`tiered.plan_basis`).
     """
@@ -47,6 +50,20 @@ class PricedPlan:
     problems: Mapping[TopicPartition, str]
     unread: tuple[TopicPartition, ...] = ()
     basis: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[TopicPartition, LogError] = field(default_factory=dict)
+
+    def totals(self) -> dict[str, float | int | None]:
+        """Dollars a month and bytes on the disk now and then, and dollars once; None for what is not known."""
+        cost = self.cost
+        is_whole = not self.missing
+        opened = {each.partition for each in self.snapshots}
+        return {
+            "now_dollars_per_month": told(cost.now_dollars) if is_whole else None,
+            "then_dollars_per_month": told(cost.then_dollars) if is_whole else None,
+            "dollars_once": told(cost.dollars) if is_whole else None,
+            "now_disk_bytes": cost.now_disk_bytes if opened.issuperset(self.missing) else None,
+            "then_disk_bytes": cost.then_disk_bytes if is_whole else None,
+        }
 
     def to_frame(self) -> pd.DataFrame:
         """A line for each decision, with its requests and dollars. Raises ImportError without pandas."""
@@ -92,6 +109,7 @@ def priced_plan(
         problems=problems,
         unread=tuple(each.partition for each in known if page_to_know(each) is not None),
         basis=plan_basis(manager, config, {each.topic for each in plan.decisions}, prices),
+        missing=unread_partitions(manager, names),
     )
 
 

@@ -83,6 +83,16 @@ class StatusReport:
     deleted: tuple[str, ...] = ()
 
     @property
+    def unread(self) -> dict[TopicPartition, LogError]:
+        """The partitions of which a tier could not be read, and why: what hangs on it is None in the rows."""
+        tiered = {name for name, each in self.partitions.items() if each.is_tiered}
+        return {
+            name: error
+            for name, error in self.problems.items()
+            if name not in self.partitions or (name in tiered and name not in self.seen)
+        }
+
+    @property
     def is_healthy(self) -> bool:
         """Nothing is stuck."""
         return not self.stuck

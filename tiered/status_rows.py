@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
 from tiered.status import PartitionStatus
+from tiered.unread import unread_rows
 
 if TYPE_CHECKING:
     from tiered.status_report import StatusReport
@@ -32,7 +33,7 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
     """The sums over a topic's partitions that have figures."""
     names, found, problems = topic.partitions(), report.partitions, report.problems
     return {
-        **_figures(report, [found[name] for name in names if name in found]),
+        **_figures(report, [found[name] for name in names if name in found], len(names)),
         "topic": topic.name,
         "partitions": topic.partition_count,
         "problems": [str(problems[name]) for name in names if name in problems],
@@ -42,11 +43,13 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
 def partition_row(report: StatusReport, name: TopicPartition) -> Row:
     """Without figures for a partition that did not open."""
     status, problems = report.partitions.get(name), report.problems
-    figures = _figures(report, [status] if status is not None else [])
+    figures = _figures(report, [status] if status is not None else [], 1)
     del figures["offsets"]  # it has those it begins and ends with
+    unknown = ("remote_next_offset", "unlinked_bytes") if status is not None and is_unseen(report, status) else ()
     return {
         **figures,
         **{field: getattr(status, field, None) for field in _OFFSETS},
+        **dict.fromkeys(unknown),
         "topic": name.topic,
         "partition": name.partition,
         "problems": [str(problems[name])] if name in problems else [],
@@ -64,6 +67,7 @@ def status_facts(report: StatusReport) -> dict[str, object]:
         "is_at_work": report.is_at_work,
         "last_round_ms": report.work.seen_ms if report.work is not None else None,
         "deleted_topics": list(report.deleted),
+        "unread": unread_rows(report.unread),
         "sync": None,  # asked for by itself (`tiered.tier_sync`): it costs requests
         "stuck": [
             {
@@ -81,23 +85,30 @@ def status_facts(report: StatusReport) -> dict[str, object]:
     }
 
 
-def _figures(report: StatusReport, some: Sequence[PartitionStatus]) -> dict[str, object]:
-    """The sums of some partitions; None for none. Those that hang on the bucket are of partitions whose part of it was
-    seen, None where none was. What is at risk is then the most that it can be: all that the disk has."""
+def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) -> dict[str, object]:
+    """The sums of some partitions; None for none, and None for what one of `count` partitions lacks.
+
+    A partition that did not open lacks all figures. One whose manifest was not read lacks those of the remote tier, and
+    its part of what is at risk is the most that it can be: all that the disk has.
+    """
     if not some:
         return dict.fromkeys(_FIGURES)
-    seen = [each for each in some if not _is_unseen(report, each)]
-    kept_of = [report.kept.get(each.partition) for each in seen]
-    is_priced = bool(seen) and report.prices is not None
-    sums: dict[str, int | None] = {name: sum(getattr(each, name) for each in some) for name in _OF_DISK}
-    sums |= {name: sum(getattr(each, name) for each in seen) if seen else None for name in _OF_BUCKET}
+    is_open = len(some) == count
+    is_seen = is_open and not any(is_unseen(report, each) for each in some)
+    kept_of = [report.kept.get(each.partition) for each in some]
+    is_priced = is_seen and report.prices is not None
+    sums: dict[str, int | None] = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
+    sums |= dict.fromkeys(() if is_open else _OF_DISK)
+    sums |= dict.fromkeys(() if is_seen else _OF_BUCKET)
     return {
         "is_tiered": some[0].is_tiered,
         # Offsets, not records: what compaction and gaps removed is still counted.
-        "offsets": sum(each.next_offset - each.log_start_offset for each in some),
+        "offsets": sum(each.next_offset - each.log_start_offset for each in some) if is_open else None,
         **sums,
-        "lag": _lag(seen) if seen and some[0].is_tiered else None,
-        "lag_since_ms": min((each.lag_since_ms for each in seen if each.lag_since_ms is not None), default=None),
+        "lag": _lag(some) if is_seen and some[0].is_tiered else None,
+        "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None)
+        if is_seen
+        else None,
         "is_paused": any(each.paused is not None for each in some),
         "paused_since_ms": min(
             (each.paused_since_ms for each in some if each.paused_since_ms is not None), default=None
@@ -107,8 +118,8 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus]) -> dict[str,
     }
 
 
-def _is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
-    """Whether nobody here has seen what the bucket holds of it: it has no head, and something was in the way."""
+def is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
+    """Whether its manifest was never read here, because of a problem."""
     name = status.partition
     return status.is_tiered and name in report.problems and name not in report.seen
 

@@ -1,6 +1,7 @@
 """Times, sizes, counts and money as people write and read them.
 
-Durations: ``500ms 30s 15m 6h 7d 2w`` and sums of them (``1h30m``); a bare number is ms, as in Kafka. Sizes: ``512MiB``
+Durations: ``500ms 30s 15m 6h 7d 2w`` and sums of them (``1h30m``); a bare number of a setting is ms, as in Kafka, and
+options want the unit. Sizes: ``512MiB``
 and its kin are powers of two, ``512MB`` powers of ten; a bare number is bytes. What is printed for a program is always
 the raw number; these forms are for tables and for reading settings.
 """
@@ -11,7 +12,16 @@ import re
 
 from policies.words import counted, format_ms
 
-__all__ = ["counted", "format_bytes", "format_count", "format_dollars", "format_ms", "parse_bytes", "parse_ms"]
+__all__ = [
+    "counted",
+    "format_bytes",
+    "format_count",
+    "format_dollars",
+    "format_ms",
+    "parse_bytes",
+    "parse_duration",
+    "parse_ms",
+]
 
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BYTES = {"b": 1} | {
@@ -33,6 +43,12 @@ def parse_ms(text: str) -> int | None:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
     return _whole(sum(float(number) * _MS[unit] for number, unit in parts))
+
+
+def parse_duration(text: str) -> int | None:
+    """As `parse_ms`, of an option: a number above 0 needs its unit, since ``7`` may be meant as days."""
+    value = parse_ms(text)
+    return None if value is not None and value > 0 and _is_integer(text.strip()) else value
 
 
 def parse_bytes(text: str) -> int | None:

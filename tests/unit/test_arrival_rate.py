@@ -13,12 +13,12 @@ def seen(span_ms):
     return arrival([Piece(size_bytes=478_000, min_ms=1000, max_ms=1000 + span_ms)], [], 16_384, 1.0, 1)
 
 
-def test_less_than_a_day_of_records_is_told_as_a_guess_with_what_helps():
+def test_less_than_a_day_of_records_gives_no_figures_and_says_what_helps():
     for span_ms, word in ((2000, "2s"), (3_600_000, "1h"), (DAY_MS - 1, "23h")):
         warning = seen(span_ms).warning("orders")
         assert warning is not None
         assert word in warning
-        assert "a guess" in warning
+        assert "no figures" in warning
         assert "--rate orders=" in warning
         assert "0.0 days" not in seen(span_ms).said
     assert seen(DAY_MS).warning("orders") is None

@@ -248,4 +248,4 @@ def test_what_comes_is_simulated_in_the_class_that_is_set_not_in_that_of_the_new
         manager.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(read_only=True, remote_storage_class="GLACIER_IR") as manager:
-        assert measured_streams(manager, NOW)[0].stream.storage_class == "GLACIER_IR"
+        assert measured_streams(manager, NOW, rates={"t": 1e9})[0].stream.storage_class == "GLACIER_IR"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import simulated_run
@@ -19,11 +21,14 @@ from policies.rules import PartitionRules
 from policies.simulation import Reads, Workload
 from policies.what_if import KINDS, Stream, Variant, break_evens, changed, cost_of, levers, variants
 from remote.memory_store import MemoryStore
+from tiered.cli.main import invoke
 from tiered.config import Config
 from tiered.cost_chart import chart_lines, cost_page
 from tiered.cost_history import Measured, measured_streams
+from tiered.cost_lab import ALONG, cost_lab
 from tiered.cost_simulation import simulate_costs, simulate_streams
 from tiered.manager import LogManager
+from tiered.units import parse_duration
 
 MIB = 1 << 20
 # 1 GiB an hour in segments of 256 MiB, two weeks in the bucket.
@@ -353,3 +358,81 @@ def test_no_change_of_a_grid_saves_more_than_the_two_levers_that_are_named():
 def one(variant: Variant) -> str:
     (name,) = variant.changes
     return name
+
+
+# -- figures only where they can be foretold
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--retention", "7"], "a time with a unit such as 7d or 12h"),
+        (["--local", "3600000"], "a time with a unit such as 7d or 12h"),
+        (["--retention", "1..7"], "a time with a unit such as 7d or 12h"),
+        (["--class", "glacier"], "a class that has to be restored before a read"),
+        (["--class", "deep_archive"], "a class that has to be restored before a read"),
+        (["--class", "tin"], "no such class"),
+    ],
+)
+def test_simulate_refuses_a_bare_time_and_a_class_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    _place_of_minutes(tmp_path, monkeypatch)
+    assert invoke(["cost", "simulate", "orders", "--rate", "1GiB/d", *words]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_simulate_and_advise_give_no_figure_of_less_than_a_day_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _place_of_minutes(tmp_path, monkeypatch)
+    capfd.readouterr()
+    assert invoke(["cost", "simulate", "orders", "--retention", "7d"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "next: give the rate, as --rate orders=20GiB/d" in err
+    assert invoke(["cost", "advise", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["advice"] == []
+    assert invoke(["cost", "simulate", "orders", "--retention", "7d", "--rate", "1GiB/d", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["variants"][0]["dollars_per_month"] > 0
+
+
+def _place_of_minutes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that is seconds old, with segments in the bucket."""
+    monkeypatch.chdir(home)
+    for variable in [name for name in os.environ if name.startswith("TIERED_")]:
+        monkeypatch.delenv(variable)
+    tiered = ["-X", "remote.storage.enable=true", "-X", "segment.bytes=1KiB"]
+    (home / "lines").write_text("".join(f"k{at}:value {at}\n" for at in range(100)))
+    for words in (["init"], ["topic", "create", "orders", *tiered], ["append", "orders", "lines", "-K", ":"]):
+        assert invoke(words) == 0
+    assert invoke(["run", "--once"]) == 0
+
+
+@pytest.mark.parametrize("along", ALONG)
+@pytest.mark.parametrize("asked", [Variant(), Variant(retention_ms=11 * DAY, segment_bytes=100 << 20)])
+def test_the_tile_of_the_cost_lab_lies_on_its_curve(along: str, asked: Variant) -> None:
+    lab = cost_lab([Measured(topic="t", stream=_stream(9 * DAY), basis=())], asked, BUILT_IN, along=along)
+    assert lab.chosen_at is not None
+    assert dict(lab.curve)[lab.chosen_at].total == pytest.approx(lab.chosen.total)
+
+
+def test_streams_that_differ_have_no_place_on_the_curve_unless_one_is_chosen() -> None:
+    measured = [Measured(topic=str(days), stream=_stream(days * DAY), basis=()) for days in (3, 9)]
+    assert cost_lab(measured, Variant(), BUILT_IN).chosen_at is None
+    asked = cost_lab(measured, Variant(retention_ms=5 * DAY), BUILT_IN)
+    assert asked.chosen_at == 5 * DAY
+    assert dict(asked.curve)[5 * DAY].total == pytest.approx(asked.chosen.total)
+
+
+def _stream(retention_ms: int) -> Stream:
+    workload = Workload(batch_bytes=16 << 10, batch_ms=1000, segment_bytes=50 << 20, segment_ms=7 * DAY)
+    rules = PartitionRules(retention_ms=retention_ms, local_retention_ms=DAY)
+    return Stream(topic="t", partitions=2, workload=workload, rules=rules)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("7", None), ("7d", 604_800_000), ("0", 0), ("-1", -1), ("1h30m", 5_400_000), ("x", None)]
+)
+def test_a_duration_of_an_option_needs_a_unit_where_it_is_above_0(text: str, value: int | None) -> None:
+    assert parse_duration(text) == value

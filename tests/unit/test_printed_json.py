@@ -103,7 +103,7 @@ LINES: Mapping[str, str] = {
     "status-partitions": "status -p",
     "status-history": "status --history 1d",
     "cost-show": "cost show",
-    "cost-simulate": "cost simulate orders --retention 7d",
+    "cost-simulate": "cost simulate orders --retention 7d --rate orders=1GiB/d",
     "cost-advise": "cost advise",
     "plan": "plan --at +8d",
     "plan-summary": "plan --at +8d --summary",

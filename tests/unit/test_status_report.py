@@ -212,7 +212,7 @@ class RefusingStore:
         return call
 
 
-def test_a_topic_of_which_some_was_seen_has_the_sums_of_that(world: World) -> None:
+def test_a_topic_of_which_only_some_was_read_has_no_sum_of_its_remote_tier(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 200)
@@ -240,9 +240,11 @@ def test_a_topic_of_which_some_was_seen_has_the_sums_of_that(world: World) -> No
         report = status_report(manager, NOW, storage=world.disk)
         row = topic_row(report, manager.topic("t"))
         parts = [partition_row(report, TopicPartition("t", number)) for number in (0, 1)]
-    assert row["remote_bytes"] == parts[0]["remote_bytes"]
-    assert int(str(row["remote_bytes"])) > 0
+    assert row["remote_bytes"] is None
+    assert row["local_bytes"] == sum(int(str(each["local_bytes"])) for each in parts)
+    assert int(str(parts[0]["remote_bytes"])) > 0
     assert parts[1]["remote_bytes"] is None
+    assert list(report.unread) == [TopicPartition("t", 1)]
     assert len(row["problems"]) == 1  # type: ignore[arg-type]
 
 

@@ -11,8 +11,10 @@ from web_pages import Sound, page, site
 
 from local.names import TopicPartition
 from tiered.status_report import StatusReport, Stuck, status_report
+from tiered.stuck_groups import group_of
+from tiered.stuck_groups import group_stuck as grouped
 from tiered.units import counted
-from tiered.web.grouping import MEMBERS_SHOWN, SHOWN, group_of, grouped
+from tiered.web.grouping import MEMBERS_SHOWN, SHOWN
 from tiered.web.overview import overview, troubles_page
 from tiered.web.site import Site
 

@@ -175,11 +175,12 @@ def test_the_lab_of_a_deployment_measures_its_topics_and_its_json_is_the_same(wo
         send(manager, 100, topic="b")
         settle(manager)
         found = site(world, manager)
-        body = page(found, "/cost")
+        rates = "rate=b=1GiB/d,t=2GiB/d"
+        body = page(found, f"/cost?{rates}")
         assert "Smaller ones (1) are left out" in body
-        facts = data(found, "/cost?format=json")
+        facts = data(found, f"/cost?format=json&{rates}")
         assert facts["topics"] == ["b", "t"], "the others have stored nothing"
-        one = data(found, "/cost?format=json&topic=t&retention=60d&along=local")
+        one = data(found, "/cost?format=json&topic=t&rate=2GiB/d&retention=60d&along=local")
         assert one["topics"] == ["t"]
         assert one["chosen"]["stored_bytes"] > one["today"]["stored_bytes"] > 0
         assert one["chosen"]["dollars_per_month"] == pytest.approx(
@@ -187,9 +188,17 @@ def test_the_lab_of_a_deployment_measures_its_topics_and_its_json_is_the_same(wo
         )
         assert one["along"] == "local_retention_ms"
         assert one["measured"][0]["basis"]
-        assert 'value="60d" selected' in page(found, "/cost?topic=t&retention=60d")
-        for wrong in ("retention=soon", "along=%3Cscript%3E", "class=%22%3E%3Cscript%3E"):
-            assert "<script>" not in page(found, f"/cost?{wrong}", HTTPStatus.BAD_REQUEST)
+        assert 'value="60d" selected' in page(found, "/cost?topic=t&rate=2GiB/d&retention=60d")
+        for wrong in (
+            "retention=soon",
+            "retention=60",
+            "rate=much&topic=t",
+            "along=%3Cscript%3E",
+            "class=%22%3E%3Cscript%3E",
+        ):
+            assert "<script>" not in page(
+                found, f"/cost?{wrong}&{rates if 'rate' not in wrong else ''}", HTTPStatus.BAD_REQUEST
+            )
         page(found, "/cost?topic=none", HTTPStatus.NOT_FOUND)
         code, kind, script = found.answer("/lab.js")
         assert (code, kind) == (HTTPStatus.OK, "text/javascript; charset=utf-8")
@@ -216,7 +225,7 @@ def test_the_lab_sends_nothing_to_a_store_that_is_down(world: World, monkeypatch
     with world.open(store=store) as manager:
         store.is_down = True
         counts = manager.request_counts()
-        facts = data(site(world, manager), "/cost?format=json")
+        facts = data(site(world, manager), "/cost?format=json&rate=1GiB/d")
         assert facts["today"]["stored_bytes"] > 0
         assert any("older ones not asked for" in each for each in facts["measured"][0]["basis"])
         assert manager.request_counts() == counts

@@ -24,7 +24,7 @@ from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
-from tiered.units import format_count, parse_ms
+from tiered.units import format_count, parse_duration
 
 if TYPE_CHECKING:
     from local.record import Record
@@ -119,7 +119,7 @@ def _timeout_ms(text: str | None, acks: str) -> int:
         return TIMEOUT_MS
     if acks != "remote":
         raise click.UsageError("--timeout is for --acks remote")
-    value = parse_ms(text)
+    value = parse_duration(text)
     if value is None or value <= 0:
         raise InvalidRequest("reading --timeout", text=repr(text), expected="a duration such as 5m")
     return value

@@ -11,7 +11,7 @@ import click
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic
-from tiered.units import parse_ms
+from tiered.units import parse_duration
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _COUNT_MAX = 2**63 - 1  # what a slice of an iterator takes
@@ -95,7 +95,7 @@ def parse_position(text: str, now_ms: int) -> Position:
 def parse_time(text: str, now_ms: int) -> int:
     """Ms since the epoch: ``-2h`` before `now_ms`, a number of ms, or RFC 3339 (UTC where no zone is given)."""
     if text.startswith("-"):
-        ago = parse_ms(text[1:])
+        ago = parse_duration(text[1:])
         if ago is not None:
             return now_ms - ago
     elif _NUMBER.fullmatch(text):
@@ -113,7 +113,7 @@ def parse_time(text: str, now_ms: int) -> int:
 def parse_moment(text: str, now_ms: int) -> int:
     """As `parse_time`, and ``+7d`` after `now_ms`."""
     if text.startswith("+"):
-        ahead = parse_ms(text[1:])
+        ahead = parse_duration(text[1:])
         if ahead is not None and ahead >= 0:
             return now_ms + ahead
     return parse_time(text, now_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tiered.cli.errors import Exit
+from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.units import format_bytes, format_count, format_ms
@@ -28,31 +28,36 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
     from dataclasses import asdict
 
     from local.cleaning_history import summary
-    from tiered.compaction_status import cleaner_metrics, compaction_status, log_row
+    from tiered.compaction_status import cleaner_metrics, compaction_status, log_row, unread_logs
+    from tiered.unread import unread_rows
 
     now = now_ms()
     with session.manager(read_only=True) as manager:
         for topic in topics:
             manager.topic(topic)
         found = compaction_status(manager, now, topics or None)
+        unread = unread_logs(manager, found, topics or None)
         figures = cleaner_metrics(manager, now)
         runs = [run for run in manager.cleaning.runs if not topics or run.topic in topics]
         problems = {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
     if metrics:
         rows: list[Row] = [{"name": name.replace("_", "-"), "value": value} for name, value in asdict(figures).items()]
-        emit("metrics", rows, _METRICS, output)
+        emit("metrics", rows, _METRICS, output, unread=unread_rows(unread))
     elif count is not None and output == "table":
         for run in runs[-count:]:
             click.echo(summary(run))
     elif count is not None:
         emit("runs", [asdict(run) for run in runs[-count:]], _RUNS, output)
     else:
-        emit("partitions", [log_row(each, now) for _, each in sorted(found.items())], _PARTITIONS, output)
+        logs: list[Row] = [log_row(each, now) for _, each in sorted(found.items())]
+        logs += [{"topic": name.topic, "partition": name.partition} for name in unread]  # the figures are null
+        emit("partitions", logs, _PARTITIONS, output, unread=unread_rows(unread))
     for name, each in sorted(found.items()):
         if each.uncleanable is not None:
             click.echo(f"! {name}: uncleanable: {' '.join(each.uncleanable.reason.split())}", err=True)
     session.tell_problems(problems)
-    return Exit.UNHEALTHY if any(each.uncleanable is not None for each in found.values()) else Exit.DONE
+    is_stuck = any(each.uncleanable is not None for each in found.values())
+    return unread_code(unread.values()) or (Exit.UNHEALTHY if is_stuck else Exit.DONE)
 
 
 @compaction.command("advise")

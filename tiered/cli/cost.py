@@ -9,7 +9,7 @@ import click
 
 from tiered.cli.arguments import Number
 from tiered.cli.cost_simulate import rate_option, simulate, tell_guesses
-from tiered.cli.errors import Exit
+from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.units import format_bytes, format_dollars
@@ -28,10 +28,11 @@ def cost() -> None:
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @output_option()
 @click.pass_obj
-def show(session: Session, topics: tuple[str, ...], output: str) -> None:
+def show(session: Session, topics: tuple[str, ...], output: str) -> int:
     """Dollars a month for each topic, by kind, from its segments and from the requests that were metered.
 
     DOUBLE is the part of DISK that is in the bucket as well; IDLE what a month without appends and reads costs.
+    A figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10.
     """
     from tiered.cost import cost_report
 
@@ -42,10 +43,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> None:
     if output == "table" and len(rows) > 1:
         rows = [*rows, _sum(rows)]
     emit("topics", rows, _COLUMNS, output, **report_facts(report))
-    session.tell_problems(problems)
-    for name, why in sorted(report.problems.items()):
-        if name not in problems:
-            click.echo(f"! {name}: {' '.join(why.split())}", err=True)
+    session.tell_problems({**problems, **report.unread})
     for each in report.bills:
         if each.shared_bytes:
             size = format_bytes(each.shared_bytes)
@@ -53,6 +51,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> None:
                 f"{each.topic}: {size} of it were its source's when it was forked; what both have is on both bills"
             )
     session.say(_words(report))
+    return unread_code(report.unread.values())
 
 
 @cost.command("prices")
@@ -84,6 +83,7 @@ def advise(
     from tiered.arrival_rate import read_rates
     from tiered.cost_advising import cost_advice
     from tiered.given_files import check_target
+    from tiered.unread import unread_rows
 
     rates = read_rates(rate)
     if out is not None:
@@ -96,7 +96,8 @@ def advise(
 
             write_advice(save_advice(manager, found, at_ms, has_classes=_has_classes(session)), out)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
-    emit("advice", found.rows(), _ADVICE_COLUMNS, output, prices=price_facts(found.prices))
+    facts = {"prices": price_facts(found.prices), "unread": unread_rows(found.unread)}
+    emit("advice", found.rows(), _ADVICE_COLUMNS, output, **facts)
     session.tell_problems(problems)
     tell_guesses(found.measured)
     for of in found.measured:
@@ -108,8 +109,8 @@ def advise(
     if out is not None:
         session.say(f"saved {out}; next: tiered apply {out} --dry-run")
     if not found.advice:
-        session.say("no advice")
-    return Exit.FINDINGS if found.advice else Exit.DONE
+        session.say("no advice" + (" for the others" if found.unread else ""))
+    return unread_code(found.unread.values()) or (Exit.FINDINGS if found.advice else Exit.DONE)
 
 
 def _has_classes(session: Session) -> bool:
@@ -126,18 +127,25 @@ def price_facts(table: PriceTable) -> dict[str, object]:
 
 def report_facts(report: CostReport) -> dict[str, object]:
     """What stands beside the rows in JSON."""
+    from tiered.unread import unread_rows
+
     return {
         "prices": price_facts(report.prices),
         "dollars_per_month": report.total,
         "metered_since_ms": report.since_ms,
         "rate_since_ms": report.rate_since_ms,
+        "unread": unread_rows(report.unread),
     }
 
 
 def _sum(rows: list[dict[str, object]]) -> dict[str, object]:
     names = [column.name for column in _COLUMNS if column.title is not None and column.name != "topic"]
-    sums = {name: sum(float(str(row[name])) for row in rows) for name in names}
-    return {"topic": "total", **sums}
+    return {"topic": "total", **{name: _total([row[name] for row in rows]) for name in names}}
+
+
+def _total(values: list[object]) -> float | None:
+    """None where one of the values is not known."""
+    return None if None in values else sum(float(str(value)) for value in values)
 
 
 def _words(report: CostReport) -> str:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import InvalidRequest
+from tiered.cli.errors import unread_code
 from tiered.cli.render import Column, emit, output_option, write_lines
 from tiered.cli.session import Session, now_ms
-from tiered.units import format_bytes, format_dollars, parse_bytes, parse_ms
+from tiered.units import format_bytes, format_dollars, parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from tiered.cost_history import Measured
@@ -29,9 +30,9 @@ rate_option = click.option(
 
 
 def tell_guesses(measured: Iterable[Measured]) -> None:
-    """On stderr, also with -q: which figures rest on too little."""
+    """On stderr, also with -q: which topics have no figures, and why."""
     for each in measured:
-        if each.warning is not None:
+        if each.warning is not None and not each.is_unread:  # that is told with the problems
             click.echo(f"warning: {each.warning}", err=True)
 
 
@@ -58,7 +59,7 @@ def simulate(
     page: str | None,
     output: str,
     **asked: str | None,
-) -> None:
+) -> int:
     """Dollars a month under other settings: every combination of the values given, or single changes without any.
 
     Rates, compaction and compression are measured on the topics' own segments, reads on the metered requests.
@@ -66,6 +67,7 @@ def simulate(
     from tiered.arrival_rate import read_rates
     from tiered.cost_simulation import simulate_costs
     from tiered.given_files import check_target
+    from tiered.unread import unread_partitions, unread_rows
 
     axes, rates = read_axes(asked), read_rates(rate)
     if page is not None:
@@ -73,6 +75,7 @@ def simulate(
     with session.manager(read_only=True) as manager:
         simulation = simulate_costs(manager, now_ms(), axes or None, topics or None, rates=rates)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
+        unread = unread_partitions(manager, topics or None)
     if page is not None:
         _write_page(page, simulation)
     if chart:
@@ -80,12 +83,13 @@ def simulate(
 
         write_lines(chart_lines(simulation, _width()))
     else:
-        emit("variants", _rows(simulation), _COLUMNS, output, **_facts(simulation))
+        emit("variants", _rows(simulation), _COLUMNS, output, **_facts(simulation), unread=unread_rows(unread))
     session.tell_problems(problems)
     tell_guesses(simulation.measured)
     session.say("\n".join(_words(simulation)))
     if page is not None:
         session.say(f"page written: {page}")
+    return unread_code(unread.values())
 
 
 def read_axes(asked: dict[str, str | None]) -> dict[str, list[int | float | str]]:
@@ -96,8 +100,8 @@ def read_axes(asked: dict[str, str | None]) -> dict[str, list[int | float | str]
         return CLASS_NAMES.get(text.lower(), text.upper())
 
     readers: dict[str, tuple[str, Callable[[str], int | float | str | None]]] = {
-        "retention": ("retention_ms", parse_ms),
-        "local": ("local_retention_ms", parse_ms),
+        "retention": ("retention_ms", parse_duration),
+        "local": ("local_retention_ms", parse_duration),
         "segment": ("segment_bytes", parse_bytes),
         "part": ("part_bytes", parse_bytes),
         "codec": ("compression", str.lower),
@@ -118,7 +122,8 @@ def _values(option: str, text: str, read: Callable[[str], int | float | str | No
         first, last = read(low), read(high) if dots else None
         if first is None or (dots and not (isinstance(first, int) and isinstance(last, int) and 0 < first < last)):
             name = "class" if option == "storage_class" else option
-            raise InvalidRequest(f"reading --{name}, not a value or a range of two", text=repr(part))
+            needs = ", a time with a unit such as 7d or 12h" if read is parse_duration else ""
+            raise InvalidRequest(f"reading --{name}, not a value or a range of two{needs}", text=repr(part))
         found += _steps(first, last) if isinstance(first, int) and isinstance(last, int) else [first]
     return found
 

@@ -59,9 +59,13 @@ MEANINGS: dict[Exit, tuple[str, str]] = {
         "its work because others replaced the segments meanwhile",
         "[find the other one](../runbooks/halted.md); a restart alone does not help",
     ),
-    Exit.UNAVAILABLE: ("the store is unavailable, after tries for as long as its deadline", "run it again, later"),
+    Exit.UNAVAILABLE: (
+        "the store is unavailable, after tries for as long as its deadline; figures that hang on it are null",
+        "run it again, later",
+    ),
     Exit.UNHEALTHY: (
-        "unhealthy: `status --check`, `doctor`, `log-dirs`, `compaction status`, `view status`",
+        "unhealthy: `status --check`, `doctor`, `log-dirs`, `compaction status`, `view status`; a tier could not be "
+        "read, for another reason than an unavailable store, and figures are null",
         "what is wrong is printed with the next step",
     ),
     Exit.INTERRUPTED: ("interrupted by Ctrl-C, cleanly", "run it again, or `--resume` where the command has it"),
@@ -125,6 +129,16 @@ def worst(errors: Iterable[LogError]) -> Exit:
     """The exit code for several errors at once; DONE for none."""
     codes = {exit_code(error) for error in errors}
     return next((code for code in _WORST if code in codes), Exit.DONE)
+
+
+def unread_code(errors: Iterable[LogError]) -> Exit:
+    """The exit code of a command that printed null for figures, by the errors that kept it from reading them.
+
+    DONE without errors; CORRUPTION outweighs UNAVAILABLE, and that any other cause, which is UNHEALTHY.
+    """
+    codes = {exit_code(error) for error in errors}
+    known = next((code for code in (Exit.CORRUPTION, Exit.UNAVAILABLE) if code in codes), Exit.UNHEALTHY)
+    return known if codes else Exit.DONE
 
 
 def one_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
-from tiered.units import counted, format_bytes, format_dollars, format_ms, parse_ms
+from tiered.units import counted, format_bytes, format_dollars, format_ms, parse_duration
 
 if TYPE_CHECKING:
     from remote.catalog import RemotePartitionName
@@ -58,7 +58,7 @@ def gc(
     on_spark: OnSpark,
 ) -> int:
     """List what nothing names and nobody can name any more: objects, unfinished uploads. Deletes only with --delete."""
-    grace_ms = parse_ms(older_than)
+    grace_ms = parse_duration(older_than)
     if grace_ms is None or grace_ms < 0:
         raise InvalidRequest("reading --older-than", text=repr(older_than), expected="a duration such as 3d")
     if dry_run and on_spark.is_wanted:

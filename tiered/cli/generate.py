@@ -15,7 +15,7 @@ from tiered.cli.arguments import Number
 from tiered.cli.completion import completion
 from tiered.cli.errors import Exit
 from tiered.cli.session import UNNAMED, Session, store_options
-from tiered.units import parse_bytes, parse_ms
+from tiered.units import parse_bytes, parse_duration
 
 
 @click.group("generate", cls=AliasedGroup)
@@ -45,7 +45,7 @@ def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> No
     from tiered.alert_table import RUNBOOKS_URL, Limits
     from tiered.generating import alert_rules
 
-    size, lag_ms = parse_bytes(at_risk), parse_ms(copy_lag)
+    size, lag_ms = parse_bytes(at_risk), parse_duration(copy_lag)
     if size is None or size < 0:
         raise InvalidRequest("reading --at-risk", text=repr(at_risk), expected="a size such as 50GiB")
     if lag_ms is None or lag_ms < 0:

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest
+from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition, parse_time
+from tiered.cli.errors import unread_code
 from tiered.cli.records import rfc3339
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 
 if TYPE_CHECKING:
+    from local.isolation import Isolation
+    from local.offset_spec import FoundOffset
     from tiered.manager import LogManager
 
 # Kafka's names and codes (`local.offset_spec`, `tiered.offset_listing`), and the words of `consume --from`.
@@ -43,17 +46,20 @@ _SPECS = {
 @click.option("--committed", is_flag=True, help="latest is the last stable offset, below every open transaction.")
 @output_option()
 @click.pass_obj
-def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed: bool, output: str) -> None:
-    """One offset of each partition; of all topics without arguments. Empty where there is no such offset."""
+def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed: bool, output: str) -> int:
+    """One offset of each partition; of all topics without arguments. Empty where there is no such offset.
+
+    An offset that could not be read is empty too: then a line says why, and the exit code is 6 or 10.
+    """
     asked = parse_spec(spec, now_ms())
     names = [parse_partition(target) for target in targets]
     from local.isolation import Isolation
+    from tiered.unread import unread_rows
 
     with session.manager(read_only=True) as manager:
         partitions = _partitions(manager, names)
         isolation = Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED
-        found = manager.list_offsets(dict.fromkeys(partitions, asked), isolation=isolation)
-        problems = manager.problems if not names else {}
+        found, unread = _found(manager, partitions, asked, isolation)
     rows: list[Row] = [
         {
             "topic": name.topic,
@@ -64,8 +70,25 @@ def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed
         }
         for name, each in found.items()
     ]
-    emit("offsets", rows, _COLUMNS, output)
-    session.tell_problems(problems)
+    emit("offsets", rows, _COLUMNS, output, unread=unread_rows(unread))
+    session.tell_problems(unread)
+    return unread_code(unread.values())
+
+
+def _found(
+    manager: LogManager, partitions: list[TopicPartition], asked: int, isolation: Isolation
+) -> tuple[dict[TopicPartition, FoundOffset | None], dict[TopicPartition, LogError]]:
+    """The offset of each partition, and the errors that kept some from being read."""
+    found: dict[TopicPartition, FoundOffset | None] = {}
+    unread: dict[TopicPartition, LogError] = {}
+    for name in partitions:
+        try:
+            found |= manager.list_offsets({name: asked}, isolation=isolation)
+        except LogError as error:
+            if isinstance(error, InvalidRequest) or name not in manager.topic(name.topic).partitions():
+                raise  # the request is wrong, whatever can be read
+            found[name], unread[name] = None, manager.problems.get(name, error)
+    return found, unread
 
 
 def parse_spec(text: str, now_ms: int) -> int:
@@ -85,11 +108,11 @@ def parse_spec(text: str, now_ms: int) -> int:
 
 
 def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:
-    """Those asked for, each once; without a word all that could be opened."""
+    """Those asked for, each once; without a name all."""
     found: dict[TopicPartition, None] = {}
     for topic, number in names or [(each.name, None) for each in manager.topics()]:
         chosen = manager.topic(topic).partitions() if number is None else [TopicPartition(topic, number)]
-        found |= {each: None for each in chosen if names or each not in manager.problems}
+        found |= dict.fromkeys(chosen)
     return list(found)
 
 

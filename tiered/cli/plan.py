@@ -8,9 +8,10 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
+from tiered.cli.errors import unread_code
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
-from tiered.units import DOLLARS_SHOWN, format_bytes, format_dollars, format_ms
+from tiered.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_ms
 
 if TYPE_CHECKING:
     from tiered.planning import PricedPlan
@@ -32,7 +33,7 @@ def plan(
     out: str | None,
     settings: dict[str, str],
     output: str,
-) -> None:
+) -> int:
     """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after."""
     from tiered.given_files import check_target
     from tiered.plan_rows import decision_row, total_rows
@@ -60,11 +61,15 @@ def plan(
         session.say(line)
     if priced.plan.is_empty:
         session.say("nothing to do" + (" for the others" if problems else ""))
-    else:
+    elif not priced.missing:
         session.say(_money(priced))
+    if priced.missing:
+        some = counted(len(priced.missing), "partition")
+        session.say(f"no plan of {some}, of which a tier could not be read: so no sum is known")
     if out is not None or not priced.plan.is_empty:
         is_what_if = bool(settings or session.overrides)
         session.say(f"nothing changed{_following(out, is_later=at_ms > made_ms, is_what_if=is_what_if)}")
+    return unread_code(priced.missing.values())
 
 
 def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
@@ -85,18 +90,14 @@ def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str])
 
 def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
     """What stands beside the rows in JSON; the moment of the plan where it is not now."""
-    from tiered.planning import told
+    from tiered.unread import unread_rows
 
-    cost = priced.cost
     prices = priced.prices
     return {
         "prices": {"as_of": prices.as_of, "region": prices.region} if prices is not None else None,
-        "now_dollars_per_month": told(cost.now_dollars),
-        "then_dollars_per_month": told(cost.then_dollars),
-        "dollars_once": told(cost.dollars),
-        "now_disk_bytes": cost.now_disk_bytes,
-        "then_disk_bytes": cost.then_disk_bytes,
+        **priced.totals(),
         "at_ms": priced.plan.now_ms if is_later else None,
+        "unread": unread_rows(priced.missing),
     }
 
 

@@ -29,7 +29,7 @@ from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.web import Guard, guard_options, serving_pages
 from tiered.clock_properties import JUMP_HOLD
-from tiered.units import counted, format_ms, parse_ms
+from tiered.units import counted, format_ms, parse_duration
 
 if TYPE_CHECKING:
     from tiered.manager import LogManager
@@ -233,7 +233,7 @@ def _tell(session: Session, manager: LogManager) -> None:
 def _interval_ms(text: str | None, manager: LogManager) -> int:
     if text is None:
         return manager.config.task_interval_ms
-    value = parse_ms(text)
+    value = parse_duration(text)
     if value is None or value <= 0:
         raise InvalidRequest("reading --interval", text=repr(text), expected="a duration such as 30s")
     return value

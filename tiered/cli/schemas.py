@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tiered.advice_file import SavedAdvice
-from tiered.cli.schemas_base import Strict
+from tiered.cli.schemas_base import Strict, UnreadPartitions
 from tiered.cli.schemas_daily import DAILY, DAILY_COMMANDS
 from tiered.cli.schemas_records import RECORDS, RECORDS_COMMANDS
 from tiered.cli.schemas_work import WORK, WORK_COMMANDS
@@ -25,23 +25,23 @@ class PricesUsed(Strict):
 
 
 class TopicCost(Strict):
-    """A topic's bill: dollars a month by kind, and what it is made from."""
+    """A topic's bill: dollars a month by kind, and what it is made from; null where a tier could not be read."""
 
     topic: str
-    remote_bytes: int
-    storage_dollars: float
-    index_dollars: float
-    waiting_dollars: float
+    remote_bytes: int | None
+    storage_dollars: float | None
+    index_dollars: float | None
+    waiting_dollars: float | None
     requests_dollars: float
-    retrieval_dollars: float
-    disk_dollars: float
-    dollars_per_month: float
-    double_storage_dollars: float
-    idle_dollars: float
-    segments: int
-    local_bytes: int
-    double_bytes: int
-    shared_bytes: int
+    retrieval_dollars: float | None
+    disk_dollars: float | None
+    dollars_per_month: float | None
+    double_storage_dollars: float | None
+    idle_dollars: float | None
+    segments: int | None
+    local_bytes: int | None
+    double_bytes: int | None
+    shared_bytes: int | None
     puts_per_month: int
     gets_per_month: int
     lists_per_month: int
@@ -59,9 +59,10 @@ class CostShow(Strict):
 
     schema_version: int
     prices: PricesUsed
-    dollars_per_month: float
+    dollars_per_month: float | None
     metered_since_ms: int | None
     rate_since_ms: int | None
+    unread: list[UnreadPartitions]
     topics: list[TopicCost]
 
 
@@ -135,6 +136,7 @@ class CostSimulate(Strict):
     break_evens: list[Line]
     measured: list[Basis]
     outside: list[str]
+    unread: list[UnreadPartitions]
     variants: list[CostVariant]
 
 
@@ -157,6 +159,7 @@ class CostAdvise(Strict):
 
     schema_version: int
     prices: PricesUsed
+    unread: list[UnreadPartitions]
     advice: list[Advice]
 
 
@@ -239,9 +242,10 @@ class _PlanFacts(Strict):
     now_dollars_per_month: float | None
     then_dollars_per_month: float | None
     dollars_once: float | None
-    now_disk_bytes: int
-    then_disk_bytes: int
+    now_disk_bytes: int | None
+    then_disk_bytes: int | None
     at_ms: int | None
+    unread: list[UnreadPartitions]
 
 
 class PlanShow(_PlanFacts):
@@ -351,6 +355,7 @@ class _StatusFacts(Strict):
     last_round_ms: int | None
     stuck: list[StuckThing]
     deleted_topics: list[str]
+    unread: list[UnreadPartitions]
     sync: list[SyncFigures] | None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tiered.cli.schemas_base import Strict, Versioned, Where
+from tiered.cli.schemas_base import Strict, UnreadPartitions, Versioned, Where
 
 
 class ListedTopic(Strict):
@@ -49,14 +49,14 @@ class NewTopic(Versioned):
 
 
 class DescribedPartition(Strict):
-    """A partition in both tiers; bytes are of ``.log`` data. Of a bucket that was not seen nothing is known."""
+    """A partition in both tiers; bytes are of ``.log`` data. Null of a tier that could not be read."""
 
     partition: int
-    log_start_offset: int
-    local_start_offset: int
-    next_offset: int
-    local_segments: int
-    local_bytes: int
+    log_start_offset: int | None
+    local_start_offset: int | None
+    next_offset: int | None
+    local_segments: int | None
+    local_bytes: int | None
     remote_segments: int | None
     remote_bytes: int | None
 
@@ -66,6 +66,7 @@ class DescribedTopic(Versioned):
 
     topic: str
     topic_id: str
+    unread: list[UnreadPartitions]
     partitions: list[DescribedPartition]
 
 
@@ -132,6 +133,7 @@ class OffsetFound(Where):
 class Offsets(Versioned):
     """``tiered get-offsets``."""
 
+    unread: list[UnreadPartitions]
     offsets: list[OffsetFound]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tiered.cli.schemas_base import Strict, Versioned, Where
+from tiered.cli.schemas_base import Strict, UnreadPartitions, Versioned, Where
 
 
 class AppendedRange(Where):
@@ -76,6 +76,7 @@ class OpenTransaction(Where):
 class Transactions(Versioned):
     """``tiered transactions list``."""
 
+    unread: list[UnreadPartitions]
     transactions: list[OpenTransaction]
 
 

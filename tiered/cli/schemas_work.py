@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiered.cli.schemas_base import Strict, Versioned, Where
+from tiered.cli.schemas_base import Strict, UnreadPartitions, Versioned, Where
 
 
 class PlannedCopy(Where):
@@ -296,16 +296,16 @@ class BucketCompactPlanned(_Done):
 
 
 class CleaningState(Where):
-    """A compacted partition and its last pass; null where there was none."""
+    """A compacted partition and its last pass; null where there was none, and where the log could not be read."""
 
-    state: str
-    dirty_ratio: float
-    clean_bytes: int
-    cleanable_bytes: int
-    uncleanable_bytes: int
-    first_dirty_offset: int
-    first_uncleanable_offset: int
-    delay_ms: int
+    state: str | None
+    dirty_ratio: float | None
+    clean_bytes: int | None
+    cleanable_bytes: int | None
+    uncleanable_bytes: int | None
+    first_dirty_offset: int | None
+    first_uncleanable_offset: int | None
+    delay_ms: int | None
     last_run_ms: int | None
     ago_ms: int | None
     size_reduction: float | None
@@ -318,6 +318,7 @@ class CleaningState(Where):
 class CompactionStatus(Versioned):
     """``tiered compaction status``."""
 
+    unread: list[UnreadPartitions]
     partitions: list[CleaningState]
 
 
@@ -360,6 +361,7 @@ class CleanerGauge(Strict):
 class CompactionMetrics(Versioned):
     """``tiered compaction status --metrics``."""
 
+    unread: list[UnreadPartitions]
     metrics: list[CleanerGauge]
 
 
@@ -410,6 +412,7 @@ class View(Where):
 class Views(Versioned):
     """``tiered view status``."""
 
+    unread: list[UnreadPartitions]
     views: list[View]
 
 

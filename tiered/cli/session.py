@@ -143,9 +143,11 @@ class Session:
         logging.getLogger("tiered.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
 
     def tell_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
-        """A line on stderr for each partition in trouble, quiet or not: what stdout shows is without them."""
-        for name, problem in sorted(problems.items()):
-            click.echo(f"! {name}: {' '.join(str(problem).split())}", err=True)
+        """A line on stderr for each cause of problems, quiet or not, with the count of its partitions."""
+        from tiered.problem_groups import group_problems, problems_of
+
+        for each in group_problems(problems_of(problems)):
+            click.echo(f"! {each.line}", err=True)
 
     def warn(self, text: str) -> None:
         """A line on stderr about work that was not done, quiet or not."""

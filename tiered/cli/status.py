@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.errors import Exit
+from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import Column, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.status_rows import partition_row, status_facts, topic_row
-from tiered.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_ms
+from tiered.stuck_groups import group_stuck
+from tiered.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_duration
 
 if TYPE_CHECKING:
     from remote.known_heads import KnownHeads
-    from tiered.status_report import StatusReport, Stuck
+    from tiered.status_report import StatusReport
+    from tiered.stuck_groups import StuckGroup
     from tiered.tier_sync import TierSync
 
 _SECTIONS = {
@@ -57,7 +59,8 @@ def status(
 ) -> int:
     """What each tier holds. AT RISK is what exists on this disk only; the price is for keeping what is in the bucket.
 
-    What is stuck is told on stderr, since when, and what to do. A partition that cannot be opened has no figures.
+    What is stuck is told on stderr, since when, and what to do. A partition that cannot be opened has no figures. A
+    figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10, also without --check.
     """
     if history is not None:
         from tiered.cli.status_history import show_history
@@ -73,7 +76,7 @@ def status(
     stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
     known = _known_heads() if watch else None
 
-    def show() -> bool:
+    def show() -> int:
         report, sync = _look(session, topics, stuck_after_ms, known, asks_sync=_SYNC in sections)
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
@@ -86,19 +89,21 @@ def status(
         _tell(session, report, has_words=output == "table")
         if not report.topics and output == "table":
             session.say(_nothing_here(session))
-        return report.is_healthy
+        if check and not report.is_healthy:
+            return Exit.UNHEALTHY
+        return unread_code(report.unread.values())
 
     if not watch:
-        return Exit.UNHEALTHY if not show() and check else Exit.DONE
+        return show()
     from tiered.cli.signals import stop_signals
 
     with stop_signals() as stop:
         while True:
-            is_healthy = show()
+            code = show()
             sys.stdout.flush()
             stop.wait(pause_ms / 1000)
             if stop.is_set:
-                return Exit.UNHEALTHY if check and not is_healthy else Exit.DONE
+                return code
 
 
 def _known_heads() -> KnownHeads:
@@ -147,9 +152,9 @@ def _print_sync(session: Session, sync: list[TierSync], output: str) -> None:
 
 
 def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
-    """A line for each thing that is stuck, quiet or not: what stdout shows is without them."""
-    for each in report.stuck:
-        click.echo(f"! {each.where}: {_line(each, report)}", err=True)
+    """A line for each cause of what is stuck, quiet or not: what stdout shows is without them."""
+    for each in group_stuck(report.stuck, report.now_ms):
+        click.echo(f"! {_line(each, report)}", err=True)
     if has_words:
         for line in (*paused_lines(report), *deleted_lines(report)):
             session.say(line)
@@ -176,7 +181,7 @@ def paused_lines(report: StatusReport) -> list[str]:
         )
         reason = f" ({row['pause_reason']})" if row["pause_reason"] else ""
         segments, waiting, risk = (row[name] for name in ("lag_segments", "lag_bytes", "at_risk_bytes"))
-        at_risk = format_bytes(int(str(risk)))
+        at_risk = "an unknown number of bytes" if risk is None else format_bytes(int(str(risk)))
         waits = "how much waits is not known, as the bucket was not seen"
         if segments is not None:
             waits = f"{counted(int(str(segments)), 'segment')} waiting, {format_bytes(int(str(waiting)))}"
@@ -196,12 +201,13 @@ def deleted_lines(report: StatusReport) -> list[str]:
     return [f"{gone} ({names}): {words}; next: tiered cost show"]
 
 
-def _line(stuck: Stuck, report: StatusReport) -> str:
+def _line(group: StuckGroup, report: StatusReport) -> str:
+    oldest = group.first
     lasted = (
-        "" if stuck.since_ms is None else f", for {format_ms(max(0, report.now_ms - stuck.since_ms) // 1000 * 1000)}"
+        "" if oldest.since_ms is None else f", for {format_ms(max(0, report.now_ms - oldest.since_ms) // 1000 * 1000)}"
     )
-    tries = f", {stuck.count} rounds" if stuck.count > 1 else ""
-    return f"{stuck.what}{lasted}{tries}; next: {stuck.next_step}"
+    tries = f", {oldest.count} rounds" if oldest.count > 1 else ""
+    return f"{group.line}{lasted}{tries}; next: {oldest.next_step}"
 
 
 def _work(report: StatusReport) -> str | None:
@@ -233,7 +239,7 @@ def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Co
 
 
 def _ms(option: str, text: str) -> int:
-    value = parse_ms(text)
+    value = parse_duration(text)
     if value is None or value <= 0:
         raise InvalidRequest(f"reading {option}", text=repr(text), expected="a duration such as 30s")
     return value

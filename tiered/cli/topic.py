@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import LogError
+from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.status import PartitionStatus, partition_status
@@ -15,6 +16,7 @@ from tiered.units import format_bytes, format_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from local.names import TopicPartition
     from tiered.topics import Topic
 
 ENABLE = "remote.storage.enable"
@@ -190,31 +192,33 @@ def _topic_row(each: Topic, output: str) -> Row:
 @click.option("--settings", "show_settings", is_flag=True, help="Every effective setting and where it comes from.")
 @output_option()
 @click.pass_obj
-def describe(session: Session, name: str, show_settings: bool, output: str) -> None:
+def describe(session: Session, name: str, show_settings: bool, output: str) -> int:
     """The partitions of the topic NAME, or with --settings what it is set to."""
     if show_settings:
         effective = session.config().explain(name, session.topics().get(name).properties)
         settings = [{"property": each.name, "value": each.value, "origin": each.origin} for each in effective]
         columns = (Column("property", "PROPERTY"), Column("value", "VALUE"), Column("origin", "ORIGIN"))
         emit("settings", settings, columns, output, topic=name)
-        return
-    from tiered.tier_journal import is_unseen
+        return Exit.DONE
+    from tiered.unread import unread_partitions, unread_rows
 
     with session.manager(read_only=True) as manager:
         found = manager.topic(name)
-        unseen = {each.name for each in manager.partitions([name]) if is_unseen(manager, each)}
-        looked_at = [partition_status(each) for each in manager.snapshots(now_ms(), [name])]
-        rows = [_row(each, is_unseen=each.partition in unseen) for each in looked_at]
+        looked_at = {each.partition: partition_status(each) for each in manager.snapshots(now_ms(), [name])}
+        unread = unread_partitions(manager, [name])
+        rows = [_row(each, looked_at.get(each), is_unread=each in unread) for each in found.partitions()]
         problems = {each: problem for each, problem in manager.problems.items() if each.topic == name}
-    emit("partitions", rows, _PARTITION_COLUMNS, output, topic=name, topic_id=found.topic_id)
+    facts = {"topic": name, "topic_id": found.topic_id, "unread": unread_rows(unread)}
+    emit("partitions", rows, _PARTITION_COLUMNS, output, **facts)
     session.tell_problems(problems)
+    return unread_code(unread.values())
 
 
-def _row(status: PartitionStatus, *, is_unseen: bool) -> dict[str, object]:
-    """Without figures of a bucket that was not seen."""
-    names = [column.name for column in _PARTITION_COLUMNS[1:]]
-    row = {name: None if is_unseen and name in _OF_BUCKET else getattr(status, name) for name in names}
-    return {"partition": status.partition.partition, **row}
+def _row(name: TopicPartition, status: PartitionStatus | None, *, is_unread: bool) -> dict[str, object]:
+    """None for the figures of a tier that was not read."""
+    fields = [column.name for column in _PARTITION_COLUMNS[1:]]
+    row = {field: None if is_unread and field in _OF_BUCKET else getattr(status, field, None) for field in fields}
+    return {"partition": name.partition, **row}
 
 
 _TOPIC_COLUMNS = (

@@ -10,6 +10,7 @@ import click
 from local.errors import InvalidRequest
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
+from tiered.cli.errors import unread_code
 from tiered.cli.records import rfc3339
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -29,14 +30,17 @@ def transactions() -> None:
 @click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
 @output_option()
 @click.pass_obj
-def list_open(session: Session, targets: tuple[str, ...], output: str) -> None:
+def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
     """The open transactions of partitions; of all topics without arguments."""
     asked = [parse_partition(target) for target in targets]
     from tiered.transactions import open_transactions
+    from tiered.unread import unread_rows
 
     with session.manager(read_only=True) as manager:
         held = _held(manager, asked)
         problems = manager.problems if not asked else {}
+        opened = {each.name for each in held}
+        unread = {name: error for name, error in problems.items() if name not in opened}
         rows: list[Row] = [
             {
                 "topic": each.partition.topic,
@@ -50,8 +54,9 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> None:
             for one in held
             for each in open_transactions(one)
         ]
-    emit("transactions", rows, _COLUMNS, output)
+    emit("transactions", rows, _COLUMNS, output, unread=unread_rows(unread))
     session.tell_problems(problems)
+    return unread_code(unread.values())
 
 
 @transactions.command("end")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tiered.cli.errors import Exit, worst
+from tiered.cli.errors import Exit, unread_code, worst
 from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -69,19 +69,21 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
 @click.pass_obj
 def status(session: Session, topics: tuple[str, ...], name: str | None, output: str) -> int:
     """Each view of each tiered partition: its last run, how far the log is ahead. Exit 10 with an error or a gap."""
+    from tiered.unread import unread_partitions, unread_rows
     from tiered.views import view_status
 
     with session.manager(read_only=True) as manager:
         for topic in topics:
             manager.topic(topic)
         found = view_status(manager, now_ms(), topics or None, name=name)
+        unread = unread_partitions(manager, topics or None)
         problems = {each: error for each, error in manager.problems.items() if not topics or each.topic in topics}
-    emit("views", [_row(each, now_ms()) for each in found], _STATUS, output)
+    emit("views", [_row(each, now_ms()) for each in found], _STATUS, output, unread=unread_rows(unread))
     for each in found:
         for line in _troubles(each):
             click.echo(f"! {each.partition} {each.view.name}: {line}", err=True)
     session.tell_problems(problems)
-    return Exit.DONE if all(each.is_healthy for each in found) else Exit.UNHEALTHY
+    return unread_code(unread.values()) or (Exit.DONE if all(each.is_healthy for each in found) else Exit.UNHEALTHY)
 
 
 @view.command("drop")

@@ -63,11 +63,13 @@ form.querySelectorAll("select.slider").forEach(slide);
 form.addEventListener("submit", (event) => {
   const topic = form.elements.topic;
   if (topic.value !== topic.defaultValue) return; // another topic has other settings: a whole page
+  const rate = form.elements.rate;
+  if (rate.value !== rate.defaultValue) return; // another rate is measured anew: a whole page
   event.preventDefault();
   simulate();
 });
 form.addEventListener("input", (event) => {
-  if (event.target.id === "topic") return; // a name is asked about when it is whole
+  if (event.target.id === "topic" || event.target.id === "rate") return; // asked about when it is whole
   clearTimeout(waiting);
   waiting = setTimeout(simulate, WAIT_MS);
 });

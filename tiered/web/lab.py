@@ -6,7 +6,7 @@ while they move (`lab.js`). Only the part with the id ``results`` is other then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from policies.what_if import KINDS, VariantCost
 from tiered.cost_lab import ALONG, FOR_EVER_MS, NAME_OF, STEPS, CostLab
@@ -38,15 +38,23 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
     )
 
 
-def nothing_page(now_ms: int, why: str, note: Child = None) -> str:
-    """Where there is nothing to simulate."""
+def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note: Child = None) -> str:
+    """Where there is nothing to simulate; `why` has a line for each topic that has stored something."""
+    if why:
+        asked = tag(
+            "form", _asked_of(query), tag("div", button("Simulate"), class_="do"), method="get", action=HERE,
+            id="lab", aria_label="Settings to ask about", class_="fields",
+        )  # fmt: skip
+        lines = tag("ul", [tag("li", each) for each in why], id="nothing")
+        return frame("Cost lab", HERE, now_ms, note, tag("p", "Nothing to simulate:"), lines, asked)
     steps = commands(
         "tiered topic create orders -p 2 -X remote.storage.enable=true",
         "tiered append orders events.txt",
         "tiered run --once",
     )
     how = "The lab measures what tiered topics have stored; to begin:"
-    return frame("Cost lab", HERE, now_ms, note, tag("p", f"Nothing to simulate: {why}.", id="nothing"), how, steps)
+    words = "Nothing to simulate: no tiered topic has stored anything yet."
+    return frame("Cost lab", HERE, now_ms, note, tag("p", words, id="nothing"), how, steps)
 
 
 def lab_facts(lab: CostLab) -> dict[str, object]:
@@ -103,11 +111,11 @@ def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
     asked_class = lab.chosen.variant.storage_class
     today = f"as it is ({class_word(str(lab.value_today('storage_class')))})"
     codec = {"": f"as it is ({lab.value_today('compression')})", "none": "none", "zstd": "zstd"}
-    again = tag("a", "As it is", href=link(HERE, {"topic": query.get("topic", "")}))
+    again = tag("a", "As it is", href=link(HERE, {name: query.get(name, "") for name in ("topic", "rate")}))
     along = {NAME_OF[each]: LABELS[each] for each in ALONG}
     return tag(
         "form",
-        field("topic", "Topic", query.get("topic", ""), example=f"the largest {TOPICS_MAX}"),
+        _asked_of(query),
         sliders,
         choice("codec", "Codec in the bucket", codec, lab.chosen.variant.compression or ""),
         choice(
@@ -125,6 +133,14 @@ def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
         aria_label="Settings to ask about",
         class_="fields",
     )
+
+
+def _asked_of(query: Mapping[str, str]) -> list[Html]:
+    """Which topic, and what comes where that cannot be measured."""
+    return [
+        field("topic", "Topic", query.get("topic", ""), example=f"the largest {TOPICS_MAX}"),
+        field("rate", "Arrival rate", query.get("rate", ""), example="measured; 20GiB/d"),
+    ]
 
 
 def _slider(lab: CostLab, field_: str, query: Mapping[str, str]) -> Html:

@@ -40,9 +40,9 @@ def results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
         tag("h2", "Break-even lines"),
         _break_evens(lab),
         tag("h2", "What it rests on"),
-        tag("ul", [tag("li", f"{each.topic}: {'; '.join(each.basis)}") for each in lab.measured]),
+        tag("ul", [tag("li", each.warning or f"{each.topic}: {'; '.join(each.basis)}") for each in lab.measured]),
         tag("p", "The same in a terminal, and as one page to keep:"),
-        commands(*_commands(lab)),
+        commands(*_commands(lab, query)),
         tag(
             "p",
             f"{lab.prices.region}, prices of {lab.prices.as_of}; a month of 30 days, the steady state of each setting; "
@@ -77,7 +77,7 @@ def _levers(lab: CostLab, query: Mapping[str, str]) -> Html:
         return tag("p", "None of the single changes that were tried saves anything.")
     items = []
     for variant, dollars in found:
-        asked = {name: value for name, value in query.items() if name in ("topic", "along")}
+        asked = {name: value for name, value in query.items() if name in ("topic", "along", "rate")}
         asked |= {NAME_OF[name]: value_words(name, value) for name, value in variant.changes.items()}
         words = f" saves $ {format_dollars(dollars)} a month"
         items.append(tag("li", tag("a", shown(variant), href=link(HERE, asked)), words))
@@ -121,8 +121,8 @@ def _curve(lab: CostLab) -> Html:
     if is_other:
         lines.append(Line(name="others as now", points=[(_at(value), cost.total) for value, cost in lab.curve_today]))
     marks = []
-    chosen = lab.chosen.variant.changes.get(lab.along, lab.value_today(lab.along))
-    if isinstance(chosen, (int, float)) and chosen != FOR_EVER_MS:
+    chosen = lab.chosen_at
+    if chosen is not None and chosen != FOR_EVER_MS:
         marks.append(Mark(words="as chosen", x=_at(chosen), y=lab.chosen.total))
     by_cost = sorted(lab.curve, key=lambda each: each[1].total)
     least, most = (
@@ -231,9 +231,11 @@ def request_count(cost: VariantCost) -> int:
     return round(counts.puts + counts.posts + counts.gets + counts.heads + counts.lists)
 
 
-def _commands(lab: CostLab) -> list[str]:
+def _commands(lab: CostLab, query: Mapping[str, str]) -> list[str]:
     topics = [each.topic for each in lab.measured if each.stream is not None]
     words = ["tiered", "cost", "simulate", *topics]
     for name, value in lab.chosen.variant.changes.items():
         words += [f"--{NAME_OF[name]}", value_words(name, value)]
+    for rate in query.get("rate", "").split(","):
+        words += ["--rate", rate.strip()] if rate.strip() else []
     return [shlex.join([*words, "--html", "costs.html"])]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from local.errors import InvalidRequest
 from policies.prices import PriceTable
+from tiered.arrival_rate import read_rates
 from tiered.cost_history import Measured, measured_streams
 from tiered.cost_lab import ALONG, CostLab, cost_lab, read_variant
 from tiered.manager import LogManager
@@ -33,7 +34,8 @@ class Laboratory:
         measured, left_out, _ = basis.value
         if not any(each.stream is not None for each in measured):
             note = note_on(self._looks, basis, self._now_ms())
-            return nothing_page(self._now_ms(), "no tiered topic has stored anything yet", note)
+            why = [each.warning for each in measured if each.warning is not None]
+            return nothing_page(basis.at_ms, query, why, note)
         told = self._lab(query, patience)
         note = note_on(self._looks, told, self._now_ms())
         return lab_page(told.value, query, told.at_ms, left_out, note)
@@ -49,22 +51,26 @@ class Laboratory:
         def look() -> CostLab:
             return cost_lab(measured, asked, prices, along=along)
 
-        return self._gathering.get(f"lab?{_topic(query)}&{along}&{asked}", look, keep_ms=ANSWER_MS, patience=patience)
+        return self._gathering.get(
+            f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{asked}", look, keep_ms=ANSWER_MS, patience=patience
+        )
 
     def _measured(
         self, query: Mapping[str, str], patience: Patience
     ) -> Told[tuple[Sequence[Measured], int, PriceTable]]:
-        topic = _topic(query)
+        topic, rates = _topic(query), _rates(query)
 
         def look() -> tuple[Sequence[Measured], int, PriceTable]:
             now = self._now_ms()
             with self._looks.manager() as manager:
                 tiered = [each.name for each in manager.topics() if each.was_tiered]
                 chosen = [topic] if topic else largest_topics(manager, tiered)
-                found = measured_streams(manager, now, chosen, may_ask=False)
+                found = measured_streams(manager, now, chosen, may_ask=False, rates=rates)
                 return found, 0 if topic else len(tiered) - len(chosen), configured_prices(manager.config)
 
-        return self._gathering.get(f"measured?{topic}", look, keep_ms=MEASURED_MS, patience=patience)
+        return self._gathering.get(
+            f"measured?{topic}&{sorted(rates.items(), key=str)}", look, keep_ms=MEASURED_MS, patience=patience
+        )
 
 
 def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:
@@ -81,6 +87,12 @@ def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:
 
 def _topic(query: Mapping[str, str]) -> str:
     return query.get("topic", "").strip()
+
+
+def _rates(query: Mapping[str, str]) -> dict[str | None, float]:
+    """What comes, as ``--rate`` has it, several topics with commas between them. Raises InvalidRequest."""
+    text = query.get("rate", "").strip()
+    return read_rates(text.split(",")) if text else {}
 
 
 def _along(query: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ def value_words(field: str, value: int | float | str) -> str:
         return f"{100 * float(value):.6g}%"
     if field.endswith("_ms"):
         words = format_ms(int(value)).replace(" ", "")
-        return words if parse_ms(words) == value else str(value)
+        return words if parse_ms(words) == value else f"{value}ms" if int(value) > 0 else str(value)
     if not field.endswith("_bytes"):
         return str(value)
     units = {1 << 30: "GiB", 1 << 20: "MiB", 1 << 10: "KiB"}

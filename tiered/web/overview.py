@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tiered.status_report import StatusReport
 from tiered.status_rows import Row, status_facts, topic_row
+from tiered.stuck_groups import StuckGroup, group_of, group_stuck
 from tiered.units import counted, format_bytes, format_count, format_dollars
-from tiered.web.grouping import Group, boxes, group_of, grouped, worst_troubles
+from tiered.web.grouping import boxes, worst_troubles
 from tiered.web.history import Past, history_section
 from tiered.web.html import Child, Html, tag
 from tiered.web.parts import (
@@ -39,6 +40,7 @@ _HEADINGS = (
     Heading("$ a month", is_number=True, sort="dollars_per_month"),
     Heading("State"),
 )
+NOT_READ = "not known yet"
 SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
 
 
@@ -113,7 +115,7 @@ def troubles_page(report: StatusReport, query: Mapping[str, str], note: Child = 
     of_some = tag("p", f"Those {told} alone. ", tag("a", "Show all", href=here)) if told else None
     if not stuck:
         return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "Nothing is stuck."))
-    groups = [Group((each,)) for each in stuck] if alike else grouped(stuck, now)
+    groups = [StuckGroup((each,)) for each in stuck] if alike else group_stuck(stuck, now)
     page = min(page_count(len(groups)), asked_page(query))
     some = groups[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     asked = {"topic": topic, "alike": alike}
@@ -137,19 +139,19 @@ def lag(row: Row) -> str:
     if not row.get("is_tiered"):
         return "-"
     if unknown_remote(row):
-        return "not known yet"
+        return NOT_READ
     waits = f"{shown(row, 'lag_segments')} seg {shown(row, 'lag_bytes', format_bytes)}" if row["lag_segments"] else "ok"
     return f"paused, {waits if row['lag_segments'] else 'nothing waits'}" if row.get("is_paused") else waits
 
 
 def remote(row: Row) -> str:
-    return "not known yet" if unknown_remote(row) else shown(row, "remote_bytes", format_bytes)
+    return NOT_READ if unknown_remote(row) else shown(row, "remote_bytes", format_bytes)
 
 
 def dollars(row: Row) -> str:
     value = row.get("dollars_per_month")
     if unknown_remote(row):
-        return "not known yet"
+        return NOT_READ
     return format_dollars(value) if isinstance(value, float) else "-"
 
 
@@ -204,20 +206,26 @@ def _search(asked: Mapping[str, str]) -> Html:
 
 
 def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
-    def total(name: str) -> float:
-        return sum(float(str(row.get(name) or 0)) for row in rows)
+    def total(name: str, show: Callable[[float], str]) -> str:
+        """Of the topics whose figure is known, and how many others there are."""
+        known = [float(str(row[name])) for row in rows if row.get(name) is not None]
+        missing = len(rows) - len(known)
+        if not known:
+            return NOT_READ
+        return show(sum(known)) + (f" and {counted(missing, 'topic')} {NOT_READ}" if missing else "")
 
-    late = sum(map(unknown_remote, rows))
-    stored = format_bytes(int(total("remote_bytes"))) + (f" and {counted(late, 'topic')} not known yet" if late else "")
+    def in_bytes(name: str) -> str:
+        return total(name, lambda value: format_bytes(int(value)))
+
     return figures(
         {
             "Topics": format_count(len(rows)),
-            "Partitions": format_count(int(total("partitions"))),
-            "Local": format_bytes(int(total("local_bytes"))),
-            "Remote": stored,
-            "Upload lag": format_bytes(int(total("lag_bytes"))),
-            "At risk": format_bytes(int(total("at_risk_bytes"))),
-            "$ a month": format_dollars(total("dollars_per_month")) if report.prices is not None else "-",
+            "Partitions": total("partitions", lambda value: format_count(int(value))),
+            "Local": in_bytes("local_bytes"),
+            "Remote": in_bytes("remote_bytes"),
+            "Upload lag": in_bytes("lag_bytes"),
+            "At risk": in_bytes("at_risk_bytes"),
+            "$ a month": total("dollars_per_month", format_dollars) if report.prices is not None else "-",
             "Stuck": tag("a", format_count(len(report.stuck)), href="/troubles") if report.stuck else "nothing",
         }
     )

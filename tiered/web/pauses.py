@@ -24,6 +24,10 @@ def pauses(report: StatusReport, rows: Sequence[Row]) -> list[Html]:
     )
 
 
+def _bytes(size: object) -> str:
+    return format_bytes(size) if isinstance(size, int) else "an unknown number of bytes"
+
+
 def _line(report: StatusReport, row: Row) -> Html:
     since, reason = row.get("paused_since_ms"), row.get("pause_reason")
     words = f"Uploads of {row['topic']} are paused"
@@ -31,6 +35,6 @@ def _line(report: StatusReport, row: Row) -> Html:
     words += f" ({reason})" if reason else ""
     waiting = row.get("lag_bytes")
     waits = format_bytes(waiting) if isinstance(waiting, int) else "Nobody knows yet how many bytes"
-    risk = format_bytes(int(str(row.get("at_risk_bytes") or 0)))
+    risk = _bytes(row.get("at_risk_bytes"))
     go_on = tag("code", "tiered resume")
     return tag("p", f"{words}. {waits} wait, {risk} exist on this disk only. To go on: ", go_on, class_="bad")

@@ -12,11 +12,12 @@ from math import isnan
 
 from local.errors import InvalidRequest
 from tiered.plan_rows import VERBS, Row, decision_row, kind_of, total_rows
-from tiered.planning import PricedPlan, told
-from tiered.units import counted, format_bytes, format_count, format_dollars, parse_ms
+from tiered.planning import PricedPlan
+from tiered.units import counted, format_bytes, format_count, format_dollars, parse_duration
+from tiered.unread import unread_rows
 from tiered.web.forms import button, choice, field
 from tiered.web.html import Child, Html, tag
-from tiered.web.overview import shown
+from tiered.web.overview import NOT_READ, shown
 from tiered.web.parts import (
     ROWS_ON_A_PAGE,
     Heading,
@@ -84,7 +85,7 @@ class Asked:
     def after_ms(self) -> int | None:
         if not self.after:
             return 0
-        value = parse_ms(self.after)
+        value = parse_duration(self.after)
         return value if value is not None and value >= 0 else None
 
     @property
@@ -108,7 +109,8 @@ def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms
     some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     found: list[Child] = [note, _left_out(priced), _form(asked), _sums(priced)]
     if priced.plan.is_empty:
-        found.append(tag("p", "Nothing to do.", id="nothing"))
+        words = "Nothing to do for the others." if priced.missing else "Nothing to do."
+        found.append(tag("p", words, id="nothing"))
     else:
         found += [
             tag("h2", "By kind"),
@@ -132,11 +134,8 @@ def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> di
     return {
         "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region} if priced.prices is not None else None,
         "at_ms": priced.plan.now_ms,
-        "now_dollars_per_month": told(cost.now_dollars),
-        "then_dollars_per_month": told(cost.then_dollars),
-        "dollars_once": told(cost.dollars),
-        "now_disk_bytes": cost.now_disk_bytes,
-        "then_disk_bytes": cost.then_disk_bytes,
+        **priced.totals(),
+        "missing": unread_rows(priced.missing),
         "unread": [str(each) for each in priced.unread],
         "problems": {str(name): text for name, text in priced.problems.items()},
         "totals": [_plain(row) for row in total_rows(cost.lines)],
@@ -177,6 +176,11 @@ def _form(asked: Asked) -> Html:
 def _sums(priced: PricedPlan) -> Html:
     cost = priced.cost
     change = cost.then_dollars - cost.now_dollars
+    if priced.missing:
+        now = priced.totals()["now_disk_bytes"]
+        names = ("$ a month now", "$ a month after", "$ once", "Bucket now", "Bucket after", "Disk after")
+        known = {"Decisions": f"{format_count(len(cost.lines))} known"}
+        return figures({**known, **dict.fromkeys(names, NOT_READ), "Disk now": _known_bytes(now)})
     return figures(
         {
             "Decisions": format_count(len(cost.lines)),
@@ -191,6 +195,10 @@ def _sums(priced: PricedPlan) -> Html:
             "Disk after": format_bytes(cost.then_disk_bytes),
         }
     )
+
+
+def _known_bytes(size: float | None) -> str:
+    return NOT_READ if size is None else format_bytes(round(size))
 
 
 def _left_out(priced: PricedPlan) -> list[Html]:
