@@ -21,7 +21,7 @@ class Severity(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """`at` is a byte of the file, `length` how many from there, `offsets` the half-open range that it concerns; None
-    where there is none."""
+    where there is none. `is_unread`: the bytes that it concerns were not read, so nothing else is known of them."""
 
     severity: Severity
     path: str
@@ -29,6 +29,7 @@ class Finding:
     at: int | None = None
     offsets: tuple[int, int] | None = None
     length: int | None = None
+    is_unread: bool = False
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -41,7 +41,8 @@ def check_segment(
 ) -> list[Finding]:
     """What is wrong inside one segment of `store`. Raises what keeps it from being reached, a missing key aside.
 
-    A row whose key is not in the ring is a WARNING: nobody can tell.
+    A row whose key is not in the ring is a WARNING. Its finding is unread, as is that of a segment whose objects are
+    missing or whose indexes cannot be decoded: nothing is known of the data then.
     """
     where = full_key(remote.prefix, row.data_key)
     try:
@@ -50,13 +51,13 @@ def check_segment(
         return found + _of_contents(store, remote, row, bundle, look_inside)
     except Corrupt as error:
         path = str(error.facts.get("object", where))
-        return [replace(damaged(error, path), offsets=(row.base_offset, row.next_offset))]
+        return [replace(damaged(error, path), offsets=(row.base_offset, row.next_offset), is_unread=True)]
     except NotFound:
-        return [wrong(where, "an object went away while it was looked at", row)]
+        return [replace(wrong(where, "an object was deleted while it was read", row), is_unread=True)]
     except AccessDenied as error:
         if "key_id" not in error.facts:
             raise
-        return [replace(wrong(where, str(error), row), severity=Severity.WARNING)]
+        return [replace(wrong(where, str(error), row), severity=Severity.WARNING, is_unread=True)]
 
 
 def wrong(path: str, what: str, row: RemoteSegment | None = None) -> Finding:

@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketVerdict:
-    """What was found; `segments` the newest heads name, the bytes of `read_segments` of them were decoded."""
+    """What was found. The newest heads name `segments`; the bytes of `read_segments` of them were decoded."""
 
     report: ScrubReport
     segments: int
@@ -82,7 +82,8 @@ def verify_bucket(
     if results is None:
         return None
     report = report_of(store, plan, results, started_ms=now_ms, now_ms=now_ms, local_copy=local_copy)
-    return BucketVerdict(report=report, segments=_segments(plan), read_segments=len(plan.jobs), sample=sample)
+    read = len(plan.jobs) - report.unread_segments
+    return BucketVerdict(report=report, segments=_segments(plan), read_segments=read, sample=sample)
 
 
 def _segments(plan: ScrubPlan) -> int:

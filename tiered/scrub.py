@@ -3,7 +3,7 @@
 | depth | looks at | reads |
 |---|---|---|
 | shallow | heads and their chain, pages, tiling, names, existence, sizes, what nothing names | metadata, one listing |
-| deep | that, and each chunk's and batch's CRC, the rows' facts, the indexes against the data | every byte |
+| deep | that, and each chunk's and batch's CRC, the rows' facts, the indexes against the data | every readable byte |
 
 Three steps, so that the middle one can be done anywhere (threads here, tasks of a cluster elsewhere):
 
@@ -162,7 +162,9 @@ def report_of(
         is_deep=plan.is_deep,
         started_ms=started_ms,
         finished_ms=now_ms,
-        read_bytes=sum(result.read_bytes for result in results),
+        read_bytes=sum(result.read_bytes for result in results if not result.is_unread),
+        unread_segments=sum(result.is_unread for result in results),
+        unread_bytes=sum(result.read_bytes for result in results if result.is_unread),
         partitions=[_partition(name, survey) for name, survey in plan.surveys.items()],
         findings=found,
     )

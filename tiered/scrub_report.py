@@ -48,7 +48,10 @@ class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A scrub that came to its end. Findings are sorted, the heaviest first."""
+    """A scrub that came to its end. Findings are sorted, the heaviest first.
+
+    `unread_segments` could not be opened, with `unread_bytes` of objects that `read_bytes` are without.
+    """
 
     schema_version: int = SCHEMA_VERSION
     store: str
@@ -56,6 +59,8 @@ class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int
     finished_ms: int
     read_bytes: int
+    unread_segments: int = 0
+    unread_bytes: int = 0
     partitions: list[PartitionScrub]
     findings: list[Found]
 

@@ -23,11 +23,17 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentResult:
-    """What was found in one segment. `name` is what its job is known by (`tiered.scrub.SegmentJob.identity`)."""
+    """What was found in one segment. `name` is what its job is known by (`tiered.scrub.SegmentJob.identity`);
+    `read_bytes` are those of its objects."""
 
     name: str
     read_bytes: int
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the segment could not be opened."""
+        return any(each.is_unread for each in self.findings)
 
 
 # Made at import: made in two threads at once it ends the process (msgspec 0.22).

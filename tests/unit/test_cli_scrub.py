@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
 import pytest
 
+from local.findings import Finding, Severity
+from local.storage import DiskStorage
 from tiered.cli.main import invoke
+from tiered.scrub_state import ScrubState, SegmentResult
 
 
 @pytest.fixture
@@ -92,3 +96,54 @@ def test_a_bucket_by_its_address_alone(at: list[str], tmp_path: Path, capfd) -> 
 def test_words_that_mean_nothing(at: list[str], capfd, more: list[str], code: int, said: str) -> None:
     assert invoke([*at, "scrub", *more]) == code
     assert said in capfd.readouterr().err
+
+
+@pytest.fixture
+def encrypted(at: list[str], tmp_path: Path, capfd) -> list[str]:
+    """A bucket with a plain topic and an encrypted one, looked at without the key ring."""
+    config = tmp_path / "tiered.toml"
+    plain = config.read_text()
+    (tmp_path / "ring").write_text("k1 " + base64.b64encode(bytes(range(32))).decode())
+    (tmp_path / "ring").chmod(0o600)
+    config.write_text(plain.replace("[remote]\n", '[remote]\nkey_ring = "ring"\n'))
+    settings = ["-X", "remote.storage.enable=true", "-X", "remote.encryption.key.id=k1"]
+    assert invoke([*at, "topic", "create", "secret", *settings]) == 0
+    assert invoke([*at, "append", "secret", "lines", "-K", ":"]) == 0
+    assert invoke([*at, "run", "--once"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "tiered.toml").write_text(plain)
+    (tmp_path / "elsewhere" / "data").mkdir()
+    capfd.readouterr()
+    return ["-C", str(tmp_path / "elsewhere")]
+
+
+def test_scrub_of_encrypted_segments_without_a_ring_says_they_are_unread(encrypted, tmp_path: Path, capfd) -> None:
+    bucket = ["--remote", f"file://{tmp_path}/bucket"]
+    assert invoke([*encrypted, "scrub", "--deep", *bucket, "-o", "json", "--report", "r.json"]) == 3
+    out, said = capfd.readouterr()
+    told = json.loads(out)
+    unread = [each for each in told["findings"] if each["topic"] == "secret" and each["severity"] == "warning"]
+    assert told["unread_segments"] == len(unread) > 0
+    assert told["unread_bytes"] > 0
+    assert "every byte" not in said
+    assert f"{len(unread)} segment" in said
+    assert invoke([*encrypted, "scrub", "t", "--deep", *bucket]) == 0
+    assert "every byte" in capfd.readouterr().err
+
+
+def test_verify_of_encrypted_segments_without_a_ring_does_not_count_them(encrypted, capfd) -> None:
+    assert invoke([*encrypted, "verify", "secret", "--deep", "--remote", "-o", "json"]) == 3
+    out, said = capfd.readouterr()
+    told = json.loads(out)
+    assert (told["read_segments"], told["read_bytes"]) == (0, 0)
+    assert told["unread_segments"] == told["segments"] > 0
+    assert "could not be opened" in said
+
+
+def test_a_resumed_scrub_keeps_what_could_not_be_read(encrypted, tmp_path: Path) -> None:
+    finding = Finding(severity=Severity.WARNING, path="p", what="no key", is_unread=True)
+    path = str(tmp_path / "state.jsonl")
+    with ScrubState(DiskStorage(), path, "s", now_ms=1, resume=False) as state:
+        state.note(SegmentResult(name="n", read_bytes=7, findings=(finding,)))
+    with ScrubState(DiskStorage(), path, "s", now_ms=2, resume=True) as state:
+        assert state.results(["n"])["n"].is_unread

@@ -36,16 +36,19 @@ class Job:
         size = max(sum(sizes[at : at + GROUP]) for at in range(0, ROWS, GROUP))
         self.plan: CompactionPlan = topic.plan(job_id="j", group_bytes=size)
         assert {len(group.rows) for group in self.plan.groups} == {GROUP}
-        works = [GroupWork(topic.store, self.plan, each, storage=self.disk, directory="./job") for each in self.groups]
-        self.works = dict(zip((group.number for group in self.groups), works, strict=True))
-        self.newest = newest_by_group(self.plan, (run for work in works for run in work.newest_keys(Buffer())))
+        self.newest = newest_by_group(self.plan, (run for work in self.works() for run in work.newest_keys(Buffer())))
 
     @property
     def groups(self) -> tuple[bucket_compaction.RowGroup, ...]:
         return self.plan.groups
 
+    def works(self) -> list[GroupWork]:
+        """Each attempt reads the bucket anew, as a task does."""
+        store, plan, disk = self.topic.store, self.plan, self.disk
+        return [GroupWork(store, plan, each, storage=disk, directory="./job") for each in self.groups]
+
     def rewritten(self) -> list[GroupResult]:
-        return [work.rewrite(self.newest[number]) for number, work in self.works.items()]
+        return [work.rewrite(self.newest[group.number]) for work, group in zip(self.works(), self.groups, strict=True)]
 
     def commit(self, results: list[GroupResult]) -> CompactionOutcome:
         return commit_compaction(self.topic.store, self.plan, results, now_ms=NOW_MS)
@@ -96,6 +99,19 @@ def test_compaction_entries_expire_meanwhile_the_rest_is_committed(count: int, w
     assert job.commit(results).given_up == 0, "a commit whose answer was lost"
     assert topic.records() == left
     assert_sound(topic.store)
+
+
+def test_compaction_both_passes_pass_over_entries_whose_objects_were_deleted() -> None:
+    topic = Topic()
+    plan = topic.plan(job_id="j")
+    expire(topic, 3, deletes=True)
+    disk = ModelDisk()
+    disk.make_directory("./job")
+    (work,) = [GroupWork(topic.store, plan, each, storage=disk, directory="./job") for each in plan.groups]
+    newest = newest_by_group(plan, work.newest_keys(Buffer()))
+    outcome = commit_compaction(topic.store, plan, [work.rewrite(newest[0])], now_ms=NOW_MS)
+    assert (outcome.given_up, outcome.rows_before) == (0, ROWS - 3)
+    assert topic.records() == NEWEST
 
 
 def test_compaction_of_expired_entries_never_moves_the_log_start_back() -> None:

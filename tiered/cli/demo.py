@@ -155,6 +155,7 @@ def _look_around(result: DemoResult) -> str:
     ]
     if result.with_spark:
         lines += [
+            _elsewhere(result, f"{command} -C {shlex.quote(where)}"),
             f"  {command.removesuffix('tiered') + 'python'} - <<'PY'",
             "  from tiered.spark.session import spark_session",
             "  spark = spark_session('look-around')",
@@ -163,6 +164,18 @@ def _look_around(result: DemoResult) -> str:
             "  PY",
         ]
     return "\n".join(lines)
+
+
+def _elsewhere(result: DemoResult, command: str) -> str:
+    """Where the records are that Spark does not find in the bucket."""
+    local, remote = result.records_by_tier["flights"]
+    if not local:
+        return f"Spark reads the bucket alone, which has all {remote:,} flights:"
+    return (
+        f"Spark reads the bucket alone, which has {remote:,} of {remote + local:,} flights. "
+        f"The other {local:,} are on the disk,\n"
+        f"in segments that are not in the bucket yet; {command} consume flights reads both:"
+    )
 
 
 def _own_command() -> str:

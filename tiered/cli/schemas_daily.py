@@ -162,6 +162,7 @@ class VerifiedRemote(Versioned):
     segments: int
     read_segments: int
     read_bytes: int
+    unread_segments: int
     sample_share: float | None
     seed: int | None
     findings: list[VerifyFinding]
@@ -183,13 +184,15 @@ class ScrubFinding(Where):
 
 
 class Scrubbed(Versioned):
-    """``tiered scrub``; `report` is the file that it wrote."""
+    """``tiered scrub``; `report` is the file that it wrote. `unread_segments` could not be opened."""
 
     store: str
     is_deep: bool
     started_ms: int
     finished_ms: int
     read_bytes: int
+    unread_segments: int
+    unread_bytes: int
     report: str | None
     findings: list[ScrubFinding]
 

@@ -168,7 +168,7 @@ def _write(path: str, found: ScrubReport) -> None:
 def _tell(session: Session, found: ScrubReport, path: str | None) -> None:
     objects = sum(count for each in found.partitions for count in each.objects.values())
     size = sum(each.size_bytes for each in found.partitions)
-    depth = f"every byte of {format_bytes(found.read_bytes)} read" if found.is_deep else "metadata only, see --deep"
+    depth = _depth(found)
     session.say(
         f"{counted(len(found.partitions), 'partition')}, {counted(objects, 'object')}, {format_bytes(size)}: {depth}"
     )
@@ -178,6 +178,15 @@ def _tell(session: Session, found: ScrubReport, path: str | None) -> None:
         session.say(f"next: tiered repair {path} --dry-run")
 
 
+def _depth(found: ScrubReport) -> str:
+    if not found.is_deep:
+        return "metadata only, see --deep"
+    if not found.unread_segments:
+        return f"every byte of {format_bytes(found.read_bytes)} read"
+    unread = f"{counted(found.unread_segments, 'segment')} with {format_bytes(found.unread_bytes)} not read"
+    return f"{format_bytes(found.read_bytes)} read, {unread}, see the findings"
+
+
 def _facts(found: ScrubReport, path: str | None) -> dict[str, object]:
     return {
         "store": found.store,
@@ -185,6 +194,8 @@ def _facts(found: ScrubReport, path: str | None) -> dict[str, object]:
         "started_ms": found.started_ms,
         "finished_ms": found.finished_ms,
         "read_bytes": found.read_bytes,
+        "unread_segments": found.unread_segments,
+        "unread_bytes": found.unread_bytes,
         "report": path,
     }
 

@@ -95,6 +95,7 @@ def _facts(verdict: BucketVerdict) -> dict[str, object]:
         "segments": verdict.segments,
         "read_segments": verdict.read_segments,
         "read_bytes": report.read_bytes,
+        "unread_segments": report.unread_segments,
         "sample_share": sample.share if sample is not None else None,
         "seed": sample.seed if sample is not None else None,
     }
@@ -102,14 +103,16 @@ def _facts(verdict: BucketVerdict) -> dict[str, object]:
 
 def _tell(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
     """What was looked at, of how much, by which seed; what to do about damage."""
-    from tiered.units import format_bytes
+    from tiered.units import counted, format_bytes
 
     found, sample = verdict.report, verdict.sample
     objects = sum(count for each in found.partitions for count in each.objects.values())
     depth = f"bytes of {verdict.read_segments} of {verdict.segments} segments decoded, {format_bytes(found.read_bytes)}"
+    if found.unread_segments:
+        depth += f"; {counted(found.unread_segments, 'segment')} could not be opened, see the findings"
     if sample is not None:
         depth += f"; drawn by --seed {sample.seed}"
-    elif not verdict.read_segments:
+    elif not verdict.read_segments and not found.unread_segments:
         depth = f"{verdict.segments} segments by metadata only, see --deep and --sample"
     session.say(f"{len(found.partitions)} partitions, {objects} objects in {found.store}: {depth}")
     counts = {weight: len(found.of(weight)) for weight in ("info", "warning", "corrupt")}
