@@ -1,6 +1,7 @@
-"""What the topics of an adopted broker are set to: as the broker has them, and over that what the operator says.
+"""The settings of an adopted broker's topics, from all layers.
 
-An option is ``key=value``, of all topics, or ``topic:key=value``, of one; that of one topic is above.
+Precedence, highest first: ``-X topic:key=value`` and then ``-X key=value`` of the command → the layers of
+`tiered.config`, in which the settings that the broker has are the topic's own.
 """
 
 from __future__ import annotations
@@ -10,17 +11,31 @@ from collections.abc import Mapping
 from local.errors import InvalidRequest
 from local.storage import Storage
 from tiered.broker_topics import BrokerTopics
-from tiered.properties import PROPERTIES, nearest, parse
+from tiered.config import Config
+from tiered.properties import DEFAULTS, PROPERTIES, nearest, parse
+from tiered.topic_settings import check_combination
+
+REFUSED = {  # settings that a sidecar cannot honour, with what the operator does instead
+    "remote.log.copy.disable": "leave the topic out: name the topics to adopt",
+    "remote.copy.lag.ms": "a sidecar copies each closed segment at once",
+    "remote.copy.lag.bytes": "a sidecar copies each closed segment at once",
+}
 
 
 class AdoptSettings:
     """Settings by topic. `has_broker`: the broker's own are known. Not thread safe."""
 
-    def __init__(self, storage: Storage, metadata: str, options: Mapping[str, str]) -> None:
-        """`metadata` is the log directory with the broker's metadata log. Raises InvalidRequest for an option that no
-        topic has, or with a wrong value, and Corrupt where the broker's metadata make no sense."""
+    def __init__(
+        self, storage: Storage, metadata: str, options: Mapping[str, str], config: Config | None = None
+    ) -> None:
+        """`metadata` is the log directory with the broker's metadata log; None for `config`: built-in defaults alone.
+
+        Raises InvalidRequest for an option that no topic has, or with a wrong value, and Corrupt where the broker's
+        metadata make no sense.
+        """
         self._all: dict[str, str] = {}
         self._one: dict[str, dict[str, str]] = {}
+        self._config = config if config is not None else Config(data_dir="")
         for key, value in options.items():
             topic, colon, name = key.rpartition(":")
             row = PROPERTIES.get(name)
@@ -37,4 +52,20 @@ class AdoptSettings:
         self.has_broker = self._broker.refresh()
 
     def of(self, topic: str) -> dict[str, str]:
-        return {**self._broker.of(topic), **self._all, **self._one.get(topic, {})}
+        """The settings that some layer names, for the manifest: those that a topic can have of its own."""
+        return {name: value for name, value in self._given(topic).items() if PROPERTIES[name].is_per_topic}
+
+    def effective(self, topic: str) -> dict[str, str]:
+        """Every setting that holds for a topic. Raises InvalidRequest for settings that contradict each other, and for
+        one that a sidecar cannot honour."""
+        values = DEFAULTS | self._given(topic)
+        check_combination(values)
+        for name, instead in REFUSED.items():
+            if parse(name, values[name]) != parse(name, DEFAULTS[name]):
+                wrong = f"adopting a topic, a sidecar cannot honour this setting: {instead}"
+                raise InvalidRequest(wrong, topic=topic, **{name: values[name]})
+        return values
+
+    def _given(self, topic: str) -> dict[str, str]:
+        own = self._config.given_properties(topic, self._broker.of(topic))
+        return {**own, **self._all, **self._one.get(topic, {})}

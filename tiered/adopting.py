@@ -56,7 +56,7 @@ from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_IN
 from local.producer_snapshot import ProducerEntry
 from local.storage import Storage, StorageFile, join
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
-from remote.at_rest import AS_IT_IS, AtRest
+from remote.encryption import NO_KEYS, KeyRing
 from remote.head import Head
 from remote.head_changes import add_segments, set_properties
 from remote.head_collection import collect_heads
@@ -66,6 +66,7 @@ from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.copying import SegmentWatch, segment_to_copy
+from tiered.object_encoding import encoding_of
 from tiered.partition import coverage
 from tiered.properties import nearest
 from tiered.store_check import check_writers
@@ -150,10 +151,11 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
 
 
 class Adopter:
-    """Rounds over one log directory. `properties` are the topics' settings here, by name; `work` is a directory of our
-    own for compacted topics, on a disk with room for `WORK_BYTES`, twice. `is_single_writer`: nobody else ever writes
-    to that store, so it may be one that overwrites. `on_copied` hears of a segment, by its base offset, the
-    bytes done and those in all.
+    """Rounds over one log directory. `properties` are the topics' own settings, for the manifest; `effective` are all
+    that hold, without it those and the defaults. `keys` is the ring for topics that are encrypted. `work` is a
+    directory of our own for compacted topics, on a disk with room for `WORK_BYTES`, twice. `is_single_writer`: nobody
+    else ever writes to that store, so it may be one that overwrites. `on_copied` hears of a segment, by its base
+    offset, the bytes done and those in all.
     """
 
     def __init__(
@@ -165,14 +167,16 @@ class Adopter:
         *,
         properties: Callable[[str], dict[str, str]],
         topics: Sequence[str] = (),
-        at_rest: AtRest = AS_IT_IS,
+        effective: Callable[[str], dict[str, str]] | None = None,
+        keys: KeyRing = NO_KEYS,
         is_single_writer: bool = False,
         on_copied: OnCopied | None = None,
     ) -> None:
         self._on_copied = on_copied
         self._is_single_writer = is_single_writer
         self._store, self._storage, self._root, self._work = store, storage, root, work
-        self._properties, self._topics, self._at_rest = properties, frozenset(topics), at_rest
+        self._properties, self._topics, self._keys = properties, frozenset(topics), keys
+        self._effective_of = effective
         self._is_checked = False
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
         self._writer = f"{ADOPT}{socket.gethostname()} {os.getpid()}"
@@ -212,6 +216,7 @@ class Adopter:
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
             raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+        encoding_of(self._effective(partition.topic), self._keys)
         head = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
         reached = head.taken_upto if head is not None else 0
         upto = min(watermark, _stable(self._storage, directory))
@@ -219,7 +224,7 @@ class Adopter:
         bases = sorted(sizes)
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
-            is_compacted = log_settings(self._properties(partition.topic)).is_compacted
+            is_compacted = log_settings(self._effective(partition.topic)).is_compacted
             if is_compacted and not _is_never_settled(due, reached):
                 due = _settled(due, WORK_BYTES)
             waiting = [each for each in closed if each not in due]
@@ -234,6 +239,9 @@ class Adopter:
                 ahead=max(0, reached - watermark),
             )
 
+    def _effective(self, topic: str) -> dict[str, str]:
+        return (self._effective_of or self._properties)(topic)
+
     def _partitions(self) -> list[TopicPartition]:
         found = (names.parse_partition_directory(name) for name in self._storage.list(self._root))
         wanted = (p for p in found if p is not None and not p.topic.startswith(INTERNAL))
@@ -244,6 +252,7 @@ class Adopter:
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
             raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+        encoding_of(self._effective(partition.topic), self._keys)  # refuses settings before anything is written
         epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
         head = self._told_settings(log, partition, now_ms)
@@ -255,9 +264,7 @@ class Adopter:
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
             lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
-            cleans = log_settings(self._properties(partition.topic)).is_compacted and not _is_never_settled(
-                due, reached
-            )
+            cleans = log_settings(self._effective(partition.topic)).is_compacted and not _is_never_settled(due, reached)
             due = _settled(due, WORK_BYTES) if cleans else due
             rows = len(due)
             if due and cleans:
@@ -352,9 +359,8 @@ class Adopter:
             if self._on_copied is not None:
                 self._on_copied(name, segment.base_offset, done, segment.size_bytes)
 
-        return copy_segment(
-            self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=self._at_rest, progress=tell
-        )
+        at_rest = encoding_of(self._effective(head.topic), self._keys)
+        return copy_segment(self._store, place, segment, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest, progress=tell)
 
     def _collect_heads(self, log: MetadataLog, now_ms: int) -> None:
         """As a manager's rounds do: a head for each segment adds up."""
@@ -389,7 +395,7 @@ class Adopter:
         end = due[-1].next_offset
         self._storage.create(join(place, segment_file(end, LOG))).close()
         checkpoints.write_epochs(self._storage, join(place, names.LEADER_EPOCHS), epochs.truncate_from_end(end).entries)
-        settings = log_settings(self._properties(partition.topic))
+        settings = log_settings(self._effective(partition.topic))
         copy = Log.open(self._storage, place, partition, settings, now_ms=now_ms, log_start_offset=start)
         try:
             clean(copy, self._storage, clean_from=start, now_ms=now_ms, tombstones_below=0)

@@ -26,10 +26,11 @@ from remote.catalog import RemotePartitionName
 from remote.encryption import NO_KEYS, KeyRing
 from tiered.advice_file import AlterStep, MovedSegment, RecodeStep, SavedAdvice, Step, saved_advice
 from tiered.cost import all_rows
+from tiered.object_encoding import Keeping
 from tiered.plan_basis import basis_changes, plan_basis
 from tiered.price_file import configured_prices
 from tiered.properties import canonical, parse
-from tiered.rewriting import GROUPS_A_HEAD, Keeping, Only, cost_of, plan_recode, run_rewrite
+from tiered.rewriting import GROUPS_A_HEAD, Only, cost_of, plan_recode, run_rewrite
 
 if TYPE_CHECKING:
     from policies.cost_advice import CostAdvice, Move
@@ -266,7 +267,14 @@ def _move(
         def is_meant(row: RemoteSegment, ulids: set[str] = ulids) -> bool:
             return row.ulid in ulids
 
-        plan = plan_recode(store, name, now_ms=now_ms(), storage_class=step.storage_class, only=is_meant)
+        plan = plan_recode(
+            store,
+            name,
+            now_ms=now_ms(),
+            storage_class=step.storage_class,
+            only=is_meant,
+            settings=manager.config.topic_properties,
+        )
         done = run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop)
         moved += done.rows_before
     return moved

@@ -45,7 +45,8 @@ from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
 from tiered.joined_segments import check_same_bytes, joined
-from tiered.rewriting import Keeping, RewriteCost, cost_of
+from tiered.object_encoding import Keeping, SettingsOf, kept_as, own_settings
+from tiered.rewriting import RewriteCost, cost_of
 from tiered.writer_ids import COPY
 
 ROWS_A_HEAD = 64
@@ -101,8 +102,10 @@ def plan_copy(
     key_id: str | None = None,
     storage_class: str | None = None,
     prices: PriceTable = BUILT_IN,
+    settings: SettingsOf = own_settings,
 ) -> CopyPlan:
     """What is to be copied of a partition; what is None is kept as in the source, a storage class as the target has it.
+    A plaintext entry is encrypted where `settings` of the topic name a key.
 
     Raises NotFound without a head in the source, InvalidRequest for one and the same store, Conflict where somebody
     else writes to the target, or it holds other ranges than the source.
@@ -111,14 +114,17 @@ def plan_copy(
         raise InvalidRequest("copying to another bucket, it is the same", store=source.url)
     head, rows = _rows(source, name)
     reached = _reached(source, target, name, rows)
+    known = settings(name.topic, head.properties)
     due = []
     for row in rows:
         if row.base_offset < reached:
             continue
+        kept = kept_as(row, known)
         keeping = Keeping(
-            codec=row.codec if codec is None else codec,
-            key_id=row.key_id if key_id is None else key_id,
+            codec=kept.codec if codec is None else codec,
+            key_id=kept.key_id if key_id is None else key_id,
             storage_class=storage_class,
+            level=kept.level,
         )
         due.append(CopyRow(row=row, keeping=keeping))
     at_once = any(each.row.cleaned_through is not None for each in due)

@@ -58,8 +58,8 @@ from tiered.bucket_compaction import (
 )
 from tiered.copying import SegmentWatch
 from tiered.key_exchange import KeyRun, newest_offsets
-from tiered.properties import DEFAULTS
-from tiered.topic_settings import at_rest, log_settings, resolve_rules
+from tiered.object_encoding import encoding_of
+from tiered.topic_settings import log_settings, resolve_rules
 
 _CACHE_BYTES = 4 * RANGE_BYTES
 
@@ -237,7 +237,7 @@ class GroupWork:
             segment,
             epoch=plan.epoch,
             now_ms=plan.now_ms,
-            at_rest=at_rest({**DEFAULTS, **plan.settings}, self._keys),
+            at_rest=encoding_of(plan.settings, self._keys, olds),
         )
         self._storage.unlink(path)
         return row

@@ -204,10 +204,14 @@ class Config:
 
         Raises InvalidRequest for an own setting that is unknown or malformed.
         """
-        effective = dict(DEFAULTS)
+        return DEFAULTS | self.given_properties(topic, own)
+
+    def given_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
+        """As `topic_properties`, without the built-in defaults: every setting that some layer names."""
+        given: dict[str, str] = {}
         for _, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
-            effective |= layer
-        return effective
+            given |= layer
+        return given
 
     def explain(self, topic: str, own: Mapping[str, str] | None = None) -> list[Setting]:
         """Every effective setting and its origin, in the order of the property table."""

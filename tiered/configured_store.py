@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from local.log_dir_set import LogDirectories
 from remote.fsspec_store import open_store
 from remote.immutable_store import ImmutableStore
-from remote.object_settings import BUCKETS_OWN, ObjectSettings
+from remote.object_settings import ObjectSettings
 from remote.store import ObjectStore
 from remote.throttled_store import ThrottledStore
 from tiered.config import Config
 from tiered.properties import DEFAULTS, parse
 from tiered.tier_properties import IMMUTABLE
 
+OBJECT_SETTINGS = ("remote.storage.class", "remote.sse", "remote.sse.kms.key.id")
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))
 
 
@@ -22,30 +22,41 @@ def configured_store(config: Config) -> ObjectStore | None:
     """None where no store is configured. Raises InvalidRequest for a url, an option or a setting that does not fit."""
     if config.remote_url is None:
         return None
+    return _settled_store(config.remote_url, config.remote_options, config.topic_properties(""))
+
+
+def addressed_store(
+    url: str, options: Mapping[str, object], config: Config, *, writes_segments: bool = False
+) -> ObjectStore:
+    """The store at `url`, under the settings of `config`, which has no file. Raises as `configured_store`.
+
+    Where the caller writes no segments, settings of objects that only S3 has are no error for another store: they may
+    be meant for the target of a copy.
+    """
     values = config.topic_properties("")
-    store = open_store(config.remote_url, store_options(config), objects=object_settings(values))
+    if not (writes_segments or url.startswith("s3:")):
+        values |= {name: DEFAULTS[name] for name in OBJECT_SETTINGS}
+    return _settled_store(url, options, values)
+
+
+def _settled_store(url: str, options: Mapping[str, object], values: dict[str, str]) -> ObjectStore:
+    """Every setting of the store holds, however the store is named. A store that cannot honour one refuses it."""
+    store = open_store(url, _with_client(url, options, values), objects=object_settings(values))
     if parse(IMMUTABLE, values[IMMUTABLE]):
         store = ImmutableStore(store)
     copy_rate, fetch_rate = (_rate(values, name) for name in (COPY_RATE, FETCH_RATE))
     return store if copy_rate is fetch_rate is None else ThrottledStore(store, copy_rate, fetch_rate)
 
 
-def addressed_store(url: str, options: Mapping[str, object], overrides: Mapping[str, str]) -> ObjectStore:
-    """The store at `url` without a configuration: `overrides` of settings say how the server encrypts what is written,
-    and whether it is immutable."""
-    values = {**DEFAULTS, **overrides}
-    objects = BUCKETS_OWN
-    if url.startswith("s3:"):
-        objects = replace(object_settings(values), storage_class=None)
-    store = open_store(url, options, objects=objects)
-    return ImmutableStore(store) if parse(IMMUTABLE, values[IMMUTABLE]) else store
-
-
 def store_options(config: Config) -> dict[str, object]:
     """The options of the file, and for S3 the client of the settings where the options name none."""
-    options = dict(config.remote_options)
-    if (config.remote_url or "").startswith("s3://"):
-        options.setdefault("client", config.topic_properties("")["remote.s3.client"])
+    return _with_client(config.remote_url or "", config.remote_options, config.topic_properties(""))
+
+
+def _with_client(url: str, given: Mapping[str, object], values: Mapping[str, str]) -> dict[str, object]:
+    options = dict(given)
+    if url.startswith("s3://"):
+        options.setdefault("client", values["remote.s3.client"])
     return options
 
 

@@ -62,7 +62,8 @@ from tiered.copying import SegmentWatch
 from tiered.foreign_bytes import INTERVAL_BYTES, is_told, parse_lineage
 from tiered.foreign_partition import list_rows
 from tiered.grown_segments import Grown, grown
-from tiered.rewriting import Keeping, RewriteCost, cost_of
+from tiered.object_encoding import Keeping
+from tiered.rewriting import RewriteCost, cost_of
 
 PIECE_BYTES = 8 << 20
 

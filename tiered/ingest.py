@@ -55,6 +55,7 @@ from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from tiered.committed import producers_in_bucket
+from tiered.object_encoding import with_key_of
 from tiered.partition_source import PartitionSource
 from tiered.properties import DEFAULTS
 from tiered.topic_settings import log_settings
@@ -69,7 +70,8 @@ SPAN = 1 << 31  # offsets of one task in one partition; 2^32 such ranges fit the
 class IngestTarget:
     """One partition as a job begins to write it. `start_offset` is None where each turn of a stream asks anew.
 
-    `producers` and `epochs` are what the indexes of its last row say: a segment of this job says the same, and itself.
+    `producers` and `epochs` are what the indexes of its `last` row say: a segment of this job says the same, and
+    itself.
     """
 
     name: RemotePartitionName
@@ -78,6 +80,7 @@ class IngestTarget:
     producers: bytes = b""
     epochs: tuple[tuple[int, int], ...] = ()
     is_done: bool = False
+    last: RemoteSegment | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +165,7 @@ def plan_ingest(
         topic=topic,
         topic_id=names[0].topic_id,
         now_ms=now_ms,
-        settings={**own, **(settings or {})},
+        settings=_with_key({**own, **(settings or {})}, targets),
         targets=tuple(targets),
         span=span,
     )
@@ -275,7 +278,13 @@ def _target(
         start_offset=None if is_stream else end_of(head),
         producers=bytes(bundle.producers) if bundle is not None else b"",
         epochs=tuple((int(epoch), int(start)) for _, (epoch, start) in entries),
+        last=last,
     )
+
+
+def _with_key(settings: Mapping[str, str], targets: Sequence[IngestTarget]) -> dict[str, str]:
+    """The settings of the job: behind encrypted entries it encrypts, also where no setting says so."""
+    return with_key_of(settings, [each.last for each in targets if each.last is not None])
 
 
 def _source(store: ObjectStore, name: RemotePartitionName, keys: KeyRing) -> PartitionSource:

@@ -34,8 +34,9 @@ from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.copying import SegmentWatch
 from tiered.ingest import Ingested, IngestPlan, IngestTarget, end_of
+from tiered.object_encoding import encoding_of
 from tiered.properties import DEFAULTS
-from tiered.topic_settings import at_rest, log_settings
+from tiered.topic_settings import log_settings
 
 HELD_BYTES = 64 << 20
 _ENOUGH_BYTES = 1 << 20  # of one partition, to be encoded at once
@@ -77,7 +78,7 @@ class IngestTask:
         self._store, self._plan, self._task = store, plan, task
         self._storage, self._directory = storage, directory
         self._settings = log_settings({**DEFAULTS, **plan.settings})
-        self._at_rest = at_rest({**DEFAULTS, **plan.settings}, keys)
+        self._at_rest = encoding_of(plan.settings, keys)
         self._progress = progress
         self._targets = {target.name.partition: target for target in plan.targets}
         self._partitions: dict[int, _Partition] = {}

@@ -315,14 +315,15 @@ def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Ite
 def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: TomlLines) -> Iterator[LintFinding]:
     """What is refused of a topic (None: one to come without settings of its own), else what bites."""
     from tiered.key_rings import load_key_ring
-    from tiered.topic_settings import at_rest, log_settings
+    from tiered.object_encoding import encoding_of
+    from tiered.topic_settings import log_settings
 
     name = topic.name if topic is not None else ""
     effective = {each.name: each for each in config.explain(name, topic.properties if topic is not None else None)}
     values = {each.name: each.value for each in effective.values()}
     try:
         subject = Subject.of(name, effective, prices)
-        log_settings(values), at_rest(values, load_key_ring(config.key_ring, os.environ))
+        log_settings(values), encoding_of(values, load_key_ring(config.key_ring, os.environ))
     except InvalidRequest as error:
         key = next((key for key in error.facts if key in effective), "")
         where = lines.where_from(effective[key]) if key else config.path or ""

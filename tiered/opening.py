@@ -43,12 +43,12 @@ from tiered.disk_properties import APPEND_FREE_MIN
 from tiered.disk_room import check_room
 from tiered.kept_meter import KeptMeter
 from tiered.key_rings import load_key_ring
+from tiered.object_encoding import encoding_of
 from tiered.partition import Partition, check_agreement, check_bucket, reconcile
 from tiered.partition_source import PartitionSource
 from tiered.pausing import Pauses
 from tiered.store_check import StoreCheck
 from tiered.switching_off import ENABLE, is_given_up
-from tiered.topic_settings import at_rest
 from tiered.topics import Topic
 from tiered.writer_ids import new_writer_id
 
@@ -117,7 +117,7 @@ class Opener:
     def check_settings(self, topic: Topic) -> None:
         """Raises InvalidRequest for settings that contradict each other, or that this manager cannot serve."""
         values = self._values(topic)
-        resolve_rules(values), log_settings(values), at_rest(values, self._keys)
+        resolve_rules(values), log_settings(values), encoding_of(values, self._keys)
         if wants_tier(values) and self._store is None:
             raise InvalidRequest(f"setting up a tiered topic, {_NO_STORE}", topic=topic.name)
 
@@ -169,7 +169,7 @@ class Opener:
         is_other_policy = rules.cleanup_compact != held.rules.cleanup_compact
         with held.log.cleaning.paused() if is_other_policy else nullcontext(), held.lock:
             held.topic, held.rules, held.log.settings = topic, rules, settings
-            held.at_rest = at_rest(values, self._keys)
+            held.at_rest = encoding_of(values, self._keys)
             held.is_tiered = topic.was_tiered or wants_tier(values)
 
     def rules(self, topic: Topic) -> PartitionRules:
@@ -200,7 +200,7 @@ class Opener:
             raise InvalidRequest("opening a partition, its topic id differs", partition=name, topic_id=known)
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
-        kept = at_rest(values, self._keys)
+        kept = encoding_of(values, self._keys)
         held = Partition(
             name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept, pauses=self.pauses
         )

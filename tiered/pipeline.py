@@ -35,7 +35,8 @@ from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from tiered.bucket_deletion import DeletionPlan, delete_unlinked, plan_deletion
 from tiered.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
-from tiered.rewriting import TARGET_BYTES, Keeping, RewriteOutcome, RewritePlan, cost_of, plan_merge
+from tiered.object_encoding import Keeping
+from tiered.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
 from tiered.spark.bucket import Bucket
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ def compacted_unit(outcome: CompactionOutcome) -> Unit:
 
 def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> RewritePlan:
     """What of one partition would be merged. Raises LogError."""
-    return plan_merge(store, name, now_ms=now_ms, target_bytes=fleet.target_bytes)
+    return plan_merge(store, name, now_ms=now_ms, target_bytes=fleet.target_bytes, settings=fleet.settings_of)
 
 
 def _look_at_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:

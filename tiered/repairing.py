@@ -45,9 +45,9 @@ from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
 from tiered.bucket_check import check_contents
 from tiered.copying import segment_to_copy
+from tiered.object_encoding import SettingsOf, kept_as, own_settings
 from tiered.repair_relatives import Relatives
 from tiered.repair_sources import from_bucket, rows_of_page
-from tiered.rewriting import Keeping
 from tiered.scrub_report import Found, ScrubReport
 
 Progress = Callable[[int], None]
@@ -304,10 +304,12 @@ def run_repair(
     keys: KeyRing = NO_KEYS,
     copies: Copies | None = None,
     progress: Progress = lambda done_bytes: None,
+    settings: SettingsOf = own_settings,
 ) -> Repaired:
     """Make good what a plan says, pages first; each by itself, so that what fails hides nothing else.
 
-    `progress` hears of bytes, in sum those of what is repaired. Raises Unavailable and Fenced; what was repaired by
+    `progress` hears of bytes, in sum those of what is repaired. A plaintext entry is encrypted where `settings` of its
+    topic name a key. Raises Unavailable and Fenced; what was repaired by
     then stays repaired.
     """
     done: list[SegmentRepair | PageRepair] = []
@@ -319,7 +321,7 @@ def run_repair(
                 _repair_page(store, each, now_ms())
                 progress(each.spill.page_bytes)
             else:
-                _repair_segment(store, each, keys, copies, now_ms(), progress)
+                _repair_segment(store, each, keys, copies, now_ms(), progress, settings)
             done.append(each)
         except (Corrupt, NotFound) as error:
             failed.append(Untouched(name=each.name, object=each.object, why=str(error)))
@@ -327,15 +329,20 @@ def run_repair(
 
 
 def _repair_segment(
-    store: ObjectStore, repair: SegmentRepair, keys: KeyRing, copies: Copies | None, now_ms: int, progress: Progress
+    store: ObjectStore,
+    repair: SegmentRepair,
+    keys: KeyRing,
+    copies: Copies | None,
+    now_ms: int,
+    progress: Progress,
+    settings: SettingsOf,
 ) -> None:
     log = GuestLog(store, repair.name.prefix)
     head, old = log.join(), repair.row
     if not log.ask(head, lambda index: index.holds(old)):
         raise NotFound("repairing a segment, its row is gone: it expired or was replaced", object=old.data_key)
     source = _to_copy(store, repair, head, keys, copies)
-    keeping = Keeping(codec=old.codec, key_id=old.key_id, storage_class=old.storage_class)
-    at_rest = keeping.at_rest(keys)
+    at_rest = kept_as(old, settings(repair.name.topic, head.properties)).at_rest(keys)
     place = repair.name.prefix
     row = copy_segment(store, place, source, epoch=log.epoch, now_ms=now_ms, at_rest=at_rest, progress=progress)
     sharing = _sharing(log, head, old)

@@ -27,7 +27,7 @@ There is no state to resume from: to go on, plan again. Groups are committed a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 
@@ -35,7 +35,7 @@ from local.errors import InvalidRequest, LogError, NotFound
 from policies.cost import GIB, early_deletion, request_cost, retrieval_cost, upload_requests
 from policies.prices import BUILT_IN, PriceTable
 from policies.remote_retention import UNLINKED_MAX
-from remote.at_rest import CODECS, AtRest
+from remote.at_rest import AtRest
 from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.chunks import CHUNK_BYTES, RAW
@@ -51,28 +51,13 @@ from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
 from tiered.joined_segments import check_same_bytes, joined
+from tiered.object_encoding import Keeping, SettingsOf, kept_as, own_settings
 
 TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
 GROUPS_A_HEAD = 64  # each commit that touches a page writes it anew
 DAY_MS = 86_400_000
 OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
-_CODES = {name: code for code, name in CODECS.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """How objects are kept: codec at rest ("none", "zstd"), key id, storage class; without any secret."""
-
-    codec: str = "none"
-    key_id: str | None = None
-    storage_class: str | None = None
-
-    def at_rest(self, keys: KeyRing) -> AtRest:
-        """With the ring of whoever uploads. Raises InvalidRequest for a codec that is none."""
-        if self.codec not in _CODES:
-            raise InvalidRequest("rewriting, no such codec at rest", codec=self.codec, known=",".join(_CODES))
-        return AtRest(codec=_CODES[self.codec], key_id=self.key_id, keys=keys, storage_class=self.storage_class)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +163,14 @@ def plan_merge(
     now_ms: int,
     target_bytes: int = TARGET_BYTES,
     prices: PriceTable = BUILT_IN,
+    settings: SettingsOf = own_settings,
 ) -> RewritePlan:
-    """Runs of small neighbours, each to become one segment of at most `target_bytes`. Raises NotFound without a head,
-    Conflict for a deleted topic."""
-    log, rows = _joined_rows(store, name)
+    """Runs of small neighbours, each to become one segment of at most `target_bytes`. `settings` gives the settings of
+    the topic from its own ones. Raises NotFound without a head, Conflict for a deleted topic."""
+    log, rows, own = _joined_rows(store, name)
+    known = settings(name.topic, own)
     groups = [
-        RewriteGroup(number=number, rows=tuple(run), keeping=_keeping(run[0]))
+        RewriteGroup(number=number, rows=tuple(run), keeping=kept_as(run[0], known))
         for number, run in enumerate(small_runs(rows, target_bytes))
     ]
     return _plan("merge", log, name, groups, now_ms, prices)
@@ -200,25 +187,31 @@ def plan_recode(
     storage_class: str | None = None,
     prices: PriceTable = BUILT_IN,
     only: Callable[[RemoteSegment], bool] | None = None,
+    settings: SettingsOf = own_settings,
 ) -> RewritePlan:
     """Each row that is kept in another way than asked for; what is None stays as it is with each row.
 
-    `decrypts` takes encryption away. Rows that zstd would not make smaller are found out when they are looked at.
+    `decrypts` takes encryption away; without it a row that is rewritten is encrypted where `settings` of the topic name
+    a key. Rows that zstd would not make smaller are found out when they are looked at.
     Raises as `plan_merge`.
     """
     if decrypts and key_id is not None:
         raise InvalidRequest("rewriting, a key and no encryption at the same time", key_id=key_id)
-    log, rows = _joined_rows(store, name)
+    log, rows, own = _joined_rows(store, name)
+    known = settings(name.topic, own)
     groups: list[RewriteGroup] = []
     for row in filter(only or Only(), rows):
-        now = _keeping(row)
+        now, kept = kept_as(row), kept_as(row, known)
         wanted = Keeping(
             codec=now.codec if codec is None else codec,
             key_id=None if decrypts else now.key_id if key_id is None else key_id,
             storage_class=now.storage_class if storage_class is None else storage_class,
         )
         if wanted != now:
-            groups.append(RewriteGroup(number=len(groups), rows=(row,), keeping=wanted))
+            key = wanted.key_id if decrypts or wanted.key_id is not None else kept.key_id
+            there = kept.storage_class if storage_class is None else storage_class
+            keeping = replace(wanted, key_id=key, level=kept.level, storage_class=there)
+            groups.append(RewriteGroup(number=len(groups), rows=(row,), keeping=keeping))
     return _plan("recode", log, name, groups, now_ms, prices)
 
 
@@ -240,16 +233,18 @@ def _fits(run: Sequence[RemoteSegment], row: RemoteSegment, target_bytes: int) -
     last = run[-1]
     size = sum(each.size_bytes for each in run) + row.size_bytes
     is_next = last.next_offset == row.base_offset and row.next_offset - run[0].base_offset <= OFFSETS_MAX
-    is_alike = _keeping(last) == _keeping(row) and (last.cleaned_through is None) == (row.cleaned_through is None)
+    is_alike = kept_as(last) == kept_as(row) and (last.cleaned_through is None) == (row.cleaned_through is None)
     return is_next and is_alike and size <= min(target_bytes, OFFSETS_MAX)
 
 
-def _joined_rows(store: ObjectStore, name: RemotePartitionName) -> tuple[GuestLog, list[RemoteSegment]]:
-    """The rows that readers can reach whole."""
+def _joined_rows(
+    store: ObjectStore, name: RemotePartitionName
+) -> tuple[GuestLog, list[RemoteSegment], Mapping[str, str]]:
+    """The rows that readers can reach whole, and the topic's own settings."""
     log = GuestLog(store, name.prefix)
     head = log.join()
     rows = log.ask(head, lambda index: list(index.rows()))
-    return log, [row for row in rows if row.base_offset >= head.readable_from]
+    return log, [row for row in rows if row.base_offset >= head.readable_from], head.properties
 
 
 def _plan(
@@ -297,10 +292,6 @@ def cost_of(
     return RewriteCost(gets=gets + 2, puts=puts, read_bytes=read, write_bytes=size, dollars=dollars)
 
 
-def _keeping(row: RemoteSegment) -> Keeping:
-    return Keeping(codec=row.codec, key_id=row.key_id, storage_class=row.storage_class)
-
-
 # --- doing -----------------------------------------------------------------------------------------------------------
 
 
@@ -336,7 +327,7 @@ def _rewritten(
 ) -> RewrittenGroup:
     remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
     at_rest = group.keeping.at_rest(keys)
-    if len(group.rows) == 1 and (_keeping(group.rows[0]) == group.keeping or _would_stay(remote, group, at_rest)):
+    if len(group.rows) == 1 and (kept_as(group.rows[0]) == group.keeping or _would_stay(remote, group, at_rest)):
         return RewrittenGroup(
             number=group.number, replacement=None, stored_before=group.stored_bytes, stored_after=group.stored_bytes
         )
@@ -361,7 +352,7 @@ def _rewritten(
 def _would_stay(remote: RemotePartition, group: RewriteGroup, at_rest: AtRest) -> bool:
     """Whether compression is all that is asked for, and would not pay."""
     (row,) = group.rows
-    if replace(group.keeping, codec=row.codec) != _keeping(row) or at_rest.codec == RAW:
+    if replace(group.keeping, codec=row.codec) != kept_as(row) or at_rest.codec == RAW:
         return False
     return not at_rest.pays(remote.read(row, 0, min(CHUNK_BYTES, row.size_bytes)))
 

@@ -37,6 +37,7 @@ from remote.segment import RemoteSegment
 from remote.segment_check import check_segment
 from remote.store import ObjectStore
 from tiered.bucket_check import check_contents
+from tiered.object_encoding import KEY_ID, SettingsOf, own_settings
 from tiered.scrub_report import Found, PartitionScrub, ScrubReport, Weight
 from tiered.scrub_state import ScrubState, SegmentResult
 
@@ -82,9 +83,18 @@ class ScrubPlan:
         return sum(job.read_bytes for job in self.jobs)
 
 
-def plan_scrub(store: ObjectStore, names: Sequence[RemotePartitionName], *, deep: bool) -> ScrubPlan:
-    """The shallow scrub, and what a deep one has to look into. Raises what the store raises when out of reach."""
+def plan_scrub(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    *,
+    deep: bool,
+    settings: SettingsOf = own_settings,
+) -> ScrubPlan:
+    """The shallow scrub, and what a deep one has to look into. `settings` gives the settings of a topic from its own.
+    Raises what the store raises when out of reach."""
     surveys = {name: survey_partition(store, name.prefix) for name in names}
+    for name, survey in surveys.items():
+        survey.findings += _plaintext(name, survey, settings)
     jobs = tuple(
         SegmentJob(prefix=name.prefix, row=row) for name, survey in surveys.items() for row in survey.rows if deep
     )
@@ -188,6 +198,19 @@ def _told(name: RemotePartitionName, found: Finding, row: RemoteSegment | None, 
         ulid=row.ulid if row is not None else _ulid(found.path.removeprefix(name.prefix)),
         good_copy="local" if has_copy else None,
     )
+
+
+def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:
+    """One warning for all entries that are plaintext where the settings of their topic name an encryption key."""
+    key = None if survey.head is None else settings(name.topic, survey.head.properties).get(KEY_ID)
+    entries = sorted((row for row in survey.rows if row.key_id is None), key=lambda row: row.base_offset)
+    if not key or not entries:
+        return []
+    size = sum(row.stored_bytes for row in entries)
+    what = f"plaintext segments where the topic has {KEY_ID}={key}: segments={len(entries)} bytes={size}"
+    what += f" (encrypt them: tiered rewrite recode {name.topic} --key-id {key})"
+    between = entries[0].base_offset, max(row.next_offset for row in entries)
+    return [Finding(severity=Severity.WARNING, path=name.prefix, what=what, offsets=between)]
 
 
 def _ulid(key: str) -> str | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote.at_rest import AtRest
     from remote.encryption import KeyRing
 
+KEY_ID, STORAGE_CLASS = "remote.encryption.key.id", "remote.storage.class"
 UNLIMITED, FOLLOW = -1, -2
 _INT64_MAX = 2**63 - 1
 
@@ -98,11 +99,11 @@ def at_rest(settings: Mapping[str, str], keys: KeyRing) -> AtRest:
     from remote.at_rest import AtRest
     from remote.chunks import RAW, ZSTD
 
-    key_id = cast(str, _value(settings, "remote.encryption.key.id")) or None
+    key_id = cast(str, _value(settings, KEY_ID)) or None
     if key_id is not None and key_id not in keys:
         wrong = "choosing how objects are kept, the key is not in the key ring"
-        raise InvalidRequest(wrong, **{"remote.encryption.key.id": key_id, "key_ring": keys})
-    storage_class = cast(str, _value(settings, "remote.storage.class"))
+        raise InvalidRequest(wrong, **{KEY_ID: key_id, "key_ring": keys})
+    storage_class = cast(str, _value(settings, STORAGE_CLASS))
     return AtRest(
         codec=ZSTD if _value(settings, "remote.compression") == "zstd" else RAW,
         level=_int(settings, "remote.compression.zstd.level"),

@@ -61,27 +61,33 @@ def adopt(
     from tiered.adopt_metrics import AdoptMetrics
     from tiered.adopt_settings import AdoptSettings
     from tiered.adopting import Adopter, check_log_directory
+    from tiered.config import Config
+    from tiered.object_encoding import encoding_of
 
     root = os.path.abspath(directory)
     check_log_directory(DiskStorage(), root, topics)
     place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
-    told = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings)
+    config = session.config() if url is None else Config.load(None, session.overrides, os.environ)
+    told = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings, config)
     if not told.has_broker:
         session.say("the broker's settings of topics are not here; -X says them, --metadata where they are")
     done: list[AdoptedPartition] = []
     figures = AdoptMetrics()
     with (
         stop_signals() as stop,
-        open_bucket(session, url, options) as bucket,
+        open_bucket(session, url, options, writes_segments=True) as bucket,
         _serving(metrics, figures, hosts),
         told_copies(session) as on_copied,
     ):
+        encoding_of(told.effective(""), bucket.keys)  # settings of all topics are refused before anything is written
         adopter = Adopter(
             bucket.store,
             DiskStorage(),
             root,
             place,
             properties=told.of,
+            effective=told.effective,
+            keys=bucket.keys,
             topics=topics,
             is_single_writer=bucket.is_single_writer,
             on_copied=on_copied,

@@ -20,19 +20,32 @@ if TYPE_CHECKING:
     from remote.encryption import KeyRing
     from remote.store import ObjectStore
     from tiered.local_copies import LocalCopies
+    from tiered.object_encoding import BucketSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """`url` and `options` lead to it; `is_single_writer` as its user declares; `copies` is what this machine's disk
-    holds of it, None without a directory."""
+    holds of it, None without a directory; `settings` are those of its topics, as far as this command knows them."""
 
     store: ObjectStore
     keys: KeyRing
     url: str
     options: Mapping[str, object]
+    settings: BucketSettings
     is_single_writer: bool = False
     copies: LocalCopies | None = None
+
+    def settings_of(self, topic: str, own: Mapping[str, str], **more: str) -> dict[str, str]:
+        """The settings of a topic whose manifest has `own`; `more` are flags of the command, above them all.
+
+        Raises InvalidRequest for a key that the ring lacks: before anything is read or written.
+        """
+        from tiered.object_encoding import encoding_of
+
+        found = {**self.settings.of(topic, own), **more}
+        encoding_of(found, self.keys)
+        return found
 
     def partitions(self, targets: Sequence[str], topic_id: str | None) -> list[RemotePartitionName]:
         """Those that ``TOPIC[/PARTITION]`` words mean, all without a word. Raises NotFound where a word means none."""
@@ -62,23 +75,36 @@ def bucket_options(command: Callable[..., object]) -> Callable[..., object]:
 
 @contextmanager
 def open_bucket(
-    session: Session, url: str | None, options: dict[str, object], *, rate: str | None = None, copies: bool = False
+    session: Session,
+    url: str | None,
+    options: dict[str, object],
+    *,
+    rate: str | None = None,
+    copies: bool = False,
+    writes_segments: bool = False,
 ) -> Iterator[Bucket]:
     """The bucket at `url`, or the configured one. `rate` limits what is read and what is written, each for itself.
 
-    With `copies` this directory's logs are the place of good copies, opened to read when one is asked for.
+    With `writes_segments` settings that the bucket cannot honour for new segments are refused. With `copies` this
+    directory's logs are the place of good copies, opened to read when one is asked for.
     """
     from remote.throttled_store import ThrottledStore
+    from tiered.config import Config
     from tiered.configured_store import addressed_store, configured_store
     from tiered.configured_store import store_options as options_of
     from tiered.key_rings import load_key_ring
+    from tiered.object_encoding import BucketSettings
 
     if url is None and options:
         raise click.UsageError(UNNAMED)
     limit = parse_rate(rate) if rate is not None else None
     session.set_up_logging(tells_problems=True)
     config = session.config() if url is None else None
-    store = configured_store(config) if config is not None else addressed_store(url or "", options, session.overrides)
+    known = config if config is not None else Config.load(None, session.overrides, os.environ)
+    if config is not None:
+        store = configured_store(known)
+    else:
+        store = addressed_store(url or "", options, known, writes_segments=writes_segments)
     if store is None:
         raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")
     limited = ThrottledStore(store, limit, limit) if limit is not None else store
@@ -87,9 +113,8 @@ def open_bucket(
         keys=load_key_ring(config.key_ring if config is not None else None, os.environ),
         url=(config.remote_url or "") if config is not None else url or "",
         options=options_of(config) if config is not None else options,
-        is_single_writer=(
-            config.is_single_writer if config is not None else session.overrides.get("remote.single.writer") == "true"
-        ),
+        settings=BucketSettings(config=known, is_node=config is not None),
+        is_single_writer=known.is_single_writer,
     )
     try:
         if not copies or config is None:

@@ -43,8 +43,8 @@ def compact_bucket(
         raise InvalidRequest("reading --resume, not a job: letters, digits, _ and -", job=repr(job_id))
     job = job_id or f"compact-{new_ulid(now_ms())}"
     errors: dict[TopicPartition, LogError] = {}
-    with stop_signals() as stop, open_bucket(session, url, options) as bucket:
-        names, settings = _chosen(session, bucket, target, topic_id, is_configured=url is None)
+    with stop_signals() as stop, open_bucket(session, url, options, writes_segments=True) as bucket:
+        names, settings = _chosen(bucket, target, topic_id)
         if dry_run:
             return _planned(session, bucket, names, settings, job, output)
         if on_spark.is_wanted:
@@ -69,9 +69,7 @@ def compact_bucket(
     return Exit.CONFLICT if left and code is not Exit.CORRUPTION else code
 
 
-def _chosen(
-    session: Session, bucket: Bucket, target: str, topic_id: str | None, *, is_configured: bool
-) -> tuple[list[RemotePartitionName], dict[str, str]]:
+def _chosen(bucket: Bucket, target: str, topic_id: str | None) -> tuple[list[RemotePartitionName], dict[str, str]]:
     """(the living partitions that are meant, what is known of the topic's settings)."""
     from remote.metadata_log import MetadataLog
 
@@ -83,9 +81,7 @@ def _chosen(
     if len(ids) > 1:
         raise InvalidRequest("compacting, several topics of one name: --topic-id is needed", topic_ids=",".join(ids))
     name, head = next(iter(heads.items()))
-    if is_configured:
-        return list(heads), session.config().topic_properties(name.topic, head.properties)
-    return list(heads), dict(session.overrides)
+    return list(heads), bucket.settings_of(name.topic, head.properties)
 
 
 def _planned(
@@ -182,8 +178,9 @@ def _in_tasks(
 
 
 def _planned_row(plan: CompactionPlan) -> Row:
+    from tiered.object_encoding import Keeping
     from tiered.pipeline import dirty_bytes
-    from tiered.rewriting import Keeping, cost_of
+    from tiered.rewriting import cost_of
 
     rows = [row for group in plan.groups for row in group.rows]
     return {

@@ -56,8 +56,8 @@ _DONE = (
     "--from-option", "source_options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For URL."
 )
 @layout_options("auto", "The layout at URL:")
-@click.option("--codec", type=click.Choice(["none", "zstd"]), default="none", show_default=True, help="At rest, here.")
-@click.option("--key-id", metavar="ID", help="Encrypt under this key of the ring.")
+@click.option("--codec", type=click.Choice(["none", "zstd"]), help="At rest, here; default: as the settings say.")
+@click.option("--key-id", metavar="ID", help="Encrypt under this key of the ring; default: as the settings say.")
 @click.option("--scratch", metavar="DIRECTORY", help="Room for one segment; the system's place for files without it.")
 @click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -73,7 +73,7 @@ def import_(
     layout: str,
     prefixes: tuple[str, ...],
     private_keys: tuple[str, ...],
-    codec: str,
+    codec: str | None,
     key_id: str | None,
     scratch: str | None,
     dry_run: bool,
@@ -90,7 +90,7 @@ def import_(
     with (
         stop_signals() as stop,
         closing(open_store(source_url, source_options)) as source,
-        open_bucket(session, url, options) as bucket,
+        open_bucket(session, url, options, writes_segments=True) as bucket,
     ):
         theirs = _layout(source, words["layout"], words["prefixes"], words["private_keys"])
         plans = _plans(source, theirs, bucket, targets, topic_id, codec, key_id, session.prices())
@@ -128,17 +128,19 @@ def _plans(
     bucket: Bucket,
     targets: tuple[str, ...],
     topic_id: str | None,
-    codec: str,
+    codec: str | None,
     key_id: str | None,
     prices: PriceTable,
 ) -> list[ImportPlan]:
     from tiered.importing import plan_import, topic_id_for
-    from tiered.rewriting import Keeping
+    from tiered.object_encoding import KEY_ID, settled_keeping
 
     names = _named(theirs.partitions(source), targets, source.url)
     topics = {name.topic: name.topic_id for name in names}
     ids = {topic: topic_id_for(source, bucket.store, topic, own, asked=topic_id) for topic, own in topics.items()}
-    keeping = Keeping(codec=codec, key_id=key_id)
+    flags = {KEY_ID: key_id or "", "remote.compression": codec or ""}
+    own = {name: value for name, value in flags.items() if value}
+    settings = {topic: bucket.settings_of(topic, {}, **own) for topic in topics}
     return [
         plan_import(
             source,
@@ -147,7 +149,8 @@ def _plans(
             bucket.store,
             topic_id=ids[name.topic],
             now_ms=now_ms(),
-            keeping=keeping,
+            keeping=settled_keeping(settings[name.topic]),
+            properties=own,
             prices=prices,
         )
         for name in names

@@ -109,9 +109,10 @@ def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str
 
 def _probe(session: Session, url: str, options: dict[str, object]) -> None:
     from remote.probe import probe_store
+    from tiered.config import Config
     from tiered.configured_store import addressed_store
 
-    store = addressed_store(url, options, session.overrides)
+    store = addressed_store(url, options, Config.load(None, session.overrides, os.environ))
     try:
         guarantees = probe_store(store, now_ms=now_ms(), is_racing=True)
     finally:

@@ -44,7 +44,9 @@ def repair(
     if topic_id is not None:
         raise click.UsageError("--topic-id is not for repair; the report names topics by their ids")
     found = _read(report)
-    with open_bucket(session, url, options, copies=True) as bucket:
+    with open_bucket(session, url, options, copies=True, writes_segments=True) as bucket:
+        for topic in sorted({each.topic for each in found.of("corrupt")}):
+            bucket.settings_of(topic, {})  # settings that cannot be honoured are no damage without a good copy
         plan = plan_repair(bucket.store, found, keys=bucket.keys, copies=bucket.copies)
         todo: list[PageRepair | SegmentRepair] = [*plan.pages, *plan.segments]
         rows = [_row(each, "to do") for each in todo] + _left(plan)
@@ -54,7 +56,13 @@ def repair(
                 _ask(plan)
             with byte_progress(session, "repaired", plan.size_bytes) as advance:
                 done = run_repair(
-                    bucket.store, plan, now_ms=now_ms, keys=bucket.keys, copies=bucket.copies, progress=advance
+                    bucket.store,
+                    plan,
+                    now_ms=now_ms,
+                    keys=bucket.keys,
+                    copies=bucket.copies,
+                    progress=advance,
+                    settings=bucket.settings_of,
                 )
             rows = [_row(each, "repaired") for each in done.done] + _left(plan)
             rows += [_untouched(each, "failed") for each in done.failed]

@@ -70,7 +70,9 @@ def merge(session: Session, targets: tuple[str, ...], target: str, **shared: obj
     prices = session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
-        return plan_merge(bucket.store, name, now_ms=now_ms(), target_bytes=size, prices=prices)
+        return plan_merge(
+            bucket.store, name, now_ms=now_ms(), target_bytes=size, prices=prices, settings=bucket.settings_of
+        )
 
     return _run(session, targets, plan, None, **shared)  # type: ignore[arg-type]
 
@@ -121,6 +123,7 @@ def recode(
             storage_class=storage_class,
             prices=prices,
             only=only,
+            settings=bucket.settings_of,
         )
 
     return _run(session, targets, plan, storage_class, **shared)  # type: ignore[arg-type]
@@ -156,13 +159,19 @@ def copy(
     from tiered.bucket_copying import plan_copy
 
     refuse_rate(on_spark, rate)
-    kept = {"codec": codec, "key_id": key_id, "storage_class": storage_class, "prices": session.prices()}
+    kept: dict[str, object] = {
+        "codec": codec,
+        "key_id": key_id,
+        "storage_class": storage_class,
+        "prices": session.prices(),
+    }
     with (
         stop_signals() as stop,
         open_bucket(session, url, options, rate=rate) as bucket,
         closing(_opened(session, target_url, target_options, storage_class, rate, url)) as target,
     ):
         names = [name for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
+        kept["settings"] = bucket.settings_of
         plans = [plan_copy(bucket.store, target, name, now_ms=now_ms(), **kept) for name in names]  # type: ignore[arg-type]
         dollars = sum(plan.cost.dollars for plan in plans)
         if dry_run:
@@ -259,7 +268,7 @@ def _run(
     on_spark: OnSpark,
 ) -> int:
     refuse_rate(on_spark, rate)
-    with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
+    with stop_signals() as stop, open_bucket(session, url, options, rate=rate, writes_segments=True) as bucket:
         plans = [planned(bucket, name) for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
         due = [plan for plan in plans if plan.groups]
         dollars = sum(plan.cost.dollars for plan in due)

@@ -75,7 +75,7 @@ def scrub(
         if on_spark.is_wanted:
             found = _in_tasks(session, bucket, names, stop, on_spark, resume=resume, is_configured=url is None)
         else:
-            plan = plan_scrub(bucket.store, names, deep=deep)
+            plan = plan_scrub(bucket.store, names, deep=deep, settings=bucket.settings.of)
             found = _scrubbed(session, bucket, plan, stop, threads=threads, resume=resume, started_ms=started_ms)
     if found is None:
         session.say("interrupted; go on with: tiered scrub --deep --resume")
@@ -147,6 +147,7 @@ def _in_tasks(
             should_stop=lambda: stop.is_set,
             telling=lambda size_bytes: byte_progress(session, "scrubbed", size_bytes),
             local_copy=bucket.copies if bucket.copies is not None else lambda name, row: False,
+            settings=bucket.settings.of,
         )
     if found is not None:
         state.remove()

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from local.errors import NotFound
+from tiered.object_encoding import SettingsOf, own_settings
 from tiered.scrub import LocalCopy, SegmentJob, plan_scrub, report_of, scrub_segment
 from tiered.scrub_report import ScrubReport
 from tiered.scrub_state import ScrubState, SegmentResult
@@ -75,11 +76,12 @@ def scrub_partitions(
     should_stop: Callable[[], bool] = lambda: False,
     telling: Telling = lambda size_bytes: nullcontext(lambda read_bytes: None),
     local_copy: LocalCopy = lambda name, row: False,
+    settings: SettingsOf = own_settings,
 ) -> ScrubReport | None:
     """`scrub` for partitions that were chosen; `telling` makes its `progress` once it is known how much there is."""
     started_ms = state.started_ms if state is not None else wall_ms()
     with bucket.opened() as store:
-        plan = plan_scrub(store, names, deep=True)
+        plan = plan_scrub(store, names, deep=True, settings=settings)
         done = state.results(job.identity for job in plan.jobs) if state is not None else {}
         with telling(plan.size_bytes) as progress:
             for result in done.values():

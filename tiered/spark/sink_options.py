@@ -9,9 +9,11 @@ from difflib import get_close_matches
 
 from local.errors import InvalidRequest
 from local.names import check_topic, check_topic_id
+from tiered.configured_store import OBJECT_SETTINGS
 from tiered.ingest import SPAN
 from tiered.properties import PROPERTIES, canonical, parse
 from tiered.spark.bucket import Bucket
+from tiered.tier_properties import IMMUTABLE
 
 NAMES = (
     "path",
@@ -28,6 +30,7 @@ NAMES = (
     "workDirectory",
 )
 
+STORE_SETTINGS = (*OBJECT_SETTINGS, IMMUTABLE)  # settings that are not of a topic, and that a job honours
 _SPARKS = ("checkpointlocation", "queryname", "triggeravailablenow")  # a stream's own options come along
 
 
@@ -83,6 +86,8 @@ def _known(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         if low in real:
             options[low] = value
         elif low in PROPERTIES:
+            if not PROPERTIES[low].is_per_topic and low not in STORE_SETTINGS:
+                raise InvalidRequest("writing with spark, a setting of a node, which a job cannot honour", option=name)
             parse(low, value, {"option": name})
             settings[low] = canonical(low, value)
         else:
