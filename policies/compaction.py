@@ -30,6 +30,7 @@ from local.segment_info import SegmentInfo
 from policies.decisions import CleanLog
 from policies.snapshot import PartitionSnapshot
 from policies.words import format_ms
+from remote.tombstones import tombstone_bound
 
 PATIENCE_ROUNDS = 10
 
@@ -124,17 +125,13 @@ def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
 
 
 def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> int | None:
-    """Below which offset a pass may drop tombstones and markers at all (I5); None for no bound.
+    """Below which offset a pass may remove tombstones and markers (I5, `remote.tombstones`); None for no bound.
 
-    An older record of the key may lie in a row unless the row was cleaned together with the tombstone, so the bound is
-    the least `cleaned_through` of the rows that readers can reach. It may lie in a compacted view as well, which has
-    taken up only what is below its horizon. Of a bucket that was not seen nothing is known.
+    0 while the remote tier of a tiered topic is not known.
     """
     if snapshot.is_tiered and not is_bucket_known:
         return 0
-    reachable = (row for row in snapshot.committed_parts if row.next_offset > snapshot.log_start_offset)
-    horizons = (view.horizon_offset for view in snapshot.views if view.is_built)
-    return min((*(row.cleaned_through or 0 for row in reachable), *horizons), default=None)
+    return tombstone_bound(snapshot.committed_parts, snapshot.views, snapshot.log_start_offset)
 
 
 def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:

@@ -14,7 +14,7 @@ A replacement is judged group by group, against the head it lands on (P11: what 
 A new entry that replaces what an expiry left begins below the log start, as an entry does after DeleteRecords: readers
 never see its expired records, and no expiry is undone. Groups are independent, which is sound for a compaction: a
 record is removed only because a newer one of its key is there, and the newer one leaves the bucket only for one that is
-newer still, or by retention, which takes the older ones first. Not so for tombstones, see `bound`.
+newer still, or by retention, which takes the older ones first. Not so for tombstones, see `bound` and `remote.tombstones`.
 
 The note of a job that lost a group is not written: the job stays due.
 """
@@ -29,6 +29,7 @@ from local.errors import Conflict, InvalidRequest
 from remote.head import Head, JobNote, UnlinkedObject
 from remote.head_changes import Change, objects_of
 from remote.segment import RemoteSegment
+from remote.tombstones import tombstone_bound
 
 JOBS_KEPT = 64  # notes in a head; a job that is run again after so many others is not recognised
 
@@ -112,7 +113,8 @@ def replace_tiled(
     def change(head: Head) -> Head:
         if is_done(head, note):
             return head
-        if (found := tombstone_bound(head)) is not None and bound is not None and found < bound:
+        found = tombstone_bound(head.parts, head.views, head.log_start_offset)
+        if found is not None and bound is not None and found < bound:
             facts = {"job": note.job_id, "below": bound, "now": found}
             raise Conflict("replacing a job's rows, older records may be back below its tombstones", **facts)
         fates = [fate_of(head.segments, head.log_start_offset, group) for group in replacements]
@@ -144,22 +146,6 @@ def lost_rows(head: Head, planned: Sequence[RemoteSegment], rows: Sequence[Remot
     """Those of the `planned` that are not among `rows` and did not expire: another writer or job replaced them."""
     there = {row.ulid for row in rows}
     return [row for row in planned if row.ulid not in there and row.next_offset > head.log_start_offset]
-
-
-def tombstone_bound(head: Head) -> int | None:
-    """Below which offset a job may take tombstones and markers away (I5); None for no bound, 0 for none at all.
-
-    Every row that begins below it, and that readers can reach, is clean through it; a row that is not says nothing of
-    what lies below its base. No view's horizon lies below it: one that is not built yet may be taking up anything.
-    """
-    found = min((view.horizon_offset if view.is_built else 0 for view in head.views), default=None)
-    for part in head.parts:
-        if found is not None and part.base_offset >= found:
-            break
-        if part.next_offset > head.log_start_offset:
-            cleaned = max(part.cleaned_through or 0, part.base_offset)
-            found = cleaned if found is None else min(found, cleaned)
-    return found
 
 
 def _replaced(

@@ -48,7 +48,7 @@ from remote.encryption import NO_KEYS, KeyRing
 from remote.guest import GuestLog
 from remote.head import JobNote
 from remote.head_changes import unlink_uploads
-from remote.job_changes import Fate, Replacement, fate_of, find_job, lost_rows, replace_tiled, tombstone_bound
+from remote.job_changes import Fate, Replacement, fate_of, find_job, lost_rows, replace_tiled
 from remote.job_changes import is_done as is_noted
 from remote.keys import new_ulid
 from remote.metadata_index import MetadataIndex
@@ -56,6 +56,7 @@ from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
+from remote.tombstones import tombstone_bound
 from tiered.committed import aborted_transactions, producers_in_bucket, stable_end
 from tiered.partition_source import PartitionSource
 from tiered.properties import DEFAULTS
@@ -224,7 +225,7 @@ def plan_compaction(
         now_ms=now_ms,
         start_offset=rows[0].base_offset if rows else start_offset,
         upto_offset=upto,
-        tombstones_below=tombstone_bound(head),
+        tombstones_below=tombstone_bound(head.parts, head.views, head.log_start_offset),
         settings={key: value for key, value in values.items() if value != DEFAULTS[key]},
         groups=tuple(_groups(rows, before, aborted, group_bytes)),
         producers=tuple(producers_in_bucket(source).entries()) if rows else (),

@@ -33,6 +33,7 @@ from remote.guest import GuestLog
 from remote.metadata_log import MetadataLog
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
+from remote.tombstones import clean_upto
 from tiered.bucket_deletion import DeletionPlan, delete_unlinked, plan_deletion
 from tiered.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
 from tiered.object_encoding import Keeping
@@ -220,10 +221,7 @@ def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionNa
 
 def dirty_bytes(rows: Sequence[RemoteSegment]) -> int:
     """Bytes of the rows that those below have not been compared with: behind what all of them are clean through."""
-    clean = rows[0].cleaned_through or 0 if rows else 0
-    for row in rows:
-        if row.base_offset < clean:
-            clean = min(clean, max(row.cleaned_through or 0, row.base_offset))
+    clean = clean_upto(rows) or 0
     return sum(row.size_bytes for row in rows if row.base_offset >= clean)
 
 

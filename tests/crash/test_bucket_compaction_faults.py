@@ -239,7 +239,7 @@ def test_a_job_on_a_part_leaves_the_tombstones_of_what_lies_below_it() -> None:
 
 
 def test_tombstones_that_go_without_a_bound_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_compaction, "tombstone_bound", lambda head: None)
+    monkeypatch.setattr(bucket_compaction, "tombstone_bound", lambda parts, views, readable_from: None)
     with pytest.raises(AssertionError):
         jobs_on_the_younger_half()
 

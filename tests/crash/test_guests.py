@@ -18,13 +18,14 @@ from local.errors import Conflict, Fenced, InvalidRequest, LogError, NotFound, U
 from remote.guest import GuestLog
 from remote.head import Head, JobNote
 from remote.head_changes import delete_partition
-from remote.job_changes import Replacement, append_rows, find_job, replace_tiled, tombstone_bound
+from remote.job_changes import Replacement, append_rows, find_job, replace_tiled
 from remote.keys import parse_data_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import LogState, MetadataLog
 from remote.orphans import find_orphans
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
+from remote.tombstones import tombstone_bound
 from remote.transfer import copy_segment
 from remote.view import CompactedView
 
@@ -270,6 +271,10 @@ def test_without_a_head_there_is_nothing_to_join() -> None:
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
+def _bound(head: Head) -> int | None:
+    return tombstone_bound(head.parts, head.views, head.log_start_offset)
+
+
 def _clean(head: Head, *through: int | None) -> Head:
     rows = tuple(replace(row, cleaned_through=each) for row, each in zip(head.segments, through, strict=True))
     return replace(head, segments=rows)
@@ -292,16 +297,16 @@ def test_tombstones_go_below_what_every_row_that_begins_there_is_clean_through(
     through: tuple[int | None, ...], bound: int
 ) -> None:
     head = _clean(newest(begun(MemoryStore()).store), *through)
-    assert tombstone_bound(head) == bound
+    assert _bound(head) == bound
     views = (CompactedView(name="v", horizon_offset=12), CompactedView(name="new"))
-    assert tombstone_bound(replace(head, views=views[:1])) in (0, bound if bound < 12 else 12)
-    assert tombstone_bound(replace(head, views=views)) == 0
+    assert _bound(replace(head, views=views[:1])) in (0, bound if bound < 12 else 12)
+    assert _bound(replace(head, views=views)) == 0
 
 
 def test_rows_below_the_log_start_bind_nothing() -> None:
     head = _clean(newest(begun(MemoryStore()).store), None, 40, 40, 40)
-    assert tombstone_bound(replace(head, log_start_offset=10)) == 40
-    assert tombstone_bound(replace(head, segments=())) is None
+    assert _bound(replace(head, log_start_offset=10)) == 40
+    assert _bound(replace(head, segments=())) is None
 
 
 def test_a_bound_that_does_not_hold_any_more_commits_nothing() -> None:

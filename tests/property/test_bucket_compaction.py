@@ -19,12 +19,12 @@ from remote.catalog import RemotePartitionName
 from remote.guest import GuestLog
 from remote.head import Head
 from remote.head_changes import add_segments
-from remote.job_changes import tombstone_bound
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.spilling import SpillRule
+from remote.tombstones import tombstone_bound
 from remote.transfer import copy_segment
 from tiered.bucket_compaction import CompactionOutcome
 from tiered.bucket_passes import compact_partition
@@ -116,7 +116,7 @@ class World(LogWorld):
             upto=upto,
             now_ms=self.now_ms,
             retention_ms=RETENTION_MS,
-            tombstones_below=tombstone_bound(head),
+            tombstones_below=tombstone_bound(head.parts, head.views, head.log_start_offset),
             aborted=[(each.producer_id, each.first_offset, each.last_offset) for each in aborted],
             producers={p.producer_id: (p.producer_epoch, p.last_offset if p.last_offset >= 0 else None) for p in known},
         )

@@ -459,4 +459,24 @@ def test_what_lies_in_pages_is_judged_as_if_it_were_known(full: PartitionSnapsho
     assert _row_by_row(taken, rows_of) == _row_by_row(full, rows_of)
     assert (taken.committed_count, taken.committed_bytes) == (full.committed_count, full.committed_bytes)
     assert taken.coverage == full.coverage
-    assert tombstones_below(taken, is_bucket_known=True) in (tombstones_below(full, is_bucket_known=True), 0)
+    bounds = [tombstones_below(each, is_bucket_known=True) for each in (taken, full)]
+    assert (bounds[0] is None) == (bounds[1] is None)
+    assert (bounds[0] or 0) <= (bounds[1] or 0), "a page is told by the least of its rows"
+    if bounds[0] is not None:
+        assert all(_may_lose_a_tombstone(full, offset) for offset in range(bounds[0]))
+
+
+def _may_lose_a_tombstone(taken: PartitionSnapshot, offset: int) -> bool:
+    """Whether no older record of the key of a tombstone at `offset` can be read any more (I5)."""
+    readable = (each for each in taken.committed if each.next_offset > taken.log_start_offset)
+    is_clean = all(each.base_offset > offset or (each.cleaned_through or 0) > offset for each in readable)
+    return is_clean and all(view.is_built and view.horizon_offset > offset for view in taken.views)
+
+
+@CALM
+@given(snapshots())
+def test_the_bound_of_tombstones_is_the_highest_that_hides_no_older_record(taken: PartitionSnapshot) -> None:
+    bound = tombstones_below(taken, is_bucket_known=True)
+    upto = 1000 if bound is None else bound
+    assert all(_may_lose_a_tombstone(taken, offset) for offset in range(upto))
+    assert bound is None or not _may_lose_a_tombstone(taken, bound)

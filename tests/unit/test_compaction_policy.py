@@ -256,7 +256,8 @@ def test_every_log_has_its_turn_within_the_stated_rounds_whatever_is_appended(
         ([20, 20], 0, True, 20),
         ([20, 30], 0, True, 20),
         ([20, 30], 10, True, 30),  # below the log start nobody reads
-        ([20, None], 0, True, 0),  # uploaded before the topic was compacted
+        ([20, None], 0, True, 10),  # uploaded before the topic was compacted: it says nothing of what lies below it
+        ([None, 20], 0, True, 0),
     ],
 )
 def test_a_tombstone_may_leave_only_below_what_every_row_was_cleaned_through(

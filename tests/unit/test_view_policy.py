@@ -97,4 +97,5 @@ def test_a_tombstone_above_the_horizon_stays_for_the_view_to_see():
     assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(built(20),)), is_bucket_known=True) == 20
     assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(built(40),)), is_bucket_known=True) == 30
     never = built(0, last_run=None)
-    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(never,)), is_bucket_known=True) == 30
+    # The first run may be reading a manifest from before the rows were cleaned.
+    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(never,)), is_bucket_known=True) == 0
