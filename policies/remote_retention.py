@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.decisions import DeletePage, DeleteUnlinked, ExpirePage, ExpireRemote
+from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.words import format_ms
 from remote.head import SpillRow
@@ -72,7 +73,7 @@ def room_for_rows(snapshot: PartitionSnapshot) -> int:
 def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
     """The unlinked objects whose grace time has passed and that no row names, the log's or a view's; then pages."""
     grace_ms, now_ms = snapshot.rules.delete_grace_ms, snapshot.now_ms
-    due = [each for each in snapshot.unlinked if now_ms - each.unlinked_ms >= grace_ms]
+    due = [each for each in snapshot.unlinked if deletion_due_ms(each.unlinked_ms, snapshot.rules) <= now_ms]
     live = snapshot.named_keys if due else frozenset()  # two names for each row: most rounds have nothing to delete
 
     def waited(unlinked_ms: int) -> str:
@@ -86,9 +87,14 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
     pages = [
         DeletePage(key=page.spill.key, size_bytes=page.size_bytes, reason=waited(page.unlinked_ms))
         for page in snapshot.unlinked_pages
-        if now_ms - page.unlinked_ms >= grace_ms
+        if deletion_due_ms(page.unlinked_ms, snapshot.rules) <= now_ms
     ]
     return [*objects, *pages[:PAGES_DELETED_MAX]]
+
+
+def deletion_due_ms(unlinked_ms: int, rules: PartitionRules) -> int:
+    """The first ms at which an object may be deleted that no manifest has named since `unlinked_ms`."""
+    return unlinked_ms + rules.delete_grace_ms
 
 
 def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:

@@ -33,9 +33,10 @@ from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
 
+from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost import DAY_MS, upload_requests
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
-from policies.remote_retention import PAGES_DELETED_MAX
+from policies.remote_retention import PAGES_DELETED_MAX, deletion_due_ms
 from policies.rules import PartitionRules
 from policies.tiering import completes_commit
 from policies.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
@@ -121,14 +122,14 @@ class _Partition:
         return self.newest(number) + ceil(size_bytes / share / self.of.batch_bytes) * self.of.batch_ms
 
     def copies(self, number: int) -> float:
-        lag_ms, lag_bytes = self.rules.copy_lag_ms, self.rules.copy_lag_bytes
         if self.rules.copy_disabled:
-            return float("inf")
-        if lag_ms == 0 or lag_bytes == 0:
-            return self.closes(number)
-        by_age = float("inf") if lag_ms is None else self.newest(number) + lag_ms
-        by_size = float("inf") if lag_bytes is None else self.after_bytes(number, lag_bytes)
-        return max(self.closes(number), min(by_age, by_size))
+            return NEVER
+        return copy_due_ms(
+            self.rules,
+            closed_ms=self.closes(number),
+            newest_ms=self.newest(number),
+            reached_ms=lambda lag_bytes: self.after_bytes(number, lag_bytes),
+        )
 
     def drops(self, number: int) -> float:
         limits = self.rules.local_limits
@@ -250,7 +251,7 @@ class _Partition:
         if self.expired < self.copied:
             moments.append(self.expires(self.expired))
         if self.waiting:
-            moments.append(self.waiting[0].since + self.rules.delete_grace_ms)
+            moments.append(deletion_due_ms(self.waiting[0].since, self.rules))
         if self.next_read is not None:
             moments.append(self.next_read)
         return self.ticks(max(min(moments), self.settled + 1))
@@ -399,8 +400,7 @@ class _Partition:
         self._commit()
 
     def _due_for_deletion(self) -> list[_Waiting]:
-        before = self.now - self.rules.delete_grace_ms
-        return list(takewhile(lambda each: each.since <= before, self.waiting))
+        return list(takewhile(lambda each: deletion_due_ms(each.since, self.rules) <= self.now, self.waiting))
 
     def _delete(self, due: list[_Waiting]) -> None:
         """Single objects all at once, then a few pages."""

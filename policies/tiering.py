@@ -1,4 +1,4 @@
-"""Which closed segments are copied to the store, and when the active one is closed.
+"""Which closed segments are copied to the store and which are put off, and when the active one is closed.
 
 Source: KIP-405 (`RemoteLogManager.candidateLogSegments`), KIP-1241 (copy lag), `UnifiedLog.deletableSegments` for the
 roll of an idle active segment.
@@ -6,10 +6,13 @@ roll of an idle active segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from local.segment_info import SegmentInfo
+from policies.copy_lag import NEVER, copy_due_ms, lag_in_words
 from policies.decisions import CopySegment, RollActive
+from policies.deferrals import Action, Code, Deferral, put_off
 from policies.local_retention import local_limits
 from policies.snapshot import PartitionSnapshot
 from policies.words import format_ms
@@ -52,7 +55,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
     """The closed segments to copy, oldest first; none may be committed before the one ahead of it is.
 
     Candidates hold an offset at or above max(highest committed, log start) and lie wholly below the stable offset. The
-    first segment that may not go ends the scan, as does one already being copied: order of commits is order of offsets.
+    first segment that is put off ends the scan, as does one already being copied: order of commits is order of offsets.
     So the copies follow one another from the store's end up, and no local record at or above the log start is left out
     in between.
 
@@ -62,62 +65,188 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
     """
     if not snapshot.is_copying_on or snapshot.paused is not None:
         return []
-    start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
+    is_compacted = snapshot.rules.cleanup_compact
     chosen: list[CopySegment] = []
-    newer_bytes = sum(segment.size_bytes for segment in snapshot.segments)
-    for segment in snapshot.closed:
-        newer_bytes -= segment.size_bytes
-        if segment.next_offset <= start or segment.is_empty:
-            continue
-        comes_along = bool(chosen) and snapshot.rules.cleanup_compact
-        reason = _copy_reason(snapshot, segment, None if comes_along else newer_bytes)
-        if reason is None:
-            if snapshot.rules.cleanup_compact and segment.next_offset <= snapshot.clean_cut:
+    for segment, newer_bytes in _uncopied(snapshot):
+        comes_along = bool(chosen) and is_compacted
+        if _hindrance(snapshot, segment, None if comes_along else newer_bytes) is not None:
+            if is_compacted and segment.next_offset <= snapshot.clean_cut:
                 return []
             break
+        due = "with those before it" if comes_along else _due_in_words(snapshot, segment)
         chosen.append(
             CopySegment(
                 base_offset=segment.base_offset,
                 next_offset=segment.next_offset,
                 size_bytes=segment.size_bytes,
-                reason=reason,
-                is_indivisible=snapshot.rules.cleanup_compact,
+                reason=f"closed and cleaned, {due}" if is_compacted else f"closed, {due}",
+                is_indivisible=is_compacted,
             )
         )
     return chosen
 
 
-def _copy_reason(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> str | None:
-    """Why `segment` goes now, or None if it may not. Without `newer_bytes` no copy lag is waited for."""
-    if segment.next_offset > snapshot.stable_offset or segment.base_offset in snapshot.copying:
-        return None
-    if snapshot.remote_next_offset is not None and segment.base_offset < snapshot.remote_next_offset:
-        return None  # straddles what is committed: two rows would claim the same offsets
-    if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
-        return None
-    due = "with those before it" if newer_bytes is None else _due(snapshot, segment, newer_bytes)
-    if due is None:
-        return None
-    return f"closed and cleaned, {due}" if snapshot.rules.cleanup_compact else f"closed, {due}"
+def copies_at_once(snapshot: PartitionSnapshot) -> list[CopySegment]:
+    """As `copies`, without the copy lag (KIP-1241): a producer waits for these records."""
+    return copies(_without_lag(snapshot))
 
 
-def _due(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> str | None:
-    """Whether the copy lag has passed (KIP-1241): by age, or by how many bytes of the log are newer."""
-    lag_ms, lag_bytes = snapshot.rules.copy_lag_ms, snapshot.rules.copy_lag_bytes
-    if lag_ms == 0 or lag_bytes == 0:
-        return "not yet in the store"
-    age_ms = snapshot.now_ms - segment.age_timestamp_ms
-    if lag_ms is not None and (age_ms < 0 or age_ms >= lag_ms):  # a future timestamp does not hold a copy up
-        return f"copy lag of {format_ms(lag_ms)} passed"
-    if lag_bytes is not None and newer_bytes >= lag_bytes:
-        return f"copy lag of {lag_bytes} bytes passed"
+def copy_deferrals(snapshot: PartitionSnapshot, *, is_cleaning: bool = False) -> list[Deferral]:
+    """Each segment with records that the remote tier lacks and `copies` does not name, and why; oldest first.
+
+    The active segment is among them. With `is_cleaning` the plan cleans the log, so what is due waits for that.
+    """
+    if not snapshot.is_tiered:
+        return []
+    chosen = {each.base_offset for each in copies(snapshot)}
+    found: list[Deferral] = []
+    for segment, newer_bytes in _uncopied(snapshot):
+        if segment.base_offset not in chosen:
+            found.append(_copy_deferral(snapshot, segment, newer_bytes))
+        elif is_cleaning:
+            found.append(put_off(Action.COPY, segment, Code.CLEANING, "the log is cleaned first"))
+    active = snapshot.active
+    if active is not None and not active.is_empty and active.next_offset > snapshot.log_start_offset:
+        found.append(_active_deferral(snapshot, active))
+    return found
+
+
+def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
+    """What keeps segments from `copies_at_once`."""
+    return copy_deferrals(_without_lag(snapshot))
+
+
+def copy_due_since_ms(snapshot: PartitionSnapshot) -> int | None:
+    """Since when the oldest segment that waits for its copy is due; None while none is due, or no time can be told.
+
+    A pause does not count, nor do copies under way: the segment is due all the same. Of a compacted topic only what
+    was cleaned is due. A segment that is due by `remote.copy.lag.bytes` alone has no time.
+    """
+    if not snapshot.is_tiered or snapshot.rules.copy_disabled:
+        return None
+    for segment, _ in _uncopied(snapshot):
+        if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
+            return None
+        since = _due_ms(snapshot, segment, newer_bytes=0)
+        return int(since) if since <= snapshot.now_ms else None
     return None
 
 
-def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
-    idle_ms = snapshot.now_ms - active.age_timestamp_ms
+def uncopied(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
+    """The closed segments with records at or above the log start that the remote tier does not reach, oldest first."""
+    return [segment for segment, _ in _uncopied(snapshot)]
+
+
+def _uncopied(snapshot: PartitionSnapshot) -> Iterator[tuple[SegmentInfo, int]]:
+    """`uncopied`, each with the bytes of the log that are newer than it."""
+    start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
+    newer_bytes = sum(segment.size_bytes for segment in snapshot.segments)
+    for segment in snapshot.closed:
+        newer_bytes -= segment.size_bytes
+        if segment.next_offset > start and not segment.is_empty:
+            yield segment, newer_bytes
+
+
+def _without_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
+    return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0))
+
+
+def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> Code | None:
+    """What keeps `segment` from being copied now; None: nothing. Without `newer_bytes` no copy lag is waited for."""
+    if segment.base_offset in snapshot.copying:
+        return Code.COPYING
+    if segment.next_offset > snapshot.stable_offset:
+        return Code.OPEN_TRANSACTION
+    if snapshot.remote_next_offset is not None and segment.base_offset < snapshot.remote_next_offset:
+        return Code.OVERLAP  # two entries would claim the same offsets
+    if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
+        return Code.NOT_CLEANED
+    if newer_bytes is not None and _due_ms(snapshot, segment, newer_bytes) > snapshot.now_ms:
+        return Code.COPY_LAG
+    return None
+
+
+def _due_ms(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> float:
+    """`copy_lag.copy_due_ms` of a local segment. A timestamp or a file of a time to come does not put a copy off."""
+    now_ms = snapshot.now_ms
+    newest_ms = -NEVER if segment.age_timestamp_ms > now_ms else segment.age_timestamp_ms
+    return copy_due_ms(
+        snapshot.rules,
+        closed_ms=min(segment.modified_ms, now_ms),
+        newest_ms=newest_ms,
+        reached_ms=lambda lag_bytes: now_ms if newer_bytes >= lag_bytes else NEVER,
+    )
+
+
+def _due_in_words(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
+    rules = snapshot.rules
+    if rules.copy_lag_ms == 0 or rules.copy_lag_bytes == 0:
+        return "not yet in the store"
+    is_by_age = _due_ms(snapshot, segment, newer_bytes=0) <= snapshot.now_ms
+    lag = format_ms(rules.copy_lag_ms or 0) if is_by_age else f"{rules.copy_lag_bytes} bytes"
+    return f"copy lag of {lag} passed"
+
+
+def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
+    """Why `segment` is not copied: what holds for the whole partition first, then what holds for it alone."""
+    code, until_ms = _partition_hindrance(snapshot), None
+    code = code or _hindrance(snapshot, segment, newer_bytes) or Code.ORDER
+    if code is Code.COPY_LAG:
+        due = _due_ms(snapshot, segment, newer_bytes)
+        until_ms = int(due) if due < NEVER else None
+    return put_off(Action.COPY, segment, code, _in_words(snapshot, code), until_ms)
+
+
+def _partition_hindrance(snapshot: PartitionSnapshot) -> Code | None:
+    if snapshot.given_up or snapshot.rules.gives_up_remote:
+        return Code.GIVING_UP
+    if snapshot.rules.copy_disabled:
+        return Code.COPY_DISABLED
+    return Code.PAUSED if snapshot.paused is not None else None
+
+
+def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
+    pause = snapshot.paused
+    match code:
+        case Code.COPY_LAG:
+            return f"the copy lag has not passed: {lag_in_words(snapshot.rules)}"
+        case Code.PAUSED:
+            return "uploads are paused" + (f": {pause.reason}" if pause is not None and pause.reason else "")
+        case Code.COPY_DISABLED:
+            return "copies are switched off: remote.log.copy.disable=true"
+        case Code.GIVING_UP:
+            return "the remote tier was switched off, and its data is being deleted"
+        case Code.OPEN_TRANSACTION:
+            return f"a transaction is open from offset {snapshot.stable_offset}"
+        case Code.NOT_CLEANED:
+            return "a compacted topic is cleaned before it is copied"
+        case Code.COPYING:
+            return "a copy is under way"
+        case Code.ORDER:
+            return "copies keep the order of offsets, and another segment is put off"
+        case Code.OVERLAP:
+            return f"the remote tier ends inside this segment, at offset {snapshot.remote_next_offset}"
+        case _:
+            return code.value
+
+
+def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo) -> Deferral:
+    """The active segment is closed when it is full, or when its newest record is older than `segment.ms`."""
     limit = snapshot.rules.segment_ms
-    return f"newest record {format_ms(idle_ms)} old, segment.ms={format_ms(limit)}" if idle_ms > limit else None
+    words = f"the active segment is closed when it is full, or idle for segment.ms={format_ms(limit)}"
+    return put_off(Action.COPY, active, Code.ACTIVE, words, idle_roll_ms(snapshot, active))
+
+
+def idle_roll_ms(snapshot: PartitionSnapshot, active: SegmentInfo) -> int:
+    """The first ms at which the active segment is closed without another append."""
+    return active.age_timestamp_ms + snapshot.rules.segment_ms + 1
+
+
+def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
+    if snapshot.now_ms < idle_roll_ms(snapshot, active):
+        return None
+    idle_ms = snapshot.now_ms - active.age_timestamp_ms
+    return f"newest record {format_ms(idle_ms)} old, segment.ms={format_ms(snapshot.rules.segment_ms)}"
 
 
 def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:

@@ -11,14 +11,14 @@ manager, or waiting again, takes them up. Uploads that failed are objects that n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
 from policies.decisions import Plan
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies
+from policies.tiering import copies_at_once
 
 if TYPE_CHECKING:
     from tiered.manager import LogManager
@@ -113,7 +113,7 @@ def _try(
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partition(each.partition).log.roll(now_ms=now_ms)
     before = {name: held_upto(manager, name) for name in left}
-    chosen = {each.partition: copies(_at_once(each)) for each in _look(manager, left, now_ms)}
+    chosen = {each.partition: copies_at_once(each) for each in _look(manager, left, now_ms)}
     plan = Plan(now_ms=now_ms, decisions={name: found for name, found in chosen.items() if found})
     manager.apply(plan, should_stop=should_stop)
     problems = manager.problems
@@ -130,11 +130,6 @@ def _try(
 def _look(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:
     found = manager.snapshots(now_ms, {name.topic for name in names})
     return [each for each in found if each.partition in names]
-
-
-def _at_once(snapshot: PartitionSnapshot) -> PartitionSnapshot:
-    """Without the copy lag (KIP-1241): it is for records that nobody waits for."""
-    return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0))
 
 
 def _over(trouble: LogError, left: Sequence[TopicPartition], waited_ms: int) -> Unavailable:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
-from local.segment_info import SegmentInfo
+from policies.remote_retention import deletion_due_ms
 from policies.rules import Pause
 from policies.snapshot import PartitionSnapshot
+from policies.tiering import copy_due_since_ms, uncopied
 
 if TYPE_CHECKING:
     from remote.head import UnlinkedObject, UnlinkedPage
@@ -55,14 +55,11 @@ class PartitionStatus:
 
 def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) -> PartitionStatus:
     """The figures of one snapshot."""
-    copied_to = snapshot.remote_next_offset or 0
     is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
-    begin = max(copied_to, snapshot.log_start_offset)
-    waiting = [each for each in snapshot.closed if is_copied and each.next_offset > begin and not each.is_empty]
+    waiting = uncopied(snapshot) if is_copied else []
     only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
-    grace_ms = snapshot.rules.delete_grace_ms
     gone: tuple[UnlinkedObject | UnlinkedPage, ...] = (*snapshot.unlinked, *snapshot.unlinked_pages)
-    due = [(each.unlinked_ms + grace_ms, each.size_bytes) for each in gone]
+    due = [(deletion_due_ms(each.unlinked_ms, snapshot.rules), each.size_bytes) for each in gone]
     overdue = [(since, size) for since, size in due if since <= snapshot.now_ms]
     return PartitionStatus(
         partition=snapshot.partition,
@@ -80,20 +77,9 @@ def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) ->
         at_risk_bytes=sum(each.size_bytes for each in only_here),
         unlinked_bytes=snapshot.unlinked_bytes,
         cleaner_offset=snapshot.cleaner_offset,
-        lag_since_ms=_due_since(snapshot, waiting),
+        lag_since_ms=copy_due_since_ms(snapshot),
         overdue_bytes=sum(size for _, size in overdue),
         overdue_since_ms=min((since for since, _ in overdue), default=None),
         problem=problem,
         paused=snapshot.paused,
     )
-
-
-def _due_since(snapshot: PartitionSnapshot, waiting: Sequence[SegmentInfo]) -> int | None:
-    """When the oldest of `waiting` was last written and its lag was over; what has to be cleaned first is left out."""
-    lag_ms = snapshot.rules.copy_lag_ms
-    if snapshot.rules.cleanup_compact:
-        waiting = [each for each in waiting if each.next_offset <= snapshot.clean_cut]
-    if not waiting or lag_ms is None:
-        return None
-    since = waiting[0].modified_ms + lag_ms
-    return since if since <= snapshot.now_ms else None
