@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.decisions import CleanLog
+from policies.deferrals import Action, Code, Deferral, put_off
 from policies.snapshot import PartitionSnapshot
 from policies.words import format_ms
 from remote.tombstones import tombstone_bound
@@ -109,6 +110,35 @@ def cleanings(snapshot: PartitionSnapshot) -> list[CleanLog]:
     ]
 
 
+def cleaning_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
+    """Each closed segment that no pass has been through and that `cleanings` does not name, and why; oldest first."""
+    if not snapshot.rules.cleanup_compact:
+        return []
+    log, planned = log_to_clean(snapshot), {each.upto_offset for each in cleanings(snapshot)}
+    dirty = _dirty_closed(snapshot, log.first_dirty_offset)
+    left = [each for each in dirty if not planned or each.next_offset > max(planned)]
+    return [_cleaning_deferral(snapshot, log, each) for each in left if not each.is_empty]
+
+
+def _cleaning_deferral(snapshot: PartitionSnapshot, log: LogToClean, segment: SegmentInfo) -> Deferral:
+    rules = snapshot.rules
+    if segment.next_offset > snapshot.stable_offset:
+        why = f"a transaction is open from offset {snapshot.stable_offset}"
+        return put_off(Action.CLEAN, segment, Code.OPEN_TRANSACTION, why)
+    if _is_too_young(snapshot, segment):
+        why = f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} has not passed"
+        until_ms = segment.age_timestamp_ms + rules.min_compaction_lag_ms
+        return put_off(Action.CLEAN, segment, Code.COMPACTION_LAG, why, until_ms)
+    if segment.next_offset > log.first_uncleanable_offset:
+        return put_off(Action.CLEAN, segment, Code.ORDER, "an earlier segment is put off")
+    if snapshot.copying:
+        return put_off(Action.CLEAN, segment, Code.COPYING, "a copy of this log is under way")
+    if not snapshot.may_clean:
+        return put_off(Action.CLEAN, segment, Code.CLEANER_HELD, "cleaning of this log is held, see compaction status")
+    why = f"dirty share {log.dirty_ratio:.2f}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
+    return put_off(Action.CLEAN, segment, Code.DIRTY_RATIO, why, _overdue_from_ms(snapshot, log.first_dirty_offset))
+
+
 def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
     """A pass that somebody asked for: over all that may be cleaned, however little; None where there is nothing."""
     if not snapshot.rules.cleanup_compact or snapshot.copying:
@@ -161,11 +191,16 @@ def first_uncleanable_offset(snapshot: PartitionSnapshot) -> int:
     dirty_from = first_dirty_offset(snapshot)
     upto = dirty_from
     for segment in _dirty_closed(snapshot, dirty_from):
-        too_young = segment.age_timestamp_ms > snapshot.now_ms - snapshot.rules.min_compaction_lag_ms
-        if segment.next_offset > snapshot.stable_offset or (snapshot.rules.min_compaction_lag_ms > 0 and too_young):
+        if segment.next_offset > snapshot.stable_offset or _is_too_young(snapshot, segment):
             break
         upto = segment.next_offset
     return upto
+
+
+def _is_too_young(snapshot: PartitionSnapshot, segment: SegmentInfo) -> bool:
+    """Whether a record is younger than `min.compaction.lag.ms`; 0 asks for no age."""
+    lag_ms = snapshot.rules.min_compaction_lag_ms
+    return lag_ms > 0 and segment.age_timestamp_ms > snapshot.now_ms - lag_ms
 
 
 def _dirty_closed(snapshot: PartitionSnapshot, dirty_from: int) -> list[SegmentInfo]:
@@ -173,13 +208,21 @@ def _dirty_closed(snapshot: PartitionSnapshot, dirty_from: int) -> list[SegmentI
 
 
 def _delay_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int:
+    overdue_from_ms = _overdue_from_ms(snapshot, dirty_from)
+    return 0 if overdue_from_ms is None else max(0, snapshot.now_ms - overdue_from_ms + 1)
+
+
+def _overdue_from_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int | None:
+    """The first ms at which the oldest dirty record has waited longer than `max.compaction.lag.ms`; None without one.
+
+    A time of 0 or less is no time (Kafka).
+    """
     lag_ms = snapshot.rules.max_compaction_lag_ms
     if lag_ms is None:
-        return 0
-    # A time of 0 or less is no time (Kafka).
+        return None
     times = [each.first_timestamp_ms or 0 for each in _dirty_closed(snapshot, dirty_from)]
-    earliest = min((time for time in times if time > 0), default=snapshot.now_ms)
-    return max(0, snapshot.now_ms - lag_ms - earliest)
+    earliest = min((time for time in times if time > 0), default=None)
+    return None if earliest is None else earliest + lag_ms + 1
 
 
 def _reason(log: LogToClean, max_lag_ms: int | None) -> str:

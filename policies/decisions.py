@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from local.names import TopicPartition
+from policies.deferrals import Deferral
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +199,14 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do, by partition, each in an order every prefix of which is safe. Partitions don't depend on another."""
+    """What to do, by partition, each in an order every prefix of which is safe. Partitions don't depend on another.
+
+    `deferrals` are what is put off, and why. They change nothing: a plan with deferrals alone is empty.
+    """
 
     now_ms: int
     decisions: Mapping[TopicPartition, Sequence[Decision]] = field(default_factory=dict)
+    deferrals: Mapping[TopicPartition, Sequence[Deferral]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from local.segment_info import SegmentInfo
 from policies.decisions import DropLocal, ExpireRemote
+from policies.deferrals import Action, Code, Deferral, put_off
 from policies.remote_retention import log_bytes
 from policies.rules import Limits
 from policies.snapshot import PartitionSnapshot
@@ -36,6 +37,31 @@ def local_drops(snapshot: PartitionSnapshot) -> list[DropLocal]:
     def may_go(segment: SegmentInfo) -> bool:
         return segment.base_offset not in snapshot.copying and snapshot.has_safe_copy(segment)
 
+    return _unwanted(snapshot, may_go)
+
+
+def drop_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
+    """Each segment that local retention would drop and `local_drops` does not name, and why; oldest first.
+
+    Only where segments are copied: elsewhere retention ends records for good (`local_expirations`).
+    """
+    if not snapshot.is_copying_on:
+        return []
+    dropped = len(local_drops(snapshot))
+    wanted = {each.base_offset for each in _unwanted(snapshot, lambda segment: True)}
+    return [_drop_deferral(snapshot, each) for each in snapshot.closed[dropped:] if each.base_offset in wanted]
+
+
+def _drop_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
+    if segment.base_offset in snapshot.copying:
+        return put_off(Action.DROP, segment, Code.COPYING, "a copy is under way")
+    if not snapshot.has_safe_copy(segment):
+        return put_off(Action.DROP, segment, Code.NOT_COPIED, "only the disk has records of it")
+    return put_off(Action.DROP, segment, Code.ORDER, "an earlier segment is put off")
+
+
+def _unwanted(snapshot: PartitionSnapshot, may_go: MayGo) -> list[DropLocal]:
+    """What lies below the log start or beyond the local limits, oldest first, up to the first that may not go."""
     limits = local_limits(snapshot)
     dropped = _by_log_start(snapshot.closed, snapshot.log_start_offset, may_go)
     kept_bytes = sum(segment.size_bytes for segment in snapshot.segments[len(dropped) :])

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from policies.compaction import cleanings
+from local.names import TopicPartition
+from local.segment_info import SegmentInfo
+from policies.compaction import cleaning_deferrals, cleanings
 from policies.decisions import (
     AdvanceLogStart,
+    CleanLog,
     Decision,
     DropLocal,
     ExpireRemote,
@@ -23,13 +26,14 @@ from policies.decisions import (
     RaiseCleaned,
     ReplaceRemote,
 )
+from policies.deferrals import Action, Code, Deferral, put_off
 from policies.giving_up import give_ups, leaving_for_good
 from policies.head_collection import head_collections
-from policies.local_retention import local_drops, local_expirations
+from policies.local_retention import drop_deferrals, local_drops, local_expirations
 from policies.recompaction import replacements
 from policies.remote_retention import deletions, expirations, leaving
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies, rolls
+from policies.tiering import copies, copy_deferrals, rolls
 from policies.view import held_back, view_builds
 
 
@@ -65,10 +69,40 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     ]
 
 
+def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[Deferral]:
+    """What `plan_partition`, which gave `planned`, puts off: copies, cleanings, local drops, each with its reason.
+
+    Of the copies every segment is either in the plan or among the deferrals.
+    """
+    is_cleaning = any(isinstance(each, CleanLog) for each in planned)
+    dropping = {each.base_offset for each in planned if isinstance(each, DropLocal)}
+    held = {each.base_offset for each in local_drops(snapshot)} - dropping
+    return [
+        *copy_deferrals(snapshot, is_cleaning=is_cleaning),
+        *cleaning_deferrals(snapshot),
+        *(_held_drop(snapshot, each) for each in snapshot.closed if each.base_offset in held),
+        *drop_deferrals(snapshot),
+    ]
+
+
 def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
-    """The plan for several partitions; those with nothing to do are absent."""
-    decided = {snapshot.partition: plan_partition(snapshot) for snapshot in snapshots}
-    return Plan(now_ms=now_ms, decisions={partition: found for partition, found in decided.items() if found})
+    """The plan for several partitions; those with nothing to do, and nothing put off, are absent."""
+    decided: dict[TopicPartition, list[Decision]] = {}
+    waiting: dict[TopicPartition, list[Deferral]] = {}
+    for snapshot in snapshots:
+        decided[snapshot.partition] = plan_partition(snapshot)
+        waiting[snapshot.partition] = deferrals(snapshot, decided[snapshot.partition])
+    return Plan(
+        now_ms=now_ms,
+        decisions={partition: found for partition, found in decided.items() if found},
+        deferrals={partition: found for partition, found in waiting.items() if found},
+    )
+
+
+def _held_drop(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
+    if snapshot.given_up or snapshot.rules.gives_up_remote:
+        return put_off(Action.DROP, segment, Code.GIVING_UP, "the remote tier is given up first")
+    return put_off(Action.DROP, segment, Code.REPLACEMENT, "it replaces remote segments once uploads go on")
 
 
 def _without_uploads(

@@ -20,7 +20,7 @@ partition with a million of them costs nothing to begin with.
 A round closes a segment in which nothing came for longer than `local.retention.ms`, so a quiet topic has a segment for
 each batch. Somewhat longer than its neighbours: the steps share one state, and stand side by side.
 
-What is left out is `policies.workload.OUTSIDE`; ``max.compaction.lag.ms``, too.
+What is left out is in `policies.workload`: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
 """
 
 from __future__ import annotations

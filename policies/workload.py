@@ -5,6 +5,7 @@ The engine between them is `policies.simulation`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from policies.cost import DAY_MS
@@ -26,6 +27,21 @@ OUTSIDE = (
     "bursts",
     "a read cache too small for what is read again",
 )
+
+
+# The fields of the rules that change nothing in a simulation, with the reason. All other fields do.
+NOT_SIMULATED: Mapping[str, str] = {
+    "gives_up_remote": "a tier that is being deleted has no future to simulate",
+    "file_delete_delay_ms": "dropped files wait for seconds, and bytes on the disk are averages over hours",
+    "min_compaction_lag_ms": "a pass is simulated by its dirty share alone",
+    "max_compaction_lag_ms": "a pass is simulated by its dirty share alone",
+    "delete_retention_ms": "tombstones are part of the measured share that compaction leaves",
+    "recompaction_min_reduction": "segments that are in the bucket are not compacted again",
+    "recompaction_min_saved_bytes": "segments that are in the bucket are not compacted again",
+    "view_threshold_bytes": "views are not simulated",
+    "view_retain_null_key": "views are not simulated",
+    "view_buffer_bytes": "views are not simulated",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,14 @@ The remote prefix is drawn first: drawing each segment's state evenly would hard
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
-from policies.compaction import tombstones_below
+from policies.compaction import first_dirty_offset, tombstones_below
 from policies.coverage import Coverage
 from policies.decisions import (
     AdvanceLogStart,
@@ -23,16 +23,18 @@ from policies.decisions import (
     DropLocal,
     ExpirePage,
     ExpireRemote,
+    GiveUpRemote,
     RaiseCleaned,
     ReplaceRemote,
 )
+from policies.deferrals import Action, Code
 from policies.invariants import violations
 from policies.local_retention import local_drops, local_expirations
-from policies.plan import plan_partition
+from policies.plan import deferrals, plan_partition
 from policies.remote_retention import deletions, expirations, page_to_know
-from policies.rules import PartitionRules
+from policies.rules import PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies
+from policies.tiering import copies, copy_deferrals, copy_due_since_ms, uncopied
 from remote.head import UnlinkedObject
 from remote.segment import RemoteSegment, SegmentState
 from remote.spill_page import Rows, encode_page
@@ -54,15 +56,21 @@ rules = st.builds(
     local_retention_bytes=LIMITS,
     segment_ms=st.integers(1, 3_000),
     copy_disabled=st.sampled_from([False, False, False, True]),
+    gives_up_remote=st.sampled_from([False] * 9 + [True]),
     copy_lag_ms=st.just(0) | LIMITS,
     copy_lag_bytes=LIMITS,
     delete_grace_ms=st.integers(0, 3_000),
+    file_delete_delay_ms=st.integers(0, 3_000),
     min_cleanable_dirty_ratio=st.floats(0, 1),
     min_compaction_lag_ms=st.just(0) | st.integers(0, 3_000),
+    max_compaction_lag_ms=LIMITS,
+    delete_retention_ms=st.integers(0, 3_000),
     recompaction_min_reduction=st.floats(0, 1),
     recompaction_min_saved_bytes=st.integers(0, 500),
     view_threshold_bytes=st.none() | st.integers(1, 1_000),
-)
+    view_retain_null_key=st.booleans(),
+    view_buffer_bytes=st.integers(1, 1_000),
+).map(lambda drawn: replace(drawn, copy_disabled=drawn.copy_disabled or drawn.gives_up_remote))
 
 
 def row(
@@ -130,6 +138,7 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
             max_timestamp_ms=None if facts[at][2] is None else NOW - facts[at][2],
             is_active=False,
             modified_ms=NOW - draw(st.integers(-10, 3_000)),
+            first_timestamp_ms=draw(st.none() | st.integers(NOW - 3_000, NOW)),
         )
         for at in range(first_local, len(facts))
     ]
@@ -162,6 +171,8 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         shrunk=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=2))),
         views=draw(_views([one.next_offset for one in rows])),
         copying=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=1))),
+        may_clean=draw(st.sampled_from([True, True, True, False])),
+        paused=draw(st.none() | st.none() | st.builds(Pause, since_ms=st.none(), reason=st.just("a test"))),
     )
 
 
@@ -397,9 +408,14 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
         for one in decided
         if isinstance(one, BuildView)
     ]
+    given_up = [one.offset for one in decided if isinstance(one, GiveUpRemote)]
+    if given_up:
+        start = max(start, *given_up)
+        return replace(taken, log_start_offset=start, remote=(), views=(), given_up=taken.committed)
     return replace(
         taken,
         log_start_offset=start,
+        given_up=tuple(one for one in taken.given_up if isinstance(one, RemoteSegment) and one.ulid not in gone),
         segments=tuple(one for one in taken.segments if one.base_offset not in dropped),
         remote=tuple(sorted((*kept, *new_rows), key=lambda one: one.base_offset)),
         unlinked=(),
@@ -480,3 +496,78 @@ def test_the_bound_of_tombstones_is_the_highest_that_hides_no_older_record(taken
     upto = 1000 if bound is None else bound
     assert all(_may_lose_a_tombstone(taken, offset) for offset in range(upto))
     assert bound is None or not _may_lose_a_tombstone(taken, bound)
+
+
+@CALM
+@given(snapshots())
+def test_every_uncopied_segment_is_planned_or_put_off_and_never_both(taken: PartitionSnapshot) -> None:
+    decided = plan_partition(taken)
+    waiting = deferrals(taken, decided)
+    for action, kind in ((Action.COPY, CopySegment), (Action.DROP, DropLocal)):
+        planned = [each.base_offset for each in decided if isinstance(each, kind)]
+        late = [each.base_offset for each in waiting if each.action is action]
+        assert len(set(late)) == len(late)
+        assert not set(planned) & set(late)
+    planned = [each.base_offset for each in decided if isinstance(each, CopySegment)]
+    late = [each.base_offset for each in waiting if each.action is Action.COPY]
+    wanted = {each.base_offset for each in uncopied(taken)}
+    if taken.is_tiered:
+        assert wanted == {*planned, *late} - {taken.segments[-1].base_offset}
+    else:
+        assert not late
+
+
+@CALM
+@given(snapshots())
+def test_every_dirty_segment_is_cleaned_or_put_off(taken: PartitionSnapshot) -> None:
+    decided = plan_partition(replace(taken, given_up=()))
+    if not taken.rules.cleanup_compact or taken.rules.gives_up_remote:
+        return
+    upto = max((each.upto_offset for each in decided if isinstance(each, CleanLog)), default=0)
+    late = {each.base_offset for each in deferrals(taken, decided) if each.action is Action.CLEAN}
+    dirty_from = first_dirty_offset(taken)
+    for each in taken.closed:
+        if each.next_offset > dirty_from and not each.is_empty:
+            assert (each.next_offset <= upto) != (each.base_offset in late)
+
+
+@CALM
+@given(snapshots())
+def test_a_deferral_by_the_copy_lag_ends_at_its_time_and_not_before(taken: PartitionSnapshot) -> None:
+    by_lag = [each for each in copy_deferrals(taken) if each.code is Code.COPY_LAG]
+    for each in by_lag:
+        assert each.until_ms is None or each.until_ms > taken.now_ms
+        for moment, is_late in ((each.until_ms or 1) - 1, True), (each.until_ms, False):
+            if each.until_ms is not None and moment is not None and moment >= taken.now_ms:
+                then = copy_deferrals(replace(taken, now_ms=moment))
+                codes = [one.code for one in then if one.base_offset == each.base_offset]
+                assert (codes == [Code.COPY_LAG]) == is_late
+
+
+@CALM
+@given(snapshots())
+def test_what_is_due_since_a_time_was_put_off_before_it(taken: PartitionSnapshot) -> None:
+    since = copy_due_since_ms(taken)
+    if since is None:
+        return
+    assert since <= taken.now_ms
+    oldest = uncopied(taken)[0]
+    late = {each.base_offset: each.code for each in copy_deferrals(taken)}
+    assert late.get(oldest.base_offset) is not Code.COPY_LAG
+    is_plain = oldest.base_offset not in late and taken.rules.copy_lag_bytes is None
+    if is_plain and oldest.modified_ms < since:  # before the segment was closed no rule speaks of it
+        before = copy_deferrals(replace(taken, now_ms=since - 1))
+        assert [one.code for one in before if one.base_offset == oldest.base_offset] == [Code.COPY_LAG]
+
+
+def test_every_field_of_the_rules_is_drawn() -> None:
+    drawn: dict[str, set[object]] = {each.name: set() for each in fields(PartitionRules)}
+
+    @settings(max_examples=200, database=None, deadline=None)
+    @given(rules)
+    def look(taken: PartitionRules) -> None:
+        for name, values in drawn.items():
+            values.add(getattr(taken, name))
+
+    look()
+    assert [name for name, values in drawn.items() if len(values) < 2] == []

@@ -1,0 +1,67 @@
+"""The plan, the status and the simulation name the same moment for a copy."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from local.names import TopicPartition
+from local.segment_info import SegmentInfo
+from policies.rules import PartitionRules
+from policies.simulation import SpillRule, Workload, _Partition
+from policies.snapshot import PartitionSnapshot
+from policies.tiering import copies, copies_at_once, copy_due_since_ms
+
+BATCH_MS, BATCH_BYTES = 10, 100
+LAGS = st.none() | st.just(0) | st.integers(1, 500)
+rules = st.builds(PartitionRules, copy_lag_ms=LAGS, copy_lag_bytes=LAGS, local_retention_ms=st.none())
+
+
+def _snapshot(asked: PartitionRules, model: _Partition, now_ms: int) -> PartitionSnapshot:
+    """The stream of the simulation as a partition at `now_ms`: closed segments, and the batches after them."""
+    closed = model.closed_by(now_ms)
+    per_segment = model.of.batches_per_segment
+    sizes = [model.rolled_bytes] * closed
+    sizes.append((now_ms // BATCH_MS + 1 - closed * per_segment) * BATCH_BYTES)
+    segments = [
+        SegmentInfo(
+            base_offset=at * per_segment,
+            next_offset=at * per_segment + size // BATCH_BYTES,
+            size_bytes=size,
+            max_timestamp_ms=model.newest(at) if at < closed else now_ms // BATCH_MS * BATCH_MS,
+            is_active=at == closed,
+            modified_ms=model.closes(at) if at < closed else now_ms,
+        )
+        for at, size in enumerate(sizes)
+    ]
+    return PartitionSnapshot(
+        partition=TopicPartition("t", 0),
+        rules=asked,
+        now_ms=now_ms,
+        log_start_offset=0,
+        next_offset=segments[-1].next_offset,
+        stable_offset=segments[-1].next_offset,
+        segments=tuple(segments),
+        is_tiered=True,
+    )
+
+
+@settings(deadline=None)
+@given(rules, st.integers(0, 4), st.integers(1, 5))
+def test_plan_status_and_simulation_agree_when_a_segment_is_due(
+    asked: PartitionRules, number: int, batches: int
+) -> None:
+    workload = Workload(batch_bytes=BATCH_BYTES, batch_ms=BATCH_MS, segment_bytes=batches * BATCH_BYTES)
+    model = _Partition(workload, asked, (), SpillRule())
+    due, base = model.copies(number), number * batches
+    closed = model.closes(number)
+    near = [] if due > closed + 1200 else [int(due) - 1, int(due), int(due) + 1]
+    for now_ms in sorted({closed, closed + 1200, *(each for each in near if each >= closed)}):
+        taken = _snapshot(asked, model, now_ms)
+        is_planned = base in [each.base_offset for each in copies(taken)]
+        assert is_planned == (now_ms >= due), (now_ms, due)
+        assert base in [each.base_offset for each in copies_at_once(taken)]
+    since = copy_due_since_ms(taken)
+    first = model.copies(0)
+    if asked.copy_lag_bytes is None or asked.copy_lag_ms == 0:
+        assert since == (int(first) if first <= taken.now_ms else None)
