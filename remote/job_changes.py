@@ -14,7 +14,7 @@ A replacement is judged group by group, against the head it lands on (P11: what 
 A new entry that replaces what an expiry left begins below the log start, as an entry does after DeleteRecords: readers
 never see its expired records, and no expiry is undone. Groups are independent, which is sound for a compaction: a
 record is removed only because a newer one of its key is there, and the newer one leaves the bucket only for one that is
-newer still, or by retention, which takes the older ones first. Not so for tombstones, see `bound` and `remote.tombstones`.
+newer still, or by retention, which takes the older ones first. Not so for tombstones: see `remote.tombstones`.
 
 The note of a job that lost a group is not written: the job stays due.
 """
