@@ -8,7 +8,7 @@ disk. What is gone for good is an offset out of range, with the range that is le
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from local.offset_spec import FoundOffset, OffsetSpec, parse_spec
 from local.producer_snapshot import ProducerEntry
 from local.producer_state import ProducerState
 from local.record import StoredRecord
-from local.segment import Segment
+from local.segment import Segment, WrongTransactionIndex
 from local.segment_info import SegmentInfo
 from local.segment_reading import BatchRun, ReadLimits
 from local.txn_index import AbortedTransaction
@@ -90,7 +90,11 @@ class ReadableLog:
         `upper_offset` is at most the last stable offset; what lies above is not decided. An entry is there before its
         marker can be read. Source: kafka `LocalLog.collectAbortedTransactions`.
         """
-        return self._retrying(lambda view: view.aborted_transactions(from_offset, upper_offset))
+
+        def look(view: LogView) -> list[AbortedTransaction]:
+            return view.aborted_transactions(from_offset, upper_offset, self._open_before(view, from_offset))
+
+        return self._retrying(look)
 
     @property
     def size_bytes(self) -> int:
@@ -231,7 +235,7 @@ class ReadableLog:
     def _stretch(self, offset: int, limits: ReadLimits, isolation: Isolation) -> _Stretch:
         def read(view: LogView) -> _Stretch:
             run = self._run(view, offset, limits, isolation)
-            if isolation is Isolation.READ_UNCOMMITTED or run.is_empty:
+            if isolation is Isolation.READ_UNCOMMITTED or not _has_transactions(run):
                 return _Stretch(offset, run, [])
             # Of the same view: what tells of aborted records goes with the segment that holds their marker.
             return _Stretch(offset, run, view.aborted_transactions(run.base_offset, run.next_offset))
@@ -246,6 +250,14 @@ class ReadableLog:
         except Corrupt as error:
             raise Corrupt(error.attempt, partition=self.partition, **error.facts) from error
 
+    def _mend_transactions(self, view: LogView, base_offset: int, problem: str) -> None:
+        """Make the transaction index of that segment again from the log. Raises Corrupt, NotFound, DiskFailed."""
+        raise NotImplementedError
+
+    def _open_before(self, view: LogView, offset: int) -> Mapping[int, int]:
+        """The transactions that are open where the segment of `offset` begins: (producer, first offset)."""
+        raise NotImplementedError
+
     def _upper(self, isolation: Isolation) -> int | None:
         """Where READ_COMMITTED ends; None without that end."""
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else None
@@ -255,10 +267,18 @@ class ReadableLog:
 
         Where another process did that, the newest view is what the disk holds now.
         """
+        mended: set[tuple[int, str]] = set()
         while True:
             view = self._view
             try:
                 return look(view)
+            except WrongTransactionIndex as error:
+                place = error.base_offset, error.problem
+                if place in mended:
+                    facts = {"partition": self.partition, "base_offset": error.base_offset}
+                    raise Corrupt(f"reading committed records, {error.problem}", **facts) from error
+                mended.add(place)
+                self._mend_transactions(view, *place)
             except NotFound:
                 with self._lock:  # whoever did it holds the lock until the new view is out
                     if self._view is view and self._look_again is not None:
@@ -267,6 +287,12 @@ class ReadableLog:
                             raise
                     elif self._view is view:
                         raise
+
+
+def _has_transactions(run: BatchRun) -> bool:
+    from local.batch_header import TRANSACTIONAL
+
+    return not run.is_empty and bool((run.scan.attributes[run.rows] & TRANSACTIONAL).any())
 
 
 def _is_same(found: LogView, before: LogView) -> bool:

@@ -7,14 +7,15 @@ What makes the log end earlier first sends the cleaner away (`local.cleaning_sta
 from __future__ import annotations
 
 import bisect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from local import checkpoints, names, swap
+from local import checkpoints, names, swap, txn_index
 from local.cleaning_states import CleaningGate
 from local.epochs import LeaderEpochs
-from local.errors import Conflict, DiskFailed, OffsetOutOfRange
+from local.errors import Conflict, DiskFailed, NotFound, OffsetOutOfRange
 from local.group_commit import GroupCommit
 from local.log_reading import ReadableLog
 from local.log_view import LargestTimes, LogView
@@ -24,6 +25,8 @@ from local.producer_state import ProducerState
 from local.segment import Segment
 from local.settings import LogSettings
 from local.storage import Storage, join
+
+_log = logging.getLogger(__name__)
 
 
 class _Deleted(NamedTuple):
@@ -215,6 +218,43 @@ class ShrinkableLog(ReadableLog):
                 for segment in old:
                     if segment.base_offset != base_offset:
                         self._mark_snapshot_deleted(segment.base_offset, now_ms, delay_ms)
+
+    # -- transactions ---------------------------------------------------------------------------------------------
+
+    def aborted_again(self, base_offset: int, problem: str) -> bytes:
+        """The ``.txnindex`` bytes of that segment made again, on the disk too; `problem` is why. Raises Corrupt,
+        NotFound."""
+        view = self._view
+        self._mend_transactions(view, base_offset, problem)
+        return txn_index.encode(self.segment(base_offset).aborted())
+
+    def _open_before(self, view: LogView, offset: int) -> dict[int, int]:
+        at = max(bisect.bisect_right(view.bases, offset) - 1, 0)
+        onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
+        entries = onlooker.state_at(view.bases[at], view.bases[:at], may_vanish=True).entries()
+        return {e.producer_id: e.transaction_first_offset for e in entries if e.transaction_first_offset >= 0}
+
+    def _mend_transactions(self, view: LogView, base_offset: int, problem: str) -> None:
+        """On the disk where this process writes there, else in memory: a disk that is full does not end a read."""
+        from local.txn_repair import entries_again
+
+        segment = view.segment(base_offset)
+        if segment is None:
+            raise NotFound("rebuilding a transaction index, no such segment", base_offset=base_offset)
+        with self._lock:
+            if segment.is_retired:
+                return  # the next view has another one
+            before = [each for each in view.bases if each < base_offset]
+            entries = entries_again(self._storage, self.directory, segment, before)
+            _log.warning("a transaction index is wrong: path=%s cause=%s", segment.path(names.TXN_INDEX), problem)
+            if not self._failed and not self._is_closed:
+                try:
+                    segment.replace_aborted(entries, on_disk=True)
+                except DiskFailed as error:
+                    _log.warning("could not rebuild a transaction index: cause=%s", error)
+                else:
+                    return
+            segment.replace_aborted(entries, on_disk=False)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -7,18 +7,22 @@ the log for the next one.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from local import txn_index
 from local.errors import OffsetOutOfRange
 from local.names import TopicPartition
 from local.offset_spec import FoundOffset
-from local.segment import Segment
+from local.segment import Segment, WrongTransactionIndex
 from local.segment_info import SegmentInfo
 from local.segment_reading import BatchRun, ReadLimits, no_run, read_segment
 from local.time_search import first_at_or_after, largest_timestamp
 from local.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from local.txn_scan import SegmentTransactions
 
 
 class LargestTimes:
@@ -119,17 +123,32 @@ class LogView:
                 return found
         return no_run()
 
-    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Aborted transactions that concern ``[from_offset, upper_offset)``; markers may lie above it. Raises NotFound.
+    def aborted_transactions(
+        self, from_offset: int, upper_offset: int, open_before: Mapping[int, int] | None = None
+    ) -> list[AbortedTransaction]:
+        """Aborted transactions that concern ``[from_offset, upper_offset)``; markers may lie above it.
 
-        The search goes on behind `upper_offset` until an entry tells that everything below it was decided.
+        `open_before` are the transactions that are open where the segment of `from_offset` begins, as (producer, first
+        offset); the records at or above `from_offset` need none. Every index is held against the batches of its
+        segment. The search goes on behind `upper_offset` until each transaction with records below it has met
+        its marker. Raises NotFound, Corrupt, and WrongTransactionIndex for an index that contradicts the log.
         """
         found: list[AbortedTransaction] = []
+        undecided = {producer: first for producer, first in (open_before or {}).items() if first < upper_offset}
+        ended: dict[int, int] = {}  # the last marker of each producer so far
         at = max(bisect.bisect_right(self.bases, from_offset) - 1, 0)
-        for segment in self.segments[at:]:
-            some, is_complete = txn_index.overlapping(segment.aborted(), from_offset, upper_offset)
-            found += some
-            if is_complete:
+        for segment, end in zip(self.segments[at:], (*self.bases[at + 1 :], self.next_offset), strict=True):
+            is_last = segment is self.segments[-1]
+            entries, said = segment.checked_aborted(self.tail_bytes if is_last else segment.size_bytes)
+            _check_carried(segment, entries, said, undecided, ended)
+            found += [each for each in entries if each.last_offset >= from_offset and each.first_offset < upper_offset]
+            for producer in said.first_ended:
+                undecided.pop(producer, None)
+            for producer, first in said.open_from.items():
+                if first < upper_offset:
+                    undecided.setdefault(producer, first)
+            ended.update(said.last_ended)
+            if end >= upper_offset and not undecided:
                 break
         return found
 
@@ -164,3 +183,26 @@ class LogView:
     def _reaching(self, offset: int) -> tuple[Segment, ...]:
         """The segments that may hold records at or above `offset`."""
         return self.segments[max(bisect.bisect_right(self.bases, offset) - 1, 0) :]
+
+
+def _check_carried(
+    segment: Segment,
+    entries: Sequence[AbortedTransaction],
+    said: SegmentTransactions,
+    undecided: Mapping[int, int],
+    ended: Mapping[int, int],
+) -> None:
+    """Raises WrongTransactionIndex where the entries contradict the segments before: `undecided` are transactions that
+    are open at the segment's base, `ended` the last marker of each producer below it."""
+    known = {(each.producer_id, each.last_offset): each for each in entries}
+    for producer, first in undecided.items():
+        marker = said.first_ended.get(producer)
+        if marker is not None and marker.is_abort:
+            entry = known.get((producer, marker.offset))
+            if entry is None or entry.first_offset > first:
+                problem = f"an aborted transaction is missing: producer_id={producer} marker_at={marker.offset}"
+                raise WrongTransactionIndex(segment.base_offset, problem)
+    for each in entries:
+        if each.first_offset <= ended.get(each.producer_id, -1):
+            problem = f"an aborted transaction begins elsewhere: producer_id={each.producer_id}"
+            raise WrongTransactionIndex(segment.base_offset, problem)

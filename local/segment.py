@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from local import offset_index, time_index, txn_index
 from local.batch_header import HEADER_BYTES, read_header
@@ -28,12 +28,24 @@ from local.index_files import ENTRY_BYTES, headers_of, time_entry
 from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
 from local.sealed_indexes import TRUSTED, Access, SealedIndexes, TimeStart, time_start
 from local.segment_info import SegmentInfo
-from local.storage import Body, FileFacts, Storage, StorageFile, join
+from local.storage import Body, FileFacts, Storage, StorageFile, join, replace_file
 from local.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from local.txn_scan import SegmentTransactions, TransactionScan
 
 _log = logging.getLogger(__name__)
 RELATIVE_OFFSET_MAX = 2**31 - 1
 Entry = tuple[int, int]
+
+
+class WrongTransactionIndex(Exception):
+    """The ``.txnindex`` of the segment with that base contradicts the segment's batches."""
+
+    def __init__(self, base_offset: int, problem: str) -> None:
+        super().__init__(base_offset, problem)
+        self.base_offset = base_offset
+        self.problem = problem
 
 
 class Mark(NamedTuple):
@@ -87,6 +99,8 @@ class Segment:
         self._latest: tuple[int | None, int] | None = (None, base_offset)
         self._shown_ms = -1  # of what was only looked at, behind the last time entry
         self._has_aborted: bool | None = None  # None: nobody has looked yet
+        self._transactions: TransactionScan | None = None  # what the batches say, as far as it was asked
+        self._aborted_made: list[AbortedTransaction] | None = None  # in the place of a wrong index, in memory
         self._first: tuple[int | None] | None = None  # None: nobody has looked yet
 
     @property
@@ -246,12 +260,47 @@ class Segment:
         """The transactions whose abort marker lies in this segment, in order. Raises NotFound once retired."""
         with self._lock:
             self._check_present()
+            if self._aborted_made is not None:
+                return self._aborted_made
             if self._has_aborted is None or self._access.is_shared:
                 self._has_aborted = self._storage.exists(self.path(TXN_INDEX))
             found = txn_index.entries(self.txn_index(), path=self.path(TXN_INDEX)) if self._has_aborted else []
             if self._access.is_shared and self.size_bytes:
                 self._check_same(self._storage.size(self.path(LOG)))  # else they are of another log than was read
             return found
+
+    def checked_aborted(self, size_bytes: int) -> tuple[list[AbortedTransaction], SegmentTransactions]:
+        """The same, held against the batches in the first `size_bytes`, and what these say of transactions.
+
+        Raises WrongTransactionIndex where both contradict each other, NotFound once retired, Corrupt as reading does.
+        """
+        from local.txn_scan import TransactionScan
+
+        if self._transactions is None:
+            self._transactions = TransactionScan()
+        said = self._transactions.upto(min(size_bytes, self.size_bytes), self.read)
+        try:
+            # What is behind the bytes that were looked at was added since.
+            entries = [each for each in self.aborted() if each.last_offset < said.next_offset]
+            problem = said.problem(entries)
+        except Corrupt as error:
+            entries, problem = [], error.attempt
+        if problem is not None:
+            raise WrongTransactionIndex(self.base_offset, problem)
+        return entries, said
+
+    def replace_aborted(self, entries: list[AbortedTransaction], *, on_disk: bool) -> None:
+        """These are the segment's entries from here on. The caller keeps appends away. Raises DiskFailed, NotFound."""
+        with self._sync_lock, self._lock:
+            self._check_present()
+            if not on_disk:
+                self._aborted_made = entries
+                return
+            if (file := self._writers.pop(TXN_INDEX, None)) is not None:
+                file.close()
+                self._unsynced.discard(TXN_INDEX)
+            replace_file(self._storage, self.path(TXN_INDEX), txn_index.encode(entries))
+            self._has_aborted, self._aborted_made = True, None
 
     def txn_index(self) -> bytes:
         """The ``.txnindex`` bytes, none when no transaction was aborted here. Raises NotFound once retired."""

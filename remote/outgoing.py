@@ -35,13 +35,20 @@ _JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that a part en
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What the bytes of a segment said. Offsets are those of its batches, both in; None without any."""
+    """What the bytes of a segment said. Offsets are those of its batches, both in; None without any.
+
+    `offset_index`, `time_index` and `txn_index` take the place of those that came with the segment, where these
+    contradict the bytes; None where they agree.
+    """
 
     record_count: int
     first_offset: int | None
     last_offset: int | None
     max_timestamp_ms: int | None
     min_timestamp_ms: int | None
+    offset_index: bytes | None = None
+    time_index: bytes | None = None
+    txn_index: bytes | None = None
 
 
 class Inspector(Protocol):

@@ -144,11 +144,13 @@ class RemotePartition:
                 self._to_disk(name, number, chunk.view())
         return position
 
-    def position_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> int:
-        """A batch's position at or before the first with a record at or after `timestamp_ms`."""
+    def place_of_timestamp(self, segment: RemoteSegment, timestamp_ms: int) -> tuple[int, int]:
+        """(offset, position): no batch below the offset has a record at or after `timestamp_ms`, even where one time
+        entry is wrong; a batch begins at the position, at or before the one of that offset."""
         bundle = self.indexes(segment)
-        _, offset = time_index.lookup(bundle.time, segment.base_offset, timestamp_ms - 1)
-        return offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
+        count = len(bundle.time) // time_index.ENTRY_BYTES
+        offset = time_index.find_start(count, partial(_time_entry, bundle.time), segment.base_offset, timestamp_ms)
+        return offset, offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
 
     def read(self, segment: RemoteSegment, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """Checked bytes ``[position, position + length)`` of the segment, fewer where it ends.
@@ -319,6 +321,11 @@ class RemotePartition:
         if not _is_of(bundle.chunks, segment):
             raise Corrupt("reading a tiered segment's indexes, they are another segment's", **offsets)
         return bundle
+
+
+def _time_entry(data: Body, slot: int) -> tuple[int, int]:
+    timestamp_ms, relative = time_index.ENTRY.unpack_from(data, slot * time_index.ENTRY_BYTES)
+    return timestamp_ms, relative
 
 
 def _is_of(table: ChunkTable, segment: RemoteSegment) -> bool:

@@ -154,7 +154,7 @@ class _Copy:
         chunks = self._outgoing.table()
         self._verify(self._data_key, chunks.stored_bytes)
         facts = self._facts()
-        indexes_bytes, ranges = self._upload_indexes(chunks)
+        indexes_bytes, ranges = self._upload_indexes(chunks, facts)
         return RemoteSegment(
             ulid=self._ulid,
             base_offset=segment.base_offset,
@@ -227,13 +227,13 @@ class _Copy:
             raise Corrupt("copying a segment, it reaches beyond its place in the log", **where)
         return facts
 
-    def _upload_indexes(self, chunks: ChunkTable) -> tuple[int, dict[str, IndexRange]]:
+    def _upload_indexes(self, chunks: ChunkTable, facts: SegmentFacts) -> tuple[int, dict[str, IndexRange]]:
         segment = self._segment
         body, ranges = encode_bundle(
             IndexBundle(
-                offset=segment.offset_index,
-                time=segment.time_index,
-                txn=segment.txn_index,
+                offset=segment.offset_index if facts.offset_index is None else facts.offset_index,
+                time=segment.time_index if facts.time_index is None else facts.time_index,
+                txn=segment.txn_index if facts.txn_index is None else facts.txn_index,
                 producers=segment.producer_snapshot,
                 epochs=segment.leader_epochs,
                 chunks=chunks,

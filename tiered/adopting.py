@@ -445,7 +445,15 @@ def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToC
         producer_snapshot=each.others[PRODUCER_SNAPSHOT],
         leader_epochs=encode_epochs(epochs.truncate_from_end(each.next_offset).entries),
         read=each.log.read,
-        inspect=partial(SegmentWatch, path, each.base_offset, each.next_offset, lineage, indexes),
+        inspect=partial(
+            SegmentWatch,
+            path,
+            each.base_offset,
+            each.next_offset,
+            lineage,
+            indexes,
+            aborted=each.others[TXN_INDEX],
+        ),
     )
 
 

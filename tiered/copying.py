@@ -4,28 +4,39 @@ The facts of a row (record count, timestamps, offsets) are taken from the bytes 
 an index: a segment whose bytes do not decode, contradict its place in the log, or lie elsewhere than its indexes say,
 is refused before anything is committed (KAFKA-15401 tiered such segments), and what of it is in the store already is
 removed again.
+
+An index that contradicts the bytes never goes up: offset and time index are made from the very bytes that were sent,
+the transaction index is made again from the log, and where that cannot be done the segment is refused.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from local import kernels
+from local import kernels, txn_index
 from local.batch_header import CONTROL, MAGIC
 from local.checkpoints import encode_epochs
-from local.columns import BatchTable
-from local.errors import Corrupt, InvalidRequest
+from local.columns import BatchTable, joined_tables
+from local.errors import Corrupt, InvalidRequest, LogError
 from local.findings import Severity
-from local.index_checks import check_offset_index, check_time_index, places_of
+from local.index_building import build_indexes
+from local.index_checks import INTERVAL_BYTES, check_offset_index, check_time_index, places_of
 from local.log import Log
 from local.names import LOG
 from local.segment import Segment
 from local.segment_info import SegmentInfo
 from local.segment_reading import batch_slices
+from local.txn_scan import TransactionScan
 from remote.outgoing import SegmentFacts
 from remote.transfer import SegmentToCopy
+
+_log = logging.getLogger(__name__)
 
 
 def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None = None) -> SegmentToCopy:
@@ -47,8 +58,25 @@ def segment_to_copy(log: Log, info: SegmentInfo, *, cleaned_through: int | None 
         cleaned_through=cleaned_through,
         read=segment.read,
         path=path if path.startswith("/") else None,  # no model of a disk has absolute paths
-        inspect=partial(SegmentWatch, path, info.base_offset, info.next_offset, epochs, indexes),
+        inspect=partial(
+            SegmentWatch,
+            path,
+            info.base_offset,
+            info.next_offset,
+            epochs,
+            indexes,
+            aborted=segment.txn_index(),
+            interval_bytes=log.settings.index_interval_bytes,
+            on_wrong=partial(_rebuild, segment),
+            aborted_again=partial(log.aborted_again, info.base_offset),
+        ),
     )
+
+
+def _rebuild(segment: Segment, problem: str) -> None:
+    """The indexes on the disk, too; without it the next reader finds them wrong again."""
+    with suppress(LogError):
+        segment.rebuild_indexes(problem, lambda: True)
 
 
 def count_records(segment: Segment) -> int:
@@ -75,13 +103,25 @@ class SegmentWatch:
         next_offset: int,
         epochs: tuple[tuple[int, int], ...],
         indexes: tuple[bytes, bytes] | None = None,
+        *,
+        aborted: bytes | None = None,
+        interval_bytes: int = INTERVAL_BYTES,
+        on_wrong: Callable[[str], None] = lambda problem: None,
+        aborted_again: Callable[[str], bytes] | None = None,
     ) -> None:
+        """`aborted` is the ``.txnindex``. `on_wrong` is called with what is wrong with `indexes`. `aborted_again` gives
+        another `aborted` for one that contradicts the batches; without it such a segment is refused."""
         self._path = path
         self._base_offset = base_offset
         self._next_offset = next_offset
         self._epochs = np.array([epoch for epoch, _ in epochs], np.int64)
         self._epoch_starts = np.array([start for _, start in epochs], np.int64)
         self._indexes = indexes
+        self._txn_index = aborted
+        self._interval_bytes = interval_bytes
+        self._on_wrong = on_wrong
+        self._aborted_again = aborted_again
+        self._transactions = TransactionScan()
         self._tables: list[tuple[int, BatchTable]] = []
         self._seen_bytes = 0
         self._records = 0
@@ -98,7 +138,7 @@ class SegmentWatch:
             ) from error
 
     def facts(self) -> SegmentFacts:
-        self._check_indexes()
+        made = self._indexes_again()
         low, high = self._times if self._times is not None else (None, None)
         return SegmentFacts(
             record_count=self._records,
@@ -106,6 +146,9 @@ class SegmentWatch:
             last_offset=self._last_offset,
             max_timestamp_ms=high,
             min_timestamp_ms=low,
+            offset_index=made[0] if made is not None else None,
+            time_index=made[1] if made is not None else None,
+            txn_index=self._txn_index_again(),
         )
 
     def _take(self, data: memoryview) -> int:
@@ -123,19 +166,47 @@ class SegmentWatch:
                 self._times = min(low, int(told.min())), max(high, int(told.max()))
         if self._indexes is not None:
             self._tables.append((self._seen_bytes, table))
+        if self._txn_index is not None:
+            self._transactions.take(data, table)
         self._seen_bytes += table.valid_bytes
         return table.valid_bytes
 
-    def _check_indexes(self) -> None:
-        """Raises Corrupt where an index sends a reader anywhere but to the batches it means."""
+    def _indexes_again(self) -> tuple[bytes, bytes] | None:
+        """Both indexes made from the bytes, where those that were given send a reader anywhere but to the batches they
+        mean; None where they do not."""
         if self._indexes is None:
-            return
+            return None
         places, base = places_of(self._tables, self._seen_bytes), self._base_offset
         found = check_offset_index(self._indexes[0], base, places, path=self._path)
         found += check_time_index(self._indexes[1], base, places, path=self._path)
-        for each in found:
-            if each.severity is Severity.CORRUPT:
-                raise Corrupt(f"copying a segment, {each.what}", path=self._path, index_at=each.at)
+        wrong = next((each for each in found if each.severity is Severity.CORRUPT), None)
+        if wrong is None:
+            return None
+        _log.warning("a segment's index is wrong, made again for the copy: path=%s cause=%s", self._path, wrong.what)
+        tables = [replace(table, positions=table.positions + at) for at, table in self._tables]
+        made = build_indexes(joined_tables(tables or [kernels.scan_batches(b"")]), base, self._interval_bytes)
+        self._on_wrong(wrong.what)
+        return bytes(made.offset), bytes(made.time)
+
+    def _txn_index_again(self) -> bytes | None:
+        """A transaction index that agrees with the batches; None where the given one does. Raises Corrupt."""
+        if self._txn_index is None:
+            return None
+        problem = self._problem_of(self._txn_index)
+        if problem is None:
+            return None
+        made = self._aborted_again(problem) if self._aborted_again is not None else None
+        problem = problem if made is None else self._problem_of(made)
+        if problem is not None:
+            raise Corrupt(f"copying a segment, its transaction index is wrong: {problem}", path=self._path)
+        return made
+
+    def _problem_of(self, data: bytes) -> str | None:
+        try:
+            txn_index.check(data, self._base_offset, path=self._path)
+            return self._transactions.found().problem(txn_index.entries(data, path=self._path))
+        except Corrupt as error:
+            return error.attempt
 
     def _check_places(self, table: BatchTable) -> None:
         """Raises for batches of an old format, out of order, outside the segment or of another leader epoch."""

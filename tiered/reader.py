@@ -33,6 +33,7 @@ from remote.read_ahead import SequentialReader
 from remote.segment import RemoteSegment
 from tiered.committed import aborted_transactions, row_with_aborted, stable_end
 from tiered.partition_source import PartitionSource, out_of_range
+from tiered.view_rows import leads_astray
 
 FETCH_BYTES = 1 << 20
 
@@ -169,9 +170,9 @@ class TieredReader:
     def _search_row(self, source: PartitionSource, row: RemoteSegment, timestamp_ms: int) -> int | None:
         assert source.remote is not None
         start = source.start_offset()
-        position = source.remote.position_of_timestamp(row, timestamp_ms)
+        offset, position = source.remote.place_of_timestamp(row, timestamp_ms)
         with closing(_Stream(source, row.next_offset)) as stream:
-            for data, _ in _remote_run(stream, row, position, row.base_offset):
+            for data, _ in _remote_run(stream, row, position, offset):
                 for columns in _decode(data, source.partition):
                     hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
                     if hits.any():
@@ -321,10 +322,14 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
 def _remote_run(stream: _Stream, row: RemoteSegment, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The rest of one remote segment from byte `position`, without the batches below `offset`."""
     batch_bytes = 0  # of a batch that did not come in one piece
+    begun = position
     verify = stream.source.remote is not None and not stream.source.remote.is_checked
     while position < row.size_bytes:
         in_one_piece = batch_bytes == 0
         data = stream.remote.read(row, position, batch_bytes or stream.remote.step_bytes, in_one_piece=in_one_piece)
+        if position == begun > 0 and leads_astray(row, data, offset, position):
+            position = begun = batch_bytes = 0
+            continue
         whole, skipped, reached = _whole_batches(data, offset, verify=verify, object=row.data_key, position=position)
         if whole == 0:
             if position + len(data) >= row.size_bytes:

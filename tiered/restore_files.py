@@ -25,7 +25,7 @@ from contextlib import suppress
 import numpy as np
 
 from local import checkpoints, kernels, names
-from local.batch_header import read_header
+from local.batch_header import HEADER_BYTES, read_header
 from local.crc32c import crc32c
 from local.errors import Corrupt, NotFound
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TEMPORARY, TIME_INDEX, TXN_INDEX, segment_file
@@ -34,6 +34,7 @@ from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
 from tiered.partition import lineage
 from tiered.restoring import PartitionRestore
+from tiered.view_rows import leads_astray
 
 STAGING = ".restoring"
 READ_BYTES = 4 * RANGE_BYTES
@@ -142,6 +143,8 @@ def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: R
     """The batches below `end`, the one that holds it with its records below it alone."""
     path = join(directory, segment_file(row.base_offset, LOG))
     at, found = remote.position_of_offset(row, end), b""
+    if at and leads_astray(row, remote.read(row, at, HEADER_BYTES), end, at):
+        at = 0
     while at + len(found) < row.size_bytes:
         found += remote.read(row, at + len(found), READ_BYTES)
         table = kernels.scan_batches(found, verify=False)

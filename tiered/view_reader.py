@@ -186,8 +186,8 @@ def _replaced(source: PartitionSource, view: CompactedView) -> NotFound:
 
 def _search(source: PartitionSource, row: RemoteSegment, timestamp_ms: int) -> int | None:
     assert source.remote is not None, "a head comes with its objects"
-    position = source.remote.position_of_timestamp(row, timestamp_ms)
-    for data in row_runs(source.remote, row, row.base_offset, position):
+    offset, position = source.remote.place_of_timestamp(row, timestamp_ms)
+    for data in row_runs(source.remote, row, offset, position):
         for columns in decoded(data, source.partition):
             hits = columns.timestamps >= timestamp_ms
             if hits.any():

@@ -28,7 +28,7 @@ from local.settings import LogSettings
 from local.storage import DiskStorage, Storage
 
 COUNT = 240
-CALLS = ("entry_before", "offset_before", "read", "aborted", "info")
+CALLS = ("entry_before", "time_start", "read", "aborted", "info")
 
 
 def _drop(log: Log, storage: Storage) -> None:

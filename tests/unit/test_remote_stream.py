@@ -6,9 +6,11 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import accumulate
 
 import pytest
 
+from local import offset_index, time_index
 from local.batch import encode_batch
 from local.errors import Corrupt
 from local.names import TopicPartition
@@ -78,15 +80,21 @@ def batches_of(sizes: Sequence[int]) -> list[bytes]:
     return [encode_batch(each, base_offset=3 * at) for at, each in enumerate(records)]
 
 
-def uploaded(store: MemoryStore, batches: Sequence[bytes], at_rest: AtRest) -> tuple[RemoteSegment, MetadataLog]:
+def uploaded(
+    store: MemoryStore,
+    batches: Sequence[bytes],
+    at_rest: AtRest,
+    offset_entries: bytes = b"",
+    time_entries: bytes = b"",
+) -> tuple[RemoteSegment, MetadataLog]:
     body, end, epochs = b"".join(batches), 3 * len(batches), ((0, 0),)
     segment = SegmentToCopy(
         base_offset=0,
         next_offset=end,
         size_bytes=len(body),
         epochs=epochs,
-        offset_index=b"",
-        time_index=b"",
+        offset_index=offset_entries,
+        time_index=time_entries,
         read=lambda start, length: body[start : start + length],
         inspect=partial(SegmentWatch, "the.log", 0, end, epochs),
     )
@@ -211,3 +219,31 @@ def test_an_inspector_sees_every_batch_once_and_in_order_however_parts_and_chunk
     assert b"".join(seen) == body
     assert row.record_count == 3 * len(batches)
     assert store.get(PREFIX + row.data_key) == body
+
+
+def test_an_offset_index_that_was_wrong_when_it_was_copied_hides_no_record(caplog: pytest.LogCaptureFixture) -> None:
+    batches = batches_of([300] * 60)
+    positions = list(accumulate(map(len, batches), initial=0))
+    right = [(3 * at + 2, positions[at]) for at in range(1, 60, 5)]
+    for slot, (offset, position) in enumerate(right):
+        for moved in (1, 40, len(batches[0]) * 2):
+            caplog.clear()
+            told = [*right[:slot], (offset, position + moved), *right[slot + 1 :]]
+            entries = b"".join(offset_index.pack(0, *each) for each in told)
+            log = uploaded(store := Views(), batches, AtRest(), entries)[1]
+            found = b"".join(pieces(reader_of(store, log), offset))
+            assert found == b"".join(batches[offset // 3 :]), (slot, moved)
+            assert ".indexes" in caplog.text
+
+
+def test_a_time_index_that_was_wrong_when_it_was_copied_hides_no_record() -> None:
+    batches = [encode_batch([Record(None, b"v", 1000 + at)], base_offset=3 * at) for at in range(40)]
+    positions = list(accumulate(map(len, batches), initial=0))
+    offsets = b"".join(offset_index.pack(0, 3 * at, positions[at]) for at in range(2, 40, 4))
+    right = [(1000 + at, 3 * at) for at in range(2, 40, 4)]
+    for slot, (time_ms, offset) in enumerate(right[:-1]):
+        told = [*right[:slot], (time_ms, offset + 9), *right[slot + 1 :]]
+        times = b"".join(time_index.pack(0, *each) for each in told)
+        reader = reader_of(store := Views(), uploaded(store, batches, AtRest(), offsets, times)[1])
+        asked = range(1000, 1040)
+        assert [reader.offset_for_timestamp(PARTITION, each) for each in asked] == [3 * (t - 1000) for t in asked], slot
