@@ -6,7 +6,17 @@ Source: kafka `LeaderEpochFileCache`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class EpochRange(NamedTuple):
+    """Offsets ``[base_offset, next_offset)`` of one leader epoch; None: records that name none."""
+
+    epoch: int | None
+    base_offset: int
+    next_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +59,33 @@ class LeaderEpochs:
     def between(self, base_offset: int, next_offset: int) -> tuple[tuple[int, int], ...]:
         """The pairs of ``[base_offset, next_offset)``, the first of them starting at `base_offset`."""
         return self.truncate_from_end(next_offset).truncate_from_start(base_offset).entries
+
+
+def joined_ranges(ranges: Iterable[EpochRange]) -> list[EpochRange]:
+    """Ascending ranges with neighbours of one epoch as one; without empty ones."""
+    found: list[EpochRange] = []
+    for each in ranges:
+        last = found[-1] if found else None
+        if last is not None and last.epoch == each.epoch and last.base_offset <= each.base_offset <= last.next_offset:
+            found[-1] = last._replace(next_offset=max(last.next_offset, each.next_offset))
+        elif each.base_offset < each.next_offset:
+            found.append(each)
+    return found
+
+
+def ranges_outside(ranges: Sequence[EpochRange], kept: Sequence[EpochRange]) -> list[EpochRange]:
+    """The parts of `ranges` at offsets that none of `kept` holds; both ascend and are disjoint."""
+    left: list[EpochRange] = []
+    first = 0
+    for each in ranges:
+        while first < len(kept) and kept[first].next_offset <= each.base_offset:
+            first += 1
+        at, number = each.base_offset, first
+        while number < len(kept) and kept[number].base_offset < each.next_offset:
+            if kept[number].base_offset > at:
+                left.append(each._replace(base_offset=at, next_offset=kept[number].base_offset))
+            at = max(at, kept[number].next_offset)
+            number += 1
+        if at < each.next_offset:
+            left.append(each._replace(base_offset=at))
+    return left

@@ -91,6 +91,14 @@ class Fenced(Conflict):
     """A newer writer owns the partition. Stop; nothing this writer does may be seen any more."""
 
 
+class Diverged(Conflict):
+    """The local log holds records which the manifest contradicts or does not prove. They stay; a person decides."""
+
+
+class RemoteLost(Conflict):
+    """The bucket lacks records that this disk has dropped: it is lost or the wrong one. Mend the url, or restore it."""
+
+
 class ProducerFenced(Conflict):
     """A newer instance of this producer, or of its transaction coordinator, has written. Stop this one producer."""
 

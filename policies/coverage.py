@@ -40,3 +40,17 @@ class Coverage:
         at = bisect_right(self.base_offsets, base_offset) - 1
         reached = max(base_offset, self.next_offsets[at]) if at >= 0 else base_offset
         return reached >= next_offset
+
+    def missing(self, base_offset: int, next_offset: int) -> list[tuple[int, int]]:
+        """The parts of ``[base_offset, next_offset)`` that are not held, ascending; none for an empty range."""
+        at = max(0, bisect_right(self.base_offsets, base_offset) - 1)
+        found: list[tuple[int, int]] = []
+        reached = base_offset
+        while at < len(self.base_offsets) and self.base_offsets[at] < next_offset:
+            if self.base_offsets[at] > reached:
+                found.append((reached, self.base_offsets[at]))
+            reached = max(reached, self.next_offsets[at])
+            at += 1
+        if reached < next_offset:
+            found.append((reached, next_offset))
+        return found

@@ -14,14 +14,17 @@ pages beside it that never change (`SpillRow`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from local.crc32c import crc32c
+from local.epochs import EpochRange, joined_ranges
 from local.errors import Corrupt, InvalidRequest
 from remote.bounds import (
+    INT32_MAX,
+    INT64_MAX,
     ByteCount,
     ClockMs,
     Count,
@@ -152,6 +155,10 @@ class Head:
     (`remote.head_chain`), 0 for none.
     `tiered_upto` is one above the highest offset that was in the bucket when rows last left it, 0 before that; it never
     goes back. Whoever asks how far the bucket ever reached asks `highest_next_offset`.
+    `expired_epochs` are the leader epochs of offsets that were in the bucket and left it, ascending. A log start that
+    rose over records which were never copied leaves none.
+    `appender_id` is the last writer that keeps a log of its own, which may hold records that no row has; jobs commit
+    without one, so `writer_id` does not tell. None in a head of an older version.
     `jobs` are the last few jobs that committed something, the newest last (`remote.job_changes`).
     `given_up`: all rows there are count for nothing, for the tier was switched off (`tiered.switching_off`); the disk
     alone has what the log retains. They leave as expired ones do, none comes until the last has left, then it is false.
@@ -180,6 +187,8 @@ class Head:
     deleted_ms: ClockMs | None = None
     tiered_upto: Offset = 0
     given_up: bool = False
+    expired_epochs: tuple[EpochRange, ...] = ()
+    appender_id: str | None = None
     jobs: tuple[JobNote, ...] = ()
     properties: dict[str, str]
 
@@ -239,6 +248,11 @@ class Head:
     def view_rows(self) -> Iterator[RemoteSegment]:
         """The rows of all compacted views: objects of their own, beside those of the log."""
         return (row for view in self.views for row in view.rows)
+
+    @property
+    def epoch_ranges(self) -> list[EpochRange]:
+        """The offsets of all rows by leader epoch, ascending; neighbouring ranges of one epoch are one."""
+        return joined_ranges(_epoch_ranges(self.parts))
 
     @property
     def lineage(self) -> Iterator[tuple[int, int]]:
@@ -338,7 +352,34 @@ def contradiction(head: Head) -> str | None:
         if row.state is not SegmentState.COPY_FINISHED or row.size_bytes <= 0 or row.indexes_bytes <= 0:
             return f"a segment is not finished at base_offset={row.base_offset}"
         reached = row.next_offset
+    if (wrong := _expired_contradiction(head.expired_epochs)) is not None:
+        return wrong
     cleaned = max((each.cleaned_through or 0 for each in head.parts), default=0)
     if cleaned > head.next_offset and not head.given_up:
         return f"a row was cleaned for the sake of records that no row holds, cleaned_through={cleaned}"
     return view_contradiction(head.views, upto_offset=head.next_offset)
+
+
+def _expired_contradiction(ranges: tuple[EpochRange, ...]) -> str | None:
+    reached = 0
+    for epoch, base_offset, next_offset in ranges:
+        is_epoch = epoch is None or -1 <= epoch <= INT32_MAX
+        if not reached <= base_offset < next_offset <= INT64_MAX or not is_epoch:
+            return f"expired_epochs overlap, run backwards or leave their bounds at base_offset={base_offset}"
+        reached = next_offset
+    return None
+
+
+def _epoch_ranges(parts: Iterable[SpillRow | RemoteSegment]) -> Iterator[EpochRange]:
+    epoch: int | None = None  # a row that names none continues the one before it
+    for part in parts:
+        starts = list(part.epochs)
+        held = part.ranges() if isinstance(part, SpillRow) else [(part.base_offset, part.next_offset)]
+        for at, next_offset in held:
+            while starts and starts[0][1] < next_offset:
+                following, start = starts.pop(0)
+                if start > at:
+                    yield EpochRange(epoch, at, start)
+                    at = start
+                epoch = following
+            yield EpochRange(epoch, at, next_offset)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from local.epochs import EpochRange, joined_ranges, ranges_outside
 from local.errors import InvalidRequest
 from remote.head import Head, UnlinkedObject, UnlinkedPage
 from remote.keys import parse_epoch
@@ -19,6 +20,7 @@ from remote.segment import RemoteSegment
 from remote.spilling import RowsOf, lost_object
 
 Change = Callable[[Head], Head]
+EXPIRED_EPOCHS_MAX = 1000  # of one head; the oldest are forgotten first, and what they proved is unproven then
 
 
 def add_segments(rows: Sequence[RemoteSegment]) -> Change:
@@ -227,6 +229,17 @@ def loses_objects(old: Head, new: Head, rows_of: RowsOf) -> str | None:
     if new.log_start_offset < old.log_start_offset:
         return f"the log start would go back from {old.log_start_offset} to {new.log_start_offset}"
     return None
+
+
+def expired_after(base: Head, changed: Head) -> tuple[EpochRange, ...]:
+    """`expired_epochs` of `changed`, which follows `base`: with the ranges of every row that is no longer in it."""
+    if base.spills == changed.spills and base.segments == changed.segments[: len(base.segments)]:
+        return base.expired_epochs  # nothing left; a commit that only adds rows stays cheap
+    gone = ranges_outside(base.epoch_ranges, changed.epoch_ranges)
+    if not gone:
+        return base.expired_epochs
+    merged = joined_ranges(sorted((*base.expired_epochs, *gone), key=lambda each: each.base_offset))
+    return tuple(merged[-EXPIRED_EPOCHS_MAX:])
 
 
 def names_older_objects(draft: Head, changed: Head) -> str | None:

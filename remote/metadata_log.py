@@ -88,7 +88,7 @@ from typing import TypeVar
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from remote.head import Head, SpillRow, encode_head
 from remote.head_chain import HeadChain
-from remote.head_changes import Change, loses_objects, names_older_objects
+from remote.head_changes import Change, expired_after, loses_objects, names_older_objects
 from remote.index_copies import IndexCopies
 from remote.keys import head_key, new_ulid
 from remote.known_heads import KnownHeads, is_same_head
@@ -231,11 +231,15 @@ class MetadataLog:
         properties: Mapping[str, str] | None = None,
         removes: bool = False,
         first_epoch: int = 1,
+        appends: bool = False,
+        judge: Callable[[Head | None], None] = lambda latest: None,
     ) -> Head:
         """Raise the epoch by one and own it; creates the first head where there is none.
 
         Another writer that does so at the same moment ends up before or after us; who is after, wins. `properties` None
-        keeps what the last head says; `first_epoch` is the first head's. Raises InvalidRequest for another partition's
+        keeps what the last head says; `first_epoch` is the first head's. A writer that `appends` keeps a log of its own
+        (`Head.appender_id`). `judge` gets the very head that ours follows, before ours is created; what it raises ends
+        this with nothing changed. Raises InvalidRequest for another partition's
         heads, and Conflict when its topic was deleted, unless this writer `removes` what is left of it.
         """
         with self._lock:
@@ -255,10 +259,12 @@ class MetadataLog:
                     if latest.deleted_ms is not None and not removes:
                         facts = {"prefix": self._prefix, "deleted_ms": latest.deleted_ms}
                         raise Conflict("becoming a writer, the topic was deleted", **facts)
+                judge(latest)
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else first_epoch
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
-                draft = replace(draft, properties=settings)
+                appender_id = writer_id if appends else _appender(latest)
+                draft = replace(draft, properties=settings, appender_id=appender_id)
                 self._attempts.add(draft.commit_id)
                 winner = self._create(draft, encode_head(draft))
                 if self._was_collected(winner):
@@ -403,7 +409,7 @@ class MetadataLog:
 
     def _check_change(self, base: Head, draft: Head, changed: Head) -> None:
         identity = ["sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition"]
-        identity += ["boundary_number", "void_upto"]
+        identity += ["boundary_number", "void_upto", "appender_id"]
         wrong = next((f"it alters {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None)
         wrong = wrong or names_older_objects(draft, changed) or loses_objects(base, changed, self._pages.rows)
         if wrong:
@@ -455,9 +461,11 @@ class MetadataLog:
 
 
 def _stamped(base: Head, changed: Head) -> Head:
-    """With the sequence in every object that was unlinked by this change, and how far the bucket reached before it."""
+    """With the sequence in every object that was unlinked by this change, and what the bucket held before it."""
     if changed.highest_next_offset < base.highest_next_offset:
         changed = replace(changed, tiered_upto=base.highest_next_offset)
+    if (expired := expired_after(base, changed)) != changed.expired_epochs:
+        changed = replace(changed, expired_epochs=expired)
     known = {each.key for each in base.unlinked} | {each.spill.key for each in base.unlinked_pages}
     unlinked = tuple(
         each if each.key in known else replace(each, unlinked_sequence=changed.sequence) for each in changed.unlinked
@@ -468,6 +476,13 @@ def _stamped(base: Head, changed: Head) -> Head:
     )
     is_same = unlinked == changed.unlinked and pages == changed.unlinked_pages
     return changed if is_same else replace(changed, unlinked=unlinked, unlinked_pages=pages)
+
+
+def _appender(latest: Head | None) -> str | None:
+    """The last writer that keeps a log, for the head of one that does not."""
+    if latest is None:
+        return None
+    return latest.writer_id if latest.appender_id is None else latest.appender_id
 
 
 class _NewPages:

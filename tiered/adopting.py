@@ -71,7 +71,7 @@ from tiered.partition import coverage
 from tiered.properties import nearest
 from tiered.store_check import check_writers
 from tiered.topic_settings import log_settings
-from tiered.writer_ids import ADOPT, COPY, DELETION
+from tiered.writer_ids import ADOPT, COPY, DELETION, signed_for
 
 EPOCHS_APART = 1 << 20
 UNSETTLED_BYTES = 256 << 20  # of a compacted partition: no longer waited for a segment that ends in no transaction
@@ -179,7 +179,7 @@ class Adopter:
         self._effective_of = effective
         self._is_checked = False
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
-        self._writer = f"{ADOPT}{socket.gethostname()} {os.getpid()}"
+        self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
         """A round over every partition that is wanted. Errors of one are its `problem`, the others go on.
@@ -303,6 +303,7 @@ class Adopter:
             partition=partition.partition,
             properties=self._properties(partition.topic),
             first_epoch=(epochs.latest or 0) + EPOCHS_APART,
+            appends=True,
         )
         self._logs[partition, topic_id] = log
         return log

@@ -198,11 +198,35 @@ ALERTS: tuple[Alert, ...] = (
             "[the commit protocol](../explanation/commit-protocol.md).",
             "Stop one of the two. Was a copy of this machine started, or an old one by mistake? Keep the one "
             "with the newer records.",
-            "Restart the one that stays; it takes the partition back.",
-            "Is it refused, as `another writer committed other records`? The bucket has other records at offsets that "
-            "this disk has, and neither is ever overwritten. Stop the manager, move the partition's directory out of "
-            "the log directory, and start again: the log begins at the bucket's end. `tiered dump` reads what only "
-            "the directory that was moved has; append of it what is to stay.",
+            "Restart the one that stays. It takes the partition back where it holds nothing that the bucket lacks. A "
+            "log that holds such records stays refused: `tiered run --take-over` makes it the writer again.",
+            "Is it refused as `diverged` or `unproven`? Each side holds records that the other lacks, or may hold "
+            "them. No record is dropped. The message names the offsets, and under `rescue` the command that prints "
+            "the records of this disk. Append at the writer what is to stay. Then stop the manager, move the "
+            "partition's directory out of the log directory, and start again: the log begins at the bucket's end. All "
+            "relations and what each allows: [diverged logs](../explanation/diverged-logs.md).",
+        ),
+    ),
+    Alert(
+        name="TieredBucketLost",
+        expr="tiered_remote_lost > 0",
+        lasts="0m",
+        severity=Severity.PAGE,
+        summary="{{ $value }} partitions have records in a bucket that does not hold them: it is lost or wrong",
+        means="This disk has dropped records because the bucket had them, and the bucket lacks them now. It was "
+        "replaced, emptied, or restored from an old backup, or `url` names another bucket. The records that are "
+        "still on this disk are kept. The partition takes no records, and nothing is written to the bucket.",
+        look=("tiered status", "tiered doctor --problems"),
+        mend=(
+            "Compare `url` in `[remote]` of `tiered.toml` with the bucket that was used before, with its prefix and "
+            "its region. A wrong url: correct it and restart the manager.",
+            "Was the bucket or its mount replaced? Bring the former one back: the mount, object versions, a replica, a "
+            "backup. Restart the manager; it goes on by itself once the bucket holds the records.",
+            "An older backup came back? Its newest manifest ends before the first record of this disk. Records between "
+            "the two are lost unless another copy exists; the message names the offsets.",
+            "Is the bucket gone for good? `tiered consume TOPIC/PARTITION --local -o jsonl` prints what this disk "
+            "holds. Create the topic anew in another directory, and append these records there. Keep this directory "
+            "until then.",
         ),
     ),
     Alert(
@@ -254,7 +278,8 @@ ALERTS: tuple[Alert, ...] = (
             "exit 5 is [another writer](halted.md), 4 [damage](corruption.md), 2 a setting.",
             "Does it upload? `tiered_objstore_operations_total` rises: wait, or raise the rate.",
             "Does it hang? systemd's watchdog restarts it where `WatchdogSec` is set (`tiered generate systemd`).",
-            "Restarting is always safe.",
+            "Restarting is always safe. After exit 5 it does not take a partition back whose log holds records that "
+            "the bucket lacks: [another writer](halted.md).",
         ),
     ),
     Alert(

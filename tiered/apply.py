@@ -140,7 +140,7 @@ def apply_partition(
     with partition.tier_lock, partition.lock:
         state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
         _check(partition.snapshot(now_ms), decisions)
-        partition.check_not_fenced()
+        partition.check_may_shrink()
         _apply_all(state, decisions, progress)
         if drops_copied and not should_stop() and any(isinstance(each, CopySegment) for each in state.done):
             _drop_copied(state)
@@ -168,6 +168,7 @@ def apply_on_disk(
         snapshot = partition.snapshot(now_ms, may_ask=False)
         decisions = decide(snapshot)
         _check(snapshot, decisions)
+        partition.check_may_shrink()
         _apply_all(state, decisions)
         return state.applied()
     finally:
@@ -347,7 +348,7 @@ def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
 def _drop(state: _Round, decision: DropLocal) -> bool:
     partition = state.partition
     with partition.lock:
-        partition.check_not_fenced()
+        partition.check_may_shrink()
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
         if partition.is_unsettled:
             return False  # what is in the bucket is not known: it may have been given up
@@ -389,7 +390,7 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
     with state.partition.lock:
         if state.partition.is_deleted:
             return False  # the name may be another topic's by now
-        state.partition.check_not_fenced()
+        state.partition.check_may_shrink()
         is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         return is_raised or is_committed
 

@@ -1,9 +1,10 @@
 """Deleting the oldest records of a partition by raising its log start: Kafka's DeleteRecords.
 
 Nothing is removed here. Records below the new start are gone for readers at once; segments and objects that lie wholly
-below it go with the next rounds, as after retention. Order of effects: the head commits the start (tiered partitions)
-→ the log-start checkpoint is durable → readers are told. A crash after any step leaves the old start or the new one,
-and a tiered partition takes up the head's at the next open. Source: kafka `UnifiedLog.maybeIncrementLogStartOffset`.
+below it go with the next rounds, as after retention. Order of effects: the log is durable up to the start → the head
+commits the start (tiered partitions) → the log-start checkpoint is durable → readers are told. A crash after any step
+leaves the old start or the new one, and a tiered partition takes up the head's at the next open.
+Source: kafka `UnifiedLog.maybeIncrementLogStartOffset`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ def delete_records(
     done: dict[TopicPartition, DeletedRecords] = {}
     for held, each in planned.items():
         try:
+            if each.low_watermark > held.log.recovery_point:
+                held.log.flush()  # a log that loses its tail afterwards would end below the remote log start
             commit_log_start(held, each.low_watermark, now_ms=now_ms)
             with rounds, held.lock:
                 _check_there(held)

@@ -54,6 +54,7 @@ PANELS: tuple[Panel, ...] = (
         exprs=(
             ("sum by (class) (tiered_partition_problems) > 0", "{{class}}"),
             ("tiered_halted > 0", "halted"),
+            ("tiered_remote_lost > 0", "bucket lost"),
             ('tiered_partitions{state="unopened"} > 0', "unopened"),
         ),
         unit="short",

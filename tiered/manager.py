@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from tiered.apply import Applied
     from tiered.copiers import Load
     from tiered.deleting import DeletedRecords
+    from tiered.reader import TieredReader
     from tiered.rounds import ApplyProgress, Rounds, ShouldStop
 
 _log = logging.getLogger(__name__)
@@ -92,13 +93,15 @@ class LogManager(
         store: KeptMeter | None,
         storage: Storage,
         known: KnownHeads | None = None,
+        *,
+        takes_over: bool = False,
     ) -> None:
         self.config = config
         # Replaced whole on every change, so whoever goes through it sees one moment.
         self.problems: dict[TopicPartition, LogError] = {}
         self._directory = directory
         self._store = store
-        self._opener = Opener(config, directory, store, storage, known)
+        self._opener = Opener(config, directory, store, storage, known, takes_over=takes_over)
         self._registry = TopicRegistry(directory.places())
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, LogError] = {}
@@ -123,6 +126,7 @@ class LogManager(
         store: ObjectStore | None = None,
         progress: OnProgress = lambda told: None,
         known: KnownHeads | None = None,
+        takes_over: bool = False,
     ) -> LogManager:
         """Open every topic of the directory, recover what needs it, and own its partitions in the bucket.
 
@@ -130,13 +134,15 @@ class LogManager(
         another manager has the directory open, and, unless it is `read_only`, AccessDenied and NotFound when the bucket
         is not ours or not there. What is wrong with partitions is in `problems` then. `progress` hears of the loading.
 
-        Whoever opens one after the other to look gives each the same `known`: then the store is asked for news alone.
+        Pass the same `known` to repeated read-only opens: then only newer manifests are fetched. `takes_over`: a person
+        asked for the writer role of partitions that another writer fenced (docs/explanation/diverged-logs.md).
         """
         disk = storage or DiskStorage()
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
             store = store if store is not None else configured_store(config)
-            manager = cls(config, directory, kept_meter(store, directory, now_ms), disk, known if read_only else None)
+            meter = kept_meter(store, directory, now_ms)
+            manager = cls(config, directory, meter, disk, known if read_only else None, takes_over=takes_over)
         except BaseException:
             let_go(directory, store)
             raise
@@ -502,6 +508,15 @@ class LogManager(
         """A log directory went offline. Called from wherever its disk failed, so this only takes notes."""
         for name in [name for name in self._directory.partitions_of(root) if name in self._partitions]:
             self._note(name, offline(root, error, partition=name))
+
+    def local_reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
+        """Of this disk alone, also where the tiers do not agree: for the records that only this disk holds."""
+        from tiered.reader import TieredReader
+
+        def source(name: TopicPartition) -> PartitionSource:
+            return PartitionSource(name, self._partition(name).log, is_disk_alone=True)
+
+        return TieredReader(source, isolation)
 
     def _source(self, name: TopicPartition) -> PartitionSource:
         return self._partition(name).source()

@@ -369,6 +369,11 @@ METRICS: tuple[Metric, ...] = (
         kind=Kind.GAUGE,
         doc="Partitions that are stopped on purpose: another writer took over, or the tiers contradict each other.",
     ),
+    Metric(
+        name="tiered_remote_lost",
+        kind=Kind.GAUGE,
+        doc="Partitions whose bucket lacks records that this disk has dropped: the bucket is lost or wrong.",
+    ),
     Metric(name="tiered_rounds_total", kind=Kind.COUNTER, doc="Rounds of background work since the start."),
     Metric(
         name="tiered_round_failures_total",

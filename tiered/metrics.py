@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-from local.errors import Conflict, LogError
+from local.errors import Conflict, LogError, RemoteLost
 from local.kernels import implementation
 from local.names import TopicPartition
 from policies.cost import GIB
@@ -213,7 +213,9 @@ class Metrics:
         kinds = Counter(type(error).__name__ for error in problems.values())
         for kind in sorted({"Corrupt", "Unavailable", "Fenced", *kinds}):
             yield Sample("tiered_partition_problems", kinds[kind], (("class", kind),))
-        yield Sample("tiered_halted", sum(isinstance(error, Conflict) for error in problems.values()))
+        lost = sum(isinstance(error, RemoteLost) for error in problems.values())
+        yield Sample("tiered_halted", sum(isinstance(error, Conflict) for error in problems.values()) - lost)
+        yield Sample("tiered_remote_lost", lost)
         for facts in self._manager.directory_facts():
             labels = (("directory", facts.path),)
             yield Sample("tiered_log_dir_offline", int(facts.is_offline), labels)

@@ -150,6 +150,7 @@ def open_observed(
     store: ObjectStore | None = None,
     around: Around | None = None,
     progress: OnProgress = lambda told: None,
+    takes_over: bool = False,
 ) -> LogManager:
     """`LogManager.open` with everything that goes to the disk and the store observed. `around` is done round each call
     to the store as well. Raises as it does."""
@@ -167,6 +168,7 @@ def open_observed(
         storage=ObservedStorage(storage or DiskStorage(), observations),
         store=ObservedStore(asked, both) if asked is not None else None,
         progress=progress,
+        takes_over=takes_over,
     )
 
 

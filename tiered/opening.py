@@ -18,13 +18,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from local.errors import AccessDenied, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, Conflict, InvalidRequest, LogError, NotFound, Unavailable
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
 from local.producer_state import ProducerState
 from local.storage import Storage
 from policies.placement import choose_log_dir
 from policies.rules import PartitionRules
+from policies.tier_relation import Relation
 from remote.chunk_cache import ChunkCache
 from remote.disk_cache import DiskCache
 from remote.guessing import Guesses
@@ -36,6 +37,7 @@ from remote.known_heads import KnownHeads
 from remote.metadata_log import LogState, MetadataLog
 from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
+from tiered.agreement import check_agreement, check_same_records, reconcile
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
 from tiered.configured_store import store_options
@@ -44,13 +46,13 @@ from tiered.disk_room import check_room
 from tiered.kept_meter import KeptMeter
 from tiered.key_rings import load_key_ring
 from tiered.object_encoding import encoding_of
-from tiered.partition import Partition, check_agreement, check_bucket, reconcile
+from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.pausing import Pauses
 from tiered.store_check import StoreCheck
 from tiered.switching_off import ENABLE, is_given_up
 from tiered.topics import Topic
-from tiered.writer_ids import new_writer_id
+from tiered.writer_ids import new_writer_id, node_mark
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +69,11 @@ class Opener:
         store: KeptMeter | None,
         storage: Storage,
         known: KnownHeads | None = None,
+        *,
+        takes_over: bool = False,
     ) -> None:
-        """`known` are heads that an earlier look found, for another one."""
+        """`known` are heads that an earlier look found, for another one. `takes_over`: a person asked for the writer
+        role of partitions that another writer fenced."""
         self._config, self._known = config, known
         self._directory = directory
         self._store = store
@@ -90,6 +95,8 @@ class Opener:
         )
         # What heads are signed with; who only looks signs none.
         self.writer_id = "" if directory.read_only else new_writer_id(storage, config.data_dirs)
+        self._mark = node_mark(storage, config.data_dirs)
+        self._takes_over = takes_over
 
     def keep_counts(self, now_ms: int | None = None) -> None:
         """Write down what was sent to the store (`tiered.kept_meter`)."""
@@ -286,36 +293,52 @@ class Opener:
             )
         known = held.metadata.load()
         if self._directory.read_only:
+            self._look(held, known)
             return
         with held.lock:
             if _is_gone(held):
                 return
-            check_bucket(held.log, known)
+            # Before the epoch is raised: a refused log changes nothing in the bucket.
+            check_agreement(held.log, known, self._mark, takes_over=self._takes_over)
         self._check.ensure(self._store, now_ms)
         with held.lock:
             if _is_gone(held):
                 return
             if known is not None:
-                # Before taking the partition from whoever writes it now.
-                check_agreement(held.log, known)
                 _warn_of_older_bucket(held, known)
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
         if known is not None and held.opened_upto is not None and held.opened_upto < known.taken_upto:
-            from tiered.same_records import check_same_records  # it reads, which a start has no need of otherwise
-
             check_same_records(held, bucket, known)
-        head = self._become_writer(held, held.metadata, now_ms)
+        head = self._become_writer(held, held.metadata, known, now_ms)
         is_behind = held.log.next_offset < head.taken_upto
         producers = producers_in_bucket(bucket) if is_behind else ProducerState()
         with held.lock:
             if not _is_gone(held):
+                # The newest head is ours by now: what it says of the writer before was judged above.
                 reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
                 held.is_owned, held.has_agreed, held.stopped = True, True, None
                 return
         # Whoever deletes the topic may have found no head yet, and be through: nobody else would ever mark this one.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
-    def _become_writer(self, held: Partition, metadata: MetadataLog, now_ms: int) -> Head:
+    def _look(self, held: Partition, known: Head | None) -> None:
+        """Raises as `check_agreement` where a read-only open sees that the tiers do not agree. The disk was looked at
+        first, and its writer may be at work: a verdict against it is judged once more, by what both are now."""
+        assert held.metadata is not None, "the store was asked"
+        try:
+            check_agreement(held.log, known, self._mark)
+        except Conflict:
+            held.log.look_again()
+            check_agreement(held.log, held.metadata.load(exact=True), self._mark)
+
+    def _become_writer(self, held: Partition, metadata: MetadataLog, known: Head | None, now_ms: int) -> Head:
+        def judge(latest: Head | None) -> None:
+            """By the very manifest that ours follows: another writer may have come since `known`."""
+            verdict = check_agreement(held.log, latest, self._mark, takes_over=self._takes_over)
+            is_other = latest is not None and (known is None or latest.commit_id != known.commit_id)
+            if is_other and verdict.relation is Relation.BEHIND:
+                raise Unavailable("taking the writer role, a newer manifest came meanwhile", partition=held.name)
+
         if metadata.state is LogState.READER:
             metadata.become_writer(
                 self.writer_id,
@@ -326,6 +349,8 @@ class Opener:
                 properties=held.topic.properties,
                 # A broker's log has had many: the next machine begins with the head's alone, and must not go back.
                 first_epoch=(held.log.epochs.latest or 0) + 1,
+                appends=True,
+                judge=judge,
             )
         head = metadata.cached
         assert head is not None, "a writer has a head"

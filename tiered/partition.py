@@ -1,10 +1,4 @@
-"""One partition held by a manager: its local log, its remote metadata, its rules, and how the two tiers agree.
-
-Agreement at open (`reconcile`): the bucket's newest head is the truth about what is committed. When the local log ends
-before it (a fresh machine, a lost disk, an unflushed tail), the local log starts over where the bucket ends. When
-another writer has committed offsets that this disk holds other records for, the two histories contradict each other
-(seen by leader epoch, as Kafka does, and see `tiered.same_records`): nothing is dropped, the partition refuses to open
-and says so. The same when the local log would have to start over while it holds records that no committed row covers.
+"""One partition held by a manager: its local log, its remote metadata, its rules.
 
 The log start of a tiered partition is the head's: it is committed there before the disk hears of it.
 """
@@ -16,11 +10,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from local.epochs import LeaderEpochs
-from local.errors import Conflict, LogError, NotFound, Unavailable
+from local.errors import LogError, NotFound, Unavailable
 from local.log import Log
 from local.names import TopicPartition
-from local.producer_state import ProducerState
 from local.segment import Segment
 from local.segment_info import SegmentInfo
 from policies.coverage import Coverage
@@ -140,6 +132,13 @@ class Partition:
         if self.pauses is not None:
             self.pauses.refresh()
         return self.pause is not None
+
+    def check_may_shrink(self) -> None:
+        """Raises `stopped` and Fenced: of a diverged or fenced log nothing is dropped, truncated or cleaned. For the
+        holder of `lock`, before anything is taken from the disk."""
+        if self.stopped is not None:
+            raise self.stopped
+        self.check_not_fenced()
 
     def check_not_fenced(self) -> None:
         """Raises Fenced where the newest head seen is another writer's, which a reader may have met first: its rows and
@@ -284,102 +283,7 @@ class Partition:
         return True
 
 
-def reconcile(log: Log, head: Head, *, now_ms: int, producers: Callable[[], ProducerState] = ProducerState) -> None:
-    """Make the local log agree with the bucket's newest head (module text). Raises Conflict when they contradict.
-
-    `producers` are those of all that the bucket holds; asked for where the log starts over at its end.
-    """
-    end = log.next_offset  # of what is looked at here: an append that was let in before may come yet
-    check_agreement(log, head)
-    if end < head.taken_upto:
-        _log.warning(
-            "local log starts over at the bucket's end: partition=%s local_next_offset=%d remote_next_offset=%d",
-            log.partition,
-            end,
-            head.taken_upto,
-        )
-        log.begin_epoch(head.epoch)  # before anybody can append at the bucket's end
-        log.restart_at(head.taken_upto, lineage(head), now_ms=now_ms, producers=producers(), ends_at=end)
-    if head.log_start_offset > log.log_start_offset:
-        log.raise_log_start(head.log_start_offset)
-    log.begin_epoch(head.epoch)
-
-
-def check_bucket(log: Log, head: Head | None) -> None:
-    """Raises Conflict when what this disk let go of is not in the bucket: it must be another bucket."""
-    reached = head.taken_upto if head is not None else 0
-    if log.log_start_offset < log.local_log_start_offset and reached < log.local_log_start_offset:
-        raise Conflict(
-            "opening a partition, the bucket does not hold what this disk has let go of; is it another bucket?",
-            partition=log.partition,
-            log_start_offset=log.log_start_offset,
-            local_start_offset=log.local_log_start_offset,
-            remote_next_offset=head.next_offset if head is not None else "none",
-        )
-
-
-def check_agreement(log: Log, head: Head) -> None:
-    """Raises Conflict when the two tiers contradict each other; nothing is changed.
-
-    Either the bucket holds other records at offsets that this disk holds too, or the log ends before the bucket, would
-    have to start over there, and holds records that the bucket has not.
-    """
-    foreign = first_foreign_offset(log, head)
-    if foreign is not None and log.next_offset > foreign:
-        raise Conflict(
-            "opening a partition, another writer committed other records at offsets that this disk holds",
-            partition=log.partition,
-            from_offset=foreign,
-            local_next_offset=log.next_offset,
-            remote_next_offset=head.next_offset,
-        )
-    lost = uncovered(log, head) if log.next_offset < head.taken_upto else []
-    if lost:
-        raise Conflict(
-            "opening a partition, its log ends before the bucket and holds records that no committed row covers",
-            partition=log.partition,
-            ranges=" ".join(f"[{start}, {end})" for start, end in lost),
-            remote_next_offset=head.next_offset,
-        )
-
-
-def uncovered(log: Log, head: Head) -> list[tuple[int, int]]:
-    """The offset ranges of local segments with records, at or above the log start, of which a part is in no row."""
-    held = coverage(head)
-    found = []
-    for segment in log.segments():
-        start = max(segment.base_offset, head.log_start_offset)
-        if not segment.is_empty and not held.holds(start, segment.next_offset):
-            found.append((start, segment.next_offset))
-    return found
-
-
-def first_foreign_offset(log: Log, head: Head) -> int | None:
-    """The first offset of a row at which the bucket and this log are in different leader epochs; None without one.
-
-    Looked at from both sides: a writer that came back may have committed records of an **older** epoch than the one in
-    which this disk got its records for the same offsets.
-    """
-    theirs = LeaderEpochs(tuple(head.lineage))  # each row's own pairs, so a row's base is among the starts
-    held = coverage(head)
-    floor = log.first_known_offset  # below it this log has forgotten its lineage; what it has, it has to answer for
-    starts = {max(start, floor) for _, start in (*theirs.entries, *log.epochs.entries)}
-    for start in sorted(starts):
-        if held.holds(start, start + 1) and theirs.epoch_at(start) != log.epochs.epoch_at(start):
-            return start
-    return None
-
-
 def coverage(head: Head) -> Coverage:
     """The offsets that rows hold."""
     rows = [(row.base_offset, row.next_offset) for row in head.segments]
     return Coverage.of([*rows, *(each for spill in head.spills for each in spill.ranges())])
-
-
-def lineage(head: Head) -> LeaderEpochs:
-    """The leader epochs of everything the bucket holds."""
-    epochs = LeaderEpochs()
-    for epoch, start in head.lineage:
-        if epochs.latest is None or epoch > epochs.latest:
-            epochs = epochs.assign(epoch, start)
-    return epochs

@@ -20,12 +20,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
-    """The tiers of one partition; either may be missing."""
+    """The tiers of one partition; either may be missing. `is_disk_alone`: the local log is to be read by itself, from
+    its first segment on, although the log begins in the bucket."""
 
     partition: TopicPartition
     log: Log | None
     remote: RemotePartition | None = None
     metadata: MetadataLog | None = None
+    is_disk_alone: bool = False
 
     def known_head(self) -> Head | None:
         """The newest head seen so far; no request is sent."""
@@ -66,7 +68,9 @@ class PartitionSource:
         head = self.head()
         if head is not None:
             return head.log_start_offset
-        return self.log.log_start_offset if self.log is not None else 0
+        if self.log is None:
+            return 0
+        return self.log.local_log_start_offset if self.is_disk_alone else self.log.log_start_offset
 
     def next_offset(self) -> int:
         """The log end. Raises Unavailable when it cannot be told from the disk alone."""
@@ -110,7 +114,7 @@ class PartitionSource:
 
     def unseen(self, offset: int) -> LogError:
         """No head was ever seen, and `offset` is not on the disk."""
-        if self.log is None or offset < self.log.log_start_offset:
+        if self.log is None or self.is_disk_alone or offset < self.log.log_start_offset:
             return out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
         return self.unknown(offset)
 

@@ -32,7 +32,7 @@ from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TEMPORARY, TIME_IN
 from local.storage import Storage, join, replace_file
 from remote.range_reader import RANGE_BYTES, RemotePartition
 from remote.segment import RemoteSegment
-from tiered.partition import lineage
+from tiered.agreement import lineage
 from tiered.restoring import PartitionRestore
 from tiered.view_rows import leads_astray
 

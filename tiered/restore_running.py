@@ -38,6 +38,7 @@ from tiered.restore_place import check_restore, holds_all, topic_id_for
 from tiered.restoring import PartitionRestore, TopicRestore, plan_partition
 from tiered.topic_settings import log_settings
 from tiered.topics import Topic, TopicRegistry
+from tiered.writer_ids import RESTORE, signed_for
 
 CACHE_BYTES = 64 << 20
 
@@ -165,9 +166,14 @@ class _TopicWork:
             return planned
         name, now_ms = planned.name, self._now_ms()
         log = MetadataLog(self._store, name.prefix)
-        writer_id = f"restore-{uuid.uuid4().hex[:8]}"
         log.become_writer(
-            writer_id, now_ms, topic=name.topic, topic_id=name.topic_id, partition=name.partition, properties=None
+            signed_for(f"{RESTORE}{uuid.uuid4().hex[:8]}", self._storage, self._directory.root),
+            now_ms,
+            topic=name.topic,
+            topic_id=name.topic_id,
+            partition=name.partition,
+            properties=None,
+            appends=True,
         )
         self._writers.append(log)
         return plan_partition(log, self._store, name, self._topic.wish, now_ms=now_ms, keys=self._keys)

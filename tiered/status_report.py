@@ -31,8 +31,10 @@ STUCK_AFTER_MS = 30 * 60_000
 # What to do next, by the class of the error.
 _NEXT = {
     "Corrupt": "tiered verify --deep looks at the disk, tiered scrub --deep at the bucket",
-    "Conflict": "tiered doctor; only one of the two may go on",
-    "Fenced": "another writer took it over; stop one of the two",
+    "Conflict": "docs/runbooks/halted.md; only one of the two may go on",
+    "Fenced": "another writer took it over; stop one of the two: docs/runbooks/halted.md",
+    "Diverged": "rescue the records of this disk, or run --take-over: docs/runbooks/halted.md",
+    "RemoteLost": "mend url in [remote], or bring the bucket back: docs/runbooks/bucket-lost.md",
     "Unavailable": "it is tried again every round; tiered doctor looks at the store",
     "AccessDenied": "check credentials and permissions with tiered doctor",
     "DiskFailed": "look at the disk; tiered log-dirs",

@@ -8,6 +8,7 @@ the epoch's alone.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 
@@ -20,6 +21,8 @@ AFTER_INGEST = f"{INGEST}deletion-"  # what freed the bytes of a partition that 
 ADOPT = "adopt beside "  # before the machine and the process; no machine's name has a blank
 COPY = "copy of "  # before the source's url
 DELETION = "deletion-"  # what freed those of anybody else's
+RESTORE = "restore-"  # a directory that was restored to become the writer
+_MANAGER = re.compile(r".+-([0-9a-f]{8})-[0-9a-f]{8}")
 
 
 def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
@@ -40,6 +43,21 @@ def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
         if found is not None:
             return f"{zlib.crc32(f'{found.cluster_id}/{found.node_id}'.encode()):08x}"
     return None
+
+
+def signed_for(writer_id: str, storage: Storage, directory: str) -> str:
+    """The name of a job that works for the node of this directory: a manager that opens it later is the same writer."""
+    mark = node_mark(storage, [directory])
+    return writer_id if mark is None else f"{writer_id}@{mark}"
+
+
+def is_of_other_node(writer_id: str, mark: str | None) -> bool:
+    """Whether a writer of another node that keeps a log of its own signed so; False where that is not known."""
+    if mark is not None and writer_id.startswith((RESTORE, ADOPT)):
+        return "@" in writer_id and not writer_id.endswith(f"@{mark}")
+    found = _MANAGER.fullmatch(writer_id)
+    is_job = writer_id.startswith((INGEST, COPY, DELETION))
+    return mark is not None and found is not None and not is_job and found[1] != mark
 
 
 def is_of_node(writer_id: str, mark: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ from race_scenes import BASE, EXPIRES, KEEPS, SceneOfRace, plain_scene
 from race_stage import HOUR, GatedStore
 
 from local import swap
-from local.epochs import LeaderEpochs
+from local.epochs import EpochRange, LeaderEpochs
 from local.storage import Storage
-from policies import compaction
+from policies import compaction, tier_relation
+from policies.tier_relation import LocalTier, Relation, TierVerdict
 from remote import (
     due_deletion,
     guest,
@@ -30,7 +31,7 @@ from remote.head_changes import Change
 from remote.keys import full_key, head_key
 from remote.metadata_log import LogState, MetadataLog
 from remote.spill_page import encode_page
-from tiered import apply, bucket_deletion, forking, opening, partition, pausing, same_records, view_building
+from tiered import agreement, apply, bucket_deletion, forking, opening, partition, pausing, view_building
 
 Patch = pytest.MonkeyPatch
 
@@ -67,17 +68,20 @@ def _heads_are_overwritten(patch: Patch) -> None:
 
 
 def _histories_are_compared_from_one_side(patch: Patch) -> None:
-    def first_foreign_offset(log: partition.Log, head: Head) -> int | None:
-        known = dict(log.epochs.entries)
-        return next((start for epoch, start in head.lineage if epoch not in known or known[epoch] > start), None)
+    def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int | None:
+        known = dict(local.epochs.entries)
+        starts = (each for each in history if each.epoch not in known or known[each.epoch] > each.base_offset)
+        found = next((each.base_offset for each in starts), None)
+        return found if found is not None and found < local.next_offset else None
 
-    patch.setattr(partition, "first_foreign_offset", first_foreign_offset)
-    patch.setattr(same_records, "check_same_records", lambda held, bucket, head: None)  # it sees to most of them, too
+    patch.setattr(tier_relation, "first_contradiction", first_contradiction)
+    patch.setattr(agreement, "_is_other_writer", lambda log, head, mark: False)
+    patch.setattr(opening, "check_same_records", lambda held, bucket, head: None)  # it sees to most of them, too
 
 
 def _histories_are_not_compared(patch: Patch) -> None:
-    patch.setattr(partition, "check_agreement", lambda log, head: None)
-    patch.setattr(opening, "check_agreement", lambda log, head: None)
+    agrees = TierVerdict(relation=Relation.BEHIND)
+    patch.setattr(agreement, "tier_relation", lambda local, remote: agrees)
 
 
 def _the_bucket_is_not_agreed_with(patch: Patch) -> None:

@@ -55,6 +55,7 @@ class World:
         disk: ModelDisk | None = None,
         store: ObjectStore | None = None,
         known: KnownHeads | None = None,
+        takes_over: bool = False,
         **settings: str,
     ) -> LogManager:
         """`settings` as with ``-X``, with underscores for dots."""
@@ -67,6 +68,7 @@ class World:
             storage=disk or self.disk,
             store=store or self.store,
             known=known,
+            takes_over=takes_over,
         )
 
     def other_disk(self) -> ModelDisk:

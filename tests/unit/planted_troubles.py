@@ -198,12 +198,31 @@ def _a_copy_of_the_machine_was_at_work(node: WatchedNode) -> None:
     node.pass_(5)
 
 
+def _the_bucket_is_replaced_by_an_empty_one(node: WatchedNode) -> None:
+    """The disk has dropped what the former bucket has."""
+    node.append("orders", 100)
+    node.pass_(4 * HOUR)
+    node.manager.close()
+    (node.home / "bucket").rename(node.home / "former")
+    (node.home / "bucket").mkdir()
+    node.start()
+    node.pass_(5)
+
+
+def _the_former_bucket_comes_back(node: WatchedNode) -> None:
+    node.manager.close()
+    shutil.rmtree(node.home / "bucket")
+    (node.home / "former").rename(node.home / "bucket")
+    node.start()
+    node.pass_(5)
+
+
 def _the_bucket_is_believed(node: WatchedNode) -> None:
     """What only this disk had is dumped from where it was moved to."""
     node.manager.close()
     (found,) = node.home.glob("disk*/orders-0")
     aside = found.rename(node.home / "orders-0")
-    node.start()
+    node.start(takes_over=True)
     node.pass_(5)
     code, told = node.tiered(f"tiered dump {aside / '00000000000000000200.log'} --records")
     assert (code, "a value of some length, 230" in told) == (0, True), told
@@ -253,6 +272,12 @@ def _the_daemon_hangs(node: WatchedNode) -> None:
 
 def _it_is_restarted(node: WatchedNode) -> None:
     node.restart()
+    node.pass_(5)
+
+
+def _it_takes_the_role_back(node: WatchedNode) -> None:
+    """A person decides it: the daemon holds records that the bucket lacks."""
+    node.restart(takes_over=True)
     node.pass_(5)
 
 
@@ -377,6 +402,12 @@ SCENES = (
         told={"tiered status": "another writer committed other records"},
     ),
     Scene(
+        alert="TieredBucketLost",
+        plant=_the_bucket_is_replaced_by_an_empty_one,
+        mend=_the_former_bucket_comes_back,
+        told={"tiered status": "the bucket is lost or wrong", "tiered doctor --problems": "docs/runbooks/bucket-lost"},
+    ),
+    Scene(
         alert="TieredDiskFull",
         plant=_the_disk_fills,
         mend=_local_retention_is_lowered,
@@ -392,7 +423,7 @@ SCENES = (
     Scene(
         alert="TieredNoRounds",
         plant=_the_daemon_ends_as_another_took_over,
-        mend=_it_is_restarted,
+        mend=_it_takes_the_role_back,
         told={"tiered status": "another writer took over"},
     ),
     Scene(

@@ -150,7 +150,7 @@ def test_a_returning_machine_whose_records_contradict_the_bucket_is_refused_and_
 
 
 def test_records_of_an_older_epoch_in_the_bucket_contradict_ours_of_a_newer_one(world: World) -> None:
-    """The first writer comes back with what it had not copied, after a second one got records for the same offsets."""
+    """A person makes the first writer the writer again, after a second one got records for the same offsets."""
     first = world.open()
     first.create_topic("t", 1, TIERED, now_ms=NOW)
     send(first, 100)
@@ -162,7 +162,7 @@ def test_records_of_an_older_epoch_in_the_bucket_contradict_ours_of_a_newer_one(
         end = second.reader().offsets(NAME)[1]
         send(second, 20, start=5000)
         own = values(second.reader(), end)
-    with world.open() as manager:
+    with world.open(takes_over=True) as manager:
         settle(manager)
     with world.open(disk=other) as second:
         assert isinstance(second.problems[NAME], Conflict)

@@ -9,7 +9,7 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import DAY, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
-from local.errors import InvalidRequest, NotFound, Unavailable
+from local.errors import InvalidRequest, RemoteLost, Unavailable
 from local.log import Log
 from local.record import Record
 from remote.memory_store import MemoryStore
@@ -164,7 +164,7 @@ def test_a_record_that_comes_when_a_log_has_just_started_over_at_the_buckets_end
 def test_a_bucket_without_a_head_is_no_reason_to_skip_records(world: World) -> None:
     with (
         world.open(store=MemoryStore("memory://another"), read_only=True) as manager,
-        pytest.raises(NotFound, match="no head"),
+        pytest.raises(RemoteLost),
     ):
         values(manager.reader())
 

@@ -25,12 +25,13 @@ from local.record import Record
 from policies.decisions import AdvanceLogStart, CopySegment, ExpireRemote
 from policies.remote_retention import expirations, log_bytes
 from policies.rules import PartitionRules
+from policies.tier_relation import first_contradiction
 from remote.head import Head, contradiction
 from remote.head_changes import add_segments, expire_segments, forget_unlinked, replace_segments
 from remote.memory_store import MemoryStore
 from remote.metadata_index import MetadataIndex
 from remote.segment import RemoteSegment, SegmentState
-from tiered.partition import check_agreement, first_foreign_offset
+from tiered.agreement import check_agreement, local_tier, remote_tier
 from tiered.status import partition_status
 
 FINISHED = SegmentState.COPY_FINISHED
@@ -51,6 +52,10 @@ def tier_of(first: int, last: int, epochs: dict[int, int], **more: object) -> He
     """A head with one row, ``[first, last]`` as Kafka writes it."""
     pairs = tuple((epoch, start) for epoch, start in epochs.items())
     return head(row("S", first, last + 1, epochs=pairs), **more)
+
+
+def first_foreign_offset(log: Log, tier: Head) -> int | None:
+    return first_contradiction(local_tier(log), remote_tier(log, tier, None).history)
 
 
 # --- 10 to 12: lineage ----------------------------------------------------------------------------------------------

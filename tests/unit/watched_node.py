@@ -171,8 +171,8 @@ class WatchedNode:
         """What the machine's clock says."""
         return NOON + self.passed_ms + self.skew_ms
 
-    def start(self) -> None:
-        """The daemon."""
+    def start(self, *, takes_over: bool = False) -> None:
+        """The daemon; `takes_over` as `tiered run --take-over`."""
         self.seen = Observations()
         config = Config.load(str(self.home / "tiered.toml"), {}, {})
         self.manager: LogManager = open_observed(
@@ -181,6 +181,7 @@ class WatchedNode:
             now_ms=self.clock_ms,
             storage=self.disk,
             store=self.door,  # type: ignore[arg-type]
+            takes_over=takes_over,
         )
         keeper = Timekeeper(DAY, counted=lambda: self.passed_ms)
         self.worker = Worker(
@@ -199,10 +200,10 @@ class WatchedNode:
     def reload(self) -> None:
         self.manager.reload(Config.load(str(self.home / "tiered.toml"), {}, {}), now_ms=self.clock_ms)
 
-    def restart(self) -> None:
+    def restart(self, *, takes_over: bool = False) -> None:
         self.manager.close()
         self.has_ended = False
-        self.start()
+        self.start(takes_over=takes_over)
 
     def append(self, topic: str, count: int, partition: int = 0) -> None:
         """Records that come in; where they are refused, they are lost to whoever sent them."""

@@ -44,6 +44,7 @@ VIEW = "compacted"  # `remote.view.DEFAULT_VIEW`
 )
 @click.option("--read-compacted", is_flag=True, help="A compacted view below its horizon, then the log; or an error.")
 @click.option("--view", metavar="NAME", help="For --read-compacted: another view than 'compacted'.")
+@click.option("--local", "is_local", is_flag=True, help="Read this disk alone, also where a log diverged.")
 @click.option("--remote", "url", metavar="URL", help="Read this bucket alone; needs no configuration.")
 @click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote.")
@@ -59,6 +60,7 @@ def consume(
     isolation: str,
     read_compacted: bool,
     view: str | None,
+    is_local: bool,
     url: str | None,
     topic_id: str | None,
     options: dict[str, object],
@@ -73,6 +75,8 @@ def consume(
         raise click.UsageError(UNNAMED)
     if url is None and (layout != LAYOUTS[0] or prefixes or private_keys):
         raise click.UsageError("--layout, --layout-prefix and --layout-key are for --remote")
+    if is_local and (url is not None or read_compacted):
+        raise click.UsageError("--local reads this disk alone; --remote and --read-compacted need the bucket")
     if view is not None and not read_compacted:
         raise click.UsageError("--view is for --read-compacted; without it the full log is read")
     topic, number = parse_partition(target)
@@ -80,9 +84,11 @@ def consume(
     show = parse_template(template)
     write = sys.stdout.buffer.write
     words = layout_words(layout, prefixes, private_keys)
-    with _open(session, url, options, {topic: topic_id} if topic_id is not None else {}, words) as source:
+    topic_ids = {topic: topic_id} if topic_id is not None else {}
+    with _open(session, url, options, topic_ids, words, is_local=is_local) as source:
         partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
-        reader = _reader(source, isolation, (view or VIEW) if read_compacted else None)
+        view_name = (view or VIEW) if read_compacted else None
+        reader = _local_reader(source, isolation) if is_local else _reader(source, isolation, view_name)
         _tell_lost(session, reader, partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
@@ -92,10 +98,16 @@ def consume(
 
 
 def _open(
-    session: Session, url: str | None, options: dict[str, object], topic_ids: dict[str, str], words: LayoutWords
+    session: Session,
+    url: str | None,
+    options: dict[str, object],
+    topic_ids: dict[str, str],
+    words: LayoutWords,
+    *,
+    is_local: bool,
 ) -> AbstractContextManager[LogManager | RemoteLog]:
     if url is None:
-        return session.manager(read_only=True)
+        return session.manager(read_only=True, is_alone=is_local)
     session.set_up_logging()
     from tiered.remote_view import open_remote
 
@@ -106,6 +118,14 @@ def _reader(source: LogManager | RemoteLog, isolation: str, view: str | None) ->
     from local.isolation import Isolation
 
     return source.reader(Isolation(isolation), read_compacted=view is not None, view=view or VIEW)
+
+
+def _local_reader(source: LogManager | RemoteLog, isolation: str) -> TieredReader:
+    from local.isolation import Isolation
+    from tiered.manager import LogManager
+
+    assert isinstance(source, LogManager), "--local excludes --remote"
+    return source.local_reader(Isolation(isolation))
 
 
 def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPartition]) -> None:

@@ -55,9 +55,11 @@ MEANINGS: dict[Exit, tuple[str, str]] = {
         "[look for a good copy](../runbooks/corruption.md); it outweighs every other code",
     ),
     Exit.CONFLICT: (
-        "conflict: another manager has the directory, a newer writer owns the partition, or a job could not commit all "
-        "its work because others replaced the segments meanwhile",
-        "[find the other one](../runbooks/halted.md); a restart alone does not help",
+        "conflict: another manager has the directory, a newer writer owns the partition, the local log diverged, the "
+        "bucket is lost or wrong, or a job could not commit all its work because others replaced the segments "
+        "meanwhile",
+        "[find the other writer](../runbooks/halted.md), or [the bucket](../runbooks/bucket-lost.md); a restart alone "
+        "does not help",
     ),
     Exit.UNAVAILABLE: (
         "the store is unavailable, after tries for as long as its deadline; figures that hang on it are null",
@@ -105,6 +107,15 @@ _HINTS |= {
     **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), _CREDENTIALS),
     "RequestTimeTooSkewed": "set this machine's clock",
 }
+
+_LOST = (
+    "mend url in [remote] of tiered.toml, or bring the bucket back; nothing was changed: docs/runbooks/bucket-lost.md"
+)
+_DIVERGED = (
+    "print the records with the command under rescue, append them at the writer, then move the partition's directory "
+    "away: docs/runbooks/halted.md"
+)
+_FENCED = f"{_DIVERGED}; or make this log the writer again: tiered run --take-over"
 
 # Which extra of ours brings a package.
 _EXTRAS = {

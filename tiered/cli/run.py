@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages there; :9464 is loopback.")
 @click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
 @click.option("--dry-run", is_flag=True, help="Only show what the next round would do, as 'tiered plan' does.")
+@click.option("--take-over", is_flag=True, help="Take the writer role back where another writer fenced this log.")
 @click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' there, about this manager.")
 @guard_options
 @progress_option
@@ -57,6 +58,7 @@ def run(
     metrics: str | None,
     by_partition: bool,
     dry_run: bool,
+    take_over: bool,
     ui: str | None,
     guard: Guard,
 ) -> int:
@@ -72,7 +74,7 @@ def run(
                 from tiered.observations import Observations
 
                 seen = Observations()
-                worker = _started(session, stack, seen, interval, is_once=once)
+                worker = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
                 if metrics is not None:
                     stack.enter_context(_served(session, metrics, worker, seen, guard, by_partition=by_partition))
                 if ui is not None:
@@ -88,13 +90,21 @@ def run(
     return Exit.INTERRUPTED if stop.signal == signal.SIGINT else code
 
 
-def _started(session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool) -> Worker:
+def _started(
+    session: Session,
+    stack: ExitStack,
+    seen: Observations,
+    interval: str | None,
+    *,
+    is_once: bool,
+    takes_over: bool,
+) -> Worker:
     """Everything is loaded; `stack` closes it."""
     from tiered.timekeeping import Timekeeper
     from tiered.work_report import read_report
     from tiered.worker import Worker
 
-    manager = stack.enter_context(session.manager(is_daemon=True, observations=seen))
+    manager = stack.enter_context(session.manager(is_daemon=True, observations=seen, takes_over=takes_over))
     stack.enter_context(copy_progress(session, manager))
     last, store_clock = read_report(manager.directory_places()), manager.store_clock(now_ms)
     return Worker(

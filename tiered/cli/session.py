@@ -94,17 +94,21 @@ class Session:
         overrides: Mapping[str, str] | None = None,
         observations: Observations | None = None,
         known: KnownHeads | None = None,
+        takes_over: bool = False,
+        is_alone: bool = False,
     ) -> LogManager:
         """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict).
 
-        `known` as `LogManager.open` takes them. With `observations` its disk and its store are observed, and its calls
-        to the store traced.
+        With `is_alone` the store is asked for nothing. `known` and `takes_over` as `LogManager.open` takes them. With
+        `observations` its disk and its store are observed, and its calls to the store traced.
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only)
         from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager import LogManager
+        from tiered.web.silent_store import silent_store
 
+        store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
         way, meter = self.progress.way, self.progress.meter
         is_quiet = self.is_quiet or way == "none"
         with recovery_progress(self.say, is_quiet=is_quiet, is_plain=way == "plain", meter=meter) as tell:
@@ -113,9 +117,12 @@ class Session:
                 from tiered.tracing import store_spans, tracer
 
                 spans = store_spans(tracer())
-                return open_observed(config, observations, now_ms=now_ms(), around=spans, progress=tell)
+                return open_observed(
+                    config, observations, now_ms=now_ms(), around=spans, progress=tell, takes_over=takes_over
+                )
             try:
-                return LogManager.open(config, now_ms=now_ms(), read_only=read_only, progress=tell, known=known)
+                at = now_ms()
+                return LogManager.open(config, now_ms=at, read_only=read_only, store=store, progress=tell, known=known)
             except Conflict as error:
                 from tiered.cli.beside import note_instead
 

@@ -1,0 +1,176 @@
+"""How a local log and a manifest relate, and what that allows. Pure: facts in, a verdict out.
+
+The states, the table of what each allows, and every way a log can lie beside a remote log start are in
+docs/explanation/diverged-logs.md. Two safety rules decide every doubt:
+
+1. A local record is *proven* where the bucket holds its offset in the leader epoch that the local log has for it, or
+   held it and expired it. A log start alone proves nothing: it may have risen over records of another writer.
+2. A log that holds an unproven record never starts over, and never takes the writer role from another writer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from local.epochs import EpochRange, LeaderEpochs
+from policies.coverage import Coverage
+
+
+class Relation(Enum):
+    """The first that holds, in this order; see the module text."""
+
+    LOST = "lost"
+    UNCOMMITTED = "uncommitted"
+    DIVERGED = "diverged"
+    EMPTY = "empty"
+    UNPROVEN = "unproven"
+    FENCED = "fenced"
+    BEHIND = "behind"
+    AGREES = "agrees"
+
+
+class Action(Enum):
+    """What a relation allows or forbids."""
+
+    SERVE = "serve both tiers"
+    APPEND = "append"
+    MAINTAIN = "copy, clean, drop, expire"
+    START_OVER = "start over at the manifest's end"
+    TAKE_ROLE = "take the writer role"
+    TAKE_OVER = "take the writer role when a person asks for it"
+
+
+_WRITES = frozenset({Action.SERVE, Action.APPEND, Action.MAINTAIN, Action.TAKE_ROLE, Action.TAKE_OVER})
+
+ALLOWED: dict[Relation, frozenset[Action]] = {
+    Relation.LOST: frozenset(),
+    Relation.UNCOMMITTED: _WRITES,
+    Relation.DIVERGED: frozenset(),
+    Relation.EMPTY: _WRITES | {Action.START_OVER},
+    Relation.UNPROVEN: frozenset(),
+    Relation.FENCED: frozenset({Action.TAKE_OVER}),
+    Relation.BEHIND: _WRITES | {Action.START_OVER},
+    Relation.AGREES: _WRITES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTier:
+    """The local log. `held` are the offset ranges of segments with records, ascending. `epochs` is the leader epoch
+    checkpoint; below `lineage_from` it says nothing."""
+
+    log_start_offset: int
+    local_start_offset: int
+    next_offset: int
+    held: tuple[tuple[int, int], ...]
+    epochs: LeaderEpochs
+    lineage_from: int
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether retained records are no longer on the disk."""
+        return self.log_start_offset < self.local_start_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteTier:
+    """The manifest. `entries` are what the bucket holds, `expired` what it held; both ascend and are disjoint.
+
+    `taken_upto`: no log may give an offset below it again. `counts` is False where the entries count for nothing, for
+    the tier was given up. `is_other_writer`: another node keeps a log of this partition, and was its last writer.
+    """
+
+    log_start_offset: int
+    taken_upto: int
+    entries: tuple[EpochRange, ...] = ()
+    expired: tuple[EpochRange, ...] = ()
+    counts: bool = True
+    is_other_writer: bool = False
+
+    @property
+    def history(self) -> tuple[EpochRange, ...]:
+        return tuple(sorted((*self.expired, *self.entries), key=lambda each: each.base_offset))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierVerdict:
+    """`from_offset` is the first offset at stake, None where none is; `only_here` are local ranges that the bucket does
+    not prove."""
+
+    relation: Relation
+    from_offset: int | None = None
+    only_here: tuple[tuple[int, int], ...] = ()
+
+    def allows(self, action: Action) -> bool:
+        return action in ALLOWED[self.relation]
+
+
+def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
+    """The verdict. `remote` None: no manifest was ever committed."""
+    if local.has_dropped and (remote is None or remote.taken_upto < local.local_start_offset):
+        from_offset = local.log_start_offset if remote is None else max(local.log_start_offset, remote.taken_upto)
+        return TierVerdict(relation=Relation.LOST, from_offset=from_offset)
+    if remote is None:
+        return TierVerdict(relation=Relation.UNCOMMITTED)
+    history = remote.history
+    contradicted = first_contradiction(local, history)
+    if contradicted is not None:
+        only_here = _only_here(local, Coverage.of([]), from_offset=contradicted)
+        return TierVerdict(relation=Relation.DIVERGED, from_offset=contradicted, only_here=only_here)
+    if not local.held:
+        return TierVerdict(relation=Relation.EMPTY)
+    only_here = _only_here(local, _proof(remote))
+    is_behind = local.next_offset < remote.taken_upto
+    if only_here and (is_behind or (remote.is_other_writer and only_here[0][0] < remote.log_start_offset)):
+        return TierVerdict(relation=Relation.UNPROVEN, from_offset=only_here[0][0], only_here=only_here)
+    if only_here and remote.is_other_writer:
+        return TierVerdict(relation=Relation.FENCED, from_offset=only_here[0][0], only_here=only_here)
+    if not is_behind:
+        return TierVerdict(relation=Relation.AGREES)
+    only_here = _not_comparable(local, remote)
+    if only_here:
+        return TierVerdict(relation=Relation.UNPROVEN, from_offset=only_here[0][0], only_here=only_here)
+    return TierVerdict(relation=Relation.BEHIND)
+
+
+def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int | None:
+    """The first offset that the local log and the bucket's history have in different leader epochs."""
+    starts = [start for _, start in local.epochs.entries]
+    for epoch, base_offset, next_offset in history:
+        at, end = max(base_offset, local.lineage_from), min(next_offset, local.next_offset)
+        while at < end:
+            number = bisect_right(starts, at)
+            if epoch != (local.epochs.entries[number - 1][0] if number else None):
+                return at
+            at = starts[number] if number < len(starts) else end
+    return None
+
+
+def _proof(remote: RemoteTier) -> Coverage:
+    """What the bucket holds, and what it held below the log start: a retained record that left it is a hole."""
+    held = [(each.base_offset, each.next_offset) for each in remote.entries if remote.counts]
+    start = remote.log_start_offset
+    expired = [(each.base_offset, min(each.next_offset, start)) for each in remote.expired if each.base_offset < start]
+    return Coverage.of([*held, *expired])
+
+
+def _only_here(local: LocalTier, proof: Coverage, *, from_offset: int = 0) -> tuple[tuple[int, int], ...]:
+    least = max(local.log_start_offset, from_offset)
+    ranges = [(max(base, least), end) for base, end in local.held if end > least]
+    return tuple(gap for base, end in ranges for gap in proof.missing(base, end))
+
+
+def _not_comparable(local: LocalTier, remote: RemoteTier) -> tuple[tuple[int, int], ...]:
+    """What an old copy of a disk may have taken later, in the epoch that the bucket has there, too.
+
+    The last record tells: it is compared with the bucket's (`tiered.agreement`) while an entry holds it. Where the
+    entry expired, only a log that ends with its leader epoch is known to be whole.
+    """
+    last = local.next_offset - 1
+    for _, base_offset, next_offset in remote.expired:
+        if base_offset <= last < next_offset and local.next_offset < next_offset:
+            return ((max(base_offset, local.held[0][0]), local.next_offset),)
+    return ()

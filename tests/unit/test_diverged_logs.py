@@ -1,0 +1,177 @@
+"""Local logs that hold records which the bucket lacks: kept, whatever the remote log start says."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from disk_model import ModelDisk
+from manager_world import NAME, NOW, TIERED, World, send, settle, values
+
+from local.errors import Conflict, Diverged, Fenced
+from tiered.manager import LogManager
+
+COPIED, ONLY_HERE = 20, 80
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def _fork_history(world: World, *, first_upto: int = COPIED + ONLY_HERE) -> ModelDisk:
+    """A holds records from COPIED on that only its disk has; the other disk's manager is the writer. Its disk."""
+    with world.open() as first:
+        first.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+        send(first, COPIED)
+        first.roll("t", now_ms=NOW)
+        settle(first)
+        send(first, first_upto - COPIED, start=COPIED)
+    other = world.other_disk()
+    with world.open(disk=other) as second:
+        assert second.reader().offsets(NAME) == (0, COPIED)
+    return other
+
+
+def _log_files(disk: ModelDisk) -> dict[str, bytes]:
+    return {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(".log")}
+
+
+def _heads(world: World) -> list[str]:
+    return [info.key for info in world.store.list("") if "/head/" in info.key]
+
+
+def _raise_log_start(manager: LogManager, how: str, upto: int) -> None:
+    if how == "delete-records":
+        manager.delete_records({NAME: upto}, now_ms=NOW)
+        return
+    manager.roll("t", now_ms=NOW)
+    manager.tick(NOW)
+    if how == "retention":
+        manager.alter_topic("t", {"retention.bytes": "0"}, now_ms=NOW)
+    elif how == "copied, then delete-records":
+        manager.delete_records({NAME: upto}, now_ms=NOW)
+    settle(manager)
+
+
+HOW = ("delete-records", "copied, then delete-records", "retention")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("written", [40, 80, 200])  # the other writer ends below, at and above this log's end
+def test_a_log_below_the_remote_log_start_keeps_what_only_it_holds(world: World, how: str, written: int) -> None:
+    other = _fork_history(world)
+    with world.open(disk=other) as second:
+        send(second, written, start=5000)
+        _raise_log_start(second, how, COPIED + written)
+    files, heads = _log_files(world.disk), _heads(world)
+    with world.open() as manager:
+        problem = manager.problems[NAME]
+        assert isinstance(problem, Diverged)
+        assert (problem.facts["local_next_offset"], problem.facts["remote_next_offset"]) == (100, COPIED + written)
+        with pytest.raises(Conflict):
+            send(manager, 1)
+        manager.tick(NOW)
+        assert [record.value for record in manager.partition(NAME).log.records(99)] == [b"value 99"]
+    assert _log_files(world.disk) == files
+    assert _heads(world) == heads, "the refused log took the writer role"
+    with world.open(disk=other) as second:
+        assert second.problems == {}
+
+
+def test_a_log_with_uncopied_records_does_not_take_the_writer_role_back(world: World) -> None:
+    """The other writer has committed its epoch and nothing else: no offset contradicts this log yet."""
+    other = _fork_history(world)
+    heads = _heads(world)
+    with world.open() as manager:
+        assert isinstance(manager.problems[NAME], Diverged)
+        settle_quietly(manager)
+    assert _heads(world) == heads
+    with world.open(disk=other) as second:
+        assert second.problems == {}
+        send(second, 10, start=7000)
+
+
+def test_a_person_makes_a_fenced_log_the_writer_again(world: World) -> None:
+    other = _fork_history(world)
+    with world.open(takes_over=True) as manager:
+        assert manager.problems == {}
+        settle(manager)
+        assert [value for _, value in values(manager.reader())] == [b"value %d" % at for at in range(100)]
+    with world.open(disk=other) as second:
+        assert second.problems == {}, "it held no record: nothing of it is at stake"
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_taking_over_is_refused_where_offsets_contradict(world: World, how: str) -> None:
+    other = _fork_history(world)
+    with world.open(disk=other) as second:
+        send(second, 200, start=5000)
+        _raise_log_start(second, how, 220)
+    files, heads = _log_files(world.disk), _heads(world)
+    with world.open(takes_over=True) as manager:
+        assert isinstance(manager.problems[NAME], Diverged)
+    assert (_log_files(world.disk), _heads(world)) == (files, heads)
+
+
+def test_a_log_whose_records_were_all_copied_starts_over_above_the_remote_log_start(world: World) -> None:
+    """The other writer expired everything that both had: nothing is lost by starting over."""
+    other = _fork_history(world, first_upto=COPIED)
+    with world.open(disk=other) as second:
+        send(second, 200, start=5000)
+        _raise_log_start(second, "retention", 220)
+    with world.open() as manager:
+        assert manager.problems == {}
+        assert manager.partition(NAME).log.next_offset >= 220
+
+
+def test_an_old_copy_of_a_disk_below_the_remote_log_start_is_kept(world: World) -> None:
+    """It may have taken records later, in the same epoch; the bucket's own have expired: nothing can be compared."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 20)
+        old = deepcopy(world.disk)
+        send(manager, 300, start=20)
+        _raise_log_start(manager, "retention", 320)
+    old.locks.clear()
+    files, heads = _log_files(old), _heads(world)
+    with world.open(disk=old) as manager:
+        assert isinstance(manager.problems[NAME], Diverged)
+        settle_quietly(manager)
+    assert (_log_files(old), _heads(world)) == (files, heads)
+
+
+def test_a_read_only_open_of_a_diverged_log_says_so_and_reads_the_disk_when_asked(world: World) -> None:
+    other = _fork_history(world)
+    with world.open(disk=other) as second:
+        send(second, 200, start=5000)
+        _raise_log_start(second, "retention", 220)
+    with world.open(read_only=True) as seen:
+        problem = seen.problems[NAME]
+        assert isinstance(problem, Diverged)
+        with pytest.raises(Diverged):
+            values(seen.reader())
+        assert seen.local_reader().offsets(NAME) == (0, 100)
+        found = list(seen.local_reader().records(NAME, COPIED))
+        assert [record.value for record in found] == [b"value %d" % at for at in range(COPIED, 100)]
+
+
+def test_a_fenced_manager_at_work_neither_drops_nor_cleans(world: World) -> None:
+    with world.open() as first:
+        first.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        send(first, 100)
+        with world.open(disk=world.other_disk()):
+            held = first.partition(NAME)
+            files = _log_files(world.disk)
+            assert held.metadata is not None
+            with pytest.raises(Fenced):
+                held.metadata.load()
+            first.tick(NOW)
+            assert isinstance(first.problems[NAME], Fenced)
+            assert _log_files(world.disk) == files
+
+
+def settle_quietly(manager: LogManager) -> None:
+    """Rounds of a manager that has a problem."""
+    for _ in range(3):
+        manager.tick(NOW)
