@@ -21,12 +21,15 @@ Memory: the heads' rows, one name for each object, one range of a segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import pairwise
+from functools import partial
+from itertools import islice, pairwise
+from typing import TypeVar
 
-from local.errors import Corrupt, NotFound
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.findings import Finding, Severity, damaged, told
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
@@ -52,10 +55,15 @@ from remote.metadata_log import MetadataLog
 from remote.page_rows import PageRows
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
-from remote.segment_check import LookInside, check_segment, only_read, wrong
+from remote.segment_check import LookInside, check_segment, only_read, unreadable, wrong
 from remote.spill_page import summary_contradiction
 from remote.spilling import waiting_keys
 from remote.store import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+OTHERS_MAX = 3  # objects asked for to tell one refused object from a store that refuses all
+# What a store may answer of one object while it serves others.
+UNREADABLE = (AccessDenied, InvalidRequest, NotFound, Unavailable)
 
 
 class ObjectKind(Enum):
@@ -97,7 +105,8 @@ def check_partition(
 ) -> BucketReport:
     """See the module text. Without `look_inside` the chunks' CRCs are checked and nothing is looked for in them.
 
-    Raises what the store raises when it cannot be reached; everything that is wrong with the bytes is a finding.
+    Raises what the store raises when it cannot be reached. Everything that is wrong with the bytes is a finding, and so
+    is an object that the store refuses while it serves others.
     """
     report = survey_partition(store, prefix)
     remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
@@ -113,14 +122,25 @@ def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
     return _Check(store, prefix).run()
 
 
+def serves(store: ObjectStore, prefix: str) -> bool:
+    """Whether the store lists what lies there: it is not out of reach as a whole."""
+    try:
+        return any(True for _ in islice(store.list(prefix), 1))
+    except LogError:
+        return False
+
+
 def is_still_named(store: ObjectStore, prefix: str, row: RemoteSegment) -> bool:
-    """By the newest head there is now: a row may have expired, or been replaced, under the look."""
+    """By the newest head there is now: a row may have expired, or been replaced, under the look.
+
+    A head that cannot be read takes no finding back.
+    """
     metadata = MetadataLog(store, prefix)
     try:
         newest = metadata.refresh()
         is_of_view = any(each.ulid == row.ulid for each in newest.view_rows)
         return is_of_view or metadata.ask(newest, lambda index: index.holds(row))
-    except (Corrupt, NotFound):
+    except (Corrupt, *UNREADABLE):
         return True
 
 
@@ -129,6 +149,8 @@ class _Check:
         self._store = store
         self._prefix = prefix
         self._pages = Pages(store, prefix)
+        self._has_read = False  # some object of the partition
+        self._others: list[str] = []  # objects to ask for where the first one is refused
         self._salvaged_sequences: set[int] = set()
         self._doubtful: set[str] = set()  # objects that a refused entry names
         self._report = BucketReport(prefix=prefix)
@@ -136,6 +158,7 @@ class _Check:
     def run(self) -> BucketReport:
         report = self._report
         listed = {info.key.removeprefix(self._prefix): info for info in self._store.list(self._prefix)}
+        self._others = [key for key, info in listed.items() if info.size_bytes][-OTHERS_MAX:]
         report.size_bytes = sum(info.size_bytes for info in listed.values())
         heads = list(self._heads(listed))
         self._check_chain(heads)
@@ -175,9 +198,14 @@ class _Check:
         reached = 0
         for key in sorted(key for key in listed if parse_boundary_key(key) is not None):
             try:
-                upto = decode_boundary(self._store.get(self._prefix + key))
+                body = self._asked(key, partial(self._store.get, self._prefix + key))
+                upto = decode_boundary(body) if body is not None else None
+            except NotFound:
+                continue  # collected since the listing
             except Corrupt as error:
                 self._report.findings.append(damaged(error, self._prefix + key))
+                continue
+            if upto is None:
                 continue
             if upto < reached:
                 self._wrong(key, f"a boundary goes back: upto={upto} before={reached}")
@@ -187,10 +215,12 @@ class _Check:
     def _head(self, sequence: int, *, is_listed: bool = True) -> Head | None:
         key = f"{HEADS}{sequence:020d}"
         try:
-            body = self._store.get(self._prefix + key)
+            body = self._asked(key, lambda: self._store.get(self._prefix + key))
         except NotFound:
             if is_listed:
                 self._wrong(key, "a head was listed and is not there")
+            return None
+        if body is None:
             return None
         try:
             head: Head | None = decode_head(body, self._prefix)
@@ -247,7 +277,7 @@ class _Check:
             return None
         try:
             return loses_objects(before, head, self._pages.rows)
-        except (Corrupt, NotFound):
+        except (Corrupt, *UNREADABLE):
             return None
 
     def _rows(self, head: Head, *, tells: bool = False) -> list[RemoteSegment]:
@@ -266,7 +296,9 @@ class _Check:
 
     def _page_rows(self, spill: SpillRow, *, tells: bool) -> Sequence[RemoteSegment]:
         """The sound rows of a page; each of the others is told where `tells`."""
-        page = self._pages.rows(spill)
+        page = self._asked(spill.key, lambda: self._pages.rows(spill), tells=tells)
+        if page is None:
+            return ()
         if not isinstance(page, PageRows):
             return page
         rows, refused = page.salvaged()
@@ -279,7 +311,7 @@ class _Check:
         """What was given up for deletion; of a page that cannot be read only the page."""
         try:
             return set(waiting_keys(head, self._pages.rows))
-        except Corrupt:
+        except (Corrupt, *UNREADABLE):
             return {*(each.key for each in head.unlinked), *(each.spill.key for each in head.unlinked_pages)}
 
     def _named_rows(self, head: Head) -> list[RemoteSegment]:
@@ -318,7 +350,7 @@ class _Check:
             return ()
         try:
             return kept_by_forks(self._store, self._prefix)
-        except (Corrupt, NotFound):
+        except (Corrupt, *UNREADABLE):
             return ()
 
     def _kind_by_name(self, key: str, epoch: int) -> ObjectKind:
@@ -349,7 +381,7 @@ class _Check:
         for spill in head.spills:
             try:
                 wrong_field = summary_contradiction(spill, self._pages.rows(spill))
-            except (Corrupt, NotFound):
+            except (Corrupt, *UNREADABLE):
                 continue  # told with the rows
             if wrong_field is not None:
                 self._wrong(spill.key, f"a head says something else of a page than its rows: {wrong_field}")
@@ -372,13 +404,39 @@ class _Check:
     def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: RemoteSegment) -> bool:
         info = listed.get(key)
         try:
-            info = info or self._store.head(full_key(self._prefix, key))
+            info = info or self._asked(key, lambda: self._store.head(full_key(self._prefix, key)))
         except NotFound:
             self._wrong(key, "a row names an object that is not there", row)
+            return False
+        if info is None:
             return False
         if info.size_bytes != size_bytes:
             self._wrong(key, f"an object's size differs: expected_bytes={size_bytes} found={info.size_bytes}", row)
         return info.size_bytes == size_bytes
+
+    def _asked(self, key: str, ask: Callable[[], T], *, tells: bool = True) -> T | None:
+        """What the store answers of one object; None, and a finding, where it refuses this one and serves others."""
+        try:
+            found = ask()
+        except UNREADABLE as error:
+            if isinstance(error, NotFound) or not self._serves_others():
+                raise
+            if tells:
+                self._report.findings.append(unreadable(error, full_key(self._prefix, key)))
+            return None
+        self._has_read = True
+        return found
+
+    def _serves_others(self) -> bool:
+        """Whether the store serves the partition otherwise: what it refuses then is one object."""
+        if self._has_read:
+            return serves(self._store, self._prefix)
+        for key in self._others:
+            with suppress(LogError):
+                self._store.get_range(self._prefix + key, 0, 1)
+                self._has_read = True
+                return True
+        return False
 
     def _wrong(self, key: str, what: str, row: RemoteSegment | None = None) -> None:
         self._report.findings.append(wrong(full_key(self._prefix, key), what, row))

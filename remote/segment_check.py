@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from local import offset_index
-from local.errors import AccessDenied, Corrupt, LogError, NotFound
+from local.errors import AccessDenied, Corrupt, LogError, NotFound, describe
 from local.findings import Finding, Severity, damaged
 from remote.index_bundle import SECTIONS, IndexBundle
 from remote.keys import full_key
@@ -64,6 +64,13 @@ def wrong(path: str, what: str, row: RemoteSegment | None = None) -> Finding:
     """Damage that concerns all of a row's offsets."""
     offsets = (row.base_offset, row.next_offset) if row is not None else None
     return Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=offsets)
+
+
+def unreadable(error: LogError, path: str, row: RemoteSegment | None = None) -> Finding:
+    """An object that the store refuses while it serves others: a WARNING where a permission is missing."""
+    severity = Severity.WARNING if isinstance(error, AccessDenied) else Severity.CORRUPT
+    facts = {name: value for name, value in error.facts.items() if name not in ("store", "key")}
+    return replace(wrong(path, f"could not be read, {describe(error.attempt, facts)}", row), severity=severity)
 
 
 def _of_sections(prefix: str, row: RemoteSegment, bundle: IndexBundle) -> Iterator[Finding]:

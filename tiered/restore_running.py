@@ -22,11 +22,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from local.errors import Corrupt
+from local.errors import Corrupt, NotFound
 from local.log_dirs import LogDirectory
 from local.moving import remove_tree
 from local.names import TopicPartition, deleted_directory
 from local.storage import Storage, join
+from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.metadata_log import MetadataLog
@@ -35,7 +36,7 @@ from remote.store import ObjectStore
 from tiered.properties import DEFAULTS
 from tiered.restore_files import STAGING, Progress, ShouldStop, lay_down, trusted_upto
 from tiered.restore_place import check_restore, holds_all, topic_id_for
-from tiered.restoring import PartitionRestore, TopicRestore, plan_partition
+from tiered.restoring import LeftOut, PartitionRestore, TopicRestore, plan_partition
 from tiered.topic_settings import log_settings
 from tiered.topics import Topic, TopicRegistry
 from tiered.writer_ids import RESTORE, signed_for
@@ -60,10 +61,12 @@ class RestoredPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOutcome:
-    """What was restored; not complete when it was told to stop: run it again, whole segments stay."""
+    """What was restored; not complete when it was told to stop: run it again, whole segments stay. `left_out` names the
+    partition that kept a topic from being restored, and why."""
 
     partitions: tuple[RestoredPartition, ...] = ()
     is_complete: bool = True
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def run_restore(
@@ -79,8 +82,9 @@ def run_restore(
 ) -> RestoreOutcome:
     """Restore into the log directory `root`, made if it is not there. May be repeated.
 
-    Raises Conflict when another process has the directory open or holds another partition of the name, Fenced when
-    another machine took over, and as `restore_files.lay_down`.
+    A topic whose segments are damaged or missing is left out where another one is restored. Raises Conflict when
+    another process has the directory open or holds another partition of the name, Fenced when another machine took
+    over, and as `restore_files.lay_down`.
     """
     directory = LogDirectory(storage, root)
     is_clean = directory.was_clean or not directory.partitions()
@@ -88,18 +92,25 @@ def run_restore(
         check_restore(topics, storage, root)
         registry = TopicRegistry([(storage, root)])
         done: list[RestoredPartition] = []
+        left_out: list[LeftOut] = []
         is_complete = True
         for topic in topics:
             work = _TopicWork(store, storage, directory, topic, now_ms, keys)
-            is_complete = work.fetch(should_stop, progress)
+            try:
+                is_complete = work.fetch(should_stop, progress)
+            except (Corrupt, NotFound) as error:
+                left_out.append(LeftOut(name=work.current(), error=error))
+                continue
             if not is_complete:
                 break
             done += work.finish(registry)
+        if left_out and not done and is_complete:
+            raise left_out[0].error
     except BaseException:
         directory.abandon()
         raise
     directory.close(is_clean=is_clean)
-    return RestoreOutcome(partitions=tuple(done), is_complete=is_complete)
+    return RestoreOutcome(partitions=tuple(done), is_complete=is_complete, left_out=tuple(left_out))
 
 
 class _TopicWork:
@@ -118,12 +129,17 @@ class _TopicWork:
         self._topic, self._now_ms, self._keys = topic, now_ms, keys
         self._writers: list[MetadataLog] = []
         self._parts: list[PartitionRestore] = []
+        self._current = topic.partitions[0].name
+
+    def current(self) -> RemotePartitionName:
+        """The partition that was worked on last."""
+        return self._current
 
     def fetch(self, should_stop: ShouldStop, progress: Progress) -> bool:
         """Steps 2 and 3; False when told to stop."""
         self._parts = [self._taken_over(each) for each in self._topic.partitions]
         for each in self._parts:
-            partition = each.name.topic_partition
+            partition, self._current = each.name.topic_partition, each.name
             if self._is_there(each):
                 continue
             log = MetadataLog(self._store, each.name.prefix)
@@ -165,6 +181,7 @@ class _TopicWork:
         if not self._topic.wish.takes_over:
             return planned
         name, now_ms = planned.name, self._now_ms()
+        self._current = name
         log = MetadataLog(self._store, name.prefix)
         log.become_writer(
             signed_for(f"{RESTORE}{uuid.uuid4().hex[:8]}", self._storage, self._directory.root),

@@ -23,7 +23,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition
 from policies.cost import request_cost, retrieval_cost
 from policies.prices import BUILT_IN, PriceTable
@@ -134,6 +134,14 @@ class TopicRestore:
         return 1 + max(each.name.partition for each in self.partitions)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A partition that keeps its topic from being restored, and why."""
+
+    name: RemotePartitionName
+    error: LogError
+
+
 def plan_restore(
     store: ObjectStore,
     names: Sequence[RemotePartitionName],
@@ -141,17 +149,32 @@ def plan_restore(
     *,
     now_ms: int,
     keys: KeyRing = NO_KEYS,
+    left_out: list[LeftOut] | None = None,
 ) -> list[TopicRestore]:
     """What restoring these partitions takes; writes nothing. By topic.
 
     A deleted topic does not stand in the way of a living one of its name. Raises InvalidRequest for a wish that cannot
     be, and to take over a part of a topic; NotFound for a deleted topic or one without a head.
+
+    With `left_out` a topic with a corrupt partition is left out, and noted there, where another topic can be restored:
+    a topic without one of its partitions would look like a whole one.
     """
     wish.check()
     topics: dict[tuple[str, str], list[PartitionRestore]] = {}
+    corrupt: list[LeftOut] = []
     for name in without_deleted(store, names):
-        planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
+        try:
+            planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
+        except Corrupt as error:
+            corrupt.append(LeftOut(name=name, error=error))
+            continue
         topics.setdefault((name.topic, name.topic_id), []).append(planned)
+    for each in corrupt:
+        topics.pop((each.name.topic, each.name.topic_id), None)
+    if corrupt and (left_out is None or not topics):
+        raise corrupt[0].error
+    if left_out is not None:
+        left_out += corrupt
     if wish.takes_over:
         for (topic, topic_id), found in topics.items():
             _check_whole(store, topic, topic_id, {each.name for each in found})

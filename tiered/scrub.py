@@ -26,15 +26,16 @@ from itertools import islice
 import msgspec
 
 from local.crc32c import crc32c
+from local.errors import LogError, Unavailable
 from local.findings import Finding, Severity
-from remote.bucket_check import BucketReport, is_still_named, survey_partition
+from remote.bucket_check import BucketReport, is_still_named, serves, survey_partition
 from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.keys import full_key, parse_data_key, parse_view_key
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
-from remote.segment_check import check_segment
+from remote.segment_check import check_segment, unreadable
 from remote.store import ObjectStore
 from tiered.bucket_check import check_contents
 from tiered.object_encoding import KEY_ID, SettingsOf, own_settings
@@ -91,8 +92,22 @@ def plan_scrub(
     settings: SettingsOf = own_settings,
 ) -> ScrubPlan:
     """The shallow scrub, and what a deep one has to look into. `settings` gives the settings of a topic from its own.
-    Raises what the store raises when out of reach."""
-    surveys = {name: survey_partition(store, name.prefix) for name in names}
+
+    A partition that cannot be surveyed is a finding, and the others are surveyed. Raises what the store raises where it
+    is out of reach, or refuses every partition.
+    """
+    surveys: dict[RemotePartitionName, BucketReport] = {}
+    refused: list[LogError] = []
+    for name in names:
+        try:
+            surveys[name] = survey_partition(store, name.prefix)
+        except Unavailable:
+            raise
+        except LogError as error:
+            refused.append(error)
+            surveys[name] = BucketReport(prefix=name.prefix, findings=[unreadable(error, name.prefix)])
+    if refused and len(refused) == len(surveys):
+        raise refused[0]
     for name, survey in surveys.items():
         survey.findings += _plaintext(name, survey, settings)
     jobs = tuple(
@@ -102,9 +117,18 @@ def plan_scrub(
 
 
 def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
-    """Read one segment and its indexes to the last byte. Raises Unavailable when the store is out of reach."""
+    """Read one segment and its indexes to the last byte. Raises Unavailable when the store is out of reach.
+
+    A segment that the store refuses while it serves others is a finding.
+    """
     remote = RemotePartition(store, job.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
-    found = check_segment(store, remote, job.row, check_contents)
+    try:
+        found = check_segment(store, remote, job.row, check_contents)
+    except LogError as error:
+        if isinstance(error, Unavailable) and not serves(store, job.prefix):
+            raise
+        indexes = full_key(job.prefix, job.row.indexes_key)
+        found = [unreadable(error, indexes if error.facts.get("key") == indexes else job.name, job.row)]
     return SegmentResult(name=job.identity, read_bytes=job.read_bytes, findings=tuple(found))
 
 

@@ -13,7 +13,7 @@ import click
 from tiered.cli.arguments import parse_time
 from tiered.cli.bucket import bucket_options, open_bucket
 from tiered.cli.byte_progress import byte_progress
-from tiered.cli.errors import Exit
+from tiered.cli.errors import Exit, worst
 from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -23,7 +23,7 @@ from tiered.units import counted, format_bytes, format_count, format_dollars
 if TYPE_CHECKING:
     from policies.prices import PriceTable
     from tiered.restore_running import RestoredPartition
-    from tiered.restoring import PartitionRestore, TopicRestore
+    from tiered.restoring import LeftOut, PartitionRestore, TopicRestore
 
 
 @click.command("restore")
@@ -86,7 +86,8 @@ def restore(
     root = os.path.abspath(directory)
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
         names = bucket.partitions(targets, topic_id)
-        plan = plan_restore(bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys)
+        left_out: list[LeftOut] = []
+        plan = plan_restore(bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys, left_out=left_out)
         check_restore(plan, DiskStorage(), root)
         parts = [each for topic in plan for each in topic.partitions]
         prices = session.prices()
@@ -101,7 +102,7 @@ def restore(
                 dollars=dollars,
             )
             session.say(f"${format_dollars(dollars)}; nothing changed")
-            return Exit.DONE
+            return _say_left_out(left_out)
         if not yes:
             _ask(plan, parts, root, dollars)
         with byte_progress(session, "restored", sum(each.size_bytes for each in parts)) as progress:
@@ -120,7 +121,7 @@ def restore(
         session.say("interrupted; running it again goes on, what is whole stays")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     _say_rest(session, outcome.partitions, root)
-    return Exit.DONE
+    return _say_left_out([*left_out, *outcome.left_out])
 
 
 def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: str, dollars: float) -> None:
@@ -130,6 +131,14 @@ def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: 
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told}: say --yes")
     click.confirm(f"restore {told}?", abort=True, err=True)
+
+
+def _say_left_out(left_out: Sequence[LeftOut]) -> int:
+    """Each partition that kept its topic from being restored; the exit code."""
+    for each in left_out:
+        hint = "the topic is left out: name its other partitions, or repair this one ('tiered scrub')"
+        click.echo(f"! {each.name.topic}/{each.name.partition}: {each.error}; {hint}", err=True)
+    return worst(each.error for each in left_out)
 
 
 def _say_rest(session: Session, done: Sequence[RestoredPartition], root: str) -> None:

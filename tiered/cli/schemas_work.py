@@ -194,14 +194,17 @@ class Adopted(Versioned):
 
 
 class RemotePartition(Where):
-    """`missing_offsets` are held by no segment; `topic_id` null where the layout has none."""
+    """`missing_offsets` are held by no segment; `topic_id` null where the layout has none.
+
+    Of a partition that cannot be read `error` says why, and the figures are null."""
 
     topic_id: str | None
-    log_start_offset: int
-    next_offset: int
-    segments: int
-    size_bytes: int
-    missing_offsets: int
+    log_start_offset: int | None
+    next_offset: int | None
+    segments: int | None
+    size_bytes: int | None
+    missing_offsets: int | None
+    error: str | None
 
 
 class RemoteListed(Versioned):

@@ -1,0 +1,202 @@
+"""One bad entry, page, manifest or object is a finding; everything else of the bucket is scrubbed, listed, restored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from manager_world import NOW, World, send, settle
+from remote_samples import forged
+
+from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
+from remote.catalog import list_partitions
+from remote.fsspec_store import open_store
+from remote.head import UnlinkedObject
+from remote.keys import HEADS, head_key
+from remote.metadata_log import MetadataLog
+from tiered.cli.main import invoke
+from tiered.scrub import plan_scrub, report_of, run_scrub
+
+pytestmark = pytest.mark.damages_bucket
+TOPICS = ("a", "b", "c")
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
+    """Three topics in a bucket, with several segments each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiered.toml").write_text(
+        f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n'
+        '[defaults]\n"remote.storage.enable" = true\n"segment.bytes" = "1KiB"\n"append.batch.bytes" = "256"\n'
+    )
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "lines").write_text("".join(f"value {at}\n" for at in range(300)))
+    words = ["-C", str(tmp_path)]
+    for topic in TOPICS:
+        assert invoke([*words, "topic", "create", topic]) == 0
+        assert invoke([*words, "append", topic, "lines"]) == 0
+    assert invoke([*words, "run", "--once"]) == 0
+    capfd.readouterr()
+    return words
+
+
+def forge(tmp_path: Path, topic: str, change) -> None:
+    """Put a forged head in the place of the newest one."""
+    store = open_store(f"file://{tmp_path}/bucket")
+    (name,) = [each for each in list_partitions(store) if each.topic == topic]
+    head = MetadataLog(store, name.prefix).refresh()
+    store.put(name.prefix + head_key(head.sequence), forged(change(head)))
+    store.close()
+
+
+def flip(tmp_path: Path, topic: str, number: int) -> str:
+    path = sorted((tmp_path / "bucket").glob(f"{topic}-*/0/data/*.log"))[number]
+    body = bytearray(path.read_bytes())
+    body[100] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(bytes(body))
+    return path.name
+
+
+def entry(**changes):
+    """The second entry says something else."""
+
+    def change(head):
+        return replace(head, segments=(head.segments[0], replace(head.segments[1], **changes), *head.segments[2:]))
+
+    return change
+
+
+FORGERIES = {
+    "illegal key": entry(data_key="data/../../x?y"),
+    "offset beyond int64": entry(next_offset=2**63),
+    "leader epoch": entry(epochs=((2**40, 0),)),
+    "checksum": entry(data_crc32c=2**40),
+    "overlap": entry(base_offset=0),
+    "pending delete of a head": lambda head: replace(
+        head, unlinked=(UnlinkedObject(key=head_key(1), size_bytes=1, unlinked_ms=1, epoch=1),)
+    ),
+    "another topic": lambda head: replace(head, topic="zzz"),
+    "sequence": lambda head: replace(head, sequence=10**20),
+}
+
+
+@pytest.mark.parametrize("command", [["scrub", "--deep"], ["verify", "--remote", "--deep"]])
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_manifest_is_findings_and_all_else_is_looked_at(at, tmp_path, capfd, command, forgery):
+    forge(tmp_path, "a", FORGERIES[forgery])
+    elsewhere, beside = flip(tmp_path, "c", 3), flip(tmp_path, "a", 4)
+    assert invoke([*at, *command, "-o", "json"]) == 4
+    out, said = capfd.readouterr()
+    found = [each for each in json.loads(out)["findings"] if each["severity"] == "corrupt"]
+    told = [each.get("object", each.get("path")) for each in found]
+    assert any(elsewhere in each for each in told), "another partition"
+    assert any(beside in each for each in told) or forgery in ("another topic", "sequence"), "the same partition"
+    assert any("readers refuse this head" in each["what"] for each in found)
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_manifest_does_not_keep_the_other_topics_from_a_listing(at, tmp_path, capfd, forgery):
+    forge(tmp_path, "a", FORGERIES[forgery])
+    assert invoke([*at, "remote", "ls", f"file://{tmp_path}/bucket", "-o", "json"]) == 4
+    out, said = capfd.readouterr()
+    rows = {each["topic"]: each for each in json.loads(out)["partitions"]}
+    assert rows.keys() == set(TOPICS)
+    assert (rows["a"]["segments"], rows["a"]["size_bytes"], rows["a"]["next_offset"]) == (None, None, None)
+    assert "reading a head" in rows["a"]["error"]
+    assert rows["b"]["segments"] == rows["c"]["segments"] > 3
+    assert "! a/0: " in said
+
+
+@pytest.mark.parametrize("damage", ["manifest", "segment", "missing"])
+def test_a_topic_that_cannot_be_restored_does_not_keep_the_others(at, tmp_path, capfd, damage):
+    if damage == "manifest":
+        forge(tmp_path, "a", FORGERIES["illegal key"])
+    elif damage == "segment":
+        flip(tmp_path, "a", 2)
+    else:
+        sorted((tmp_path / "bucket").glob("a-*/0/data/*.log"))[2].unlink()
+    assert invoke([*at, "restore", *TOPICS, "--to", "back", "--yes"]) in (1, 4)
+    said = capfd.readouterr().err
+    assert "! a/0: " in said
+    assert sorted(path.name for path in (tmp_path / "back").glob("*-0")) == ["b-0", "c-0"]
+    assert invoke([*at, "restore", "a", "--to", "alone", "--yes"]) in (1, 4)
+    assert not list((tmp_path / "alone").glob("a-0"))
+
+
+class Refusing:
+    """A store that refuses whatever is asked of some objects."""
+
+    def __init__(self, inner, error, *keys):
+        self._inner, self._error, self._keys = inner, error, keys
+
+    def __getattr__(self, verb):
+        def call(*args, **more):
+            if verb != "list" and any(part in str(args) for part in self._keys):
+                raise self._error("reading an object, refused", key=args[0], cause="a test")
+            return getattr(self._inner, verb)(*args, **more)
+
+        return call if callable(getattr(self._inner, verb)) else getattr(self._inner, verb)
+
+
+@pytest.fixture
+def bucket():
+    world = World()
+    with world.open() as manager:
+        for topic in TOPICS:
+            manager.create_topic(topic, 1, {"remote.storage.enable": "true"}, now_ms=NOW)
+            send(manager, 200, topic=topic)
+        settle(manager)
+    return world.store
+
+
+def scrubbed(store, names):
+    plan = plan_scrub(store, names, deep=True)
+    results = run_scrub(store, plan, threads=1)
+    return report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
+
+
+@pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Unavailable])
+@pytest.mark.parametrize("kind", ["data", "indexes", "first head", "newest head"])
+def test_an_object_that_is_refused_is_a_finding_and_the_rest_is_scrubbed(bucket, error, kind):
+    names = list_partitions(bucket)
+    head = MetadataLog(bucket, names[0].prefix).refresh()
+    row = head.segments[1]
+    refused = {
+        "data": row.data_key,
+        "indexes": row.indexes_key,
+        "first head": head_key(1),
+        "newest head": head_key(head.sequence),
+    }[kind]
+    wrong = MetadataLog(bucket, names[2].prefix).refresh().segments[0].data_key
+    body = bytearray(bucket.get(names[2].prefix + wrong))
+    body[70] ^= 1
+    bucket.put(names[2].prefix + wrong, bytes(body))
+    report = scrubbed(Refusing(bucket, error, names[0].prefix + refused), names)
+    told = {each.object for each in report.findings if each.severity != "info"}
+    assert refused in told
+    assert wrong in told
+    assert len(report.partitions) == 3
+
+
+@pytest.mark.parametrize("error", [AccessDenied, Unavailable])
+def test_a_store_that_refuses_everything_ends_the_scrub(bucket, error):
+    with pytest.raises(error):
+        scrubbed(Refusing(bucket, error, "/"), list_partitions(bucket))
+
+
+@pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Corrupt])
+def test_a_partition_that_is_refused_as_a_whole_is_a_finding(bucket, error):
+    names = list_partitions(bucket)
+    report = scrubbed(Refusing(bucket, error, names[1].prefix), names)
+    assert {each.topic for each in report.findings if each.severity != "info"} == {"b"}
+    assert [each.segments > 0 for each in report.partitions] == [True, False, True]
+
+
+def test_a_bucket_without_any_manifest_in_a_partition_is_told(bucket):
+    names = list_partitions(bucket)
+    bucket.delete([info.key for info in bucket.list(names[1].prefix) if HEADS in info.key])
+    assert any("no head" in each.what for each in scrubbed(bucket, names).findings)
