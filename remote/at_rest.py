@@ -15,6 +15,8 @@ from local.crc32c import crc32c
 from local.errors import Corrupt
 from remote.chunks import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
 from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
+from remote.keys import object_identity, parse_topic_directory
+from remote.segment import RemoteSegment
 from remote.store import Body
 
 PAYS_BELOW = 0.9  # of the first chunk's size; what saves less than a tenth costs more time than room
@@ -86,9 +88,20 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCiphe
     return bytes(body)
 
 
-def open_ring(key_id: str | None, wrapped: str | None, stem: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
-    """The cipher of a segment whose row has these; None for one that is not encrypted. Raises AccessDenied."""
-    return None if key_id is None else keys.open_object(key_id, wrapped or "", stem)
+def open_ring(row: RemoteSegment, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
+    """The cipher of a segment of the partition at `prefix`; None for one that is not encrypted.
+
+    Raises AccessDenied without its key, Corrupt for one that is not encrypted where the ring requires that.
+    """
+    name = object_identity(prefix, row.data_key)
+    if row.key_id is not None:
+        return keys.open_object(row.key_id, row.wrapped_key or "", name)
+    topic = parse_topic_directory(name.partition("/")[0])
+    if topic is not None and keys.requires(topic[0]):
+        wrong = "reading a segment, it is not encrypted, and the key ring requires that of its topic"
+        step = "forged, or older than the setting: `tiered rewrite` encrypts it, a ring without @require reads it"
+        raise Corrupt(f"{wrong}: {step}", object=name)
+    return None
 
 
 def _compressed(chunk: Body, level: int | None) -> bytes:

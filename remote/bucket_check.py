@@ -54,6 +54,7 @@ from remote.metadata_index import Pages
 from remote.metadata_log import MetadataLog
 from remote.page_rows import PageRows
 from remote.range_reader import RemotePartition
+from remote.sealing import is_sealed, keyed
 from remote.segment import RemoteSegment
 from remote.segment_check import LookInside, check_segment, only_read, unreadable, wrong
 from remote.spill_page import summary_contradiction
@@ -108,6 +109,7 @@ def check_partition(
     Raises what the store raises when it cannot be reached. Everything that is wrong with the bytes is a finding, and so
     is an object that the store refuses while it serves others.
     """
+    store = keyed(store, keys)
     report = survey_partition(store, prefix)
     remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
     for row in report.rows:
@@ -223,7 +225,7 @@ class _Check:
         if body is None:
             return None
         try:
-            head: Head | None = decode_head(body, self._prefix)
+            head: Head | None = decode_head(body, self._prefix, sealer=self._pages.sealer)
         except Corrupt as error:
             head = self._salvaged(sequence, body, error)
         if head is not None and head.sequence != sequence:
@@ -234,6 +236,8 @@ class _Check:
         """A head that readers refuse: a finding for each contradiction, and a head with the sound entries."""
         key = f"{HEADS}{sequence:020d}"
         try:
+            if is_sealed(body) or self._pages.sealer.is_required:
+                raise error  # forged: nothing of it is worth a look
             salvage = salvage_head(body, self._prefix)
         except Corrupt:
             self._report.findings.append(damaged(error, self._prefix + key))
@@ -253,6 +257,8 @@ class _Check:
         for head in heads:
             key = f"{HEADS}{head.sequence:020d}"
             if before is not None and before.sequence + 1 == head.sequence:
+                if before.seal_key_id is not None and head.seal_key_id is None:
+                    self._wrong(key, "a head is not sealed, and an older one is: forged")
                 if head.parent_id != before.commit_id:
                     self._wrong(key, f"a head does not follow its parent: parent_id={head.parent_id}")
                 if not before.epoch <= head.epoch <= before.epoch + 1:

@@ -8,7 +8,8 @@
 Written to the bucket as ``meta/head/<20-digit sequence>``, created only if absent, never changed. Anything off (a bit,
 a missing or an extra byte, numbers that contradict each other) is Corrupt, never a smaller truth. A reader ignores
 fields that it does not know. A head is complete: reading one needs no other head. Rows that are too many for it lie in
-pages beside it that never change (`SpillRow`).
+pages beside it that never change (`SpillRow`). Of an encrypted topic these bytes are sealed as a whole
+(`remote.sealing`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from remote.bounds import (
 )
 from remote.head_sizes import note_size
 from remote.head_validation import contradictions
+from remote.keys import head_key
+from remote.sealing import Opened, Sealer, sealed_size
 from remote.segment import RemoteSegment, SegmentState
 from remote.store import Body
 from remote.view import CompactedView, view_contradiction
@@ -79,7 +82,8 @@ class SpillRow:
     each with its first start. Counts and sizes (`aborted_bytes` of transaction indexes, `indexes_bytes` of the objects
     beside the segments') are sums over its rows; `page_bytes` and `page_crc32c` are the object's. `other_classes` are
     the storage classes of its rows but for the bucket's own one: name, rows, `stored_bytes` of each, by name. These
-    two are None in a head that was written before they were noted.
+    two are None in a head that was written before they were noted. `seal_key_id` is the key by which the page is sealed
+    (`remote.sealing`), None for one that is not.
     """
 
     key: str
@@ -100,6 +104,7 @@ class SpillRow:
     page_crc32c: Crc32c
     indexes_bytes: ByteCount | None = None
     other_classes: tuple[tuple[str, Count, ByteCount], ...] | None = None
+    seal_key_id: str | None = None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """The offset ranges that its rows hold, ascending."""
@@ -164,6 +169,8 @@ class Head:
     alone has what the log retains. They leave as expired ones do, none comes until the last has left, then it is false.
     `deleted_ms` is when the topic was deleted, None for a living one: nothing is readable any more, nobody becomes its
     writer but to remove it, and what is missing then is not damage. Nothing takes it back.
+    `seal_key_id` is the key of the ring by which this head is sealed (`remote.sealing`), and its successors, until
+    another one is named; None for one that is not sealed. No successor of a sealed head is unsealed.
     """
 
     format_version: int = FORMAT_VERSION
@@ -190,6 +197,7 @@ class Head:
     expired_epochs: tuple[EpochRange, ...] = ()
     appender_id: str | None = None
     jobs: tuple[JobNote, ...] = ()
+    seal_key_id: str | None = None
     properties: dict[str, str]
 
     @property
@@ -260,12 +268,25 @@ class Head:
         return (entry for each in self.parts for entry in each.epochs)
 
 
+_NO_SEALER = Sealer("")
 # Made at import: made in two threads at once it ends the process (msgspec 0.22).
 _DECODER = msgspec.json.Decoder(Head)
 
 
-def encode_head(head: Head) -> bytes:
-    """The object's bytes. Raises InvalidRequest for a head that `decode_head` would refuse."""
+def encode_head(head: Head, sealer: Sealer | None = None) -> bytes:
+    """The object's bytes, sealed where the head says so; the same whenever they are made.
+
+    Raises InvalidRequest for a head that `decode_head` would refuse, AccessDenied without the key to seal with.
+    """
+    return (sealer or _NO_SEALER).seal(head_key(head.sequence), _unsealed(head), head.seal_key_id)
+
+
+def encoded_size(head: Head) -> int:
+    """How many bytes `encode_head` gives; needs no key."""
+    return sealed_size(head_key(head.sequence), len(_unsealed(head)), head.seal_key_id)
+
+
+def _unsealed(head: Head) -> bytes:
     wrong = contradiction(head)
     if wrong:
         raise InvalidRequest(f"writing a head, {wrong}", topic=head.topic, partition=head.partition)
@@ -310,17 +331,21 @@ def decode_line(data: Body) -> bytes:
     return text
 
 
-def decode_head(data: Body, prefix: str | None = None) -> Head:
+def decode_head(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Head:
     """The inverse, validated whole (`remote.head_validation`). `prefix` is where the object lies, None if unknown.
 
-    Raises Corrupt for anything off, with the place in the head.
+    Raises Corrupt for anything off, with the place in the head, and for a missing seal; AccessDenied without the key of
+    a seal.
     """
-    text = decode_line(data)
+    seal = (sealer or _NO_SEALER).open(data)
+    text = decode_line(seal.body)
     try:
         head = _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("reading a head, its body is no head", cause=str(error)) from error
     if wrong := contradiction(head):
+        raise Corrupt(f"reading a head, {wrong}", topic=head.topic, partition=head.partition, sequence=head.sequence)
+    if wrong := _seal_contradiction(head, seal, sealer):
         raise Corrupt(f"reading a head, {wrong}", topic=head.topic, partition=head.partition, sequence=head.sequence)
     _check(head, prefix)
     note_size(head, len(data))
@@ -333,6 +358,21 @@ def _check(head: Head, prefix: str | None) -> None:
     if found is not None:
         facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
         raise Corrupt(f"reading a head, {found.what}", **facts, **found.facts())
+
+
+def _seal_contradiction(head: Head, seal: Opened, sealer: Sealer | None) -> str | None:
+    if seal.key_id is None and head.seal_key_id is not None:
+        return "it says that it is sealed, and is not: forged"
+    if seal.key_id is None:
+        is_refused = sealer is not None and sealer.is_required
+        return (
+            "it is not sealed, and the key ring requires that: forged, or `tiered rotate-keys` is due"
+            if is_refused
+            else None
+        )
+    if (seal.key_id, seal.key) != (head.seal_key_id, head_key(head.sequence)):
+        return f"it says another seal, key_id={head.seal_key_id}"
+    return None
 
 
 def contradiction(head: Head) -> str | None:

@@ -30,6 +30,7 @@ from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unava
 from remote.bounds import INT64_MAX
 from remote.head import Head, decode_head
 from remote.keys import BOUNDARIES, HEADS, boundary_key, head_key, parse_boundary_key, parse_head_key
+from remote.sealing import sealer_of
 from remote.store import Body, ObjectStore
 
 PROBES_MAX = 4  # GETs of the next number before a listing is cheaper
@@ -45,6 +46,8 @@ class HeadChain:
         self._store = store
         self._prefix = prefix
         self._quiet = 0
+        self.sealer = sealer_of(store, prefix)
+        self._sealed_from: int | None = None  # the lowest sequence of a sealed head that was seen
         self.boundary_number = 0
         self.void_upto = 0  # the boundary, as far as it was read: 0 or what `boundary_number` says
 
@@ -93,12 +96,21 @@ class HeadChain:
     def _decoded(self, sequence: int, body: Body) -> Head:
         key = self._prefix + head_key(sequence)
         try:
-            head = decode_head(body, self._prefix)
+            head = decode_head(body, self._prefix, sealer=self.sealer)
         except Corrupt as error:
             raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
         if head.sequence != sequence:
             raise Corrupt("reading a head, it has another's name", store=self._store.url, key=key, says=head.sequence)
+        if head.seal_key_id is None and self._sealed_from is not None and sequence > self._sealed_from:
+            wrong = "reading a head, it is not sealed, and an older one is: forged"
+            raise Corrupt(wrong, store=self._store.url, key=key, sealed_sequence=self._sealed_from)
+        self._note_seal(head)
         return head
+
+    def _note_seal(self, head: Head) -> None:
+        """A chain that is sealed once stays sealed: later heads that are not are refused."""
+        if head.seal_key_id is not None:
+            self._sealed_from = min(head.sequence, self._sealed_from or head.sequence)
 
     def _is_due(self, steps: int) -> bool:
         """Whether a 404 calls for a look at the boundary: news were found, or the last look was long ago."""
@@ -161,6 +173,7 @@ class HeadChain:
 
     def _learn(self, head: Head) -> None:
         """A head lies above the boundaries that its writer knew, so only later ones can have passed it."""
+        self._note_seal(head)
         if head.boundary_number > self.boundary_number:
             self.boundary_number = head.boundary_number
             self.void_upto = max(self.void_upto, head.void_upto)

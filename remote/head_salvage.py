@@ -51,6 +51,8 @@ def salvage_head(data: Body, prefix: str) -> Salvage:
         head = _HEAD.decode(msgspec.json.encode({**fields, Part.SEGMENTS.value: []}))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Salvage(head=None, found=(*found, Contradiction(part=Part.WHOLE, what=f"no manifest: {error}")))
+    if head.seal_key_id is not None:
+        raise Corrupt("reading a head, it says that it is sealed, and is not: forged", prefix=prefix)
     lists[Part.SPILLS], reached = _ascending(Part.SPILLS, lists[Part.SPILLS], 0, found)
     lists[Part.SEGMENTS], _ = _ascending(Part.SEGMENTS, lists[Part.SEGMENTS], reached, found)
     sound: dict[str, Any] = {part.value: tuple(entries) for part, entries in lists.items()}

@@ -25,8 +25,8 @@ def size_of(head: Head) -> int:
     """Bytes of the object."""
     known = _SIZES.get(head.commit_id)
     if known is None:
-        from remote.head import encode_head
+        from remote.head import encoded_size
 
-        known = len(encode_head(head))
+        known = encoded_size(head)
         note_size(head, known)
     return known

@@ -23,10 +23,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 
-from local.errors import Corrupt, LogError, NotFound
+from local.errors import AccessDenied, Corrupt, LogError, NotFound
 from local.storage import DiskStorage, Storage, join
 from remote.head import Head, decode_head
 from remote.keys import parse_spill_key
+from remote.sealing import Sealer
 from remote.store import Body
 
 _log = logging.getLogger(__name__)
@@ -56,14 +57,14 @@ class IndexCopies:
         """What the copies take, as far as this process knows."""
         return self._bytes
 
-    def head(self, prefix: str) -> tuple[Head, bytes] | None:
-        """The head that was kept last, and its bytes; None without a sound copy."""
+    def head(self, prefix: str, sealer: Sealer | None = None) -> tuple[Head, bytes] | None:
+        """The head that was kept last, and its bytes; None without a sound copy or its key."""
         body = self._read(_name(prefix) + HEAD)
         if body is None:
             return None
         try:
-            return decode_head(body, prefix), body
-        except Corrupt as error:
+            return decode_head(body, prefix, sealer=sealer), body
+        except (Corrupt, AccessDenied) as error:
             _log.warning("a local copy of a head is passed over: prefix=%s %s", prefix, error)
             return None
 

@@ -204,6 +204,15 @@ def full_key(prefix: str, key: str) -> str:
     return key[1:] if key.startswith("/") else prefix + key
 
 
+def object_identity(prefix: str, key: str) -> str:
+    """The object's name from its topic's directory on: ``orders-<topic id>/3/data/...``, wherever the bucket begins.
+
+    What is sealed under a name is bound to this (`remote.encryption`, `remote.sealing`). `key` as in an entry.
+    """
+    home, own = (home_of(key), own_part(key)) if is_foreign(key) else (prefix, key)
+    return "/".join(home.rstrip("/").split("/")[-2:]) + "/" + own
+
+
 def foreign_key(prefix: str, key: str) -> str:
     """What a row of another partition calls the object that the one at `prefix` calls `key`."""
     return key if key.startswith("/") else f"/{prefix}{key}"

@@ -27,6 +27,7 @@ from remote.head import Head, encode_head
 from remote.head_chain import HeadChain
 from remote.keys import head_key
 from remote.metadata_index import new_owner
+from remote.sealing import sealer_of
 from remote.store import ObjectStore
 
 SURE_MS = 60_000
@@ -77,9 +78,13 @@ class KnownHeads:
                 if not is_due or is_same_head(store, prefix, known.head):
                     found = chain.newest(known.head, exact=is_due)
                     return self._keep(name, found, now_ms if is_due else known.sure_ms, known.owner)
-            with self._lock:
-                self._known.pop(name, None)
-        return self._keep(name, begin(), now_ms, new_owner())
+            if known.head.seal_key_id is None:
+                with self._lock:
+                    self._known.pop(name, None)
+        found = begin()
+        if known is not None:
+            check_not_rolled_back(known.head, found, prefix)
+        return self._keep(name, found, now_ms, new_owner())
 
     def _keep(self, name: tuple[str, str], head: Head | None, sure_ms: int, owner: int) -> tuple[Head | None, int]:
         if head is not None:
@@ -91,12 +96,27 @@ class KnownHeads:
         return head, owner
 
 
+def check_not_rolled_back(known: Head, found: Head | None, prefix: str) -> None:
+    """Raises Corrupt where a sealed head was seen before, and the bucket has an older, another or no sealed one now.
+
+    Heads that are not sealed prove nothing: a bucket of those may have been put back from a backup.
+    """
+    if known.seal_key_id is None:
+        return
+    is_newer = found is not None and found.seal_key_id is not None and found.sequence > known.sequence
+    if is_newer or (found is not None and found.commit_id == known.commit_id):
+        return
+    step = "was the bucket put back on purpose, restart the reader without its cache directory"
+    facts = {"seen_sequence": known.sequence, "found_sequence": found.sequence if found is not None else None}
+    raise Corrupt(f"reading a head, the bucket has an older state than was seen: {step}", prefix=prefix, **facts)
+
+
 def is_same_head(store: ObjectStore, prefix: str, head: Head, body: bytes | None = None) -> bool:
     """Whether the bucket has this very head, by its first line, which has the checksum of the rest; one small GET.
 
     `body` are its bytes, where they are at hand.
     """
-    body = encode_head(head) if body is None else body
+    body = encode_head(head, sealer_of(store, prefix)) if body is None else body
     line = body[: body.index(b"\n") + 1]
     try:
         return store.get_range(prefix + head_key(head.sequence), 0, len(line)) == line

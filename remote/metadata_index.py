@@ -21,6 +21,7 @@ from local.errors import Corrupt
 from remote.head import Head, SpillRow
 from remote.index_copies import IndexCopies
 from remote.page_rows import PageRows
+from remote.sealing import sealer_of
 from remote.segment import RemoteSegment
 from remote.spill_page import Rows, decode_page
 from remote.store import ObjectStore
@@ -86,6 +87,7 @@ class Pages:
         self._copies = copies
         self._store = store
         self._prefix = prefix
+        self.sealer = sealer_of(store, prefix)
         self._cache = cache
         self.owner = new_owner()
         self._lock = threading.Lock()
@@ -130,7 +132,7 @@ class Pages:
         kept = self._copies.page(self._prefix, spill.key) if self._copies is not None else None
         if kept is not None:
             with suppress(Corrupt):
-                return decode_page(spill, kept)
+                return decode_page(spill, kept, self.sealer)
         try:
             return self._fetch(spill)
         except Corrupt:
@@ -143,7 +145,7 @@ class Pages:
 
     def _fetch(self, spill: SpillRow) -> Rows:
         body = self._store.get(self._prefix + spill.key)
-        rows = decode_page(spill, body)
+        rows = decode_page(spill, body, self.sealer)
         if self._copies is not None:
             self._copies.keep_page(self._prefix, spill.key, body)
         return rows

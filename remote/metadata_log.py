@@ -91,7 +91,7 @@ from remote.head_chain import HeadChain
 from remote.head_changes import Change, expired_after, loses_objects, names_older_objects
 from remote.index_copies import IndexCopies
 from remote.keys import head_key, new_ulid
-from remote.known_heads import KnownHeads, is_same_head
+from remote.known_heads import KnownHeads, check_not_rolled_back, is_same_head
 from remote.metadata_index import MetadataIndex, Pages
 from remote.missing_head import missing_head
 from remote.spill_page import Rows, encode_page
@@ -103,6 +103,7 @@ T = TypeVar("T")
 RESENDS_MAX = 3  # sends of one commit whose answer stays away; each is a whole round of the store's own retries
 REBASES_MAX = 8  # our own earlier commits found in the way of one commit
 SPILL_RULE = SpillRule()
+KEY_ID = "remote.encryption.key.id"  # the topic's property that names the key to encrypt with
 TAKEOVERS_MAX = 16  # other writers found in the way of becoming one
 
 
@@ -159,6 +160,11 @@ class MetadataLog:
     @property
     def state(self) -> LogState:
         return self._state
+
+    @property
+    def prefix(self) -> str:
+        """Where the partition's keys begin."""
+        return self._prefix
 
     @property
     def epoch(self) -> int:
@@ -233,14 +239,16 @@ class MetadataLog:
         first_epoch: int = 1,
         appends: bool = False,
         judge: Callable[[Head | None], None] = lambda latest: None,
+        seal_key_id: str | None = None,
     ) -> Head:
         """Raise the epoch by one and own it; creates the first head where there is none.
 
         Another writer that does so at the same moment ends up before or after us; who is after, wins. `properties` None
         keeps what the last head says; `first_epoch` is the first head's. A writer that `appends` keeps a log of its own
         (`Head.appender_id`). `judge` gets the very head that ours follows, before ours is created; what it raises ends
-        this with nothing changed. Raises InvalidRequest for another partition's
-        heads, and Conflict when its topic was deleted, unless this writer `removes` what is left of it.
+        this with nothing changed. The first head is sealed by `seal_key_id`, or by the key that its properties encrypt
+        with; later ones as the head before. Raises InvalidRequest for another partition's heads, and Conflict when its
+        topic was deleted, unless this writer `removes` what is left of it.
         """
         with self._lock:
             if self._state is not LogState.READER:
@@ -254,6 +262,7 @@ class MetadataLog:
                     return latest
                 if latest is None:
                     draft = _first_head(topic, topic_id, partition)
+                    draft = replace(draft, seal_key_id=seal_key_id or (properties or {}).get(KEY_ID) or None)
                 else:
                     draft = _check_same(latest, topic, topic_id, partition)
                     if latest.deleted_ms is not None and not removes:
@@ -266,7 +275,7 @@ class MetadataLog:
                 appender_id = writer_id if appends else _appender(latest)
                 draft = replace(draft, properties=settings, appender_id=appender_id)
                 self._attempts.add(draft.commit_id)
-                winner = self._create(draft, encode_head(draft))
+                winner = self._create(draft, encode_head(draft, self._chain.sealer))
                 if self._was_collected(winner):
                     continue  # heads were collected while we slept, this name among them
                 self._set(winner)
@@ -300,6 +309,7 @@ class MetadataLog:
                 if changed is draft:
                     return base
                 changed = _stamped(base, changed)
+                pages.seal_key_id = changed.seal_key_id
                 self._check_change(base, draft, changed)
                 changed, body = self._fitted(changed, pages)
                 self._check_change(base, draft, changed)
@@ -346,15 +356,16 @@ class MetadataLog:
     def _fitted(self, head: Head, new_page: NewPage) -> tuple[Head, bytes]:
         """The head as it can be written, and its bytes: rows that are too many for it are in pages, written now."""
         head = spill_between(head, self._rule, new_page)
-        while len(body := encode_head(head)) > self._rule.head_bytes_max:
+        while len(body := encode_head(head, self._chain.sealer)) > self._rule.head_bytes_max:
             smaller = spill_oldest(head, self._rule, new_page)
             if smaller is head:
                 break
             head = smaller
         return head, body
 
-    def _write_page(self, rows: Rows, now_ms: int) -> SpillRow:
-        spill, body = encode_page(rows, self._epoch, self._new_id(now_ms))
+    def _write_page(self, rows: Rows, now_ms: int, seal_key_id: str | None) -> SpillRow:
+        name = self._epoch, self._new_id(now_ms)
+        spill, body = encode_page(rows, *name, sealer=self._chain.sealer, seal_key_id=seal_key_id)
         with suppress(AlreadyExists):  # a lost answer: nobody else has this name
             self._store.put_if_absent(self._prefix + spill.key, body)
         self._pages.keep(spill, rows)
@@ -411,6 +422,8 @@ class MetadataLog:
         identity = ["sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition"]
         identity += ["boundary_number", "void_upto", "appender_id"]
         wrong = next((f"it alters {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None)
+        if draft.seal_key_id is not None and changed.seal_key_id is None:
+            wrong = wrong or "it takes the seal away"
         wrong = wrong or names_older_objects(draft, changed) or loses_objects(base, changed, self._pages.rows)
         if wrong:
             raise InvalidRequest(f"committing a head, {wrong}", prefix=self._prefix)
@@ -432,14 +445,17 @@ class MetadataLog:
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
             keys = [spill.key for spill in found.spills]
-            self._copies.keep_head(self._prefix, encode_head(found), keys)
+            self._copies.keep_head(self._prefix, encode_head(found, self._chain.sealer), keys)
         self._head = found
 
     def _first(self, *, exact: bool) -> Head | None:
         """The newest head without any seen before: from the one kept on the disk, when the bucket has the very same."""
-        kept = self._copies.head(self._prefix) if self._copies is not None else None
+        kept = self._copies.head(self._prefix, self._chain.sealer) if self._copies is not None else None
         if kept is None or not is_same_head(self._store, self._prefix, *kept):
-            return self._chain.newest(None, exact=exact)
+            found = self._chain.newest(None, exact=exact)
+            if kept is not None:
+                check_not_rolled_back(kept[0], found, self._prefix)
+            return found
         self._kept_id = kept[0].commit_id
         return self._chain.newest(kept[0], exact=True)
 
@@ -488,16 +504,17 @@ def _appender(latest: Head | None) -> str | None:
 class _NewPages:
     """Pages written for one commit; rows that a second try spills again go into the page that is there already."""
 
-    def __init__(self, write: Callable[[Rows, int], SpillRow], now_ms: int) -> None:
+    def __init__(self, write: Callable[[Rows, int, str | None], SpillRow], now_ms: int) -> None:
+        self.seal_key_id: str | None = None  # of the head that is to name them
         self._write = write
         self._now_ms = now_ms
         self._made: list[tuple[Rows, SpillRow]] = []
 
     def __call__(self, rows: Rows) -> SpillRow:
         for known, spill in self._made:
-            if known == rows:
+            if known == rows and spill.seal_key_id == self.seal_key_id:
                 return spill
-        spill = self._write(rows, self._now_ms)
+        spill = self._write(rows, self._now_ms, self.seal_key_id)
         self._made.append((rows, spill))
         return spill
 

@@ -12,6 +12,7 @@ harm, and no nonce is used for two contents. In memory: one part, and the chunks
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -100,7 +101,7 @@ class Outgoing:
         self._inspect = inspect or _TakesAll
         self._progress = progress
         self._lock = threading.Lock()
-        self._known: list[tuple[int, int]] = []  # (length, CRC) of each chunk, of any try
+        self._known: list[tuple[int, int | bytes]] = []  # length and what tells its bytes from others, of any try
         self._told = 0
         self._last: _Try | None = None
 
@@ -143,12 +144,17 @@ class Outgoing:
             raise Corrupt("reading a segment to copy, it is short", **facts)
         return body
 
-    def note(self, number: int, start: int, length: int, crc: int) -> None:
-        """Chunk `number` was read. Raises Corrupt when it is not what it was in an earlier try."""
+    def note(self, number: int, start: int, chunk: memoryview, crc: int) -> None:
+        """Chunk `number` was read. Raises Corrupt when it is not what it was in an earlier try.
+
+        Of a chunk to encrypt SHA-256 is compared: two contents under one nonce would give both away.
+        """
+        length = len(chunk)
+        told = crc if self.seal.cipher is None else hashlib.sha256(chunk).digest()
         with self._lock:
             if number == len(self._known):
-                self._known.append((length, crc))
-            if self._known[number] != (length, crc):
+                self._known.append((length, told))
+            if self._known[number] != (length, told):
                 raise Corrupt("reading a segment to copy, it changed", start=start, length=length)
             fresh = max(0, start + length - self._told)
             self._told += fresh
@@ -241,7 +247,7 @@ class _Try:
 
     def _note(self, start: int, chunk: memoryview) -> None:
         length, crc = len(chunk), crc32c(chunk)
-        self._segment.note(len(self.sent), start, length, crc)
+        self._segment.note(len(self.sent), start, chunk, crc)
         self.sent.append((length, crc))
 
     def _inspected(self, tail: bytes, data: memoryview, start: int) -> tuple[bytes, int]:

@@ -36,8 +36,9 @@ from remote.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.guessing import Guess, Guesses
 from remote.head import Head
 from remote.index_bundle import IndexBundle, decode_bundle
-from remote.keys import full_key, stem_of
+from remote.keys import full_key
 from remote.metadata_log import MetadataLog
+from remote.sealing import keyed
 from remote.segment import RemoteSegment
 from remote.store import Body, ObjectStore
 
@@ -88,7 +89,7 @@ class RemotePartition:
         self._read_ahead_chunks = read_ahead_chunks
         self._keys = keys
         self._disk = disk
-        self._log = MetadataLog(store, prefix) if metadata is None else metadata
+        self._log = MetadataLog(keyed(store, keys), prefix) if metadata is None else metadata
         self._guesses = guesses
         self._streams = 0
         self._lock = threading.Lock()
@@ -276,7 +277,7 @@ class RemotePartition:
         return partial(_opened, table, self._cipher(segment))
 
     def _cipher(self, segment: RemoteSegment) -> ObjectCipher | None:
-        return open_ring(segment.key_id, segment.wrapped_key, stem_of(segment.data_key), self._keys)
+        return open_ring(segment, self._prefix, self._keys)
 
     def _checked_indexes(self, segment: RemoteSegment) -> IndexBundle:
         name = full_key(self._prefix, segment.indexes_key)

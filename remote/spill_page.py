@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from functools import cache
 from itertools import pairwise
@@ -24,6 +25,7 @@ from local.errors import Corrupt
 from remote.head import SpillRow
 from remote.keys import parse_spill_key, spill_key
 from remote.page_rows import PageRows
+from remote.sealing import Sealer
 from remote.segment import RemoteSegment
 from remote.store import Body
 
@@ -37,8 +39,13 @@ _NAME, _VERSION = b"tiered.spill", b"1"
 _FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
 
 
-def encode_page(rows: Rows, epoch: int, ulid: str) -> tuple[SpillRow, bytes]:
-    """The page's bytes and the row that stands for it in a head. `rows` ascend, not empty; `epoch` is the writer's."""
+def encode_page(
+    rows: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
+) -> tuple[SpillRow, bytes]:
+    """The page's bytes, sealed by `seal_key_id`, and the row that stands for it in a head.
+
+    `rows` ascend, not empty; `epoch` is the writer's. Raises AccessDenied without the key to seal with.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -47,7 +54,10 @@ def encode_page(rows: Rows, epoch: int, ulid: str) -> tuple[SpillRow, bytes]:
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd", use_dictionary=False)
     body = sink.getvalue().to_pybytes()
-    return _summary(rows, (epoch, ulid), len(body), crc32c(body)), body
+    if seal_key_id is not None:
+        assert sealer is not None, "a page is sealed for its partition"
+        body = sealer.seal(_summary(rows, (epoch, ulid), 1, 0).key, body, seal_key_id)
+    return replace(_summary(rows, (epoch, ulid), len(body), crc32c(body)), seal_key_id=seal_key_id), body
 
 
 def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
@@ -59,6 +69,7 @@ def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
     if name is None:
         return f"key={spill.key}"
     true = _summary(rows, (name.epoch, name.ulid), spill.page_bytes, spill.page_crc32c)
+    true = replace(true, seal_key_id=spill.seal_key_id)
     for field in dataclasses.fields(SpillRow):
         says, found = getattr(spill, field.name), getattr(true, field.name)
         if says != found and not (says is None and field.name in LATER):
@@ -66,14 +77,25 @@ def summary_contradiction(spill: SpillRow, rows: Rows) -> str | None:
     return None
 
 
-def decode_page(spill: SpillRow, body: Body) -> PageRows:
-    """The rows of a page, ascending. Raises Corrupt when it is not the one that `spill` stands for."""
+def decode_page(spill: SpillRow, body: Body, sealer: Sealer | None = None) -> PageRows:
+    """The rows of a page, ascending.
+
+    Raises Corrupt when it is not the one that `spill` stands for, AccessDenied without the key of its seal.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
     facts = {"key": spill.key, "expected_bytes": spill.page_bytes, "found_bytes": len(body)}
     if len(body) != spill.page_bytes or crc32c(body) != spill.page_crc32c:
         raise Corrupt("reading a page of rows, its size or checksum differs", **facts)
+    if spill.seal_key_id is None and sealer is not None and sealer.is_required:
+        wrong = "reading a page of rows, it is not sealed, and the key ring requires that: `tiered rotate-keys` is due"
+        raise Corrupt(wrong, key=spill.key)
+    if spill.seal_key_id is not None:
+        seal = (sealer or Sealer("")).open(body)
+        if (seal.key_id, seal.key) != (spill.seal_key_id, spill.key):
+            raise Corrupt("reading a page of rows, it has another seal", key=spill.key, key_id=seal.key_id)
+        body = seal.body
     try:
         table = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body))).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:

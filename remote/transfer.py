@@ -32,7 +32,7 @@ from remote.chunks import CHUNK_BYTES, RAW, SEALED_CHUNK_BYTES, ZSTD, ChunkTable
 from remote.encryption import ObjectCipher
 from remote.file_ahead import FileAhead
 from remote.index_bundle import IndexBundle, encode_bundle
-from remote.keys import data_key, indexes_key, new_ulid, stem_of
+from remote.keys import data_key, indexes_key, new_ulid, object_identity
 from remote.left_behind import left_behind
 from remote.outgoing import Inspector, Outgoing, SegmentFacts
 from remote.segment import IndexRange, RemoteSegment
@@ -132,7 +132,9 @@ class _Copy:
         self._wrapped_key: str | None = None
         self._may_be: list[str] = []  # keys under which an object may lie by now
         if at_rest.key_id is not None:
-            self._cipher, self._wrapped_key = at_rest.keys.new_object(at_rest.key_id, stem_of(self._data_key))
+            self._cipher, self._wrapped_key = at_rest.keys.new_object(
+                at_rest.key_id, object_identity(prefix, self._data_key)
+            )
         self._ahead = FileAhead(segment.path, segment.size_bytes, segment.read) if segment.path is not None else None
         seal = Seal(codec=codec, level=at_rest.level, cipher=self._cipher)
         self._outgoing = Outgoing(

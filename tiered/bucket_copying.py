@@ -145,6 +145,8 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
     known = log.load(exact=True)
     _check_ours(source, target, plan.name, known)
     name = plan.name
+    newest = MetadataLog(source, name.prefix).refresh(exact=True)
+    chosen = (each.keeping.key_id for each in plan.rows if each.keeping.key_id is not None)
     log.become_writer(
         _writer(source),
         plan.now_ms,
@@ -152,7 +154,8 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
         topic_id=name.topic_id,
         partition=name.partition,
         properties=plan.properties,
-        first_epoch=_source_epoch(source, name) + EPOCHS_APART,
+        first_epoch=newest.epoch + EPOCHS_APART,
+        seal_key_id=next(chosen, newest.seal_key_id),
     )
     return log
 
@@ -286,10 +289,6 @@ def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionN
     if head is not None and head.writer_id != _writer(source):
         facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": head.writer_id}
         raise Conflict("copying to another bucket, somebody else writes there", **facts)
-
-
-def _source_epoch(source: ObjectStore, name: RemotePartitionName) -> int:
-    return MetadataLog(source, name.prefix).refresh(exact=True).epoch
 
 
 def _writer(source: ObjectStore) -> str:

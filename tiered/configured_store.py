@@ -11,6 +11,7 @@ from remote.object_settings import ObjectSettings
 from remote.store import ObjectStore
 from remote.throttled_store import ThrottledStore
 from tiered.config import Config
+from tiered.key_rings import keyed_store
 from tiered.properties import DEFAULTS, parse
 from tiered.tier_properties import IMMUTABLE
 
@@ -22,7 +23,7 @@ def configured_store(config: Config) -> ObjectStore | None:
     """None where no store is configured. Raises InvalidRequest for a url, an option or a setting that does not fit."""
     if config.remote_url is None:
         return None
-    return _settled_store(config.remote_url, config.remote_options, config.topic_properties(""))
+    return _settled_store(config.remote_url, config.remote_options, config.topic_properties(""), config.key_ring)
 
 
 def addressed_store(
@@ -36,14 +37,17 @@ def addressed_store(
     values = config.topic_properties("")
     if not (writes_segments or url.startswith("s3:")):
         values |= {name: DEFAULTS[name] for name in OBJECT_SETTINGS}
-    return _settled_store(url, options, values)
+    return _settled_store(url, options, values, config.key_ring)
 
 
-def _settled_store(url: str, options: Mapping[str, object], values: dict[str, str]) -> ObjectStore:
+def _settled_store(
+    url: str, options: Mapping[str, object], values: dict[str, str], key_ring: str | None
+) -> ObjectStore:
     """Every setting of the store holds, however the store is named. A store that cannot honour one refuses it."""
     store = open_store(url, _with_client(url, options, values), objects=object_settings(values))
     if parse(IMMUTABLE, values[IMMUTABLE]):
         store = ImmutableStore(store)
+    store = keyed_store(store, key_ring)
     copy_rate, fetch_rate = (_rate(values, name) for name in (COPY_RATE, FETCH_RATE))
     return store if copy_rate is fetch_rate is None else ThrottledStore(store, copy_rate, fetch_rate)
 

@@ -142,7 +142,7 @@ def partitions(patient: Patient) -> Iterator[Finding]:
 
 
 def _of_head(held: Partition) -> Iterator[Finding]:
-    from remote.head import encode_head
+    from remote.head import encoded_size
 
     head = held.head()
     if head is None:
@@ -151,7 +151,7 @@ def _of_head(held: Partition) -> Iterator[Finding]:
         what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {head.taken_upto}"
         step = "another machine wrote, or this disk lost its end; the next start begins at the bucket's end"
         yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
-    size_bytes = len(encode_head(head))
+    size_bytes = encoded_size(head)
     if size_bytes > HEAD_BYTES_LARGE:
         waits = f"{counted(len(head.unlinked), 'object')} to be deleted"
         what = f"{held.name}: its head has {format_bytes(size_bytes)}, {waits}"

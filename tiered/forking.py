@@ -169,6 +169,7 @@ def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> 
         partition=each.fork.partition,
         properties=head.properties,
         first_epoch=head.epoch + 1,
+        seal_key_id=head.seal_key_id,
     )
     return log
 

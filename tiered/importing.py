@@ -313,6 +313,7 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
         partition=plan.name.partition,
         properties=plan.properties if known is None else None,
         first_epoch=max((epoch for row in plan.rows for epoch, _ in row.epochs), default=0) + EPOCHS_APART,
+        seal_key_id=plan.keeping.key_id,
     )
     head = log.refresh()
     if not head.has_rows and head.log_start_offset < plan.log_start_offset:

@@ -6,10 +6,13 @@ file and outranks the configuration; ``TIERED_KEYS`` is a ring itself, with semi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from local.errors import AccessDenied, InvalidRequest, NotFound
 from remote.encryption import NO_KEYS, KeyRing, parse_key_ring
+from remote.sealing import keyed
+from remote.store import ObjectStore
 
 FILE_VARIABLE, KEYS_VARIABLE = "TIERED_KEY_RING", "TIERED_KEYS"
 
@@ -23,6 +26,11 @@ def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
         return parse_key_ring(keys.split(";"), KEYS_VARIABLE)
     path = environ.get(FILE_VARIABLE) or path
     return _read(path) if path else NO_KEYS
+
+
+def keyed_store(store: ObjectStore, path: str | None) -> ObjectStore:
+    """The store with the ring that `load_key_ring` finds for this process: encrypted topics open in it."""
+    return keyed(store, load_key_ring(path, os.environ))
 
 
 def _read(path: str) -> KeyRing:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from local.names import TopicPartition
-from remote.rewrapping import rewrap_keys, rewrapped_row
+from remote.rewrapping import is_due, rewrap_keys, rewrapped_row, seals_due
 from tiered.manager import LogManager
 from tiered.partition import Partition
 
@@ -20,12 +20,14 @@ from tiered.partition import Partition
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatedPartition:
     """`used` counts its segments by the key that wrapped their data keys before, `key_id` is the topic's, None where
-    it is not encrypted any more. `rewrapped` were, or of a look would be, wrapped by that one instead."""
+    it is not encrypted any more. `rewrapped` were, or of a look would be, wrapped by that one instead. `sealed` objects
+    of the index, manifest and pages, were or would be sealed by it (`remote.sealing`)."""
 
     partition: TopicPartition
     used: Mapping[str, int]
     key_id: str | None
     rewrapped: int
+    sealed: int = 0
 
 
 def rotate_keys(
@@ -57,12 +59,14 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
     head, key_id = held.head(), held.at_rest.key_id
     if head is None or held.metadata is None:
         return None
-    used = held.metadata.ask(head, lambda index: Counter(row.key_id for row in index.rows() if row.key_id is not None))
-    rewrapped = sum(count for used_id, count in used.items() if used_id != key_id) if key_id else 0
+    rows = held.metadata.ask(head, lambda index: [row for row in index.rows() if row.key_id is not None])
+    used = Counter(row.key_id for row in rows if row.key_id is not None)
+    rewrapped = sum(is_due(row, key_id) for row in rows) if key_id else 0
+    sealed = seals_due(head, key_id) if key_id else 0
     if not dry_run and key_id is not None:
         with held.tier_lock:
             rewrapped = rewrap_keys(held.metadata, held.at_rest.keys, key_id, now_ms) + _rewrap_waiting(held, key_id)
-    return RotatedPartition(partition=held.name, used=dict(used), key_id=key_id, rewrapped=rewrapped)
+    return RotatedPartition(partition=held.name, used=dict(used), key_id=key_id, rewrapped=rewrapped, sealed=sealed)
 
 
 def _rewrap_waiting(held: Partition, key_id: str) -> int:
@@ -70,7 +74,7 @@ def _rewrap_waiting(held: Partition, key_id: str) -> int:
     head, changed = held.head(), 0
     known = {row.ulid for row in head.segments} if head is not None else set()
     for segment, upload in list(held.uploaded.items()):
-        row = rewrapped_row(held.at_rest.keys, key_id, upload.row)
+        row = rewrapped_row(held.at_rest.keys, key_id, held.prefix, upload.row)
         if row is not upload.row and row.ulid not in known:
             held.uploaded[segment] = replace(upload, row=row)
             changed += 1

@@ -44,7 +44,7 @@ from tiered.deleted_topics import KnowsDeleted
 from tiered.kept_meter import KeptMeter, Metered, kept_meter
 from tiered.late_opening import LateOpening
 from tiered.log_loading import Loaded, OnProgress, load_logs
-from tiered.opening import Opener
+from tiered.opening import Opener, with_key_ring
 from tiered.over_directories import OverDirectories
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
@@ -141,6 +141,7 @@ class LogManager(
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
         try:
             store = store if store is not None else configured_store(config)
+            store = with_key_ring(store, config) if store is not None else None
             meter = kept_meter(store, directory, now_ms)
             manager = cls(config, directory, meter, disk, known if read_only else None, takes_over=takes_over)
         except BaseException:

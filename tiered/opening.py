@@ -38,6 +38,8 @@ from remote.metadata_log import LogState, MetadataLog
 from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
 from tiered.agreement import check_agreement, check_same_records, reconcile
+from remote.sealing import keyed
+from remote.store import ObjectStore
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
 from tiered.configured_store import store_options
@@ -57,6 +59,11 @@ from tiered.writer_ids import new_writer_id, node_mark
 _log = logging.getLogger(__name__)
 
 _NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
+
+
+def with_key_ring(store: ObjectStore, config: Config) -> ObjectStore:
+    """The store with the configured key ring: manifests of encrypted topics are sealed and opened with it."""
+    return keyed(store, load_key_ring(config.key_ring, os.environ))
 
 
 class Opener:
@@ -248,6 +255,8 @@ class Opener:
             return None  # nobody is left who would want to know
         is_writer = held.metadata is not None and held.metadata.state is LogState.WRITER
         match error:
+            case AccessDenied(facts={"key_id": _}):
+                held.stopped = error  # the key ring lacks a key of this topic: the bucket refuses nothing
             case AccessDenied() | NotFound() if self._directory.read_only:
                 pass  # who only looks is shown the disk all the same
             case AccessDenied() | NotFound() if not is_writer:
@@ -351,6 +360,7 @@ class Opener:
                 first_epoch=(held.log.epochs.latest or 0) + 1,
                 appends=True,
                 judge=judge,
+                seal_key_id=held.at_rest.key_id,
             )
         head = metadata.cached
         assert head is not None, "a writer has a head"

@@ -30,6 +30,7 @@ from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
 from remote.pins import Pin, pin_newest, release
 from remote.range_reader import RemotePartition
+from remote.sealing import keyed
 from remote.store import ObjectStore
 from tiered.foreign_partition import foreign_source
 from tiered.key_rings import load_key_ring
@@ -62,7 +63,7 @@ class RemoteLog(Readable):
         layout: LayoutOptions = OURS,
     ) -> None:
         """Of another `layout` than ours nothing but reading works: there are no pins and no views."""
-        self.store = store
+        self.store = keyed(store, keys)
         self._layout = layout
         self._foreign: ForeignFormat | None = None
         self._disk = disk

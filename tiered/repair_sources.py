@@ -32,7 +32,7 @@ from remote.encryption import KeyRing
 from remote.head import Head, SpillRow
 from remote.head_chain import HeadChain
 from remote.index_bundle import IndexBundle, decode_bundle, encode_bundle
-from remote.keys import DATA, data_key, full_key, indexes_key, own_part, parse_data_key, stem_of
+from remote.keys import DATA, data_key, full_key, indexes_key, own_part, parse_data_key
 from remote.metadata_index import Pages
 from remote.outgoing import SegmentFacts
 from remote.range_reader import RANGE_BYTES, RemotePartition
@@ -112,7 +112,7 @@ def _indexed(store: ObjectStore, prefix: str, row: RemoteSegment, keys: KeyRing)
     """By the indexes object, whatever the row says of sizes and checksums; None where that one is damaged or gone."""
     try:
         body = store.get(full_key(prefix, row.indexes_key))
-        cipher = open_ring(row.key_id, row.wrapped_key, stem_of(row.data_key), keys)
+        cipher = open_ring(row, prefix, keys)
         bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
     except (Corrupt, NotFound, AccessDenied):
         return None

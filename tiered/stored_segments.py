@@ -30,6 +30,7 @@ from remote.head_chain import HeadChain
 from remote.index_bundle import decode_bundle
 from remote.keys import ENCRYPTED_SUFFIX, INDEXES_SUFFIX, parse_data_key, parse_view_key, stem_of
 from remote.metadata_index import MetadataIndex, Pages
+from remote.sealing import keyed
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.zstd_frames import frames
@@ -150,22 +151,24 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
 
 
 def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
-    row = _row_of(source)
+    prefix, row = _row_of(source, keys)
     if row.key_id is None:
         raise Corrupt("dumping an encrypted segment, its row names no key", object=source.place)
-    return open_ring(row.key_id, row.wrapped_key, stem_of(source.place), keys)
+    return open_ring(row, prefix, keys)
 
 
-def _row_of(source: FileSource) -> RemoteSegment:
+def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, RemoteSegment]:
+    """The partition's prefix, and the entry that names the object."""
     if source.store is None or (found := _OBJECT.match(source.key)) is None:
         hint = "its key lies in a head: name the object by its url, or the file in a copy of the bucket"
         raise InvalidRequest(f"dumping an encrypted segment, {hint}", path=source.place)
     prefix, key = found[0], source.key[found.end() :]
-    for head in _heads(source.store, prefix):
+    store = keyed(source.store, keys)
+    for head in _heads(store, prefix):
         with suppress(NotFound):  # a page of an older head, gone by now
-            row = _named(source.store, prefix, head, key)
+            row = _named(store, prefix, head, key)
             if row is not None:
-                return row
+                return prefix, row
     raise NotFound("dumping an encrypted segment, no head names it, so its key is lost", object=source.place)
 
 

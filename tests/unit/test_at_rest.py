@@ -13,6 +13,8 @@ from dataclasses import replace
 import pytest
 import zstandard
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from remote_samples import head
 
 from local.crc32c import crc32c
@@ -20,10 +22,10 @@ from local.errors import AccessDenied, Corrupt, InvalidRequest, Unavailable
 from remote.at_rest import AtRest, Seal, open_chunk
 from remote.chunk_cache import ChunkCache
 from remote.chunks import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_chunks, encode_chunks
-from remote.encryption import INDEXES_MAGIC, KeyRing, ObjectCipher, parse_key_ring
+from remote.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, ObjectCipher, parse_key_ring
 from remote.head_changes import add_segments
 from remote.index_bundle import decode_bundle
-from remote.keys import parse_data_key, stem_of
+from remote.keys import parse_data_key
 from remote.memory_store import MemoryStore
 from remote.metered_store import MeteredStore
 from remote.outgoing import SegmentFacts
@@ -270,7 +272,7 @@ def test_even_with_all_checksums_made_to_fit_encrypted_chunks_are_what_was_seale
             start, length = partition.indexes(other).chunks.stored_range(2)
             chunks[2] = store.get(PREFIX + other.data_key)[start : start + length]
     forged = replace(table, stored_lengths=tuple(map(len, chunks)), stored_crcs=tuple(map(crc32c, chunks)))
-    cipher = KEYS.open_object(row.key_id, row.wrapped_key, stem_of(row.data_key))
+    cipher = KEYS.open_object(row.key_id, row.wrapped_key, PREFIX + row.data_key)
     with pytest.raises(Corrupt, match="not as they were sealed"):
         open_chunk(forged, 2, chunks[2], cipher)
     assert open_chunk(forged, 0, chunks[0], cipher) == BODY[: table.lengths[0]]
@@ -309,13 +311,13 @@ def test_encrypting_with_a_key_that_is_not_there_sends_nothing(store):
 
 def test_rotation_changes_rows_and_no_object(store):
     row = copied(store, MODES["encrypted"], BODY)
-    stem = stem_of(row.data_key)
-    rewrapped = KEYS.rewrapped("2026-a", row.wrapped_key, stem, "2026-b")
+    name = PREFIX + row.data_key
+    rewrapped = KEYS.rewrapped("2026-a", row.wrapped_key, name, "2026-b")
     rotated = replace(row, key_id="2026-b", wrapped_key=rewrapped)
     only_new = KeyRing({"2026-b": bytes(range(32, 64))})
     assert bytes(reader(store, only_new).read(rotated, 0, len(BODY))) == BODY
     with pytest.raises(AccessDenied):
-        only_new.open_object("2026-b", rewrapped, stem.replace("100", "101"))
+        only_new.open_object("2026-b", rewrapped, name.replace("100", "101"))
 
 
 def test_a_key_ring_never_shows_a_key():
@@ -333,9 +335,28 @@ def test_a_key_ring_never_shows_a_key():
 STEM = "00000000000000000100-00000000000000000299-0000000001-01HF0000000000000000000000"
 
 
-def test_sealed_bytes_are_plain_aes_gcm_with_the_documented_nonce_and_data():
+NAME = f"{PREFIX}data/{STEM}.log.enc"
+
+
+def test_sealed_bytes_are_bound_to_the_whole_name_and_wrapped_by_a_derived_key():
+    key, data_key = bytes(range(32)), bytes(range(100, 132))
+    cipher = ObjectCipher(data_key, NAME)
+    chunk, indexes = cipher.seal_chunk(3, b"hello"), cipher.seal_indexes(b"hello")
+    assert chunk == AESGCM(data_key).encrypt(bytes(11) + b"\3", b"hello", f"tiered chunk 2 {NAME} 3".encode())
+    told = f"tiered indexes 2 {NAME}".encode()
+    assert indexes == INDEXES_MAGIC + AESGCM(data_key).encrypt(b"\0\0\0\1" + bytes(8), b"hello", told)
+    wrap = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"tiered wrap 2").derive(key)
+    nonce = bytes(range(12))
+    for binding, opened_as in ((2, f"tiered chunk 2 {NAME} 0"), (1, f"tiered chunk {STEM} 0")):
+        body = nonce + AESGCM(wrap).encrypt(nonce, data_key, f"tiered key 2 {binding} {NAME} 2026-a".encode())
+        opened = KEYS.open_object("2026-a", f"2:{binding}:{base64.b64encode(body).decode()}", NAME)
+        assert opened.open_chunk(0, AESGCM(data_key).encrypt(bytes(12), b"x", opened_as.encode())) == b"x"
+    assert KEYS.new_object("2026-a", NAME)[1].startswith("2:2:")
+
+
+def test_sealed_bytes_of_before_are_plain_aes_gcm_with_the_documented_nonce_and_data():
     key = bytes(range(32))
-    cipher = ObjectCipher(key, STEM)
+    cipher = ObjectCipher(key, NAME, STEM_BINDING)
     sealed = cipher.seal_chunk(3, b"hello")
     assert sealed == AESGCM(key).encrypt(bytes(11) + b"\3", b"hello", f"tiered chunk {STEM} 3".encode())
     assert sealed.hex() == KNOWN_CHUNK
@@ -346,7 +367,7 @@ def test_sealed_bytes_are_plain_aes_gcm_with_the_documented_nonce_and_data():
     nonce, data_key = bytes(range(12)), bytes(range(100, 132))
     wrapped = nonce + AESGCM(key).encrypt(nonce, data_key, f"tiered key {STEM} 2026-a".encode())
     assert base64.b64encode(wrapped).decode() == KNOWN_WRAPPED
-    opened = KEYS.open_object("2026-a", KNOWN_WRAPPED, STEM)
+    opened = KEYS.open_object("2026-a", KNOWN_WRAPPED, NAME)
     assert opened.open_chunk(0, AESGCM(data_key).encrypt(bytes(12), b"x", f"tiered chunk {STEM} 0".encode())) == b"x"
 
 

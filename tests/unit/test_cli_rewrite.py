@@ -132,7 +132,9 @@ def test_what_a_rewriting_writes_is_encrypted_by_the_server_as_the_settings_say(
     assert "opened" in capfd.readouterr().err
     # A bucket of the configuration, as it may be with such settings: S3.
     values = {**DEFAULTS, **dict(text.split("=", 1) for text in settings[1::2])}
-    session = SimpleNamespace(config=lambda: SimpleNamespace(topic_properties=lambda topic: values), overrides={})
+    session = SimpleNamespace(
+        config=lambda: SimpleNamespace(topic_properties=lambda topic: values, key_ring=None), overrides={}
+    )
     with pytest.raises(InvalidRequest, match="opened"):
         open_target(session, "s3://here/logs", {}, storage_class="GLACIER_IR", rate=None, is_configured=True)
     wanted = ObjectSettings(storage_class="GLACIER_IR", encryption=encryption, kms_key_id=kms_key_id)

@@ -18,10 +18,12 @@ from remote_samples import stored_row as row
 from local.compression import Codec, compress
 from local.errors import Corrupt
 from local.record import Record
+from remote.encryption import parse_key_ring
 from remote.fsspec_store import open_store
 from remote.head import UnlinkedObject, encode_head
 from remote.head_changes import expire_segments
 from remote.metadata_log import MetadataLog
+from remote.sealing import keyed
 from remote.store import ObjectStore
 from remote.zstd_frames import frames
 from tiered import committing
@@ -142,7 +144,7 @@ def test_without_its_key_nothing_is_shown_and_the_key_that_is_missing_is_named(
 @pytest.mark.parametrize("bucket", [".log.zst.enc"], indirect=True)
 def test_a_segment_that_left_the_index_is_found_in_an_older_head(bucket, capfd) -> None:
     store, key, _ = bucket
-    log = MetadataLog(store, key.partition("data/")[0])
+    log = MetadataLog(keyed(store, parse_key_ring([RING], "RING")), key.partition("data/")[0])
     head = log.load()
     log.become_writer("x", NOW, topic=head.topic, topic_id=head.topic_id, partition=0)
     log.commit(expire_segments([row.ulid for row in head.segments], now_ms=NOW + DAY + HOUR, log_start_offset=40), NOW)

@@ -42,7 +42,7 @@ GOLDEN = (
     b'"indexes_key":"data/00000000000000000000-00000000000000000009-0000000001-00000000000000000000000091.indexes",'
     b'"indexes_bytes":50,"indexes":{"offset":{"start":0,"length":8}},"codec":"none","storage_class":null,'
     b'"cleaned_through":10,"committed_ms":1699999999999,"segment_crc32c":null,"key_id":null,"wrapped_key":null,"made_by":null,"state":1}],"unlinked":[{"key":"data/00000000000000000000-00000000000000000009-0000000001-00000000000000000000000090.log","size_bytes":99,'
-    b'"unlinked_ms":1699999999998,"epoch":2,"unlinked_sequence":6}],"unlinked_pages":[],"spills":[],"views":[],"boundary_number":0,"void_upto":0,"deleted_ms":null,"tiered_upto":0,"given_up":false,"expired_epochs":[],"appender_id":null,"jobs":[],"properties":{"retention.ms":"1"}}'
+    b'"unlinked_ms":1699999999998,"epoch":2,"unlinked_sequence":6}],"unlinked_pages":[],"spills":[],"views":[],"boundary_number":0,"void_upto":0,"deleted_ms":null,"tiered_upto":0,"given_up":false,"expired_epochs":[],"appender_id":null,"jobs":[],"seal_key_id":null,"properties":{"retention.ms":"1"}}'
 )
 
 

@@ -22,6 +22,7 @@ from remote.job_changes import append_rows
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
+from remote.sealing import keyed
 from tiered.bucket_check import check_bucket, damage
 from tiered.bucket_passes import compact_partition
 from tiered.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
@@ -310,7 +311,8 @@ def test_leadership_that_must_not_be_taken_is_not() -> None:
     ],
 )
 def test_objects_are_kept_as_the_topic_says_and_a_compaction_keeps_them_so(at_rest: dict[str, str]) -> None:
-    store, keys = MemoryStore(), KeyRing({"a": bytes(range(32))})
+    keys = KeyRing({"a": bytes(range(32))})
+    store = keyed(MemoryStore(), keys)
     made = plan(store, settings={**SETTINGS, **at_rest, "cleanup.policy": "compact"}, keys=keys)
     part = write(store, made, 0, {0: 400}, keys=keys)
     commit_ingest(store, made, [part], now_ms=NOW)

@@ -29,6 +29,7 @@ from tiered.config import Config
 from tiered.cost_advising import kept_segments
 from tiered.deleted_topics import lying_of_deleted
 from tiered.keeping import all_lying
+from tiered.key_rings import keyed_store
 from tiered.manager import LogManager
 from tiered.metrics import Metrics
 from tiered.observations import Observations
@@ -345,7 +346,7 @@ def _kept(manager: LogManager, tell: Tell) -> None:
 
 def _bucket_alone(home: Path, tell: Tell) -> None:
     """As Spark's table of segments has it."""
-    store = open_store((home / "bucket").as_uri())
+    store = keyed_store(open_store((home / "bucket").as_uri()), None)
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for name in list_partitions(store):
         for row in segment_rows(store, name, TableOptions(now_ms=LATER)):

@@ -149,13 +149,15 @@ def open_target(
     from remote.object_settings import ObjectSettings
     from remote.throttled_store import ThrottledStore
     from tiered.configured_store import object_settings
+    from tiered.key_rings import keyed_store
     from tiered.properties import DEFAULTS
 
     objects = ObjectSettings(storage_class=storage_class)
     if url.startswith("s3:"):
         values = session.config().topic_properties("") if is_configured else {**DEFAULTS, **session.overrides}
         objects = replace(object_settings(values), storage_class=storage_class)
-    store = open_store(url, options, objects=objects)
+    ring = session.config().key_ring if is_configured else None
+    store = keyed_store(open_store(url, options, objects=objects), ring)
     limit = parse_rate(rate) if rate is not None else None
     return ThrottledStore(store, limit, limit) if limit is not None else store
 

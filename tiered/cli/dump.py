@@ -199,11 +199,13 @@ def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
             yield source
         return
     from remote.fsspec_store import open_store
+    from tiered.key_rings import keyed_store
 
     url, key = split_object_url(target)
     if not key:
         raise InvalidRequest("dumping an object, the url names none", url=url)
-    with closing(open_store(url, asked.options or session.store_options_of(target))) as store:
+    store = keyed_store(open_store(url, asked.options or session.store_options_of(target)), _key_ring(session))
+    with closing(store):
         yield open_object(store, key)
 
 
@@ -240,18 +242,23 @@ def _stored(session: Session, source: FileSource) -> StoredSegment | None:
     """For a segment that is compressed or encrypted; the key ring is the configured one, or the environment's."""
     import os
 
-    from local.errors import NotFound
     from tiered.dump_sources import Kind
     from tiered.key_rings import load_key_ring
     from tiered.stored_segments import open_stored
 
     if source.kind is not Kind.STORED_LOG:
         return None
+    return open_stored(source, load_key_ring(_key_ring(session), os.environ))
+
+
+def _key_ring(session: Session) -> str | None:
+    """The configured file of keys; None without a configuration."""
+    from local.errors import NotFound
+
     try:
-        ring = session.config().key_ring
+        return session.config().key_ring
     except NotFound:
-        ring = None
-    return open_stored(source, load_key_ring(ring, os.environ))
+        return None
 
 
 def _dump_partition(session: Session, asked: _Asked) -> int:

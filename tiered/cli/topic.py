@@ -74,13 +74,14 @@ def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
     """Whoever reads the bucket alone has to choose between living topics of one name."""
     from remote.fsspec_store import open_store
     from tiered.configured_store import store_options
+    from tiered.key_rings import keyed_store
     from tiered.namesakes import living_ids
     from tiered.remote_view import topic_ids
 
     config = session.config()
     if config.remote_url is None:
         return
-    store = open_store(config.remote_url, store_options(config))
+    store = keyed_store(open_store(config.remote_url, store_options(config)), config.key_ring)
     try:
         found = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
         others = {name: living_ids(store, name, ids) for name, ids in found.items()}

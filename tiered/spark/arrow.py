@@ -39,6 +39,7 @@ def read_arrow(
     raises, and InvalidRequest for a column that is none or a function without a schema.
     """
     from remote.fsspec_store import open_store
+    from tiered.key_rings import keyed_store
     from tiered.spark.options import parse_options
     from tiered.spark.planning import plan_read
     from tiered.spark.rows import TYPES
@@ -50,7 +51,7 @@ def read_arrow(
         raise InvalidRequest("reading with spark, no such column", asked=unknown[0], has=", ".join(TYPES))
     if (function is None) != (schema is None):
         raise InvalidRequest("reading with spark, a function and the schema of what it gives go together")
-    store = open_store(asked.url, asked.store_options)
+    store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
     try:
         splits = [pickle.dumps(split) for split in plan_read(store, asked)]
     finally:

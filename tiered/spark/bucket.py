@@ -14,7 +14,7 @@ from remote.immutable_store import ImmutableStore
 from remote.object_settings import BUCKETS_OWN
 from remote.store import ObjectStore
 from tiered.configured_store import object_settings
-from tiered.key_rings import load_key_ring
+from tiered.key_rings import keyed_store, load_key_ring
 from tiered.properties import DEFAULTS, parse
 from tiered.tier_properties import IMMUTABLE
 
@@ -39,7 +39,7 @@ class Bucket:
         values = {**DEFAULTS, **self.settings}
         objects = object_settings(values) if self.url.startswith("s3:") else BUCKETS_OWN
         store = open_store(self.url, self.options, objects=objects)
-        return ImmutableStore(store) if parse(IMMUTABLE, values[IMMUTABLE]) else store
+        return keyed_store(ImmutableStore(store) if parse(IMMUTABLE, values[IMMUTABLE]) else store, self.key_ring)
 
     @contextmanager
     def opened(self) -> Iterator[ObjectStore]:

@@ -209,9 +209,10 @@ def _due(job: _Job, asked: ReadOptions) -> list[Split]:
 
 def _planned(asked: ReadOptions) -> list[Split]:
     from remote.fsspec_store import open_store
+    from tiered.key_rings import keyed_store
     from tiered.spark.planning import plan_read
 
-    store = open_store(asked.url, asked.store_options)
+    store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
     try:
         return sorted(plan_read(store, asked), key=lambda split: (split.topic, split.partition, split.start_offset))
     finally:

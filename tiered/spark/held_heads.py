@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from local.errors import InvalidRequest
 from remote.fsspec_store import open_store
 from remote.pins import Pin
+from tiered.key_rings import keyed_store
 from tiered.spark.options import parse_options
 from tiered.spark.pinning import PinKeeper, release_all, wall_ms
 from tiered.spark.planning import open_partitions
@@ -41,7 +42,7 @@ def pinned(url: str, **options: str) -> Iterator[PinnedHeads]:
     asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
     if asked.pin_ms is None:
         raise InvalidRequest("pinning heads for spark, pin=none pins nothing")
-    store = open_store(asked.url, asked.store_options)
+    store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
     try:
         opened = open_partitions(store, asked, wall_ms())
         pins = {each.name.prefix: each.pin for each in opened if each.pin is not None}

@@ -86,9 +86,12 @@ class SegmentsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         from remote.fsspec_store import open_store
+        from tiered.key_rings import keyed_store
         from tiered.spark.planning import format_of, listed_partitions, named_partitions
 
-        store = open_store(self._options.read.url, self._options.read.store_options)
+        store = keyed_store(
+            open_store(self._options.read.url, self._options.read.store_options), self._options.read.key_ring
+        )
         try:
             layout = format_of(store, self._options.read)
             found = named_partitions(listed_partitions(store, layout, self._options.read), self._options.read)
@@ -99,6 +102,7 @@ class SegmentsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from remote.fsspec_store import open_store
+        from tiered.key_rings import keyed_store
         from tiered.segment_table import record_batches
         from tiered.spark.pinning import wall_ms
         from tiered.spark.planning import format_of, side_by_side
@@ -107,7 +111,9 @@ class SegmentsReader(DataSourceReader):
         if run is None:  # what Spark makes of an empty list of partitions
             return
         table = TableOptions(prices=self._options.prices, now_ms=wall_ms())
-        store = open_store(self._options.read.url, self._options.read.store_options)
+        store = keyed_store(
+            open_store(self._options.read.url, self._options.read.store_options), self._options.read.key_ring
+        )
         try:
             layout = format_of(store, self._options.read)
             found = side_by_side(lambda name: list(partition_rows(store, layout, name, table)), run)

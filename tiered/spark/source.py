@@ -84,9 +84,10 @@ class BucketReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         from remote.fsspec_store import open_store
+        from tiered.key_rings import keyed_store
         from tiered.spark.planning import plan_read
 
-        store = open_store(self._options.url, self._options.store_options)
+        store = keyed_store(open_store(self._options.url, self._options.store_options), self._options.key_ring)
         try:
             return [InputPartition(split) for split in plan_read(store, self._options)]
         finally:

@@ -92,8 +92,10 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
             from remote.fsspec_store import open_store
+            from tiered.key_rings import keyed_store
             from tiered.spark.stream_planning import StreamPlanner
 
-            self._store = open_store(self._options.read.url, self._options.read.store_options)
+            read = self._options.read
+            self._store = keyed_store(open_store(read.url, read.store_options), read.key_ring)
             self._planner = StreamPlanner(self._store, self._options)
         return self._planner

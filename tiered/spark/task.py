@@ -26,7 +26,7 @@ from remote.fsspec_store import open_store
 from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.foreign_partition import ForeignPartition
-from tiered.key_rings import load_key_ring
+from tiered.key_rings import keyed_store, load_key_ring
 from tiered.spark.leftovers import leftovers
 from tiered.spark.options import ReadOptions
 from tiered.spark.pinning import PinKeeper
@@ -47,7 +47,7 @@ def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iter
     Raises NotFound when a segment has left the bucket since the split was planned (not without `fail_on_data_loss`,
     unless a compacted view is read), Corrupt for damaged bytes.
     """
-    store = open_store(options.url, options.store_options)
+    store = keyed_store(open_store(options.url, options.store_options), options.key_ring)
     try:
         for columns in split_columns(
             store,
