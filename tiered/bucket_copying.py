@@ -41,6 +41,7 @@ from remote.head import Head
 from remote.head_changes import add_segments, expire_segments
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
+from remote.sealing import keyed
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
@@ -217,6 +218,7 @@ def run_copy(
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyOutcome:
     """Do a plan in this process and compare. Told to stop, it commits what may be committed by itself and says so."""
+    source, target = keyed(source, keys), keyed(target, keys)
     epoch = begin_copy(source, target, plan).epoch
     due, count, size = iter(plan.rows), 0, 0
     while part := list(islice(due, len(plan.rows) if plan.at_once else rows_a_head)):

@@ -54,6 +54,7 @@ from remote.head_changes import add_segments, expire_segments
 from remote.metadata_index import MetadataIndex
 from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
+from remote.sealing import keyed
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
@@ -187,6 +188,7 @@ def run_import(
     segment that does not decode or contradicts its place; InvalidRequest for messages of format 0 or 1, which the
     remote tier does not hold; Conflict, Fenced as `plan_import`. What was committed before stays.
     """
+    target = keyed(target, keys)
     if not plan.rows:
         return _outcome(target, plan, [], is_complete=True)
     log = _begin(source, target, plan)

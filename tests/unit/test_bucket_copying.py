@@ -15,13 +15,14 @@ from remote.catalog import list_partitions
 from remote.head_changes import expire_segments
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
+from remote.sealing import keyed
 from remote.store import ObjectStore
 from tiered.bucket_check import check_bucket, damage
 from tiered.bucket_copying import CopyOutcome, compare, copy_row, plan_copy, run_copy
 
 
-def _target() -> MemoryStore:
-    return MemoryStore("memory://other", now_ms=lambda: NOW)
+def _target() -> ObjectStore:
+    return keyed(MemoryStore("memory://other", now_ms=lambda: NOW), KEYS)
 
 
 def _copy(source: ObjectStore, target: ObjectStore, **more: object) -> CopyOutcome:

@@ -1,0 +1,530 @@
+"""An attacker who can write to the bucket without a key: forgeries are refused, and nothing there tells plaintext.
+
+The forgeries are made as such an attacker makes them: by bytes of the bucket, with all CRCs made to fit.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import first_release
+import pytest
+from disk_model import ModelDisk
+from manager_world import NOW, TIERED, World, settle
+
+from local.crc32c import crc32c
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError
+from local.names import TopicPartition
+from local.record import Record
+from remote.bucket_check import check_partition
+from remote.catalog import list_partitions
+from remote.encryption import KeyRing, is_current, parse_key_ring
+from remote.guest import GuestLog
+from remote.head import Head, decode_head, encode_head
+from remote.head_changes import add_segments
+from remote.index_copies import IndexCopies
+from remote.keys import HEADS, SPILLS, head_key, parse_head_key
+from remote.known_heads import KnownHeads
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from remote.rewrapping import rewrap_keys
+from remote.sealing import Sealer, is_sealed, keyed, sealed_size
+from remote.spilling import SpillRule
+from tiered.bucket_compaction import plan_compaction
+from tiered.forking import plan_fork, run_fork
+from tiered.remote_view import RemoteLog
+from tiered.restoring import RestoreWish, plan_restore
+from tiered.scrub import plan_scrub, run_scrub
+
+KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
+RING = KeyRing(KEYS)
+STRICT = KeyRing(KEYS, required=("t",))
+SMALL = SpillRule(head_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A topic of two partitions with several segments each, encrypted; pages of older entries."""
+    text = ";".join(f"{name} {base64.b64encode(key).decode()}" for name, key in KEYS.items())
+    monkeypatch.setenv("TIERED_KEYS", text)
+    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", SMALL)
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 2, {**TIERED, "remote.encryption.key.id": "one"}, now_ms=NOW)
+        for number in range(8):
+            for partition in (0, 1):
+                manager.append("t", records(20), partition, now_ms=NOW)
+                manager.roll("t", now_ms=NOW + number)
+            settle(manager)
+    World.made.remove(world)  # what these tests do to it is damage
+    return world
+
+
+def records(count: int, value: bytes = b"value") -> list[Record]:
+    return [Record(b"k%d" % at, value, NOW + at) for at in range(count)]
+
+
+def prefixes(store: MemoryStore) -> list[str]:
+    return [name.prefix for name in list_partitions(store)]
+
+
+def values(store: MemoryStore, ring: KeyRing = RING, partition: TopicPartition = P0) -> list[bytes | None]:
+    return [record.value for record in RemoteLog(store, keys=ring).reader().records(partition, 0)]
+
+
+def newest(store: MemoryStore, prefix: str) -> Head:
+    return MetadataLog(keyed(store, RING), prefix).refresh(exact=True)
+
+
+def rows(store: MemoryStore, prefix: str):
+    log = MetadataLog(keyed(store, RING), prefix)
+    return log.ask(log.refresh(), lambda index: list(index.rows()))
+
+
+def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **changes: object) -> Head:
+    """What an attacker makes of a manifest that he knows the form of, but not sealed: he has no key."""
+    known = newest(store, prefix)  # generous: the attacker is given its content
+    made = {
+        "sequence": known.sequence + 1 if sequence is None else sequence,
+        "commit_id": "F" * 26,
+        "parent_id": known.commit_id,
+        "seal_key_id": None,
+        "spills": (),
+        "segments": (),
+        "views": (),
+        **changes,
+    }
+    head = replace(known, **made)  # type: ignore[arg-type]
+    store.put(prefix + head_key(head.sequence), encode_head(head))
+    return head
+
+
+def own_segments(prefix: str, plain: MemoryStore) -> tuple[MemoryStore, list]:
+    """A bucket of the attacker's own with plaintext segments, and their entries."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.append("t", records(20, b"forged"), 0, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    World.made.remove(world)
+    home = prefixes(world.store)[0]
+    entries = list(MetadataLog(world.store, home).refresh().segments)
+    for each in entries:
+        for key in (each.data_key, each.indexes_key):
+            plain.put(prefix + key, world.store.get(home + key))
+    return world.store, entries
+
+
+# --- what is visible --------------------------------------------------------------------------------------------------
+
+
+def test_an_encrypted_topic_has_nothing_in_the_bucket_that_tells_plaintext(world: World) -> None:
+    for prefix in prefixes(world.store):
+        sums = {row.segment_crc32c for row in rows(world.store, prefix)}
+        assert None not in sums
+        for info in world.store.list(prefix):
+            body = world.store.get(info.key)
+            assert is_sealed(body) or HEADS not in info.key, info.key
+            assert is_sealed(body) or SPILLS not in info.key, info.key
+            for crc in sums:
+                assert crc is not None
+                assert str(crc).encode() not in body
+                assert crc.to_bytes(4, "big") not in body
+                assert crc.to_bytes(4, "little") not in body
+            assert not any(each.encode() in body for each in ("retention.ms", "record_count", "wrapped_key"))
+
+
+def test_a_plain_topic_is_stored_as_before() -> None:
+    store = MemoryStore()
+    log = MetadataLog(keyed(store, RING), f"t-{'A' * 22}/0/")
+    head = log.become_writer("w", 1, topic="t", topic_id="A" * 22, partition=0, properties={})
+    assert store.get(f"t-{'A' * 22}/0/{head_key(1)}") == encode_head(head)
+    assert store.get(f"t-{'A' * 22}/0/{head_key(1)}").startswith(b"tiered-head 1 ")
+
+
+def test_a_reader_without_the_key_is_told_which_one_it_lacks(world: World) -> None:
+    for ring in (KeyRing({}), KeyRing({"two": KEYS["two"]})):
+        with pytest.raises(AccessDenied, match=r"its key is not in the key ring: key_id=one object=t-\S+meta/head/\d+"):
+            values(world.store, ring)
+    with pytest.raises(Corrupt, match="forged, moved or edited"):
+        values(world.store, KeyRing({"one": bytes(32)}))
+
+
+# --- the seal ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_seal_is_the_same_bytes_every_time_and_its_size_is_known_without_a_key() -> None:
+    sealer = Sealer("t-x/0/", RING)
+    for size in (1, 100, 5000):
+        sealed = sealer.seal("meta/head/1", bytes(size), "one")
+        assert sealed == sealer.seal("meta/head/1", bytes(size), "one")
+        assert len(sealed) == sealed_size("meta/head/1", size, "one")
+        assert bytes(sealer.open(sealed).body) == bytes(size)
+        assert sealed != sealer.seal("meta/head/2", bytes(size), "one")
+
+
+def test_a_seal_opens_under_its_own_name_key_and_partition_alone() -> None:
+    sealed = Sealer("t-x/0/", RING).seal("meta/head/1", b"body", "one")
+    elsewhere = [
+        (Sealer("t-x/1/", RING), sealed),
+        (Sealer("u-x/0/", RING), sealed),
+        (Sealer("t-x/0/", RING), relined(sealed.replace(b"meta/head/1", b"meta/head/2"))),
+        (Sealer("t-x/0/", RING), relined(sealed.replace(b" one ", b" two "))),
+    ]
+    for sealer, body in elsewhere:
+        with pytest.raises(Corrupt, match="forged, moved or edited"):
+            sealer.open(body)
+    assert Sealer("root/t-x/0/", RING).open(sealed).body == b"body", "wherever the bucket begins"
+
+
+def relined(sealed: bytes) -> bytes:
+    """With a first line whose length and checksum fit."""
+    line, _, body = sealed.partition(b"\n")
+    words = line.split(b" ")
+    return b" ".join([*words[:4], b"%08x" % crc32c(body), b"%d" % len(body)]) + b"\n" + body
+
+
+def test_any_flipped_bit_of_a_sealed_manifest_is_refused_even_with_checksums_made_to_fit(world: World) -> None:
+    prefix = prefixes(world.store)[0]
+    head = newest(world.store, prefix)
+    whole = world.store.get(prefix + head_key(head.sequence))
+    sealer = Sealer(prefix, RING)
+    start = whole.index(b"\n") + 1
+    assert decode_head(whole, sealer) == head
+    for at in range(start, len(whole), max(1, len(whole) // 200)):
+        body = whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
+        for forged in (body, relined(body), relined(body[:-1])):
+            with pytest.raises(Corrupt):
+                decode_head(forged, sealer)
+
+
+def test_a_manifest_that_says_it_is_sealed_and_is_not_is_refused(world: World) -> None:
+    prefix = prefixes(world.store)[0]
+    head = newest(world.store, prefix)
+    bare = encode_head(replace(head, seal_key_id=None))
+    sealer = Sealer(prefix, RING)
+    assert decode_head(bare, sealer).seal_key_id is None
+    inner = bytes(sealer.open(world.store.get(prefix + head_key(head.sequence))).body)
+    with pytest.raises(Corrupt, match="says that it is sealed, and is not"):
+        decode_head(inner, sealer)
+    other = sealer.seal(head_key(head.sequence), encode_head(replace(head, seal_key_id=None)), "one")
+    with pytest.raises(Corrupt, match="another seal"):
+        decode_head(other, sealer)
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def swap_segments(store: MemoryStore) -> None:
+    """Objects of partition 1 under the names of partition 0."""
+    one, other = prefixes(store)
+    for mine, theirs in zip(rows(store, one), rows(store, other), strict=True):
+        for key, from_key in ((mine.data_key, theirs.data_key), (mine.indexes_key, theirs.indexes_key)):
+            store.put(one + key, store.get(other + from_key))
+
+
+def swap_indexes(store: MemoryStore) -> None:
+    one = prefixes(store)[0]
+    first, second = rows(store, one)[:2]
+    bodies = store.get(one + first.indexes_key), store.get(one + second.indexes_key)
+    store.put(one + first.indexes_key, bodies[1])
+    store.put(one + second.indexes_key, bodies[0])
+
+
+def swap_manifests(store: MemoryStore) -> None:
+    """The newest manifest of partition 1 as that of partition 0."""
+    one, other = prefixes(store)
+    sequence = newest(store, one).sequence
+    store.put(one + head_key(sequence), store.get(other + head_key(newest(store, other).sequence)))
+
+
+def move_manifest(store: MemoryStore) -> None:
+    """An old manifest under the next number."""
+    one = prefixes(store)[0]
+    sequence = newest(store, one).sequence
+    store.put(one + head_key(sequence + 1), store.get(one + head_key(sequence - 3)))
+
+
+def swap_pages(store: MemoryStore) -> None:
+    one, other = prefixes(store)
+    mine, theirs = newest(store, one).spills[0], newest(store, other).spills[0]
+    store.put(one + mine.key, store.get(other + theirs.key))
+
+
+def plain_page(store: MemoryStore) -> None:
+    """The page as it was before it was sealed."""
+    one = prefixes(store)[0]
+    page = newest(store, one).spills[0]
+    store.put(one + page.key, bytes(Sealer(one, RING).open(store.get(one + page.key)).body))
+
+
+def plaintext_over_ciphertext(store: MemoryStore) -> None:
+    """Plaintext segments of the attacker's own under the names of encrypted ones."""
+    one = prefixes(store)[0]
+    theirs, entries = own_segments(one, MemoryStore())
+    home = prefixes(theirs)[0]
+    for mine, forged in zip(rows(store, one), entries, strict=False):
+        store.put(one + mine.data_key, theirs.get(home + forged.data_key))
+        store.put(one + mine.indexes_key, theirs.get(home + forged.indexes_key))
+
+
+ATTACKS = [
+    swap_segments,
+    swap_indexes,
+    swap_manifests,
+    move_manifest,
+    swap_pages,
+    plain_page,
+    plaintext_over_ciphertext,
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("ring", [RING, STRICT], ids=["ring", "required"])
+def test_what_was_not_written_by_the_topics_writer_is_never_served(
+    world: World, attack: Callable[[MemoryStore], None], ring: KeyRing
+) -> None:
+    expected = values(world.store, ring)
+    assert len(expected) == 160
+    attack(world.store)
+    with pytest.raises(Corrupt):
+        values(world.store, ring)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.__name__)
+def test_a_deep_scrub_finds_it(world: World, attack: Callable[[MemoryStore], None]) -> None:
+    prefix = prefixes(world.store)[0]
+    assert not check_partition(world.store, prefix, keys=RING).findings
+    attack(world.store)
+    assert check_partition(world.store, prefix, keys=RING).findings
+
+
+def forge_chain(store: MemoryStore) -> None:
+    """All manifests replaced by one that is not sealed, with a plaintext segment of the attacker's own."""
+    prefix = prefixes(store)[0]
+    _, entries = own_segments(prefix, store)
+    sequence = newest(store, prefix).sequence
+    forged = [replace(each, committed_ms=NOW) for each in entries]
+    head = forged_head(store, prefix, sequence, segments=tuple(forged), parent_id=None, log_start_offset=0)
+    for info in list(store.list(prefix + HEADS)):
+        found = parse_head_key(info.key.removeprefix(prefix))
+        if found != head.sequence:
+            store.delete([info.key])
+
+
+def append_forged(store: MemoryStore) -> None:
+    """The same as the next manifest of the chain."""
+    prefix = prefixes(store)[0]
+    _, entries = own_segments(prefix, store)
+    forged_head(store, prefix, segments=tuple(entries), log_start_offset=0)
+
+
+def roll_back(store: MemoryStore) -> None:
+    """The newest manifests deleted: an older state, sealed as it was."""
+    prefix = prefixes(store)[0]
+    sequence = newest(store, prefix).sequence
+    store.delete([prefix + head_key(sequence - at) for at in range(3)])
+
+
+@pytest.mark.parametrize("attack", [forge_chain, append_forged], ids=lambda each: each.__name__)
+def test_a_ring_that_requires_the_seal_refuses_a_forged_chain(
+    world: World, attack: Callable[[MemoryStore], None]
+) -> None:
+    attack(world.store)
+    with pytest.raises(Corrupt, match="not sealed"):
+        values(world.store, STRICT)
+    with pytest.raises(Corrupt, match="not sealed"):
+        values(world.store, KeyRing(KEYS, required=("*",)))
+
+
+@pytest.mark.parametrize("attack", [forge_chain, append_forged, roll_back], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("memory", ["process", "looks", "disk"])
+def test_a_reader_that_has_seen_the_sealed_chain_serves_no_other_one(
+    world: World, attack: Callable[[MemoryStore], None], memory: str
+) -> None:
+    prefix, store, disk = prefixes(world.store)[0], keyed(world.store, RING), ModelDisk()
+    clock = [0]
+    known = KnownHeads(lambda: clock[0])
+    log = MetadataLog(store, prefix)
+
+    def look() -> Head | None:
+        match memory:
+            case "process":
+                return log.load(exact=True)
+            case "looks":
+                clock[0] += 120_000
+                return MetadataLog(store, prefix, known=known).load(exact=True)
+            case _:
+                return MetadataLog(store, prefix, copies=IndexCopies(disk, "./index")).load(exact=True)
+
+    seen = look()
+    assert seen is not None
+    attack(world.store)
+    if attack is not append_forged and memory == "process":
+        assert look() == seen, "it goes on from what it has seen"
+        return
+    with pytest.raises(Corrupt, match=r"forged|older state|does not follow"):
+        look()
+
+
+def test_a_manager_does_not_take_over_a_forged_chain_that_its_ring_refuses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forge_chain(world.store)
+    text = ";".join(f"{name} {base64.b64encode(key).decode()}" for name, key in KEYS.items())
+    monkeypatch.setenv("TIERED_KEYS", f"{text};@require t")
+    before = {info.key for info in world.store.list("")}
+    with world.open() as manager:
+        assert isinstance(manager.problems[P0], Corrupt)
+        assert P1 not in manager.problems
+    added = {info.key for info in world.store.list("")} - before
+    assert not any(key.startswith(prefixes(world.store)[0]) for key in added)
+
+
+def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(world: World) -> None:
+    prefix = prefixes(world.store)[0]
+    _, entries = own_segments(prefix, world.store)
+    log = GuestLog(keyed(world.store, RING), prefix)
+    log.join()
+    moved = replace(entries[0], base_offset=160, next_offset=180, epochs=((0, 160),))
+    log.commit(add_segments([moved]), NOW)
+    with pytest.raises(Corrupt, match="not encrypted, and the key ring requires"):
+        values(world.store, STRICT)
+
+
+# --- everything that reads or commits ---------------------------------------------------------------------------------
+
+
+def test_views_forks_restores_scrubs_and_jobs_open_sealed_topics_with_the_ring_and_not_without(world: World) -> None:
+    store, prefix = keyed(world.store, RING), prefixes(world.store)[0]
+    names = list_partitions(store)
+    assert run_scrub(store, plan_scrub(store, names, deep=True), keys=RING)
+    assert plan_restore(store, names, RestoreWish(), now_ms=NOW, keys=RING)
+    run_fork(store, plan_fork(store, names, "f", known=()), now_ms=lambda: NOW)
+    forks = [name for name in list_partitions(store) if name.topic == "f"]
+    assert all(newest(world.store, each.prefix).seal_key_id == "one" for each in forks)
+    assert values(world.store, partition=TopicPartition("f", 0)) == values(world.store)
+    del prefix
+    for act in (
+        lambda: plan_scrub(world.store, names, deep=True),
+        lambda: plan_restore(world.store, names, RestoreWish(), now_ms=NOW),
+        lambda: plan_fork(world.store, names, "g", known=()),
+        lambda: plan_compaction(world.store, names[0], now_ms=NOW),
+    ):
+        with pytest.raises(LogError):
+            act()
+
+
+# --- the first release, and the upgrade -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """The bucket that the first release wrote: encrypted, with manifests that are not sealed."""
+    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", SMALL)
+    world = World()
+    objects, _ = first_release.load()
+    world.store._objects = {key: (body, NOW) for key, body in objects.items()}
+    yield world
+    World.made.remove(world)
+
+
+def _name_of(store: MemoryStore, topic: str) -> str:
+    return next(name.prefix for name in list_partitions(store) if name.topic == topic)
+
+
+def test_rotating_keys_seals_an_old_topic_and_binds_its_keys_and_a_second_run_does_nothing(old: World) -> None:
+    ring = KeyRing({"first": bytes(range(32)), "new": bytes(range(50, 82))})
+    store, prefix = keyed(old.store, ring), _name_of(old.store, "encrypted")
+    before = values(old.store, ring, TopicPartition("encrypted", 0))
+    assert not any(is_current(row.wrapped_key) for row in MetadataLog(store, prefix).refresh().segments)
+    head = MetadataLog(store, prefix).refresh()
+    log = MetadataLog(store, prefix)
+    log.become_writer("w", NOW, topic="encrypted", topic_id=head.topic_id, partition=0)
+    assert log.cached is not None
+    assert log.cached.seal_key_id is None, "a chain of before stays as it is until it is upgraded"
+    changed = rewrap_keys(log, ring, "first", NOW)
+    assert changed == head.segment_count > 0
+    sealed = log.refresh()
+    assert sealed.seal_key_id == "first"
+    assert {page.seal_key_id for page in sealed.spills} <= {"first"}
+    assert rewrap_keys(log, ring, "first", NOW) == 0
+    assert log.refresh() == sealed
+    assert values(old.store, ring, TopicPartition("encrypted", 0)) == before
+    required = KeyRing({"first": bytes(range(32))}, required=("encrypted",))
+    assert values(old.store, required, TopicPartition("encrypted", 0)) == before
+    with pytest.raises(AccessDenied):
+        values(old.store, KeyRing({}), TopicPartition("encrypted", 0))
+    rewrap_keys(log, ring, "new", NOW)
+    assert values(old.store, KeyRing({"new": bytes(range(50, 82))}), TopicPartition("encrypted", 0)) == before
+
+
+def test_after_the_upgrade_the_old_manifests_put_back_are_refused_by_what_was_seen(old: World) -> None:
+    ring = first_release.KEYS
+    store, prefix = keyed(old.store, ring), _name_of(old.store, "encrypted")
+    saved = {info.key: old.store.get(info.key) for info in old.store.list(prefix + HEADS)}
+    log = MetadataLog(store, prefix)
+    head = log.refresh()
+    writer = MetadataLog(store, prefix)
+    writer.become_writer("w", NOW, topic="encrypted", topic_id=head.topic_id, partition=0)
+    rewrap_keys(writer, ring, "first", NOW)
+    copies = IndexCopies(ModelDisk(), "./index")
+    MetadataLog(store, prefix, copies=copies).load()
+    old.store.delete([info.key for info in old.store.list(prefix + HEADS)])
+    for key, body in saved.items():
+        old.store.put(key, body)
+    with pytest.raises(Corrupt, match="older state than was seen"):
+        MetadataLog(store, prefix, copies=copies).load()
+    with pytest.raises(Corrupt, match="not sealed"):
+        values(old.store, KeyRing({"first": bytes(range(32))}, required=("encrypted",)), TopicPartition("encrypted", 0))
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_a_rotation_cut_after_any_commit_leaves_a_topic_that_opens_and_a_second_run_finishes(
+    world: World, cut: int
+) -> None:
+    prefix, before = prefixes(world.store)[0], values(world.store)
+
+    class Cut(Exception):
+        pass
+
+    class Cutting(MemoryStore):
+        left = cut
+
+        def put_if_absent(self, key: str, body: bytes) -> None:
+            if HEADS in key:
+                if self.left == 0:
+                    raise Cut
+                self.left -= 1
+            super().put_if_absent(key, body)
+
+    cutting = Cutting()
+    cutting._objects = world.store._objects
+    log = MetadataLog(keyed(cutting, RING), prefix)
+    cutting.left = 99
+    log.become_writer("w", NOW, topic="t", topic_id=newest(world.store, prefix).topic_id, partition=0)
+    cutting.left = cut
+    with suppress(Cut):
+        rewrap_keys(log, RING, "two", NOW)
+    assert values(world.store) == before
+    again = MetadataLog(keyed(world.store, RING), prefix)
+    again.become_writer("x", NOW, topic="t", topic_id=newest(world.store, prefix).topic_id, partition=0)
+    rewrap_keys(again, RING, "two", NOW)
+    assert values(world.store, KeyRing({"two": KEYS["two"]})) == before
+
+
+# --- the ring ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_ring_names_the_topics_that_must_be_encrypted() -> None:
+    ring = parse_key_ring(["@require t payments", f"one {base64.b64encode(bytes(32)).decode()}"], "keys")
+    assert [ring.requires(each) for each in ("t", "payments", "u")] == [True, True, False]
+    assert parse_key_ring(["@require *"], "keys").requires("anything")
+    for wrong in ("@require", "@require a/b", "@requires t"):
+        with pytest.raises(InvalidRequest, match=r"file=keys line=1"):
+            parse_key_ring([wrong], "keys")
