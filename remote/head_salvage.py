@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from local.errors import Corrupt
 from remote.head import Head, JobNote, SpillRow, UnlinkedObject, UnlinkedPage, contradiction, decode_line
 from remote.head_validation import Contradiction, Part, contradictions
 from remote.segment import RemoteSegment, SegmentState

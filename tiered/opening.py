@@ -37,9 +37,9 @@ from remote.known_heads import KnownHeads
 from remote.metadata_log import LogState, MetadataLog
 from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
-from tiered.agreement import check_agreement, check_same_records, reconcile
 from remote.sealing import keyed
 from remote.store import ObjectStore
+from tiered.agreement import check_agreement, check_same_records, reconcile
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
 from tiered.configured_store import store_options

@@ -33,7 +33,9 @@ _INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _NOT_SHELL = frozenset(("python", "toml", "json", "yaml", "promql", "mermaid", "sql", "ini"))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|\.{3}|…|\$.*")
-_BINDING = re.compile(r"tiered (chunk|indexes|key) <")  # what formats.md says is bound to a ciphertext: no command
+_BINDING = re.compile(
+    r"tiered (chunk|indexes|key|manifest|manifest nonce|wrap) [<12]"
+)  # what formats.md says is bound to a ciphertext: no command
 _SUBMITTED = re.compile(r"\$submit|\S*submit\.py")  # spark-submit has the words of a command behind our script
 
 

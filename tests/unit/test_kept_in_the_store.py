@@ -238,7 +238,7 @@ def test_rotation_reaches_rows_in_pages_and_views():
     found = log.ask(log.refresh(), lambda index: tuple(index.rows()))
     assert [each.key_id for each in found] == ["two"] * 40 + [None]
     for each in found[:-1]:
-        RING.open_object("two", each.wrapped_key, f"t-x/0/{each.data_key}")
+        RING.open_object("two", each.wrapped_key, PREFIX + each.data_key)
 
 
 def test_no_commit_that_was_held_up_brings_a_row_under_the_old_key_after_a_rotation():

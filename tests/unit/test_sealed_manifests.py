@@ -26,7 +26,7 @@ from remote.guest import GuestLog
 from remote.head import Head, decode_head, encode_head
 from remote.head_changes import add_segments
 from remote.index_copies import IndexCopies
-from remote.keys import HEADS, SPILLS, head_key, parse_head_key
+from remote.keys import HEADS, SPILLS, data_key, head_key, indexes_key, parse_head_key
 from remote.known_heads import KnownHeads
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
@@ -195,12 +195,12 @@ def test_any_flipped_bit_of_a_sealed_manifest_is_refused_even_with_checksums_mad
     whole = world.store.get(prefix + head_key(head.sequence))
     sealer = Sealer(prefix, RING)
     start = whole.index(b"\n") + 1
-    assert decode_head(whole, sealer) == head
+    assert decode_head(whole, sealer=sealer) == head
     for at in range(start, len(whole), max(1, len(whole) // 200)):
         body = whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
         for forged in (body, relined(body), relined(body[:-1])):
             with pytest.raises(Corrupt):
-                decode_head(forged, sealer)
+                decode_head(forged, sealer=sealer)
 
 
 def test_a_manifest_that_says_it_is_sealed_and_is_not_is_refused(world: World) -> None:
@@ -208,13 +208,13 @@ def test_a_manifest_that_says_it_is_sealed_and_is_not_is_refused(world: World) -
     head = newest(world.store, prefix)
     bare = encode_head(replace(head, seal_key_id=None))
     sealer = Sealer(prefix, RING)
-    assert decode_head(bare, sealer).seal_key_id is None
+    assert decode_head(bare, sealer=sealer).seal_key_id is None
     inner = bytes(sealer.open(world.store.get(prefix + head_key(head.sequence))).body)
     with pytest.raises(Corrupt, match="says that it is sealed, and is not"):
-        decode_head(inner, sealer)
+        decode_head(inner, sealer=sealer)
     other = sealer.seal(head_key(head.sequence), encode_head(replace(head, seal_key_id=None)), "one")
     with pytest.raises(Corrupt, match="another seal"):
-        decode_head(other, sealer)
+        decode_head(other, sealer=sealer)
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
@@ -391,7 +391,11 @@ def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(worl
     _, entries = own_segments(prefix, world.store)
     log = GuestLog(keyed(world.store, RING), prefix)
     log.join()
-    moved = replace(entries[0], base_offset=160, next_offset=180, epochs=((0, 160),))
+    names = 160, 179, 1, entries[0].ulid
+    keys = {"data_key": data_key(*names), "indexes_key": indexes_key(*names)}
+    for name, key in keys.items():
+        world.store.put(prefix + key, world.store.get(prefix + getattr(entries[0], name)))
+    moved = replace(entries[0], base_offset=160, next_offset=180, epochs=((1, 160),), **keys)
     log.commit(add_segments([moved]), NOW)
     with pytest.raises(Corrupt, match="not encrypted, and the key ring requires"):
         values(world.store, STRICT)
