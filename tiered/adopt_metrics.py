@@ -1,7 +1,8 @@
 """The figures of a sidecar beside a broker (`tiered.adopting`), under the names that a manager's have.
 
-What waits and what only the broker's disk has is as it was in the last round; a partition that was in trouble then
-keeps the figures that it had before. Dashboards and alerts of managers read them as they are.
+What waits and what only the broker's disk has is as it was in the last round, of a partition that cannot go on as well.
+One whose figures are not known then keeps those that it had before. Dashboards and alerts of managers read them as they
+are.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class AdoptMetrics:
             there = {each.partition for each in done}
             self._known = {name: each for name, each in self._known.items() if name in there}
             for each in done:
-                if each.problem is None:
+                if each.at_risk_bytes is not None:
                     self._known[each.partition] = each
                 topic = each.partition.topic
                 self._copied[topic] += each.copied
@@ -75,7 +76,8 @@ class AdoptMetrics:
             yield Sample("tiered_adopt_lost_offsets_total", self._lost[topic], labels)
         for kind in sorted({"Conflict", "Corrupt", "Fenced", "Unavailable", *self._troubles}):
             yield Sample("tiered_partition_problems", self._troubles[kind], (("class", kind),))
-        yield Sample("tiered_halted", self._troubles["Conflict"] + self._troubles["Fenced"])
+        passing = self._troubles["Unavailable"] + self._troubles["Corrupt"]  # of which other alerts tell
+        yield Sample("tiered_halted", self._troubles.total() - passing)
         yield Sample("tiered_rounds_total", self._rounds)
         yield Sample("tiered_round_failures_total", self._failures)
         yield Sample("tiered_last_round_timestamp_seconds", self._round_ms / 1000)

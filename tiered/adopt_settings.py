@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from local.errors import InvalidRequest
+from local.names import TopicPartition
 from local.storage import Storage
+from policies.deleted_records import BrokerRetention
 from tiered.broker_topics import BrokerTopics
 from tiered.config import Config
 from tiered.properties import DEFAULTS, PROPERTIES, nearest, parse
-from tiered.topic_settings import check_combination
+from tiered.topic_settings import check_combination, resolve_rules
 
 REFUSED = {  # settings that a sidecar cannot honour, with what the operator does instead
     "remote.log.copy.disable": "leave the topic out: name the topics to adopt",
@@ -65,6 +67,15 @@ class AdoptSettings:
                 wrong = f"adopting a topic, a sidecar cannot honour this setting: {instead}"
                 raise InvalidRequest(wrong, topic=topic, **{name: values[name]})
         return values
+
+    def retention(self, name: TopicPartition) -> BrokerRetention:
+        """The retention of a partition at its broker. Kafka's default holds for a topic without a setting of its own:
+        ``server.properties`` is not read."""
+        rules = resolve_rules(self._broker.of(name.topic))
+        replicas = self._broker.replicas(name)
+        return BrokerRetention(
+            retention_ms=rules.retention_ms, retention_bytes=rules.retention_bytes, replicas=replicas
+        )
 
     def _given(self, topic: str) -> dict[str, str]:
         own = self._config.given_properties(topic, self._broker.of(topic))

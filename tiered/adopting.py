@@ -26,7 +26,8 @@ have epochs far above Kafka's (`EPOCHS_APART`), so whoever takes the topic over 
 What is taken of a broker's files, and in which order they are looked at, is one argument, so it is one module, though
 a long one.
 
-What the broker's retention deletes stays in the bucket: that is what it is for. Segments that the broker deleted before
+DeleteRecords at the broker is mirrored: the bucket's log start becomes the broker's (`policies.deleted_records`). What
+the broker's retention deletes stays in the bucket: that is what it is for. Segments that the broker deleted before
 they were copied are a gap, told once and passed over.
 
 | a crash after | leaves |
@@ -49,35 +50,35 @@ from local import checkpoints, names, producer_snapshot
 from local.checkpoints import encode_epochs
 from local.cleaner import clean
 from local.epochs import LeaderEpochs
-from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
+from local.errors import Conflict, Corrupt, LogError, NotFound
 from local.index_files import slices_of
 from local.log import Log
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
 from local.producer_snapshot import ProducerEntry
 from local.storage import Storage, StorageFile, join
+from policies.deleted_records import BrokerRetention, is_deletion
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
 from remote.encryption import NO_KEYS, KeyRing
 from remote.head import Head
-from remote.head_changes import add_segments, set_properties
+from remote.head_changes import add_segments, expire_segments, set_properties
 from remote.head_collection import collect_heads
 from remote.keys import partition_prefix
 from remote.metadata_log import LogState, MetadataLog
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
+from tiered.broker_directory import INTERNAL, epochs_of_batches, log_start_facts
 from tiered.copying import SegmentWatch, segment_to_copy
 from tiered.object_encoding import encoding_of
 from tiered.partition import coverage
-from tiered.properties import nearest
 from tiered.store_check import check_writers
-from tiered.topic_settings import log_settings
+from tiered.topic_settings import log_settings, resolve_rules
 from tiered.writer_ids import ADOPT, COPY, DELETION, signed_for
 
 EPOCHS_APART = 1 << 20
 UNSETTLED_BYTES = 256 << 20  # of a compacted partition: no longer waited for a segment that ends in no transaction
 WORK_BYTES = 4 << 30  # of a compacted partition in one round: what the work directory has to have room for
 HIGH_WATERMARKS = "replication-offset-checkpoint"
-INTERNAL = "__"
 OnCopied = Callable[[TopicPartition, int, int, int], None]
 
 
@@ -87,20 +88,20 @@ class AdoptedPartition:
     all that only the broker's disk has, its active segment too. `lost` were deleted by the broker before they were
     copied. `lag_since_ms` is when the oldest that waits was written last. `ahead`: so many offsets of the bucket lie at
     or above the broker's high watermark: an unclean election took them from it, or its disk is catching up.
-    `problem`: why it did not go on.
+    `problem`: why it did not go on; its figures are those of the moment then, None where the bucket's end is not known.
     """
 
     partition: TopicPartition
     copied: int = 0
     copied_bytes: int = 0
-    tiered_upto: int = 0
+    tiered_upto: int | None = 0
     log_end: int | None = None
-    lag_segments: int = 0
-    lag_bytes: int = 0
-    at_risk_bytes: int = 0
+    lag_segments: int | None = 0
+    lag_bytes: int | None = 0
+    at_risk_bytes: int | None = 0
     lost: tuple[tuple[int, int], ...] = ()
     lag_since_ms: int | None = None
-    ahead: int = 0
+    ahead: int | None = 0
     problem: LogError | None = None
 
 
@@ -118,6 +119,16 @@ class _Closed:
     modified_ms: int = 0
 
 
+@dataclass(slots=True)
+class _Work:
+    """What a round begins with and has done of one partition so far: the broker's high watermark and log start."""
+
+    watermark: int
+    log_start: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+
+
 class _SidecarLog(MetadataLog):
     """Takes a partition from another sidecar, or from a job that is over. Who goes on behind one has records of its own
     at the broker's next offsets: what a manager, or a restore for one, has taken over stays theirs."""
@@ -128,26 +139,6 @@ class _SidecarLog(MetadataLog):
             wrong = "adopting a partition, somebody else writes it in the bucket by now"
             raise Conflict(wrong, topic=base.topic, partition=base.partition, writer=base.writer_id)
         return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
-
-
-def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ()) -> None:
-    """Raises InvalidRequest where nothing is a broker's: no partition, and no ``meta.properties`` of a new one.
-
-    NotFound where there is no such directory, or one of the topics that were named is not in it.
-    """
-    hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
-    if not storage.is_directory(root):
-        kind = InvalidRequest if storage.exists(root) else NotFound
-        raise kind(f"adopting, there is no such directory: {hint}", directory=root)
-    there = storage.list(root)
-    found = [names.parse_partition_directory(name) for name in there]
-    if names.META_PROPERTIES not in there and not any(found):
-        raise InvalidRequest(f"adopting, this is no kafka log directory: {hint}", directory=root)
-    known = sorted({each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)})
-    for topic in topics:
-        if topic not in known:
-            told = {"there_are": ", ".join(known[:10]) or "none", "did_you_mean": nearest(topic, known)}
-            raise NotFound("adopting a topic, the broker has none of it here", topic=topic, directory=root, **told)
 
 
 class Adopter:
@@ -169,6 +160,7 @@ class Adopter:
         topics: Sequence[str] = (),
         effective: Callable[[str], dict[str, str]] | None = None,
         keys: KeyRing = NO_KEYS,
+        retention: Callable[[TopicPartition], BrokerRetention] | None = None,
         is_single_writer: bool = False,
         on_copied: OnCopied | None = None,
     ) -> None:
@@ -178,6 +170,8 @@ class Adopter:
         self._properties, self._topics, self._keys = properties, frozenset(topics), keys
         self._effective_of = effective
         self._is_checked = False
+        self._retention = retention or self._known_retention
+        self._is_deletion: dict[tuple[TopicPartition, int], bool] = {}  # log starts that were judged
         self._logs: dict[tuple[TopicPartition, str], MetadataLog] = {}
         self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
 
@@ -190,15 +184,58 @@ class Adopter:
             check_writers(self._store, now_ms)
             self._is_checked = True
         watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
+        starts = checkpoints.read_offsets(self._storage, join(self._root, names.LOG_START_OFFSETS))
         done = []
         for partition in self._partitions():
             if should_stop():
                 break
+            work = _Work(watermarks.get(partition, 0), starts.get(partition, 0))
             try:
-                done.append(self._round(partition, watermarks.get(partition, 0), now_ms))
+                done.append(self._round(partition, work, now_ms))
             except LogError as error:
-                done.append(AdoptedPartition(partition=partition, problem=error))
+                done.append(self._stopped(partition, work, error))
         return done
+
+    def _stopped(self, partition: TopicPartition, work: _Work, problem: LogError) -> AdoptedPartition:
+        """A partition that cannot go on: what waits, and what only the broker's disk has, by the files of this moment
+        and the newest manifest that was read."""
+        try:
+            return self._stopped_at(partition, work, problem)
+        except LogError:  # the disk fails: nothing is known
+            return AdoptedPartition(
+                partition=partition,
+                tiered_upto=None,
+                lag_segments=None,
+                lag_bytes=None,
+                at_risk_bytes=None,
+                ahead=None,
+                problem=problem,
+            )
+
+    def _stopped_at(self, partition: TopicPartition, work: _Work, problem: LogError) -> AdoptedPartition:
+        directory = join(self._root, partition.directory)
+        topic_id = checkpoints.read_topic_id(self._storage, directory)
+        known = self._logs.get((partition, topic_id)) if topic_id is not None else None
+        reached = None if known is None or known.cached is None else known.cached.taken_upto
+        sizes = _logs_of(self._storage, directory)
+        bases = sorted(sizes)
+        closed = [base for base, following in pairwise(bases) if reached is not None and following > reached]
+        active = sizes[bases[-1]] if bases else 0
+        waiting = sum(sizes[base] for base in closed)
+        times = [self._storage.modified_ms(join(directory, segment_file(base, LOG))) for base in closed[:1]]
+        return AdoptedPartition(
+            partition=partition,
+            copied=work.copied,
+            copied_bytes=work.copied_bytes,
+            tiered_upto=reached,
+            log_end=bases[-1] if bases else None,
+            lag_segments=None if reached is None else len(closed),
+            lag_bytes=None if reached is None else waiting,
+            at_risk_bytes=None if reached is None else waiting + active,
+            lag_since_ms=min(times, default=None),
+            ahead=None if reached is None else max(0, reached - work.watermark),
+            problem=problem,
+        )
 
     def look(self) -> list[AdoptedPartition]:
         """What the next round would copy, as `copied`, by what broker and bucket have now. Nothing is written."""
@@ -208,7 +245,7 @@ class Adopter:
             try:
                 found.append(self._looked_at(partition, watermarks.get(partition, 0)))
             except LogError as error:
-                found.append(AdoptedPartition(partition=partition, problem=error))
+                found.append(self._stopped(partition, _Work(watermarks.get(partition, 0)), error))
         return found
 
     def _looked_at(self, partition: TopicPartition, watermark: int) -> AdoptedPartition:
@@ -247,7 +284,27 @@ class Adopter:
         wanted = (p for p in found if p is not None and not p.topic.startswith(INTERNAL))
         return sorted(p for p in wanted if not self._topics or p.topic in self._topics)
 
-    def _round(self, partition: TopicPartition, watermark: int, now_ms: int) -> AdoptedPartition:
+    def _known_retention(self, partition: TopicPartition) -> BrokerRetention:
+        rules = resolve_rules(self._properties(partition.topic))
+        return BrokerRetention(retention_ms=rules.retention_ms, retention_bytes=rules.retention_bytes)
+
+    def _mirrored_start(
+        self, partition: TopicPartition, log: MetadataLog, start: int, epochs: LeaderEpochs, now_ms: int
+    ) -> Head:
+        """DeleteRecords at the broker holds in the bucket: its log start is raised to the broker's. The newest head."""
+        head, directory = log.refresh(), join(self._root, partition.directory)
+        if start <= head.log_start_offset:
+            return head
+        if (partition, start) not in self._is_deletion:
+            facts = log_start_facts(self._storage, directory, _logs_of(self._storage, directory), start, epochs)
+            if facts is None:
+                return head
+            self._is_deletion[partition, start] = is_deletion(facts, self._retention(partition), now_ms)
+        if not self._is_deletion[partition, start]:
+            return head
+        return log.commit(expire_segments([], now_ms=now_ms, log_start_offset=start), now_ms)
+
+    def _round(self, partition: TopicPartition, work: _Work, now_ms: int) -> AdoptedPartition:
         directory = join(self._root, partition.directory)
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
@@ -257,28 +314,31 @@ class Adopter:
         log = self._owned(partition, topic_id, epochs, now_ms)
         head = self._told_settings(log, partition, now_ms)
         _check_lineage(partition, head, epochs)
+        head = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
         reached = head.taken_upto  # below the bucket's log start nothing is wanted, whatever the broker has
-        upto = min(watermark, _stable(self._storage, directory))  # before anything that it vouches for is opened
+        upto = min(work.watermark, _stable(self._storage, directory))  # before anything that it vouches for is opened
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
             lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
             cleans = log_settings(self._effective(partition.topic)).is_compacted and not _is_never_settled(due, reached)
             due = _settled(due, WORK_BYTES) if cleans else due
-            rows = len(due)
+            epochs = _covering(due, epochs)
             if due and cleans:
-                rows = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
+                work.copied = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
+                work.copied_bytes = sum(each.size_bytes for each in due)
             else:
                 for each in due:
                     row = self._uploaded(log, _as_it_is(directory, each, epochs), now_ms)
                     log.commit(add_segments([row]), now_ms)
+                    work.copied, work.copied_bytes = work.copied + 1, work.copied_bytes + each.size_bytes
             self._collect_heads(log, now_ms)
             waiting = [each for each in closed if each not in due]
             return AdoptedPartition(
                 partition=partition,
-                copied=rows,
-                copied_bytes=sum(each.size_bytes for each in due),
+                copied=work.copied,
+                copied_bytes=work.copied_bytes,
                 tiered_upto=log.refresh().taken_upto,
                 log_end=bases[-1] if bases else None,
                 lag_segments=len(waiting),
@@ -286,7 +346,7 @@ class Adopter:
                 at_risk_bytes=sum(each.size_bytes for each in waiting) + (sizes[bases[-1]] if bases else 0),
                 lost=lost,
                 lag_since_ms=min((each.modified_ms for each in waiting), default=None),
-                ahead=max(0, reached - watermark),
+                ahead=max(0, reached - work.watermark),
             )
 
     def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
@@ -429,6 +489,15 @@ def _is_never_settled(due: Sequence[_Closed], reached: int) -> bool:
     with the broker's own transaction indexes: the job that cleans the bucket sees the whole of them."""
     is_much = sum(each.size_bytes for each in due) >= UNSETTLED_BYTES
     return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
+
+
+def _covering(due: Sequence[_Closed], epochs: LeaderEpochs) -> LeaderEpochs:
+    """With the epochs of everything that is due: below the checkpoint's first entry the batches say them."""
+    for each in reversed(due):
+        first = epochs.entries[0][1] if epochs.entries else each.next_offset
+        if each.base_offset < first:
+            epochs = epochs_of_batches(each.log.read, epochs, first)
+    return epochs
 
 
 def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToCopy:

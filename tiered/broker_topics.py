@@ -7,6 +7,7 @@ A broker of a KRaft cluster, controller or not, keeps the metadata log as a part
 |---|---|---|
 | TopicRecord | 2 | name and id: a topic that is made anew has no settings of the one before |
 | ConfigRecord | 4 | of a topic: one setting, or that it was taken back |
+| PartitionRecord, PartitionChangeRecord | 3, 5 | how many replicas a partition has |
 | RemoveTopicRecord | 9 | its settings go |
 
 A record's value is frame version, api key, version (unsigned varints), then its fields: strings have their length + 1
@@ -26,12 +27,13 @@ import re
 from local import kernels
 from local.batch_runs import BatchRuns
 from local.errors import Corrupt, InvalidRequest, NotFound
-from local.names import LOG, parse_segment_file
+from local.names import LOG, TopicPartition, parse_segment_file
 from local.storage import Storage, join
 from tiered.properties import PROPERTIES, parse
 
 METADATA = "__cluster_metadata-0"
-TOPIC_RECORD, CONFIG_RECORD, REMOVE_TOPIC_RECORD = 2, 4, 9
+TOPIC_RECORD, PARTITION_RECORD, CONFIG_RECORD, PARTITION_CHANGE_RECORD, REMOVE_TOPIC_RECORD = 2, 3, 4, 5, 9
+REPLICAS_TAG = 2  # of a PartitionChangeRecord
 OF_TOPIC = 2  # ConfigResource.Type
 _CHECKPOINT = re.compile(r"([0-9]{20})-[0-9]{10}\.checkpoint", re.ASCII)
 _OF_THE_TIER = ("remote.", "local.")  # of the broker's own tiered storage, which is not ours
@@ -45,6 +47,7 @@ class BrokerTopics:
         self._storage, self._directory = storage, join(root, METADATA)
         self._settings: dict[str, dict[str, str]] = {}
         self._names: dict[bytes, str] = {}
+        self._replicas: dict[bytes, dict[int, int]] = {}  # by topic id and partition
         self._read_upto = -1  # offset of the last record that was looked at
         self._where = (-1, 0)  # file and position to go on from
 
@@ -62,6 +65,11 @@ class BrokerTopics:
             found[name] = value
         return found
 
+    def replicas(self, name: TopicPartition) -> int | None:
+        """How many replicas a partition has; None where the metadata do not say it."""
+        ids = [topic_id for topic_id, topic in self._names.items() if topic == name.topic]
+        return self._replicas.get(ids[-1], {}).get(name.partition) if ids else None
+
     def refresh(self) -> bool:
         """Read on; whether there is a metadata log here. Raises Corrupt where its records make no sense."""
         try:
@@ -72,7 +80,7 @@ class BrokerTopics:
         snapshots = sorted((int(told[1]), name) for name in files if (told := _CHECKPOINT.fullmatch(name)))
         if snapshots and (not bases or self._read_upto + 1 < bases[0] or self._read_upto < 0):
             # What lies below the log is in the newest checkpoint; it has everything below its offset.
-            self._settings, self._names = {}, {}
+            self._settings, self._names, self._replicas = {}, {}, {}
             self._take(snapshots[-1][1], 0, is_snapshot=True)
             self._read_upto = max(self._read_upto, snapshots[-1][0] - 1)
         for at, base in enumerate(bases):
@@ -107,14 +115,24 @@ class BrokerTopics:
         if fields.number() != 1:
             return
         kind, version = fields.number(), fields.number()
-        if version != 0:
+        if kind == PARTITION_RECORD:  # its later versions add fields behind these
+            partition, topic_id = fields.int32(), fields.take(16)
+            self._replicas.setdefault(topic_id, {})[partition] = fields.number() - 1
+            return
+        if version != 0 and kind != PARTITION_CHANGE_RECORD:
             return
         if kind == TOPIC_RECORD:
             name, topic_id = fields.text() or "", fields.take(16)
             self._settings.pop(name, None) if self._names.get(topic_id) != name else None
             self._names[topic_id] = name
+        elif kind == PARTITION_CHANGE_RECORD:
+            partition, topic_id = fields.int32(), fields.take(16)
+            if (changed := fields.tagged().get(REPLICAS_TAG)) is not None:
+                self._replicas.setdefault(topic_id, {})[partition] = _Fields(changed, path).number() - 1
         elif kind == REMOVE_TOPIC_RECORD:
-            self._settings.pop(self._names.pop(fields.take(16), ""), None)
+            topic_id = fields.take(16)
+            self._replicas.pop(topic_id, None)
+            self._settings.pop(self._names.pop(topic_id, ""), None)
         elif kind == CONFIG_RECORD and fields.take(1)[0] == OF_TOPIC:
             topic, name, setting = fields.text() or "", fields.text() or "", fields.text()
             own = self._settings.setdefault(topic, {})
@@ -138,6 +156,13 @@ class _Fields:
             shift += 7
             if byte < 0x80:
                 return found
+
+    def int32(self) -> int:
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def tagged(self) -> dict[int, bytes]:
+        """The tagged fields at the end of a record, undecoded."""
+        return {self.number(): self.take(self.number()) for _ in range(self.number())}
 
     def text(self) -> str | None:
         length = self.number()

@@ -177,3 +177,56 @@ def test_lag_and_what_only_the_broker_has_are_told(adopted):
     for each in rounds[-1]:
         assert each.at_risk_bytes > 0
         assert each.tiered_upto <= each.log_end
+
+
+@pytest.mark.parametrize("is_adopted_before", [False, True])
+def test_records_deleted_at_the_broker_are_deleted_in_the_bucket_and_no_other(
+    kafka, tmp_path, is_adopted_before
+) -> None:
+    """DeleteRecords puts the log start inside a segment, and cuts the broker's epoch checkpoint there."""
+    settings = AT_WORK + "log.flush.start.offset.checkpoint.interval.ms=300\n"
+    broker = KafkaBroker(kafka, tmp_path / "broker", settings=settings)
+    broker.format()
+    broker.start()
+    root, name = str(broker.log_dirs[0]), TopicPartition("deleted", 0)
+    store = MemoryStore("memory://adopted", now_ms=lambda: NOW)
+    told = AdoptSettings(_Storage(root), root, {})
+    ways = {"properties": told.of, "retention": told.retention, "topics": ["deleted"]}
+    adopter = Adopter(store, _Storage(root), root, str(tmp_path / "work"), **ways)
+    try:
+        clients.create_topics(broker.address, {"deleted": {**ROLLING, "retention.ms": "-1"}})
+        clients.produce(broker.address, "deleted", _records("plain", 0, 400), max_batch_size=30000)
+        if is_adopted_before:
+            clients.wait_until(lambda: (_ticked(told, adopter).tiered_upto or 0) > 0, "a segment is in the bucket", 60)
+        reached = 0
+        for turn in range(1, 5):
+            start = turn * 330
+            clients.produce(broker.address, "deleted", _records("plain", turn * 400, 400), max_batch_size=30000)
+            clients.delete_records(broker.address, {"deleted": start})
+            clients.wait_until(
+                lambda start=start: _ticked(told, adopter).problem is None and _log_start(store, name) == start,
+                "the deletion is in the bucket",
+                60,
+            )
+            reached = max(reached, _ticked(told, adopter).tiered_upto or 0)
+        assert told.retention(name).replicas == 1
+        clients.wait_until(lambda: (_ticked(told, adopter).tiered_upto or 0) > 1600, "what is closed is there", 60)
+        bounds = clients.bounds(broker.address, ["deleted"])
+        at_broker = clients.read(broker.address, ["deleted"])["deleted"]
+    finally:
+        broker.stop()
+    found = _in_bucket(store, "deleted")
+    assert found[0].offset == _log_start(store, name) == bounds["deleted"][0] == 1320
+    assert found == at_broker[: len(found)]
+    assert damage(check_bucket(store)) == []
+
+
+def _ticked(told: AdoptSettings, adopter: Adopter):
+    told.refresh()
+    (found,) = adopter.tick(NOW)
+    assert found.lost == ()
+    return found
+
+
+def _log_start(store, name: TopicPartition) -> int:
+    return RemoteLog(store).head(name).log_start_offset

@@ -56,7 +56,8 @@ def test_a_partition_in_trouble_keeps_its_figures_and_one_that_left_has_none() -
     metrics = AdoptMetrics()
     good = AdoptedPartition(partition=NAME, at_risk_bytes=7, lost=((3, 9),))
     metrics.note([good], NOW)
-    metrics.note([AdoptedPartition(partition=NAME, problem=Conflict("written anew"))], NOW + 1)
+    unknown = {"lag_segments": None, "lag_bytes": None, "at_risk_bytes": None, "ahead": None}
+    metrics.note([AdoptedPartition(partition=NAME, problem=Conflict("written anew"), **unknown)], NOW + 1)
     found = _samples(metrics)
     assert not metrics.is_well
     assert found['tiered_unreplicated_bytes{topic="t"}'] == 7

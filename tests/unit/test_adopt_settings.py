@@ -13,6 +13,7 @@ from local.names import LOG, TopicPartition, segment_file
 from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
+from policies.deleted_records import BrokerRetention
 from tiered.adopt_settings import AdoptSettings
 from tiered.broker_topics import METADATA, BrokerTopics
 
@@ -46,6 +47,24 @@ def config(name: str, key: str, value: str | None, of: int = 2) -> Record:
 
 def removed(topic_id: uuid.UUID) -> Record:
     return _record(9, topic_id.bytes)
+
+
+def partition(number: int, topic_id: uuid.UUID, replicas: int, version: int = 0) -> Record:
+    ids = b"".join(at.to_bytes(4, "big") for at in range(replicas))
+    several = _number(replicas + 1) + ids
+    rest = several + b"\x01\x01" + (7).to_bytes(4, "big") + bytes(8)  # in sync, none removed or added, leader, epochs
+    return _record(3, number.to_bytes(4, "big") + topic_id.bytes + several + rest, version)
+
+
+def partition_change(number: int, topic_id: uuid.UUID, replicas: int | None) -> Record:
+    """Tagged fields: in-sync replicas (0), and replicas (2) where they change."""
+    isr = _number(2) + bytes(4)
+    tagged = [b"\x00" + _number(len(isr)) + isr]
+    if replicas is not None:
+        several = _number(replicas + 1) + bytes(4 * replicas)
+        tagged.append(b"\x02" + _number(len(several)) + several)
+    body = _number(1) + _number(5) + _number(0) + number.to_bytes(4, "big") + topic_id.bytes
+    return Record(None, body + _number(len(tagged)) + b"".join(tagged), NOW)
 
 
 class Controller:
@@ -161,3 +180,28 @@ def test_what_the_operator_says_is_above_and_of_one_topic_above_that_of_all(tmp_
     for wrong in ({"retention.mss": "1"}, {"t:retention.ms": "soon"}, {"remote.log.copier.thread.pool.size": "1"}):
         with pytest.raises(InvalidRequest):
             AdoptSettings(DiskStorage(), str(tmp_path), wrong)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_how_many_replicas_a_partition_has_is_known_and_followed(tmp_path: Path, version: int) -> None:
+    controller, found = Controller(tmp_path), BrokerTopics(DiskStorage(), str(tmp_path))
+    controller.write(topic("t", A), partition(0, A, 1, version), partition(1, A, 3, version))
+    found.refresh()
+    assert [found.replicas(TopicPartition("t", at)) for at in range(3)] == [1, 3, None]
+    controller.write(partition_change(0, A, 2), partition_change(1, A, None))
+    found.refresh()
+    assert [found.replicas(TopicPartition("t", at)) for at in range(2)] == [2, 3]
+    controller.write(removed(A), topic("t", B), partition(0, B, 1, version))
+    found.refresh()
+    assert [found.replicas(TopicPartition("t", at)) for at in range(2)] == [1, None]
+    assert found.replicas(TopicPartition("other", 0)) is None
+
+
+def test_the_retention_of_a_partition_is_the_brokers_and_not_that_of_the_bucket(tmp_path: Path) -> None:
+    controller = Controller(tmp_path)
+    controller.write(topic("t", A), partition(0, A, 3), config("t", "retention.ms", "60000"))
+    told = AdoptSettings(DiskStorage(), str(tmp_path), {"retention.ms": "365d"})
+    assert told.retention(TopicPartition("t", 0)) == BrokerRetention(
+        retention_ms=60000, retention_bytes=None, replicas=3
+    )
+    assert told.retention(TopicPartition("u", 0)).retention_ms == 7 * 24 * 3_600_000

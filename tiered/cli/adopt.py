@@ -60,7 +60,8 @@ def adopt(
     from local.storage import DiskStorage
     from tiered.adopt_metrics import AdoptMetrics
     from tiered.adopt_settings import AdoptSettings
-    from tiered.adopting import Adopter, check_log_directory
+    from tiered.adopting import Adopter
+    from tiered.broker_directory import check_log_directory
     from tiered.config import Config
     from tiered.object_encoding import encoding_of
 
@@ -88,6 +89,7 @@ def adopt(
             properties=told.of,
             effective=told.effective,
             keys=bucket.keys,
+            retention=told.retention,
             topics=topics,
             is_single_writer=bucket.is_single_writer,
             on_copied=on_copied,
@@ -108,15 +110,21 @@ def adopt(
                     behind = f"the broker's high watermark lies {counted(each.ahead, 'offset')} below the bucket's end"
                     click.echo(f"! {each.partition}: {behind}", err=True)
             copied = sum(each.copied for each in done)
-            lag, risk = sum(each.lag_bytes for each in done), sum(each.at_risk_bytes for each in done)
-            session.say(
-                f"{counted(copied, 'segment')} copied, {format_bytes(lag)} wait, {format_bytes(risk)} only on this disk"
-            )
+            lag, risk = _total(done, "lag_bytes"), _total(done, "at_risk_bytes")
+            session.say(f"{counted(copied, 'segment')} copied, {lag} wait, {risk} only on this disk")
             if once:
                 break
             stop.wait(every)
     emit("partitions", map(_row, done), _COLUMNS, output)
     return Exit.FAILED if any(each.problem for each in done) else Exit.DONE
+
+
+def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
+    """The sum over all partitions, at least: an unknown figure is told, and is not 0."""
+    known = [value for each in done if (value := getattr(each, figure)) is not None]
+    unknown = len(done) - len(known)
+    more = f" and an unknown amount of {counted(unknown, 'partition')}" if unknown else ""
+    return f"{format_bytes(sum(known))}{more}"
 
 
 def _tell_problems(done: Sequence[AdoptedPartition]) -> None:

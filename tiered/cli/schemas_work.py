@@ -176,15 +176,17 @@ class Repaired(_Done):
 
 
 class AdoptedPartition(Where):
-    """What the bucket has of a broker's partition; `ahead` offsets lie above the broker's high watermark."""
+    """What the bucket has of a broker's partition; `ahead` offsets lie above the broker's high watermark.
 
-    tiered_upto: int
+    Null is a figure that is not known: the partition stopped before the end of the bucket was read."""
+
+    tiered_upto: int | None
     copied: int
     copied_bytes: int
-    lag_segments: int
-    lag_bytes: int
-    ahead: int
-    at_risk_bytes: int
+    lag_segments: int | None
+    lag_bytes: int | None
+    ahead: int | None
+    at_risk_bytes: int | None
 
 
 class Adopted(Versioned):
