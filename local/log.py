@@ -290,17 +290,23 @@ class Log(ShrinkableLog):
             self._save_epochs(self.epochs.covering(self.local_log_start_offset))
 
     def close(self) -> bool:
-        """Make everything durable and let go of the files; False when that could not be done (recover at the start)."""
+        """Make everything durable and close the files; False when the next start has to recover the log.
+
+        `has_unwritten` says then whether records may be missing, or only what a clean shutdown vouches for.
+        """
         with self._lock:
-            active = self._view.segments[-1]
-            if active.is_active and not self._failed:
-                with suppress(LogError):
-                    self._seal(active)
-                    self._snapshot_at_close()
+            is_whole = not self._failed
+            if is_whole and self._view.segments[-1].is_active:
+                is_whole = self._sealed_at_close(self._view.segments[-1])
             self._is_closed = True
             for segment in self._view.segments:
                 segment.close()
-            return not self._failed
+            return is_whole
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether records were appended that are not known to be durable."""
+        return self.recovery_point < self.next_offset
 
     def release(self) -> None:
         """Let go of the files without writing anything; the log has to be reopened."""
@@ -475,6 +481,19 @@ class Log(ShrinkableLog):
             self._producers = producers
             self._publish([*sealed, active], next_offset=found.next_offset)
         self._all_durable()
+
+    def _sealed_at_close(self, active: Segment) -> bool:
+        """Where there is no room for an index entry or a snapshot the records are durable all the same."""
+        try:
+            self._seal(active)
+            self._snapshot_at_close()
+        except LogError:
+            if active.is_active and not self._failed:
+                with suppress(LogError), self._failing():
+                    active.sync()
+                    self._all_durable()
+            return False
+        return True
 
     def _snapshot_at_close(self) -> None:
         """What a clean shutdown vouches for is durable; of no producers there is nothing to lose."""

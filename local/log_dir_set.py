@@ -254,7 +254,7 @@ class LogDirectories:
             self._where[partition] = (root,)
             self._doomed.append(_Doomed(now_ms, delay_ms, source, doomed, topic_id))
         _log.info("moved a partition: partition=%s from=%s to=%s", partition, source.root, root)
-        source.write_checkpoints()
+        source.try_checkpoints()
 
     def delete(self, partition: TopicPartition, *, now_ms: int, delay_ms: int) -> None:
         """Take a partition away: its log, if open, lets go of its files, its directory becomes a ``-delete``, durably,
@@ -267,7 +267,7 @@ class LogDirectories:
         with self._changing:
             self._where.pop(partition, None)
             self._doomed.append(_Doomed(now_ms, delay_ms, directory, doomed, topic_id))
-        directory.write_checkpoints()
+        directory.try_checkpoints()
 
     def remove_leftovers(self, topic: str, topic_id: str) -> None:
         """At a start: the ``-delete`` directories of a topic that was deleted. Those of others stay."""
@@ -305,6 +305,17 @@ class LogDirectories:
     def write_checkpoints(self) -> None:
         """Of every directory that is online. A disk that fails meanwhile goes offline; other errors are raised last."""
         self._for_each(LogDirectory.write_checkpoints)
+
+    def try_checkpoints(self) -> DiskFailed | None:
+        """As `write_checkpoints`; a directory without room is no error: what the first one said (`LogDirectory`)."""
+        refused: list[DiskFailed] = []
+
+        def written(each: LogDirectory) -> None:
+            if (error := each.try_checkpoints()) is not None:
+                refused.append(error)
+
+        self._for_each(written)
+        return refused[0] if refused else None
 
     def close(self, unrecovered: Collection[TopicPartition] = ()) -> None:
         """Seal, checkpoint, mark clean, unlock, each on its own. Raises the first error when all is done.

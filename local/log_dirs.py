@@ -9,6 +9,7 @@ below them were synced.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 
@@ -19,6 +20,8 @@ from local.log import Log
 from local.names import TopicPartition, parse_marked_directory, parse_partition_directory
 from local.settings import LogSettings
 from local.storage import Storage, StorageFile, join, replace_file
+
+_log = logging.getLogger(__name__)
 
 _CLEAN_MARKER = b'{"version":0,"brokerEpoch":-1}'
 
@@ -42,6 +45,7 @@ class LogDirectory:
         self.identity = like
         self._lock: StorageFile | None = None
         self._files = threading.Lock()
+        self._is_refused = False  # checkpoints are due that the disk had no room for
         self._raised: dict[TopicPartition, int] = {}
         try:
             if not read_only:
@@ -163,6 +167,21 @@ class LogDirectory:
         self.write_cleaner_reaches()
         self.write_cleaner_offsets()
 
+    def try_checkpoints(self) -> DiskFailed | None:
+        """As `write_checkpoints`, after an effect that stands without them. A disk without room is no error of that
+        effect: what it said is returned, and the checkpoints are due until they are written."""
+        try:
+            self.write_checkpoints()
+        except DiskFailed as error:
+            if not error.lacks_room:
+                raise
+            if not self._is_refused:
+                _log.warning("checkpoints wait for room: directory=%s error=%s", self.root, error)
+            self._is_refused = True
+            return error
+        self._is_refused = False
+        return None
+
     def write_cleaner_offsets(self) -> None:
         """After a cleaning, once its swaps are durable."""
         with self._files:
@@ -185,24 +204,34 @@ class LogDirectory:
             self._write(names.LOG_START_OFFSETS, starts)
 
     def close(self, *, is_clean: bool = True) -> None:
-        """Seal, checkpoint, mark clean, unlock. When a log cannot be sealed the marker stays away, and it is said.
+        """Seal, checkpoint, mark clean, unlock. Raises DiskFailed when records of a log may not be durable.
 
-        `is_clean` False: a partition here was not opened, so the next start has to recover. Nothing happens to one that
-        was let go of: it may be another's by now.
+        Without room to seal a log, for the checkpoints, or for the marker, the marker is left out: the records are
+        durable, and the next start recovers. `is_clean` False: a partition here was not opened, so the next start has
+        to recover. Nothing happens to one that was let go of: it may be another's by now.
         """
         if self.read_only:
             self.abandon()
         if self._lock is None:
             return
         try:
-            unsealed = [log.partition for _, log in self._open_logs() if not log.close()]
-            self.write_checkpoints()
-            if unsealed:
-                raise DiskFailed("closing logs, not sealed; the next start recovers them", partitions=unsealed)
-            if is_clean:
-                replace_file(self.storage, join(self.root, names.CLEAN_SHUTDOWN), _CLEAN_MARKER)
+            unsealed = [log for _, log in self._open_logs() if not log.close()]
+            is_refused = self.try_checkpoints() is not None
+            if unwritten := [log.partition for log in unsealed if log.has_unwritten]:
+                attempt = "closing logs, not sealed and not durable; the next start recovers them"
+                raise DiskFailed(attempt, partitions=unwritten)
+            if is_clean and not is_refused and not unsealed:
+                self._mark_clean()
         finally:
             self._unlock()
+
+    def _mark_clean(self) -> None:
+        try:
+            replace_file(self.storage, join(self.root, names.CLEAN_SHUTDOWN), _CLEAN_MARKER)
+        except DiskFailed as error:
+            if not error.lacks_room:
+                raise
+            _log.warning("not marked clean, the next start recovers: directory=%s error=%s", self.root, error)
 
     def abandon(self) -> None:
         """Let go of files and the lock without writing anything, as a crash would."""

@@ -181,13 +181,22 @@ class Cleaning:
         except LogError as error:
             self._give_up(held.name, directory, str(error), now_ms)
             raise
-        directory.write_cleaner_offsets()
+        self._checkpoint(directory)
         self._uncleanable.pop(held.name, None)
         if result is not None:
             run = run_of(held.name, result, at_ms=now_ms, thread=self._thread(), delay_ms=delay_ms)
             _log.info("%s", summary(run))
             self._note(directory, run)
         return result
+
+    def _checkpoint(self, directory: LogDirectory) -> None:
+        """Without room for it the next checkpoints say it; until then a crash has the pass done again."""
+        try:
+            directory.write_cleaner_offsets()
+        except DiskFailed as error:
+            if not error.lacks_room:
+                raise
+            _log.warning("the cleaner's checkpoint waits for room: directory=%s error=%s", directory.root, error)
 
     def _pass(
         self,

@@ -24,7 +24,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from local.errors import Conflict, InvalidRequest, LogError, NotFound, forget_locals
+from local.errors import Conflict, DiskFailed, InvalidRequest, LogError, NotFound, forget_locals
 from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
@@ -384,6 +384,11 @@ class LogManager(
             finally:
                 self._opener.close()
 
+    @property
+    def refused_checkpoints(self) -> DiskFailed | None:
+        """Why the checkpoints of a directory wait for room; None while none do."""
+        return self._own_rounds.refused if self._own_rounds is not None else None
+
     def abandon(self) -> None:
         """Let go of everything without writing, as after a crash."""
         if self._own_rounds is not None:
@@ -415,6 +420,7 @@ class LogManager(
             take_up=self._take_up,
             note=self._note,
             forget=self._forget,
+            heal_topics=self._registry.heal,
         )
         look = partial(self._looked_at, may_ask=False)
         return Rounds(hands, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan)

@@ -53,6 +53,7 @@ class Rounds:
         self._hands = hands
         self._look, self._plan = look, plan
         self._checkpointed_ms = 0
+        self.refused: DiskFailed | None = None  # why checkpoints wait; each round tries again
 
     def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
         """One round; True when more waits (of what tasks do they see themselves)."""
@@ -65,8 +66,11 @@ class Rounds:
             more = work(now_ms, should_stop)
             self._hands.opener.keep_counts(now_ms)
             if not 0 <= now_ms - self._checkpointed_ms < CHECKPOINT_INTERVAL_MS:  # clocks are set back, too
-                self._hands.directories.write_checkpoints()
-                self._checkpointed_ms = now_ms
+                was_refused, self.refused = self.refused, self._hands.directories.try_checkpoints()
+                if self.refused is None:
+                    self._checkpointed_ms = now_ms
+                    if was_refused is not None:  # the same disk may have refused its copy of the topics
+                        self._hands.heal_topics()
         return more
 
     def apply(

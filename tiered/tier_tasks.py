@@ -82,7 +82,7 @@ class Hands:
     """What rounds and tasks have of their manager.
 
     `find` raises NotFound, and the reason for a partition that is not open; `take_up` owns partitions and tells what
-    was in the way; `note` and `forget` keep `problems`.
+    was in the way; `note` and `forget` keep `problems`; `heal_topics` writes missing copies of the list of topics.
     """
 
     directories: LogDirectories
@@ -95,6 +95,7 @@ class Hands:
     take_up: Callable[[Sequence[Partition], int], list[LogError]]
     note: Callable[[TopicPartition, LogError], None]
     forget: Callable[[TopicPartition], None]
+    heal_topics: Callable[[], None]
 
 
 class TierTasks:

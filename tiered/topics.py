@@ -136,9 +136,10 @@ class TopicRegistry:
 
     def heal(self) -> None:
         """Bring copies that are behind or missing up to the newest one."""
-        if (self._topics or self._deleted) and any(copy.version != self._version for copy in self._copies):
+        with self._changing:
             behind = [copy for copy in self._copies if copy.version != self._version]
-            self._write_copies(behind, self._topics, self._deleted)
+            if behind and (self._topics or self._deleted):
+                self._write_copies(behind, self._topics, self._deleted)
 
     def _read(self) -> _File:
         """The newest copy."""

@@ -90,6 +90,9 @@ class Worker:
             self._relief.relieve(now_ms)
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
                 is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
+            if (refused := self.manager.refused_checkpoints) is not None:
+                self.trouble = refused
+                self.failures += 1
         except (AccessDenied, DiskFailed, Unavailable) as error:
             self.trouble = error
             self.failures += 1

@@ -6,6 +6,7 @@ killed on the full disk and started there, too. Nothing that it acknowledged is 
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from real_daemon import IMPATIENT, Daemon, Node, SmallDisk, appending
 
 from local.names import TopicPartition
+from tiered.cli.main import invoke
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.remote_view import open_remote
 
@@ -153,3 +155,47 @@ def test_a_disk_is_full_and_has_room_again(disk: SmallDisk, tmp_path: Path, endp
         found = [record.value for record in bucket.reader().records(TopicPartition("orders", 0), 0)]
         numbers = {int((value or b"").split()[1]) for value in found}
         assert set(day.acked["orders"][: -3 * EACH]) <= numbers
+
+
+@pytest.fixture
+def two_disks(disk: SmallDisk, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """A node with a directory on a disk with room and one on a disk that is full to the last byte."""
+    (tmp_path / "tiered.toml").write_text(
+        f'[local]\ndirs = ["{tmp_path}/data", "{disk.path}/data"]\n'
+        '[defaults]\n"log.dir.free.bytes.min" = "0"\n"log.dir.append.free.bytes.min" = "0"\n'
+    )
+    (tmp_path / "lines").write_text("".join(f"{number}\n" for number in range(500)))
+    words = ["-C", str(tmp_path)]
+    assert invoke([*words, "topic", "create", "t", "-p", "2"]) == 0
+    disk.fill()
+    capfd.readouterr()
+    return words
+
+
+def test_append_beside_a_full_disk_is_done_once_and_said_to_be(
+    two_disks, disk: SmallDisk, tmp_path: Path, capfd
+) -> None:
+    """Whichever partition lies on the disk with room."""
+    (here,) = (int(path.name[-1]) for path in (tmp_path / "data").glob("t-?"))
+    assert invoke([*two_disks, "append", f"t/{here}", str(tmp_path / "lines"), "-o", "json"]) == 0
+    (row,) = json.loads(capfd.readouterr().out)["appended"]
+    assert (row["base_offset"], row["next_offset"]) == (0, 500)
+    assert invoke([*two_disks, "run", "--once"]) == 0
+    assert invoke([*two_disks, "append", f"t/{1 - here}", str(tmp_path / "lines")]) == 1
+    assert "the disk is full" in capfd.readouterr().err
+    disk.make_room()
+    assert invoke([*two_disks, "run", "--once"]) == 0
+    assert "checkpoints" not in capfd.readouterr().err
+    assert invoke([*two_disks, "consume", f"t/{here}", "-f", "%v\\n"]) == 0
+    assert capfd.readouterr().out.split() == [str(number) for number in range(500)]
+
+
+def test_topic_create_beside_a_full_disk_says_what_was_created(two_disks, disk: SmallDisk, capfd) -> None:
+    assert invoke([*two_disks, "topic", "create", "new", "-p", "4"]) == 1
+    told = capfd.readouterr()
+    assert "created new: partitions=4" in told.err
+    assert "the next start begins what is missing" in told.err
+    assert "the disk is full" in told.err
+    disk.make_room()
+    assert invoke([*two_disks, "run", "--once"]) == 0
+    assert invoke([*two_disks, "status", "--check"]) == 0

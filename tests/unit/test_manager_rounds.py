@@ -302,7 +302,7 @@ def test_a_checkpoint_that_may_not_be_written_is_told_and_rounds_go_on(
             raise AccessDenied("creating a file", path="./data/recovery-point-offset-checkpoint.tmp", cause="eacces")
 
         with monkeypatch.context() as patch:
-            patch.setattr(manager._directory, "write_checkpoints", refuse)
+            patch.setattr(manager._directory, "try_checkpoints", refuse)
             for at in (0, 1):
                 worker.round(NOW + at * HOUR)
                 assert isinstance(worker.trouble, AccessDenied)

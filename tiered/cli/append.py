@@ -99,7 +99,8 @@ def append(
                     remote.wait(given.shares(), stop)
             except LogError as error:
                 failure = error
-        # The manager is closed: what is told now is on the disk.
+            failure = given.make_durable() or failure
+        # The records are durable, and the manager is closed.
         rows = given.rows()
         if rows or (output == "json" and failure is None):
             emit("appended", rows, _COLUMNS, output)
@@ -170,6 +171,17 @@ class _Given:
             }
             for name, (base, end, count) in sorted(self._rows.items())
         ]
+
+    def make_durable(self) -> LogError | None:
+        """Have what was appended on the disk; why a partition could not, which is not counted then."""
+        failure: LogError | None = None
+        for name in list(self._rows):
+            try:
+                self._manager.partition(name).log.flush()
+            except LogError as error:
+                failure = error
+                self.count -= self._rows.pop(name)[2]
+        return failure
 
     def shares(self) -> list[Share]:
         from tiered.append_marks import Share

@@ -133,7 +133,7 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
     service.ready(counted(len(manager.partitions()), "partition"))
     loop = _Loop(session, worker, stop, service, seen)
     with Heartbeat(service, loop.last_seen_s):
-        code = _work_off(worker, stop) if is_once else loop.work()
+        code = _work_off(session, worker, stop) if is_once else loop.work()
     service.stopping()
     worker.end(now_ms())
     _tell(session, manager)
@@ -163,11 +163,19 @@ def _served(
         server.close()
 
 
-def _work_off(worker: Worker, stop: Stop) -> int:
-    """Round after round until one does nothing. A SIGTERM before that is no success: work may be left."""
+def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
+    """Round after round until one does nothing. A SIGTERM before that is no success: work may be left.
+
+    Checkpoints that wait for room fail nothing: all work was done, and the next start recovers.
+    """
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
-    met = [*worker.manager.problems.values(), *([worker.trouble] if worker.trouble is not None else [])]
+    met = list(worker.manager.problems.values())
+    refused = worker.manager.refused_checkpoints
+    if refused is not None:
+        session.warn(f"checkpoints were not written, the next start recovers instead: {refused}")
+    if worker.trouble is not None and worker.trouble is not refused:
+        met.append(worker.trouble)
     return worst(met) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
 
 

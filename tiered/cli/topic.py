@@ -48,13 +48,23 @@ def create(
     from tiered.topic_creation import AskedTopic
 
     asked = [AskedTopic(name=name, partitions=partitions, properties=settings) for name in names]
+    failure: LogError | None = None
     with session.manager() as manager:
-        created = manager.create_topics(asked, now_ms=now_ms())
+        known = {each.name for each in manager.topics()}
+        try:
+            created = manager.create_topics(asked, now_ms=now_ms())
+        except LogError as error:
+            failure, created = error, [each for each in manager.topics() if each.name in {*names} - known]
+            if not created:
+                raise
         settings_of = manager.config.topic_properties
         tiered = [each for each in created if settings_of(each.name, each.properties)[ENABLE] == "true"]
     for each in created:
         session.say(f"created {each.name}: partitions={each.partition_count} topic_id={each.topic_id}")
     _print(created, output)
+    if failure is not None:
+        session.warn("the topics are there, not all of them could be begun: the next start begins what is missing")
+        raise failure
     if tiered:
         _warn_of_namesakes(session, tiered)
 
