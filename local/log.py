@@ -335,6 +335,7 @@ class Log(ShrinkableLog):
             onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
             # Before the view that they are asked about.
             self._find_producers = partial(onlooker.state_at, loaded.next_offset, bases, may_vanish=True)
+            self._find_closed_producers = partial(onlooker.state_at, bases[-1], bases, may_vanish=True)
             self._publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
             self.recovery_point = loaded.next_offset
 

@@ -54,6 +54,7 @@ class ReadableLog:
         self._producers = ProducerState()
         # Of a log that is only looked at, beside the process that writes it.
         self._find_producers: Callable[[], ProducerState] | None = None
+        self._find_closed_producers: Callable[[], ProducerState] | None = None  # at the active segment's base
         self._look_again: Callable[[], None] | None = None
 
     # -- facts ---------------------------------------------------------------------------------------------------
@@ -83,6 +84,18 @@ class ReadableLog:
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided: where the earliest open one began, else the log end."""
         return self._decided_view().last_stable_offset
+
+    @property
+    def closed_stable_offset(self) -> int:
+        """The last stable offset, as far as closed segments are concerned.
+
+        Where no transaction is open at the base of the active segment, that base will do, and a log that another
+        process writes needs no read of its active segment.
+        """
+        find = self._find_closed_producers
+        if self._find_producers is not None and find is not None and find().first_unstable_offset is None:
+            return self._view.segments[-1].base_offset
+        return self.last_stable_offset
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Those that concern a read of ``[from_offset, upper_offset)``, by their marker's offset.

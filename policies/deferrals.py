@@ -6,7 +6,6 @@ programs, a sentence for people, and the time from which it ends by itself where
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,20 +58,6 @@ class Deferral:
     until_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeferralGroup:
-    """Deferrals of one action for one cause. `segments` are distinct segments; `until_ms` is the earliest known end."""
-
-    action: Action
-    code: Code
-    why: str
-    segments: int
-    size_bytes: int
-    base_offset: int
-    next_offset: int
-    until_ms: int | None
-
-
 def put_off(action: Action, segment: SegmentInfo, code: Code, why: str, until_ms: int | None = None) -> Deferral:
     """The deferral of one segment."""
     return Deferral(
@@ -84,23 +69,3 @@ def put_off(action: Action, segment: SegmentInfo, code: Code, why: str, until_ms
         why=why,
         until_ms=until_ms,
     )
-
-
-def grouped(deferrals: Iterable[Deferral]) -> list[DeferralGroup]:
-    """One line for each action and cause, in the order of their first segments; `why` is the first one's."""
-    groups: dict[tuple[Action, Code], list[Deferral]] = {}
-    for each in deferrals:
-        groups.setdefault((each.action, each.code), []).append(each)
-    return [
-        DeferralGroup(
-            action=action,
-            code=code,
-            why=some[0].why,
-            segments=len(some),
-            size_bytes=sum(each.size_bytes for each in some),
-            base_offset=min(each.base_offset for each in some),
-            next_offset=max(each.next_offset for each in some),
-            until_ms=min((each.until_ms for each in some if each.until_ms is not None), default=None),
-        )
-        for (action, code), some in groups.items()
-    ]

@@ -25,6 +25,7 @@ from policies.decisions import (
     Plan,
     RaiseCleaned,
     ReplaceRemote,
+    RollActive,
 )
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.giving_up import give_ups, leaving_for_good
@@ -74,11 +75,11 @@ def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[
 
     Of the copies every segment is either in the plan or among the deferrals.
     """
-    is_cleaning = any(isinstance(each, CleanLog) for each in planned)
+    is_cleaning, is_rolling = (any(isinstance(each, kind) for each in planned) for kind in (CleanLog, RollActive))
     dropping = {each.base_offset for each in planned if isinstance(each, DropLocal)}
     held = {each.base_offset for each in local_drops(snapshot)} - dropping
     return [
-        *copy_deferrals(snapshot, is_cleaning=is_cleaning),
+        *copy_deferrals(snapshot, is_cleaning=is_cleaning, is_rolling=is_rolling),
         *cleaning_deferrals(snapshot),
         *(_held_drop(snapshot, each) for each in snapshot.closed if each.base_offset in held),
         *drop_deferrals(snapshot),

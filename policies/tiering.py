@@ -91,10 +91,13 @@ def copies_at_once(snapshot: PartitionSnapshot) -> list[CopySegment]:
     return copies(_without_lag(snapshot))
 
 
-def copy_deferrals(snapshot: PartitionSnapshot, *, is_cleaning: bool = False) -> list[Deferral]:
+def copy_deferrals(
+    snapshot: PartitionSnapshot, *, is_cleaning: bool = False, is_rolling: bool = False
+) -> list[Deferral]:
     """Each segment with records that the remote tier lacks and `copies` does not name, and why; oldest first.
 
-    The active segment is among them. With `is_cleaning` the plan cleans the log, so what is due waits for that.
+    The active segment is among them. With `is_cleaning` the plan cleans the log, so what is due waits for that; with
+    `is_rolling` it closes the active segment.
     """
     if not snapshot.is_tiered:
         return []
@@ -107,7 +110,7 @@ def copy_deferrals(snapshot: PartitionSnapshot, *, is_cleaning: bool = False) ->
             found.append(put_off(Action.COPY, segment, Code.CLEANING, "the log is cleaned first"))
     active = snapshot.active
     if active is not None and not active.is_empty and active.next_offset > snapshot.log_start_offset:
-        found.append(_active_deferral(snapshot, active))
+        found.append(_active_deferral(snapshot, active, is_rolling=is_rolling))
     return found
 
 
@@ -230,8 +233,15 @@ def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
             return code.value
 
 
-def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo) -> Deferral:
+def remote_unknown_deferrals(snapshot: PartitionSnapshot, why: str) -> list[Deferral]:
+    """Of a partition whose remote tier is not known: every closed segment with records may have to be copied."""
+    return [put_off(Action.COPY, each, Code.REMOTE_UNKNOWN, why) for each in uncopied(snapshot)]
+
+
+def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo, *, is_rolling: bool) -> Deferral:
     """The active segment is closed when it is full, or when its newest record is older than `segment.ms`."""
+    if is_rolling:
+        return put_off(Action.COPY, active, Code.ACTIVE, "this plan closes the active segment, a later plan copies it")
     limit = snapshot.rules.segment_ms
     words = f"the active segment is closed when it is full, or idle for segment.ms={format_ms(limit)}"
     return put_off(Action.COPY, active, Code.ACTIVE, words, idle_roll_ms(snapshot, active))

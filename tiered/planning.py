@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from local.errors import LogError
 from local.names import TopicPartition
 from policies.decisions import Plan
+from policies.deferrals import Deferral
 from policies.plan import plan as plan_snapshots
 from policies.plan_cost import DecisionCost, PlanCost, plan_cost
 from policies.prices import BUILT_IN, PriceTable
 from policies.remote_retention import page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
+from policies.tiering import remote_unknown_deferrals
 from tiered.config import Config
 from tiered.keeping import all_lying
 from tiered.manager import LogManager
@@ -97,10 +99,11 @@ def priced_plan(
         snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
     known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # a tier never seen has no plan
     prices = told_prices(manager.config)
+    problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     plan = plan_snapshots(known, at_ms)
+    plan = replace(plan, deferrals={**plan.deferrals, **_of_unknown(snapshots, known, problems)})
     table = prices or BUILT_IN
     cost = plan_cost(plan, snapshots, table, all_lying(manager, table), new_class=new_class(config))
-    problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     return PricedPlan(
         plan=plan,
         cost=cost if prices is not None else cost.without_dollars(),
@@ -111,6 +114,19 @@ def priced_plan(
         basis=plan_basis(manager, config, {each.topic for each in plan.decisions}, prices),
         missing=unread_partitions(manager, names),
     )
+
+
+def _of_unknown(
+    snapshots: Sequence[PartitionSnapshot], known: Sequence[PartitionSnapshot], problems: Mapping[TopicPartition, str]
+) -> dict[TopicPartition, list[Deferral]]:
+    """What waits in partitions whose remote tier was never seen: no plan speaks of them."""
+    seen = {each.partition for each in known}
+    found: dict[TopicPartition, list[Deferral]] = {}
+    for each in snapshots:
+        if each.partition not in seen:
+            why = " ".join(problems.get(each.partition, "what the remote tier holds of it is not known").split())
+            found[each.partition] = remote_unknown_deferrals(each, why)
+    return {name: some for name, some in found.items() if some}
 
 
 def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:

@@ -44,10 +44,15 @@ class ProblemGroup:
 
 def group_line(places: Sequence[str], cause: str, thing: str = "partition") -> str:
     """``orders/0: CAUSE``, ``200 partitions (orders/0, orders/1, orders/2, ...): CAUSE``."""
+    return f"{shared_places(places, thing)}: {cause}"
+
+
+def shared_places(places: Sequence[str], thing: str = "partition") -> str:
+    """``orders/0``, ``200 partitions (orders/0, orders/1, orders/2, ...)``."""
     if len(places) == 1:
-        return f"{places[0]}: {cause}"
+        return places[0]
     names = ", ".join([*places[:NAMES_SHOWN], *(["..."] if len(places) > NAMES_SHOWN else [])])
-    return f"{counted(len(places), thing)} ({names}): {cause}"
+    return f"{counted(len(places), thing)} ({names})"
 
 
 def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:

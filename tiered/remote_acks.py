@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from local.errors import InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
 from policies.decisions import Plan
+from policies.deferrals import Code
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies_at_once
+from policies.tiering import copies_at_once, copy_deferrals_at_once
 
 if TYPE_CHECKING:
     from tiered.manager import LogManager
@@ -123,8 +124,17 @@ def _try(
     stuck = [name for name in left if held_upto(manager, name) == before[name]]
     if not stuck or should_stop():
         return None
-    held_back = "it may not be copied now: paused, or in a transaction that is open"
-    return Unavailable(f"{_ATTEMPT}, {held_back}", partition=stuck[0])
+    return _put_off(manager, stuck[0], now_ms)
+
+
+def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavailable:
+    """Why the oldest closed segment of a partition is not copied now."""
+    late = [one for each in _look(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
+    first = next((one for one in late if one.code is not Code.ACTIVE), None)
+    if first is None:
+        return Unavailable(f"{_ATTEMPT}, nothing was copied in this try", partition=name)
+    facts = {"partition": name, "base_offset": first.base_offset, "reason": first.code.value}
+    return Unavailable(f"{_ATTEMPT}, a segment may not be copied now: {first.why}", **facts, until_ms=first.until_ms)
 
 
 def _look(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:

@@ -6,14 +6,16 @@ a writer meets (an upload that fails), is in the report of the manager at work (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
+from policies.deferrals import Code, Deferral
+from policies.tiering import copy_deferrals, remote_unknown_deferrals, uncopied
 from tiered.lock_holder import directory_holder, lock_holder
 from tiered.status import PartitionStatus, partition_status
 from tiered.units import counted, format_bytes, format_ms
@@ -69,7 +71,8 @@ class StatusReport:
     directory, None where that is nobody, or cannot be told. `seen` are the partitions whose part of the bucket is
     known, of every topic, `kept` what keeping it costs: nothing is known without `prices`, the file of which cannot be
     read. `deleted` are topics that are gone, of which the bucket may have something still: they have no figures here,
-    as it would have to be asked (`tiered.deleted_topics`); none where some topics were asked for.
+    as it would have to be asked (`tiered.deleted_topics`); none where some topics were asked for. `deferrals` say why
+    closed segments are not copied yet.
     """
 
     now_ms: int
@@ -83,6 +86,7 @@ class StatusReport:
     kept: Mapping[TopicPartition, KeepingDollars]
     holder: int | None = None
     deleted: tuple[str, ...] = ()
+    deferrals: Mapping[TopicPartition, Sequence[Deferral]] = field(default_factory=dict)
 
     @property
     def unread(self) -> dict[TopicPartition, LogError]:
@@ -168,7 +172,29 @@ def status_report(
         kept=keeping_costs(manager, prices) if prices is not None else {},
         holder=holder,
         deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),
+        deferrals=_put_off(manager, snapshots, problems),
     )
+
+
+def _put_off(
+    manager: LogManager, snapshots: Iterable[PartitionSnapshot], problems: Mapping[TopicPartition, LogError]
+) -> dict[TopicPartition, list[Deferral]]:
+    """Why closed segments are not copied yet. The log is read for partitions with such segments alone."""
+    found: dict[TopicPartition, list[Deferral]] = {}
+    for each in snapshots:
+        if not each.is_tiered or not uncopied(each):
+            continue
+        if not each.head_sequence:
+            why = _flat(problems[each.partition]) if each.partition in problems else "its remote tier is not known"
+            found[each.partition] = remote_unknown_deferrals(each, why)
+            continue
+        try:
+            log = manager.partition(each.partition).log
+            told = replace(each, segments=log.segments(), stable_offset=log.closed_stable_offset)
+        except LogError:
+            continue  # the partition is a problem of its own by now
+        found[each.partition] = [one for one in copy_deferrals(told) if one.code is not Code.ACTIVE]
+    return {name: some for name, some in found.items() if some}
 
 
 def snapshots_at_hand(

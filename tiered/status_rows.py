@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
+from tiered.deferral_rows import deferral_rows
 from tiered.status import PartitionStatus
 from tiered.unread import unread_rows
 
@@ -68,6 +69,7 @@ def status_facts(report: StatusReport) -> dict[str, object]:
         "last_round_ms": report.work.seen_ms if report.work is not None else None,
         "deleted_topics": list(report.deleted),
         "unread": unread_rows(report.unread),
+        "deferrals": deferral_rows(report.deferrals),
         "sync": None,  # asked for by itself (`tiered.tier_sync`): it costs requests
         "stuck": [
             {

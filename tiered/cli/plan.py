@@ -34,7 +34,10 @@ def plan(
     settings: dict[str, str],
     output: str,
 ) -> int:
-    """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after."""
+    """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after.
+
+    Segments that are not copied, cleaned or dropped yet are listed on stderr with the reason and the time it ends.
+    """
     from tiered.given_files import check_target
     from tiered.plan_rows import decision_row, total_rows
     from tiered.planning import priced_plan
@@ -57,7 +60,7 @@ def plan(
     else:
         emit("decisions", map(decision_row, priced.cost.lines), _COLUMNS, output, **facts)
     session.tell_problems(problems)
-    for line in _paused(priced):
+    for line in (*_paused(priced), *_put_off(priced)):
         session.say(line)
     if priced.plan.is_empty:
         session.say("nothing to do" + (" for the others" if problems else ""))
@@ -90,6 +93,7 @@ def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str])
 
 def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
     """What stands beside the rows in JSON; the moment of the plan where it is not now."""
+    from tiered.deferral_rows import deferral_rows
     from tiered.unread import unread_rows
 
     prices = priced.prices
@@ -98,6 +102,7 @@ def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
         **priced.totals(),
         "at_ms": priced.plan.now_ms if is_later else None,
         "unread": unread_rows(priced.missing),
+        "deferrals": deferral_rows(priced.plan.deferrals),
     }
 
 
@@ -109,6 +114,15 @@ def _paused(priced: PricedPlan) -> list[str]:
         lasted = "" if pause.since_ms is None else f" for {format_ms(max(0, now_ms() - pause.since_ms) // 1000 * 1000)}"
         found.append(f"{name}: uploads paused{lasted}, so none is planned; next: tiered resume")
     return found
+
+
+def _put_off(priced: PricedPlan) -> list[str]:
+    """A line for each reason for which segments are put off; pauses and problems have lines of their own."""
+    from policies.deferrals import Code
+    from tiered.deferral_rows import cause_line, causes
+
+    told = causes(priced.plan.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
+    return [cause_line(each, priced.plan.now_ms) for each in told]
 
 
 def _money(priced: PricedPlan) -> str:

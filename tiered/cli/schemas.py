@@ -236,6 +236,20 @@ class PlannedTotal(Strict):
     decision: str
 
 
+class PutOff(Strict):
+    """A segment that is not copied, cleaned or dropped yet. `code` is stable; `until_ms` null: no time is known."""
+
+    action: str
+    code: str
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    why: str
+    until_ms: int | None
+
+
 class _PlanFacts(Strict):
     schema_version: int
     prices: PricesUsed | None
@@ -246,6 +260,7 @@ class _PlanFacts(Strict):
     then_disk_bytes: int | None
     at_ms: int | None
     unread: list[UnreadPartitions]
+    deferrals: list[PutOff]
 
 
 class PlanShow(_PlanFacts):
@@ -356,6 +371,7 @@ class _StatusFacts(Strict):
     stuck: list[StuckThing]
     deleted_topics: list[str]
     unread: list[UnreadPartitions]
+    deferrals: list[PutOff]
     sync: list[SyncFigures] | None
 
 

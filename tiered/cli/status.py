@@ -156,7 +156,7 @@ def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
     for each in group_stuck(report.stuck, report.now_ms):
         click.echo(f"! {_line(each, report)}", err=True)
     if has_words:
-        for line in (*paused_lines(report), *deleted_lines(report)):
+        for line in (*paused_lines(report), *deferred_lines(report), *deleted_lines(report)):
             session.say(line)
     if has_words and (at_work := _work(report)) is not None:
         session.say(at_work)
@@ -189,6 +189,15 @@ def paused_lines(report: StatusReport) -> list[str]:
             f"{row['topic']}: uploads paused{lasted}{reason}; {waits}, {at_risk} on this disk only; next: tiered resume"
         )
     return found
+
+
+def deferred_lines(report: StatusReport) -> list[str]:
+    """A line for each reason for which segments are not copied yet; pauses and problems have lines of their own."""
+    from policies.deferrals import Code
+    from tiered.deferral_rows import cause_line, causes
+
+    told = causes(report.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
+    return [cause_line(each, report.now_ms) for each in told]
 
 
 def deleted_lines(report: StatusReport) -> list[str]:

@@ -6,13 +6,15 @@ It can be asked about another moment, one topic, and other settings; how the com
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
 from local.errors import InvalidRequest
+from tiered.deferral_rows import causes, deferral_rows, ends
 from tiered.plan_rows import VERBS, Row, decision_row, kind_of, total_rows
 from tiered.planning import PricedPlan
+from tiered.problem_groups import shared_places
 from tiered.units import counted, format_bytes, format_count, format_dollars, parse_duration
 from tiered.unread import unread_rows
 from tiered.web.forms import button, choice, field
@@ -46,6 +48,14 @@ _HEADINGS = (
     Heading("$ once", is_number=True),
     Heading("$ a month", is_number=True),
     Heading("Why"),
+)
+_PUT_OFF = (
+    Heading("Segments", is_number=True),
+    Heading("Bytes", is_number=True),
+    Heading("Partitions"),
+    Heading("What"),
+    Heading("Why"),
+    Heading("Ends"),
 )
 _TOTALS = (
     Heading("What", is_short=True),
@@ -122,6 +132,7 @@ def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms
             tag("p", "This page does nothing. The manager at work does what is due now; by hand:"),
             commands(*_commands(asked)),
         ]
+    found += _put_off(priced)
     return frame("Plan", HERE, now_ms, found, tag("p", _fine_print(priced), class_="faint"))
 
 
@@ -138,11 +149,31 @@ def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> di
         "missing": unread_rows(priced.missing),
         "unread": [str(each) for each in priced.unread],
         "problems": {str(name): text for name, text in priced.problems.items()},
+        "deferrals": deferral_rows(priced.plan.deferrals),
         "totals": [_plain(row) for row in total_rows(cost.lines)],
         "decisions": [_plain(decision_row(each)) for each in some],
         "page": page,
         "pages": page_count(len(lines)),
     }
+
+
+def _put_off(priced: PricedPlan) -> list[Child]:
+    """A line for each reason for which segments are not copied, cleaned or dropped yet."""
+    told = causes(priced.plan.deferrals)
+    if not told:
+        return []
+    rows: Iterable[list[Child]] = (
+        [
+            format_count(each.segments),
+            format_bytes(each.size_bytes),
+            shared_places(each.partitions),
+            each.words,
+            each.why,
+            ends(each, priced.plan.now_ms) or "-",
+        ]
+        for each in told
+    )
+    return [tag("h2", "Not yet"), table("What is put off, and why", _PUT_OFF, rows)]
 
 
 def _plain(row: Row) -> Row:
