@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _RELATIVE_MAX = 2**31 - 1  # int32 in both files
 
 
+class OutsideSegment(Corrupt):
+    """Offsets that no index of the segment can hold: `local.splitting` puts such a segment right."""
+
+
 class Indexes(NamedTuple):
     """Both index files' bytes, and the largest timestamp with the last offset of the batch it was first seen in."""
 
@@ -32,7 +36,7 @@ class Indexes(NamedTuple):
 def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
     """What both indexes of a segment hold after an uninterrupted write, final time entry included (KAFKA-806 form).
 
-    `table` is of all its batches. Raises Corrupt for a batch further from `base_offset` than a segment reaches.
+    `table` is of all its batches. Raises OutsideSegment for a batch further from `base_offset` than a segment reaches.
     """
     rows = IndexRows()
     rows.add(table)
@@ -58,7 +62,7 @@ class IndexRows:
         relative = np.concatenate((np.empty(0, np.int64), *self._last_offsets)) - base_offset
         times = np.maximum.accumulate(np.maximum(np.concatenate((np.empty(0, np.int64), *self._times)), -1))
         if len(sizes) and (relative[-1] > _RELATIVE_MAX or relative[0] < 0):
-            raise Corrupt("building indexes, an offset outside the segment", base_offset=base_offset)
+            raise OutsideSegment("building indexes, an offset outside the segment", base_offset=base_offset)
         positions = np.cumsum(sizes, dtype=np.int64) - sizes
         rows = _entry_rows(positions, interval_bytes)
         is_later = np.concatenate((times[:1] >= 0, times[1:] > times[:-1]))

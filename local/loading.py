@@ -24,11 +24,14 @@ it is empty, and is Corrupt otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from local import index_files, kernels, names, offset_index, recovery, time_index
+from local.batch_header import HEADER_BYTES, read_header
 from local.epochs import LeaderEpochs
 from local.errors import Corrupt
+from local.index_building import OutsideSegment
 from local.looking import LoadedLog, found_segment
 from local.producer_files import ProducerFiles
 from local.producer_state import ProducerState
@@ -36,7 +39,7 @@ from local.sealed_indexes import LOOKING, Access
 from local.segment import RELATIVE_OFFSET_MAX, Segment
 from local.segment_reading import end_of
 from local.settings import LogSettings
-from local.storage import FileFacts, Storage
+from local.storage import FileFacts, Storage, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,15 @@ def load(
 
     Raises Corrupt for damage below the recovery point.
     """
-    recovery.finish_swaps(storage, directory)
-    files = storage.list_files(directory)
-    bases = recovery.segment_bases(storage, directory, files)
-    had_snapshots = snapshots.know(files)
-    place = _Place(storage, directory, settings, files, snapshots, bases)
-    found = _found_or_recovered(place, epochs, recovery_point)
+    found, had_snapshots = None, None
+    while found is None:
+        recovery.finish_swaps(storage, directory)
+        files = storage.list_files(directory)
+        bases = recovery.segment_bases(storage, directory, files)
+        knows = snapshots.know(files)
+        had_snapshots = knows if had_snapshots is None else had_snapshots
+        place = _Place(storage, directory, settings, files, snapshots, bases)
+        found = _found_or_recovered(place, epochs, recovery_point)
     recovered_count = len(found.known_ends)
     kept = _settled(place, found)
     kept_bases = [segment.base_offset for segment in kept]
@@ -88,7 +94,7 @@ def load(
         snapshots.keep(kept_bases, found.next_offset)
     producers = found.producers
     if producers is None:
-        producers = _trusted_producers(snapshots, kept_bases, found.next_offset, had_snapshots=had_snapshots)
+        producers = _trusted_producers(snapshots, kept_bases, found.next_offset, had_snapshots=bool(had_snapshots))
     return LoadedLog(
         segments=kept,
         next_offset=found.next_offset,
@@ -111,22 +117,79 @@ def settle_producers(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offs
     return snapshots.at(log_start_offset)
 
 
-def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found:
-    """Every segment, oldest first; those behind a cut are gone. A crash in between leaves what the next start does."""
+def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int | None) -> _Found | None:
+    """Every segment, oldest first; those behind a cut are gone. A crash in between leaves what the next start does.
+
+    None after a segment was split or renamed: begin again with another listing.
+    """
     found = _Found([], epochs)
     for at, base in enumerate(place.bases):
         end = place.bases[at + 1] if at + 1 < len(place.bases) else None
         if recovery_point is None or (end is not None and end <= recovery_point and not _outgrew(place, base)):
-            found.segments.append(_trusted(place, at))
-            found.next_offset = end if end is not None else end_of(found.segments[-1])
-        elif _recover(place, found, at, recovery_point) and end is not None:
+            if not _add_trusted(place, found, at, end):
+                return None
+            continue
+        try:
+            is_cut = _recover(place, found, at, recovery_point)
+        except OutsideSegment:
+            if _put_right(place, found, at, verify=True):
+                return None
+            is_cut = _recover(place, found, at, recovery_point, may_begin_below=True)
+        if is_cut and end is not None:
             later = [Segment(place.storage, place.directory, behind) for behind in place.bases[at + 1 :]]
             discard(place.storage, place.directory, later)
             break
     return found
 
 
-def _recover(place: _Place, found: _Found, at: int, recovery_point: int) -> bool:
+def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool:
+    """Add the segment `at`, whose bytes are vouched for; False after it was split or renamed.
+
+    That its offsets do not fit its name is told by the next one's name, and by the ends of the log.
+    """
+    base = place.bases[at]
+    is_suspect = end - base - 1 > RELATIVE_OFFSET_MAX if end is not None else False
+    if (is_suspect or ((at == 0 or end is None) and _begins_below(place, base))) and _put_right(place, found, at):
+        return False
+    try:
+        segment = _trusted(place, at)
+        next_offset = end if end is not None else end_of(segment)
+    except OutsideSegment:
+        if _put_right(place, found, at):
+            return False
+        raise
+    if end is None and next_offset - 1 - base > RELATIVE_OFFSET_MAX and _put_right(place, found, at):
+        return False
+    found.segments.append(segment)
+    found.next_offset = next_offset
+    return True
+
+
+def _begins_below(place: _Place, base: int) -> bool:
+    """Whether the first batch of a segment begins below its name. Damage is left to who reads the batch."""
+    path = join(place.directory, names.segment_file(base, names.LOG))
+    with suppress(Corrupt):
+        header = read_header(place.storage.read(path, 0, HEADER_BYTES))
+        return header is not None and header.base_offset < base
+    return False
+
+
+def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -> bool:
+    """See `local.splitting`. `found` has the segments before `at`."""
+    from local import splitting
+
+    bases, end_before = place.bases, None
+    if found.segments:
+        before = found.segments[-1]
+        end_before = found.known_ends.get(before.base_offset)
+        end_before = end_of(before) if end_before is None else end_before
+    next_base = bases[at + 1] if at + 1 < len(bases) else None
+    return splitting.put_right(
+        place.storage, place.directory, bases[at], end_before=end_before, next_base=next_base, verify=verify
+    )
+
+
+def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
     """Add the segment `at`, looked through beyond the recovery point; whether it was cut."""
     base = place.bases[at]
     if found.producers is None:
@@ -138,6 +201,7 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int) -> bool
         found.producers,
         interval_bytes=place.settings.index_interval_bytes,
         trusted_to=recovery_point,
+        may_begin_below=may_begin_below,
     )
     found.epochs = _with(found.epochs, recovered)
     interval_bytes = place.settings.index_interval_bytes

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from local import index_files, kernels, txn_index
 from local.columns import BatchTable
 from local.errors import Corrupt
-from local.index_building import build_indexes
+from local.index_building import OutsideSegment, build_indexes
 from local.names import (
     CLEANED,
     DELETED,
@@ -120,19 +120,23 @@ def recover_segment(
     *,
     interval_bytes: int,
     trusted_to: int = 0,
+    may_begin_below: bool = False,
 ) -> RecoveredSegment:
     """Check every batch, cut at the first bad one, rebuild the indexes; all durable on return.
 
     `producers` as they are before the segment become those behind it. Raises Corrupt, and cuts nothing, when the first
-    bad batch lies below `trusted_to`: those bytes were durable once, so this is damage and no torn write.
+    bad batch lies below `trusted_to`: those bytes were durable once, so this is damage and no torn write. Raises
+    OutsideSegment, with nothing changed, for sound batches that the indexes cannot hold, and for a first batch that
+    begins below the base unless it `may_begin_below`: batches with a valid checksum are never cut.
     """
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
     try:
         table = kernels.scan_batches(data)
         size, valid, cut = len(data), table.valid_bytes, table.problem
-        if len(table) and not _fits(table.base_offsets[0], table.last_offsets[-1], base_offset):
-            table, valid, cut = kernels.scan_batches(b""), 0, "offsets outside the segment"
+        if len(table) and not _fits(table, base_offset, may_begin_below=may_begin_below):
+            facts = {"path": path, "base_offset": base_offset, "first_offset": int(table.base_offsets[0])}
+            raise OutsideSegment("recovering a segment, its offsets do not fit its name", **facts)
         next_offset = int(table.last_offsets[-1]) + 1 if len(table) else base_offset
         if valid < size and next_offset < trusted_to:
             attempt = f"recovering a segment, {cut} below the recovery point"
@@ -255,8 +259,9 @@ def _range_of(storage: Storage, directory: str, base: int) -> tuple[int, int]:
         data.release()
 
 
-def _fits(first: int, last: int, base_offset: int) -> bool:
-    return base_offset <= first and last - base_offset <= RELATIVE_OFFSET_MAX
+def _fits(table: BatchTable, base_offset: int, *, may_begin_below: bool) -> bool:
+    first = int(table.last_offsets[0] if may_begin_below else table.base_offsets[0])
+    return base_offset <= first and int(table.last_offsets[-1]) - base_offset <= RELATIVE_OFFSET_MAX
 
 
 def _epochs(epochs: list[int], offsets: list[int]) -> tuple[tuple[int, int], ...]:

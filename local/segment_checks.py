@@ -27,6 +27,8 @@ from local.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
 from local.txn_index import AbortedTransaction
 
+BEGINS_BELOW = "the segment begins below its file name; the next start renames it"
+TOO_WIDE = "the segment spans more than 2^31-1 offsets; the next start splits it"
 OnBytes = Callable[[int], None]
 
 
@@ -54,6 +56,7 @@ class SegmentReport:
     that others are held against."""
 
     findings: list[Finding] = field(default_factory=list)
+    first_offset: int | None = None
     next_offset: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
     produced: list[tuple[BatchTable, dict[int, Marker | None]]] = field(default_factory=list)
@@ -99,16 +102,23 @@ def _walk(
 def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None:
     table = run.table
     first, last = int(table.base_offsets[0]), int(table.last_offsets.max())
-    outside = first < place.base_offset or last - place.base_offset > RELATIVE_OFFSET_MAX
-    if outside:
-        what = f"a batch outside the segment: base_offset={place.base_offset}"
-        report.findings.append(_of_batch(place.path(LOG), run, 0, what))
-    elif place.next_base is not None and last >= place.next_base:
+    if first < place.base_offset:
+        _warn_once(report, _of_batch(place.path(LOG), run, 0, BEGINS_BELOW, Severity.WARNING))
+    if last - place.base_offset > RELATIVE_OFFSET_MAX:
+        row = int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax())
+        _warn_once(report, _of_batch(place.path(LOG), run, row, TOO_WIDE, Severity.WARNING))
+    if place.next_base is not None and last >= place.next_base:
         row = int((table.last_offsets >= place.next_base).argmax())
         what = f"a batch reaches into the next segment: next_base_offset={place.next_base}"
         report.findings.append(_of_batch(place.path(LOG), run, row, what))
-    if not outside:
-        report.next_offset = max(report.next_offset, last + 1)
+    if report.first_offset is None:
+        report.first_offset = first
+    report.next_offset = max(report.next_offset, last + 1)
+
+
+def _warn_once(report: SegmentReport, finding: Finding) -> None:
+    if all(each.what != finding.what for each in report.findings):
+        report.findings.append(finding)
 
 
 def _collect(run: Run, path: str, report: SegmentReport) -> None:

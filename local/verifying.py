@@ -218,6 +218,7 @@ def _verify_partition(
         reports = [(place, report) for place, report in zip(places, pool.map(look, places), strict=True) if report]
     for _, report in reports:
         findings += report.findings
+    findings += _overlaps(reports)
     findings += _as_far_as_read(directory, _check_epochs(storage, directory, reports))
     findings += _as_far_as_read(directory, _check_metadata(storage, directory))
     if all(report.is_read for _, report in reports):
@@ -225,6 +226,16 @@ def _verify_partition(
         findings += _check_vouched(directory, vouched, end)
         findings += _as_far_as_read(directory, check_producers(storage, directory, there, reports))
     return findings
+
+
+def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator[Finding]:
+    """Segments that begin below their name, inside the one before: no start can put these right."""
+    for (_, before), (place, report) in pairwise(reports):
+        first = report.first_offset
+        if first is not None and first < min(place.base_offset, before.next_offset):
+            what = f"a batch reaches into the segment before: first_offset={first} end_before={before.next_offset}"
+            found = (first, before.next_offset)
+            yield Finding(severity=Severity.CORRUPT, path=place.path(names.LOG), what=what, at=0, offsets=found)
 
 
 def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
