@@ -41,6 +41,7 @@ from remote.store import (
     begun_parts,
     check_body,
     check_key,
+    check_length,
     check_range,
     read_each,
 )
@@ -197,8 +198,7 @@ class HdfsStore:
                 raise Corrupt(f"{attempt}, it ends before", **facts, size_bytes=size_bytes)
             with self._door(attempt, key=key):
                 body = bytes(reader.read_range(start, length)) if length else b""
-            if len(body) != length:
-                raise Corrupt(f"{attempt}, it ends before", **facts, found=len(body))
+            check_length(body, attempt, facts, length)
             return body
 
         if len(ranges) == 1:

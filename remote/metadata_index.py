@@ -24,7 +24,7 @@ from remote.page_rows import PageRows
 from remote.sealing import sealer_of
 from remote.segment import RemoteSegment
 from remote.spill_page import Rows, decode_page
-from remote.store import ObjectStore
+from remote.store import ObjectStore, read_named
 
 ROWS_KEPT = 32 * 4096  # of pages in memory, in the whole process: 1.2 kB each once made, some 150 MB at most
 
@@ -144,7 +144,7 @@ class Pages:
             raise Corrupt(error.attempt, store=self._store.url, **facts) from error
 
     def _fetch(self, spill: SpillRow) -> Rows:
-        body = self._store.get(self._prefix + spill.key)
+        body = read_named(lambda: self._store.get(self._prefix + spill.key))
         rows = decode_page(spill, body, self.sealer)
         if self._copies is not None:
             self._copies.keep_page(self._prefix, spill.key, body)

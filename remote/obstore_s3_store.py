@@ -29,15 +29,16 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any
 
-from local.errors import Corrupt, LogError, NotFound, Unavailable
+from local.errors import AlreadyExists, LogError, NotFound, Unavailable
 from remote.keys import HEADS
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.obstore_options import Settings, client_options, encryption, settings
 from remote.retrying_store import RetryPolicy
-from remote.s3_answers import of_answer
+from remote.s3_answers import BROKE_OFF, of_answer
 from remote.s3_store import READ_CONCURRENCY, S3Store, object_info
 from remote.segment import PART_BYTES
 from remote.store import (
+    ANOTHER_RANGE,
     Asked,
     Body,
     ObjectInfo,
@@ -45,6 +46,7 @@ from remote.store import (
     begun_parts,
     check_body,
     check_key,
+    check_length,
     check_range,
     read_if_there,
 )
@@ -57,6 +59,10 @@ LIST_PAGE = 1000  # keys that S3 gives for one LIST
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
+_BODY = re.compile(r"reqwest::Error \{\s*kind: (?:Body|Decode)\b")
+_WRONG_RANGE = re.compile(
+    r"source: (NotPartial|UnexpectedRange|NoContentRange|ParseContentRange|InvalidContentRange)\b"
+)
 
 log = logging.getLogger(__name__)
 _first_use_lock = threading.Lock()
@@ -92,8 +98,11 @@ class ObstoreS3Store(S3Store):
         if (clients := self._obstore()) is None:
             super().put(key, body)
             return
-        with self._at("storing an object", key):
-            clients.put(clients.once, self._name(key), body, use_multipart=False)
+        try:
+            with self._at("storing an object", key):
+                clients.put(clients.once, self._name(key), body, use_multipart=False)
+        except AlreadyExists as error:
+            self._settle_put(key, body, error)
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
@@ -112,8 +121,11 @@ class ObstoreS3Store(S3Store):
         storage_class = self._objects.storage_class
         attributes = {"Storage-Class": storage_class} if storage_class is not None else None
         if second is None:
-            with self._at("storing an object", key):
-                clients.put(clients.once, name, first, use_multipart=False, attributes=attributes)
+            try:
+                with self._at("storing an object", key):
+                    clients.put(clients.once, name, first, use_multipart=False, attributes=attributes)
+            except AlreadyExists as error:
+                self._settle_put(key, first, error)
             return
         sent = _Counted(chain([first, second], parts))
         try:
@@ -123,7 +135,7 @@ class ObstoreS3Store(S3Store):
                     clients.patient, name, iter(sent), use_multipart=True, chunk_size=step,
                     max_concurrency=UPLOAD_PARTS, attributes=attributes,
                 )  # fmt: skip
-        except (NotFound, Unavailable) as error:
+        except (AlreadyExists, NotFound, Unavailable) as error:
             self._settle(key, sent, error)
 
     def _settle(self, key: str, sent: _Counted, error: LogError) -> None:
@@ -158,9 +170,7 @@ class ObstoreS3Store(S3Store):
             attempt = "reading a range of an object"
             with self._at(attempt, key, start=start, length=length):
                 body = memoryview(clients.get_range(clients.once, name, start=start, length=length))
-            if len(body) != length:
-                facts = {"store": self.url, "key": key, "start": start, "length": length, "found": len(body)}
-                raise Corrupt(f"{attempt}, it ends before", **facts)
+            check_length(body, attempt, {"store": self.url, "key": key, "start": start, "length": length}, length)
             return body
 
         if len(ranges) < 2:
@@ -336,6 +346,10 @@ def _translate(error: BaseException, attempt: str, facts: dict[str, object], end
         return of_answer(code[1] if code else "", int(status[1]) if status else 0, attempt, facts)
     if isinstance(error, ValueError) or type(error).__name__ == "PanicException":
         return Unavailable(f"{attempt}, the client broke off", **facts, cause=type(error).__name__)
+    if (wrong := _WRONG_RANGE.search(text)) is not None:
+        return Unavailable(f"{attempt}, {ANOTHER_RANGE}", **facts, cause=wrong[1])
+    if _BODY.search(text):
+        return Unavailable(f"{attempt}, {BROKE_OFF}", **facts, endpoint=endpoint)
     kind = _KIND.search(text)
     told = {"endpoint": endpoint, "cause": kind[1] if kind else type(error).__name__}
     return Unavailable(f"{attempt}, the store cannot be reached", **facts, **told)

@@ -40,7 +40,7 @@ from remote.keys import full_key
 from remote.metadata_log import MetadataLog
 from remote.sealing import keyed
 from remote.segment import RemoteSegment
-from remote.store import Body, ObjectStore
+from remote.store import Body, ObjectStore, read_named
 
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
 _Piece = tuple[int, Body]  # a chunk's number and stored form
@@ -226,7 +226,7 @@ class RemotePartition:
         if not runs:
             return loaded
         try:
-            bodies = self._store.get_ranges(name, [_range_of(table, run) for run in runs])
+            bodies = read_named(lambda: self._store.get_ranges(name, [_range_of(table, run) for run in runs]))
         except Corrupt:
             bodies = [b""] * len(runs)  # the object is short: each chunk for itself, to say which
         for run, body in zip(runs, bodies, strict=True):
@@ -265,7 +265,7 @@ class RemotePartition:
         offsets = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
         facts = {"object": name, "start": start, "length": length, **offsets}
         try:
-            again = Slice(self._store.get_range(name, start, length), 0, length)
+            again = Slice(read_named(lambda: self._store.get_range(name, start, length)), 0, length)
         except Corrupt as error:
             raise Corrupt("reading a tiered segment, the object is short", **facts) from error
         try:
@@ -288,10 +288,10 @@ class RemotePartition:
             except Corrupt:
                 self._disk.forget(name, WHOLE)
         try:
-            body = self._store.get(name)
+            body = read_named(lambda: self._store.get(name))
             bundle = self._opened_indexes(name, segment, body)
         except Corrupt:
-            body = self._store.get(name)
+            body = read_named(lambda: self._store.get(name))
             bundle = self._opened_indexes(name, segment, body)
         self._to_disk(name, WHOLE, body)
         return bundle

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 
+BROKE_OFF = "the answer broke off"
 KEYS_TOLD = 3  # of those that a delete refuses
 
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html

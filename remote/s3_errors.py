@@ -15,13 +15,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from local.errors import AccessDenied, AlreadyExists, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
-from remote.s3_answers import of_answer
+from remote.s3_answers import BROKE_OFF, of_answer
 
 FOREIGN_ERRORS = (OSError, BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError)
 # What Python says of a wrong option's name, type or value; the client checks most of them by using them.
 OPTION_ERRORS = (TypeError, ValueError, AttributeError, KeyError)
 
 _CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.TokenRetrievalError)
+_BROKEN = (aiohttp.ClientPayloadError, boto.IncompleteReadError, boto.ResponseStreamingError)
 # The same options would fail again, so waiting does not help.
 _CONFIGURATION = (
     boto.BaseEndpointResolverError,  # no or unknown region among them
@@ -72,7 +73,8 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
     if isinstance(error, PermissionError):
         return AccessDenied(f"{attempt}, no permission", **facts)
     told = {"endpoint": _endpoint(error), "cause": type(error).__name__}
-    return Unavailable(f"{attempt}, the store cannot be reached", **facts, **told)
+    what = BROKE_OFF if isinstance(error, _BROKEN) else "the store cannot be reached"
+    return Unavailable(f"{attempt}, {what}", **facts, **told)
 
 
 def is_about_options(error: BaseException) -> bool:

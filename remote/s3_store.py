@@ -29,7 +29,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, AlreadyExists, InvalidRequest, LogError, NotFound, Unavailable
 from remote.filesystems import make_filesystem
 from remote.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.part_sending import PartSender, SentPart
@@ -44,6 +44,7 @@ from remote.store import (
     begun_parts,
     check_body,
     check_key,
+    check_length,
     check_range,
     read_each,
 )
@@ -101,7 +102,7 @@ class S3Store:
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._call("storing an object", "put_object", key, Body=bytes(body), **self._small)
+        self._store_once(key, bytes(body), self._small)
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
@@ -111,7 +112,7 @@ class S3Store:
         parts = begun_parts(key, source)
         first, second = next(parts), next(parts, None)
         if second is None:
-            self._call("storing an object", "put_object", key, Body=bytes(first), **self._large)
+            self._store_once(key, bytes(first), self._large)
             return
         begun = self._patient("uploading an object", "create_multipart_upload", key, **self._large)
         upload_id = str(begun["UploadId"])
@@ -123,6 +124,26 @@ class S3Store:
             self._abort(key, upload_id)
             raise
 
+    def _store_once(self, key: str, body: bytes, settings: Mapping[str, object]) -> None:
+        """One PUT without a condition."""
+        try:
+            self._call("storing an object", "put_object", key, Body=body, **settings)
+        except AlreadyExists as error:
+            self._settle_put(key, body, error)
+
+    def _settle_put(self, key: str, body: Body, error: AlreadyExists) -> None:
+        """A PUT that asked for no condition was answered with 412, and may have won: the object tells.
+
+        Raises Unavailable where no object is there, the error where another one is.
+        """
+        try:
+            found = self.get(key)
+        except NotFound:
+            told = f"{error.attempt}, by a condition that was not asked for"
+            raise Unavailable(told, **error.facts) from error
+        if found != body:
+            raise error
+
     def _send_part(self, key: str, upload_id: str, number: int, body: Body) -> SentPart:
         body = body if isinstance(body, bytes) else bytes(body)
         names = {"UploadId": upload_id, "PartNumber": number, "Body": body}
@@ -133,8 +154,8 @@ class S3Store:
         names = {"UploadId": upload_id, "MultipartUpload": {"Parts": tags}}
         try:
             self._patient("completing an upload", "complete_multipart_upload", key, **names)
-        except (NotFound, Unavailable):
-            # Gone, or no answer: an earlier try may have completed it.
+        except (AlreadyExists, NotFound, Unavailable):
+            # Gone, no answer, or a condition that was not asked for: an earlier try may have completed it.
             if self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) != size_bytes:
                 raise
 
@@ -175,8 +196,7 @@ class S3Store:
         if isinstance(body, BaseException):
             with self._door(attempt, **{name: fact for name, fact in where.items() if name != "store"}):
                 raise body
-        if len(body) != length:
-            raise Corrupt(f"{attempt}, it ends before", **where, found=len(body))
+        check_length(body, attempt, where, length)
         return body
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:

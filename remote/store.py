@@ -10,17 +10,21 @@ Thread safety: all verbs may be called from several threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from local.errors import Corrupt, InvalidRequest, NotFound
+from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from remote.segment import part_step
 
 Body = bytes | bytearray | memoryview
 Asked = tuple[str, int, int | None]  # key, start, length; None for the whole object
 
+T = TypeVar("T")
+MISSING_TRIES = 3
+ANOTHER_RANGE = "the store answered another range than was asked for"
 KEY_BYTES_MAX = 1024  # S3's limit on a key
 
 
@@ -75,7 +79,10 @@ class ObjectStore(Protocol):
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start`. Raises NotFound; Corrupt when the object ends before."""
+        """Exactly `length` bytes from `start`.
+
+        Raises NotFound; Corrupt when the object ends before; Unavailable for the answer to another range.
+        """
         ...
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
@@ -134,6 +141,17 @@ def read_if_there(store: ObjectStore, asked: Asked) -> Body | None:
         return None
 
 
+def read_named(ask: Callable[[], T]) -> T:
+    """What `ask` gives of an object that a manifest names: a 404 counts once the store has said so MISSING_TRIES times.
+
+    An answer of 404 may be of one node of the store alone. Raises NotFound; the caller asks the newest manifest then.
+    """
+    for _ in range(MISSING_TRIES - 1):
+        with suppress(NotFound):
+            return ask()
+    return ask()
+
+
 def parts_of(size_bytes: int) -> list[tuple[int, int]]:
     """How a body of this size goes up: (start, length) of each part, in order. One part means one plain PUT."""
     step = part_step(size_bytes)
@@ -173,3 +191,15 @@ def check_range(key: str, start: int, length: int) -> None:
     """Raises InvalidRequest for a range that no object can have."""
     if start < 0 or length < 0:
         raise InvalidRequest("reading a range of an object, not a range", key=key, start=start, length=length)
+
+
+def check_length(body: Body, attempt: str, facts: Mapping[str, object], length: int) -> None:
+    """Of a ranged GET: raises Corrupt where the answer is short, Unavailable where it is long.
+
+    A short answer is what an object gives that ends there. No object makes an answer long: that is of the store, or of
+    a proxy before it, and another try may be answered rightly.
+    """
+    if len(body) < length:
+        raise Corrupt(f"{attempt}, it ends before", **facts, found=len(body))
+    if len(body) > length:
+        raise Unavailable(f"{attempt}, {ANOTHER_RANGE}", **facts, found=len(body))

@@ -276,6 +276,8 @@ def _read_row(
 ) -> Iterator[tuple[memoryview, int]]:
     """The row from the batch that holds `offset` to its end. After a 404 the newest head tells why.
 
+    Where that head still names the row, the row is tried again once: an answer of 404 may be of one node of the store.
+
     What took its place, if it was replaced, holds the same offsets, without the records that newer ones have made
     useless: it is gone on with there, once (`is_again`), up to where the row ended.
     """
@@ -288,8 +290,11 @@ def _read_row(
         return
     except NotFound as error:
         why = _why_missing(stream.source, row, reached)
-        if is_again or not isinstance(why, NotFound):
+        if is_again or not isinstance(why, NotFound | Corrupt):
             raise why from error
+    if isinstance(why, Corrupt):
+        yield from _read_row(stream, row, reached, is_again=True)
+        return
     instead, at = stream.source.row_at(reached)
     if instead is None or instead.base_offset >= row.next_offset:
         yield memoryview(b""), min(at, row.next_offset)

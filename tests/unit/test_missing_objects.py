@@ -1,0 +1,120 @@
+"""A 404 on an object that the newest manifest names is tried again, for as many objects as a stream meets."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from manager_world import DAY, NOW, TIERED, World, send, settle, values
+
+from local.errors import Corrupt, NotFound
+from remote.catalog import list_partitions
+from remote.metadata_log import MetadataLog
+from remote.spilling import SpillRule
+from remote.store import MISSING_TRIES, read_named
+from tiered.remote_view import RemoteLog
+from tiered.scrub import plan_scrub, report_of, run_scrub
+from tiered.spark.options import parse_options
+from tiered.spark.planning import plan_read
+from tiered.spark.task import split_columns
+
+
+class Forgetful:
+    """A store that answers the first `times` reads of every data object, index and page with 404."""
+
+    def __init__(self, inner, times):
+        self._inner, self._times, self.asked = inner, times, Counter()
+
+    @property
+    def url(self):
+        return self._inner.url
+
+    def __getattr__(self, verb):
+        return getattr(self._inner, verb)
+
+    def _refuse(self, key):
+        if "/data/" in key or "/spill/" in key:
+            self.asked[key] += 1
+            if self.asked[key] <= self._times:
+                raise NotFound("reading an object, there is none", key=key)
+
+    def get(self, key):
+        self._refuse(key)
+        return self._inner.get(key)
+
+    def get_range(self, key, start, length):
+        self._refuse(key)
+        return self._inner.get_range(key, start, length)
+
+    def get_ranges(self, key, ranges):
+        self._refuse(key)
+        return self._inner.get_ranges(key, ranges)
+
+    def get_each(self, asked):
+        return [None if "/data/" in key else self._inner.get_each([(key, *rest)])[0] for key, *rest in asked]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """A partition of many segments, the older ones in manifest pages."""
+    rule = SpillRule(head_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
+    monkeypatch.setattr("remote.metadata_log.SPILL_RULE", rule)
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 400)
+        settle(manager, NOW + DAY)
+    (name,) = list_partitions(world.store)
+    head = MetadataLog(world.store, name.prefix).refresh()
+    assert head.spills
+    assert head.segment_count >= 5
+    return world
+
+
+@pytest.mark.parametrize("times", range(1, MISSING_TRIES))
+def test_a_stream_goes_on_after_transient_404s_on_all_of_its_objects(world, times):
+    with RemoteLog(world.store) as bucket:
+        expected = values(bucket.reader())
+    store = Forgetful(world.store, times)
+    assert values(RemoteLog(store).reader()) == expected
+    assert len(store.asked) >= 2 * 5 + 1
+
+
+def test_a_spark_task_goes_on_after_transient_404s(world):
+    store = Forgetful(world.store, 1)
+    splits = plan_read(store, parse_options({"path": "memory://b", "subscribe": "t"}), now_ms=NOW)
+    columns = [each for split in splits for each in split_columns(store, split)]
+    assert [record.offset for each in columns for record in each.records()] == list(range(400))
+
+
+def test_a_scrub_finds_nothing_in_transient_404s(world):
+    store = Forgetful(world.store, 1)
+    plan = plan_scrub(store, list_partitions(store), deep=True)
+    results = run_scrub(store, plan, threads=1)
+    report = report_of(store, plan, results, started_ms=NOW, now_ms=NOW)
+    assert [each for each in report.findings if each.severity != "info"] == []
+
+
+@pytest.mark.damages_bucket
+def test_an_object_that_stays_away_while_it_is_named_is_corrupt(world):
+    (name,) = list_partitions(world.store)
+    row = MetadataLog(world.store, name.prefix).refresh().segments[0]
+    world.store.delete([name.prefix + row.data_key])
+    with pytest.raises(Corrupt, match="its object is missing"):
+        values(RemoteLog(world.store).reader())
+
+
+def test_a_404_counts_only_after_the_last_try():
+    asked = []
+
+    def ask(tries):
+        asked.append(tries)
+        if len(asked) < tries:
+            raise NotFound("reading an object, there is none")
+        return b"there"
+
+    assert read_named(lambda: ask(MISSING_TRIES)) == b"there"
+    asked.clear()
+    with pytest.raises(NotFound):
+        read_named(lambda: ask(MISSING_TRIES + 1))
+    assert len(asked) == MISSING_TRIES
