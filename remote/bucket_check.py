@@ -34,7 +34,7 @@ from local.findings import Finding, Severity, damaged, told
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.forks import kept_by_forks
-from remote.head import Head, SpillRow, decode_head
+from remote.head import Head, SpillRow, decode_head, lacks_seal
 from remote.head_chain import decode_boundary
 from remote.head_changes import loses_objects
 from remote.head_salvage import salvage_head
@@ -162,9 +162,20 @@ class _Check:
         listed = {info.key.removeprefix(self._prefix): info for info in self._store.list(self._prefix)}
         self._others = [key for key, info in listed.items() if info.size_bytes][-OTHERS_MAX:]
         report.size_bytes = sum(info.size_bytes for info in listed.values())
-        heads = list(self._heads(listed))
+        try:
+            heads = list(self._heads(listed))
+        except AccessDenied as error:
+            if "key_id" not in error.facts:
+                raise
+            # Without the key nothing is known of this partition, so nothing of it can be wrong either.
+            report.findings.append(replace(told(Severity.WARNING, self._prefix, str(error)), is_unread=True))
+            return report
         self._check_chain(heads)
         report.head = heads[-1] if heads else None
+        if report.head is not None and lacks_seal(report.head):
+            what = "manifests of an encrypted topic are not sealed: not authenticated, and they tell checksums"
+            step = f"upgrade all readers, then: tiered rotate-keys {report.head.topic}"
+            report.findings.append(told(Severity.WARNING, self._prefix + HEADS, f"{what} ({step})"))
         self._classify(listed)
         if report.head is not None:
             self._check_unlinked(report.head)

@@ -50,6 +50,7 @@ from remote.store import Body
 from remote.view import CompactedView, view_contradiction
 
 FORMAT_VERSION = 1
+KEY_ID = "remote.encryption.key.id"  # the topic's property that names the key to encrypt with
 HEAD_BYTES_MAX = 64 << 20  # a limit on everything; some 80 000 rows
 LINE_BYTES_MAX = 64
 ZSTD_LEVEL = 1  # level 6 saves nothing and takes seven times as long (docs/reference/benchmarks.md)
@@ -350,6 +351,13 @@ def decode_head(data: Body, prefix: str | None = None, *, sealer: Sealer | None 
     _check(head, prefix)
     note_size(head, len(data))
     return head
+
+
+def lacks_seal(head: Head) -> bool:
+    """Whether an encrypted topic's head is not sealed: a version before wrote it, or the topic was plain before."""
+    if head.seal_key_id is not None:
+        return False
+    return bool(head.properties.get(KEY_ID)) or any(row.key_id for row in (*head.segments, *head.view_rows))
 
 
 def _check(head: Head, prefix: str | None) -> None:

@@ -101,13 +101,17 @@ def check_not_rolled_back(known: Head, found: Head | None, prefix: str) -> None:
 
     Heads that are not sealed prove nothing: a bucket of those may have been put back from a backup.
     """
-    if known.seal_key_id is None:
+    if known.seal_key_id is not None:
+        step = "if the bucket was put back on purpose, restart the reader without its cache directory"
+        check_seen((known.sequence, known.commit_id), found, prefix, step)
+
+
+def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str) -> None:
+    """Raises Corrupt, with `step` to do, unless `found` is the sealed head `seen` (sequence, commit id) or newer."""
+    is_newer = found is not None and found.seal_key_id is not None and found.sequence > seen[0]
+    if is_newer or (found is not None and (found.sequence, found.commit_id) == seen):
         return
-    is_newer = found is not None and found.seal_key_id is not None and found.sequence > known.sequence
-    if is_newer or (found is not None and found.commit_id == known.commit_id):
-        return
-    step = "was the bucket put back on purpose, restart the reader without its cache directory"
-    facts = {"seen_sequence": known.sequence, "found_sequence": found.sequence if found is not None else None}
+    facts = {"seen_sequence": seen[0], "found_sequence": found.sequence if found is not None else None}
     raise Corrupt(f"reading a head, the bucket has an older state than was seen: {step}", prefix=prefix, **facts)
 
 

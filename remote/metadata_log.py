@@ -77,6 +77,7 @@ to know whether there is news asks for one name.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -86,14 +87,15 @@ from functools import partial
 from typing import TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
-from remote.head import Head, SpillRow, encode_head
+from remote.head import KEY_ID, Head, SpillRow, encode_head, lacks_seal
 from remote.head_chain import HeadChain
 from remote.head_changes import Change, expired_after, loses_objects, names_older_objects
 from remote.index_copies import IndexCopies
 from remote.keys import head_key, new_ulid
-from remote.known_heads import KnownHeads, check_not_rolled_back, is_same_head
+from remote.known_heads import KnownHeads, check_not_rolled_back, check_seen, is_same_head
 from remote.metadata_index import MetadataIndex, Pages
 from remote.missing_head import missing_head
+from remote.seal_memory import FILE, SealMemory
 from remote.spill_page import Rows, encode_page
 from remote.spilling import NewPage, SpillRule, opened, spill_between, spill_oldest
 from remote.store import ObjectStore
@@ -103,8 +105,12 @@ T = TypeVar("T")
 RESENDS_MAX = 3  # sends of one commit whose answer stays away; each is a whole round of the store's own retries
 REBASES_MAX = 8  # our own earlier commits found in the way of one commit
 SPILL_RULE = SpillRule()
-KEY_ID = "remote.encryption.key.id"  # the topic's property that names the key to encrypt with
+TOLD_MAX = 10_000  # partitions whose missing seal was told
 TAKEOVERS_MAX = 16  # other writers found in the way of becoming one
+
+
+_log = logging.getLogger(__name__)
+_TOLD: set[tuple[str, str]] = set()
 
 
 class LogState(Enum):
@@ -136,8 +142,12 @@ class MetadataLog:
         rule: SpillRule | None = None,
         copies: IndexCopies | None = None,
         known: KnownHeads | None = None,
+        memory: SealMemory | None = None,
     ) -> None:
-        """`copies` keep what was read on a disk, for the next start; `known` in memory, for the next look."""
+        """`copies` keep what was read on a disk, for the next start; `known` in memory, for the next look.
+
+        `memory` keeps which sealed heads were seen: an older state of the bucket is refused then.
+        """
         self._store = store
         self._prefix = prefix
         self._new_id = new_id
@@ -149,7 +159,7 @@ class MetadataLog:
         self._head: Head | None = None
         # A commit of ours may have happened, or happen yet, that `cached` does not have: until the next one succeeds.
         self.is_unsettled = False
-        self._copies, self._known = copies, known
+        self._copies, self._known, self._memory = copies, known, memory
         self._kept_id: str | None = None  # of the head that lies on the disk
         self._pages = Pages(store, prefix, copies=copies)
         self._chain = HeadChain(store, prefix)
@@ -212,6 +222,8 @@ class MetadataLog:
             else:
                 found = self._first(exact=exact)
             if found is not None:
+                if self._head is None:
+                    self._check_seen(found)
                 self._adopt(found)
             return self._head
 
@@ -442,11 +454,34 @@ class MetadataLog:
         self._set(found)
 
     def _set(self, found: Head) -> None:
+        if self._memory is not None:
+            self._memory.note(self._prefix, found)
+        self._tell_seal(found)
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
             keys = [spill.key for spill in found.spills]
             self._copies.keep_head(self._prefix, encode_head(found, self._chain.sealer), keys)
         self._head = found
+
+    def _check_seen(self, found: Head) -> None:
+        """Raises Corrupt where this node saw a newer or another sealed head, before a restart."""
+        if self._memory is not None and (seen := self._memory.seen(self._prefix)) is not None:
+            step = f"if the bucket was put back on purpose, remove the file {FILE} from the log directories"
+            check_seen(seen, found, self._prefix, step)
+
+    def _tell_seal(self, found: Head) -> None:
+        """A warning, once for each partition of a store, that its index proves nothing."""
+        name = self._store.url, self._prefix
+        if lacks_seal(found) and name not in _TOLD:
+            if len(_TOLD) >= TOLD_MAX:
+                _TOLD.clear()
+            _TOLD.add(name)
+            _log.warning(
+                "manifests of an encrypted topic are not sealed, so they are not authenticated: prefix=%s (next: "
+                "upgrade all readers, then tiered rotate-keys %s)",
+                self._prefix,
+                found.topic,
+            )
 
     def _first(self, *, exact: bool) -> Head | None:
         """The newest head without any seen before: from the one kept on the disk, when the bucket has the very same."""

@@ -236,10 +236,20 @@ def _bad(check: str, what: str, step: str) -> Finding:
     return Finding(check=check, state=State.ERROR, what=what, next_step=step)
 
 
+def key_ring(patient: Patient) -> Iterator[Finding]:
+    """The file of keys, where one is configured: whether it can be read, and by its owner alone."""
+    from tiered.key_rings import load_key_ring
+
+    ring = load_key_ring(patient.config.key_ring, os.environ)
+    if ring:
+        yield Finding(check="key-ring", state=State.OK, what=f"keys: {ring!r}")
+
+
 NODE_CHECKS: Iterable[tuple[str, Check]] = (
     ("versions", versions),
     ("kernels", kernels),
     ("settings", settings),
+    ("key-ring", key_ring),
     ("log-dirs", log_directories),
     ("open-files", open_files),
     ("work", work),

@@ -142,11 +142,15 @@ def partitions(patient: Patient) -> Iterator[Finding]:
 
 
 def _of_head(held: Partition) -> Iterator[Finding]:
-    from remote.head import encoded_size
+    from remote.head import encoded_size, lacks_seal
 
     head = held.head()
     if head is None:
         return
+    if lacks_seal(head):
+        what = f"{held.name}: encrypted, and its manifests are not sealed: forgeries and rollbacks are not found"
+        step = f"upgrade all readers, then: tiered rotate-keys {head.topic}"
+        yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
     if held.log.size_bytes and held.log.next_offset < head.taken_upto:
         what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {head.taken_upto}"
         step = "another machine wrote, or this disk lost its end; the next start begins at the bucket's end"

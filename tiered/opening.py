@@ -37,6 +37,7 @@ from remote.known_heads import KnownHeads
 from remote.metadata_log import LogState, MetadataLog
 from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
+from remote.seal_memory import SealMemory
 from remote.sealing import keyed
 from remote.store import ObjectStore
 from tiered.agreement import check_agreement, check_same_records, reconcile
@@ -94,6 +95,7 @@ class Opener:
         self._check = StoreCheck(
             directory.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
         )
+        self._seals = SealMemory(directory.places(), directory.first_online, is_writer=not directory.read_only)
         self._copies = index_copies(config.fetch_cache_dir, index_bytes, is_writer=self._disk_cache is not None)
         self._choose = partial(
             choose_log_dir,
@@ -107,6 +109,7 @@ class Opener:
 
     def keep_counts(self, now_ms: int | None = None) -> None:
         """Write down what was sent to the store (`tiered.kept_meter`)."""
+        self._seals.keep(now_ms)
         if self._store is not None:
             self._store.keep(now_ms)
 
@@ -289,7 +292,9 @@ class Opener:
         if self._store is None:
             raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
-            held.metadata = MetadataLog(self._store, held.prefix, copies=self._copies, known=self._known)
+            held.metadata = MetadataLog(
+                self._store, held.prefix, copies=self._copies, known=self._known, memory=self._seals
+            )
             held.pins = PinWatch(self._store, held.prefix)
             held.remote = RemotePartition(
                 self._store,

@@ -88,6 +88,7 @@ def open_bucket(home: Path, **settings) -> Bucket:
     home.mkdir()
     (home / "bucket").mkdir()
     (home / "keys").write_text(f"one {base64.b64encode(bytes(range(32))).decode()}\n")
+    (home / "keys").chmod(0o600)
     defaults = "".join(f'"{name}" = "{value}"\n' for name, value in {**SMALL, **settings}.items())
     (home / "tiered.toml").write_text(
         f'[local]\ndir = "data"\n[remote]\nurl = "file://{home}/bucket"\nkey_ring = "keys"\n[defaults]\n{defaults}'

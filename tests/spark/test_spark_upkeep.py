@@ -40,6 +40,7 @@ FACTS = ("base_offset", "next_offset", "size_bytes", "record_count", "cleaned_th
 def pour(tmp_path):
     """The objects of a bucket in memory as a bucket on the disk, with its keys in a file, as tasks find them."""
     (tmp_path / "keys").write_text("".join(f"{name} {_key(name)}\n" for name in "ab"))
+    (tmp_path / "keys").chmod(0o600)
     opened = []
 
     def pour(world, name="bucket"):

@@ -60,6 +60,7 @@ def make() -> None:
     world = World()
     ring = Path("/tmp/first-release-ring")
     ring.write_text("first " + base64.b64encode(bytes(range(32))).decode() + "\n")
+    ring.chmod(0o600)
     world.config = replace(world.config, key_ring=str(ring))
     with world.open() as manager:
         for topic, settings in TOPICS.items():

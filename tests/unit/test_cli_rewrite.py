@@ -22,6 +22,7 @@ KEY = "2026-a " + "A" * 43 + "=\n"
 def at(tmp_path: Path, monkeypatch, capfd) -> list[str]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ring").write_text(KEY)
+    (tmp_path / "ring").chmod(0o600)
     (tmp_path / "tiered.toml").write_text(
         f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\nkey_ring = "{tmp_path}/ring"\n'
         '[defaults]\n"segment.bytes" = "4KiB"\n'

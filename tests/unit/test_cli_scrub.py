@@ -105,6 +105,7 @@ def encrypted(at: list[str], tmp_path: Path, capfd) -> list[str]:
     plain = config.read_text()
     (tmp_path / "ring").write_text("k1 " + base64.b64encode(bytes(range(32))).decode())
     (tmp_path / "ring").chmod(0o600)
+    (tmp_path / "ring").chmod(0o600)
     config.write_text(plain.replace("[remote]\n", '[remote]\nkey_ring = "ring"\n'))
     settings = ["-X", "remote.storage.enable=true", "-X", "remote.encryption.key.id=k1"]
     assert invoke([*at, "topic", "create", "secret", *settings]) == 0

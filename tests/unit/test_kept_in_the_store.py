@@ -6,6 +6,7 @@ import base64
 import json
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from remote_samples import stored_row as row
@@ -29,6 +30,7 @@ from remote.view import CompactedView
 from tiered.cli.main import invoke
 from tiered.config import Config
 from tiered.configured_store import configured_store, object_settings, store_options
+from tiered.doctor import State, examine
 from tiered.key_rings import load_key_ring
 from tiered.manager import LogManager
 from tiered.properties import DEFAULTS
@@ -49,6 +51,7 @@ def ring_text(*ids):
 def ring_file(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# the ring\n" + ring_text("one", "two"))
+    path.chmod(0o600)
     return str(path)
 
 
@@ -181,6 +184,24 @@ def test_a_key_ring_comes_from_the_environment_before_the_file(ring_file):
         load_key_ring(None, {"TIERED_KEYS": "secret-text"})
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o644, 0o604, 0o602, 0o620, 0o666])
+def test_a_ring_that_other_users_may_read_or_change_is_refused_at_start_and_by_doctor(world, ring_file, mode):
+    config, _ = world
+    Path(ring_file).chmod(mode)
+    found = [each for each in examine(config, may_write=False) if each.check == "key-ring"]
+    if mode in (0o600, 0o400, 0o640):
+        assert [each.state for each in found] == [State.OK]
+        assert "one" in load_key_ring(ring_file, {})
+        return
+    assert [each.state for each in found] == [State.ERROR]
+    with pytest.raises(InvalidRequest, match=rf"run chmod 600 {ring_file}.* mode=0{mode:o} allowed=0600"):
+        load_key_ring(ring_file, {})
+    with pytest.raises(InvalidRequest, match="run chmod 600"):
+        LogManager.open(config, now_ms=NOW)
+    with pytest.raises(InvalidRequest, match="run chmod 600"):
+        open_remote("file:///nowhere", key_ring=ring_file)
+
+
 def test_a_configuration_may_name_the_ring_and_not_hold_it(tmp_path):
     toml = tmp_path / "tiered.toml"
     toml.write_text('[remote]\nkey_ring = "keys"\n')
@@ -304,7 +325,7 @@ def test_the_command_tells_which_keys_are_used_and_changes_them(world, tmp_path,
     assert expected > 0
     assert ran("--dry-run")["keys"] == f"one:{expected}", "the dry run changed nothing"
     assert ran()["rewrapped"] == expected
-    assert (ran()["keys"], ran()["rewrapped"]) == (f"two:{expected}", 0)
+    assert (ran()["keys"], ran()["rewrapped"], ran()["sealed"]) == (f"two:{expected}", 0, 0)
 
 
 def test_copies_tell_how_far_they_are(world):

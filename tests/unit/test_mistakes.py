@@ -150,6 +150,7 @@ def _make_vault(home: Path) -> None:
     if (home / "vault").exists():
         return
     (home / "vault-keys").write_text("2026-a " + b64encode(bytes(32)).decode() + "\n")
+    (home / "vault-keys").chmod(0o600)
     assert invoke(["-C", "vault", "init"]) == 0
     toml = home / "vault" / "tiered.toml"
     plain = toml.read_text()

@@ -59,6 +59,7 @@ class Place:
         ring = "".join(f"{name} {base64.b64encode(key).decode()}\n" for name, key in KEYS.items())
         (self.home / "keys").write_text(ring)
         (self.home / "keys").chmod(0o600)
+        (self.home / "keys").chmod(0o600)
         (self.home / "bucket").mkdir(exist_ok=True)
         (self.home / "tiered.toml").write_text(
             f'[local]\ndir = "data"\n[remote]\nurl = "{self.url}"\nkey_ring = "keys"\n[defaults]\n'

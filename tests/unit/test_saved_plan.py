@@ -234,6 +234,7 @@ def test_prices_the_bucket_the_key_and_another_topic_of_that_name_are_refused(wo
             told, world.config = "remote.url memory://b -> memory://c", replace(world.config, remote_url="memory://c")
         case "key":
             (tmp_path / "ring").write_text(f"a {base64.b64encode(b'k' * 32).decode()}\n")
+            (tmp_path / "ring").chmod(0o600)
             told, config = (
                 "t remote.encryption.key.id as built in -> a",
                 replace(world.config, key_ring=str(tmp_path / "ring")),

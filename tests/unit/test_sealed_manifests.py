@@ -6,6 +6,7 @@ The forgeries are made as such an attacker makes them: by bytes of the bucket, w
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +32,9 @@ from remote.known_heads import KnownHeads
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.rewrapping import rewrap_keys
+from remote.seal_memory import FILE
 from remote.sealing import Sealer, is_sealed, keyed, sealed_size
+from remote.segment_check import Severity
 from remote.spilling import SpillRule
 from tiered.bucket_compaction import plan_compaction
 from tiered.forking import plan_fork, run_fork
@@ -386,6 +389,34 @@ def test_a_manager_does_not_take_over_a_forged_chain_that_its_ring_refuses(
     assert not any(key.startswith(prefixes(world.store)[0]) for key in added)
 
 
+@pytest.mark.parametrize("attack", [forge_chain, append_forged, roll_back], ids=lambda each: each.__name__)
+def test_a_restarted_manager_remembers_the_sealed_chain_without_any_setting(
+    world: World, attack: Callable[[MemoryStore], None]
+) -> None:
+    attack(world.store)
+    before = {info.key for info in world.store.list("")}
+    for is_look in (True, False):
+        with world.open(read_only=is_look) as manager:
+            assert isinstance(manager.problems[P0], Corrupt)
+            assert re.search("forged|older state|does not follow", str(manager.problems[P0]))
+            assert P1 not in manager.problems
+            with pytest.raises(LogError):
+                list(manager.reader().records(P0, 0))
+    added = {info.key for info in world.store.list("")} - before
+    assert not any(key.startswith(prefixes(world.store)[0]) for key in added), "nothing forged is gone on from"
+
+
+def test_a_bucket_that_was_put_back_on_purpose_opens_when_the_memory_is_removed(world: World) -> None:
+    saved = newest(world.store, prefixes(world.store)[0])
+    roll_back(world.store)
+    with world.open() as manager:
+        assert f"remove the file {FILE}" in str(manager.problems[P0])
+        assert f"seen_sequence={saved.sequence} found_sequence={saved.sequence - 3}" in str(manager.problems[P0])
+    world.disk.unlink(f"./data/{FILE}")
+    with world.open() as manager:
+        assert not isinstance(manager.problems.get(P0), Corrupt) or "older state" not in str(manager.problems[P0])
+
+
 def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(world: World) -> None:
     prefix = prefixes(world.store)[0]
     _, entries = own_segments(prefix, world.store)
@@ -415,7 +446,6 @@ def test_views_forks_restores_scrubs_and_jobs_open_sealed_topics_with_the_ring_a
     assert values(world.store, partition=TopicPartition("f", 0)) == values(world.store)
     del prefix
     for act in (
-        lambda: plan_scrub(world.store, names, deep=True),
         lambda: plan_restore(world.store, names, RestoreWish(), now_ms=NOW),
         lambda: plan_fork(world.store, names, "g", known=()),
         lambda: plan_compaction(world.store, names[0], now_ms=NOW),
@@ -466,6 +496,31 @@ def test_rotating_keys_seals_an_old_topic_and_binds_its_keys_and_a_second_run_do
         values(old.store, KeyRing({}), TopicPartition("encrypted", 0))
     rewrap_keys(log, ring, "new", NOW)
     assert values(old.store, KeyRing({"new": bytes(range(50, 82))}), TopicPartition("encrypted", 0)) == before
+
+
+def test_an_old_encrypted_topic_is_readable_and_every_look_says_that_it_is_not_authenticated(
+    old: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remote.metadata_log._TOLD", set())
+    prefix = _name_of(old.store, "encrypted")
+    assert values(old.store, first_release.KEYS, TopicPartition("encrypted", 0))
+    assert f"not authenticated: prefix={prefix}" in caplog.text
+    caplog.clear()
+    assert values(old.store, first_release.KEYS, TopicPartition("plain", 0))
+    assert "authenticated" not in caplog.text
+    found = check_partition(old.store, prefix, keys=first_release.KEYS).findings
+    assert [(each.severity, "tiered rotate-keys encrypted" in each.what) for each in found] == [
+        (Severity.WARNING, True)
+    ]
+    assert check_partition(old.store, _name_of(old.store, "plain"), keys=first_release.KEYS).findings == []
+
+
+def test_a_scrub_without_the_ring_leaves_sealed_partitions_unread_and_looks_at_the_others(world: World) -> None:
+    names = list_partitions(world.store)
+    plan = plan_scrub(world.store, names, deep=True)
+    found = [each for survey in plan.surveys.values() for each in survey.findings]
+    assert [(each.severity, each.is_unread) for each in found] == [(Severity.WARNING, True)] * len(names)
+    assert all("key_id=one" in each.what for each in found)
 
 
 def test_after_the_upgrade_the_old_manifests_put_back_are_refused_by_what_was_seen(old: World) -> None:

@@ -1,4 +1,4 @@
-"""``tiered rotate-keys``: data keys of encrypted segments wrapped by another key; no object is rewritten."""
+"""``tiered rotate-keys``: data keys wrapped by another key, manifests and pages sealed; no segment is rewritten."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tiered.cli.session import Session, now_ms
 @progress_option
 @click.pass_obj
 def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:
-    """Wrap the data keys of each topic's segments by the key that its remote.encryption.key.id names.
+    """Wrap the data keys of each topic's segments by its remote.encryption.key.id, and seal manifests and pages by it.
 
-    Afterwards the old keys are needed only for former heads, until those are collected.
+    SEALED counts manifests and pages. Upgrade every reader first: versions before sealed manifests cannot read them.
+    Afterwards the old keys are needed only for former manifests, until those are collected (tiered gc).
     """
     from tiered.key_rotation import rotate_keys as rotate
 
@@ -32,6 +33,7 @@ def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output
             "keys": ",".join(f"{used_id}:{count}" for used_id, count in sorted(each.used.items())) or "-",
             "key_id": each.key_id or "-",
             "rewrapped": each.rewrapped,
+            "sealed": each.sealed,
         }
         for each in found
     ]
@@ -46,4 +48,5 @@ _COLUMNS = (
     Column("keys", "WRAPPED BY"),
     Column("key_id", "KEY NOW"),
     Column("rewrapped", "SEGMENTS", is_number=True),
+    Column("sealed", "SEALED", is_number=True),
 )

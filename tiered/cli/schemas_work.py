@@ -516,12 +516,14 @@ class Backfilled(Versioned):
 
 
 class WrappedKeys(Strict):
-    """`keys` are those that wrap the segments' and how many, `key_id` the one that does from now on."""
+    """`keys` are those that wrap the segments' and how many, `key_id` the one that does from now on. `sealed`
+    are manifests and pages."""
 
     where: str
     keys: str
     key_id: str
     rewrapped: int
+    sealed: int
 
 
 class KeysRotated(Versioned):
