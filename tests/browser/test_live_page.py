@@ -115,7 +115,7 @@ def test_a_page_says_that_the_manager_went_away_and_goes_on_when_it_is_back(scen
     scene.serve()
     later(scene, tab)
     shows(tab, 30)
-    assert "As of" in tab.text("#asked")
+    assert "Computed at" in tab.text("#asked")
     assert tab.js("window.mark") == 1
     assert [each for each in tab.said if "ERR_" not in each] == []
 

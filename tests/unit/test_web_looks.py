@@ -16,8 +16,9 @@ from local.errors import AccessDenied, NotFound, Unavailable
 from remote.memory_store import MemoryStore
 from tiered.manager import LogManager
 from tiered.web import looks as looks_module
-from tiered.web.gathering import KEPT_MAX, THREADS_MAX, Gathering, Patience
-from tiered.web.looks import FRESH_MS, STALE_MS, Looks
+from tiered.web.gathering import KEPT_MAX, THREADS_MAX, Gathering, Patience, Told
+from tiered.web.looks import AGE_MAX_MS, FRESH_MS, STALE_MS, Looks
+from tiered.web.notes import note_on
 from tiered.web.silent_store import silent_store
 from tiered.web.site import KEPT_MS, Site
 
@@ -353,3 +354,72 @@ def test_a_page_that_needs_two_looks_waits_for_one_deadline_in_all() -> None:
         hangs.may_go.set()
     assert time.monotonic() - began < 20, "nothing was left of the deadline for the second"
     assert found.patience().left_s() > 0, "the next reader has one of his own"
+
+
+# -- the age of the data
+
+
+def test_the_first_page_after_an_idle_time_shows_the_tiers_as_they_are_now(world: World) -> None:
+    clock = Clock()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        looks = Looks(manager.config, lambda: world.open(read_only=True), clock)
+        found = Site(looks, clock, storage=world.disk, deadline_s=60)
+        assert data(found, "/?format=json")["topics"][0]["offsets"] == 0
+        send(manager, 200)
+        clock.now += AGE_MAX_MS + 1
+        for path in ("/?format=json", "/topics/t?format=json", "/plan?format=json", "/compaction?format=json"):
+            facts = data(found, path)
+            assert (facts["data_ms"], facts["age_ms"], facts["stale"]) == (clock.now, 0, None), path
+        assert data(found, "/?format=json")["topics"][0]["offsets"] == 200
+        assert "0ms old" in page(found, "/")
+        looks.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_whose_data_cannot_be_read_anew_is_marked_with_its_age(world: World, path: str) -> None:
+    clock = Clock()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 200)
+        settle(manager)
+    answers: list[Callable[[], LogManager]] = [lambda: world.open(read_only=True)]
+    looks = Looks(world.config, lambda: answers[-1](), clock)
+    found = Site(looks, clock, storage=world.disk, deadline_s=60)
+    assert 'id="late"' not in page(found, path)
+    hanging = Hanging()
+    answers.append(lambda: hanging() and world.open(read_only=True))  # type: ignore[arg-type, return-value]
+    clock.now += 4 * 60_000
+    try:
+        body = page(found, path)
+        assert 'id="late"' in body
+        assert "Data of 2027-01-15 08:00:00 UTC, 4m old." in body
+        query = f"{path}?format=json" if path != "/cost" else "/cost?format=json&rate=1GiB/d"
+        facts = data(found, query)
+        assert facts["age_ms"] == 4 * 60_000
+        assert "What is shown is of" in str(facts["stale"])
+    finally:
+        hanging.may_go.set()
+        ended("tiered-look")
+        looks.close()
+
+
+def test_a_page_of_the_manager_at_work_is_of_the_moment(world: World) -> None:
+    clock = Clock()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        found = Site(manager, clock, storage=world.disk, deadline_s=60)
+        for _ in range(2):
+            assert data(found, "/?format=json")["age_ms"] == 0
+            clock.now += 10 * 60_000
+
+
+def test_data_older_than_its_limit_is_marked_whatever_the_reason(world: World) -> None:
+    clock = Clock()
+    with world.open() as manager:
+        looks = Looks.of(manager)
+        told = Told(value=None, at_ms=NOW, read_ms=NOW - AGE_MAX_MS)
+        assert len(note_on(looks, told, clock.now)) == 1
+        (mark, age) = note_on(looks, told, clock.now + 1000)
+        assert ('id="late"' in mark, "31s old" in age) == (True, True)
+        assert len(note_on(looks, told, clock.now + 1000, kept_ms=60_000)) == 1

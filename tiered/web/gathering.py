@@ -25,11 +25,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Told(Generic[T]):
-    """What was found, begun at `at_ms`. `late_since_ms`: a newer look began then and has not ended."""
+    """What was found, begun at `at_ms`. `late_since_ms`: a newer look began then and has not ended.
+
+    `read_ms` is when the tiers were read that it was made from, None for `at_ms`.
+    """
 
     value: T
     at_ms: int
     late_since_ms: int | None = None
+    read_ms: int | None = None
+
+    @property
+    def data_ms(self) -> int:
+        """Of when the data is."""
+        return self.at_ms if self.read_ms is None else min(self.at_ms, self.read_ms)
 
 
 class Patience:

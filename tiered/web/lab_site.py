@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from local.errors import InvalidRequest
 from policies.prices import PriceTable
@@ -15,10 +16,11 @@ from tiered.web.gathering import Gathering, Patience, Told
 from tiered.web.lab import TOPICS_MAX, lab_facts, lab_page, nothing_page
 from tiered.web.lab_words import FIELD_OF
 from tiered.web.looks import Looks
-from tiered.web.notes import note_on
+from tiered.web.notes import age_facts, note_on
 
 MEASURED_MS = 60_000  # how long what was measured is good enough to simulate with
 ANSWER_MS = 60_000
+_Basis = tuple[Sequence[Measured], int, PriceTable]  # measured topics, how many others there are, the prices
 
 
 class Laboratory:
@@ -33,44 +35,42 @@ class Laboratory:
         basis = self._measured(query, patience)
         measured, left_out, _ = basis.value
         if not any(each.stream is not None for each in measured):
-            note = note_on(self._looks, basis, self._now_ms())
+            note = note_on(self._looks, basis, self._now_ms(), kept_ms=MEASURED_MS)
             why = [each.warning for each in measured if each.warning is not None]
             return nothing_page(basis.at_ms, query, why, note)
-        told = self._lab(query, patience)
-        note = note_on(self._looks, told, self._now_ms())
+        told = self._lab(query, basis, patience)
+        note = note_on(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS)
         return lab_page(told.value, query, told.at_ms, left_out, note)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:
         """The same for programs. Raises InvalidRequest where there is nothing to simulate, too."""
-        return lab_facts(self._lab(query, self._gathering.patience()).value)
+        patience = self._gathering.patience()
+        told = self._lab(query, self._measured(query, patience), patience)
+        return {**age_facts(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS), **lab_facts(told.value)}
 
-    def _lab(self, query: Mapping[str, str], patience: Patience) -> Told[CostLab]:
+    def _lab(self, query: Mapping[str, str], basis: Told[_Basis], patience: Patience) -> Told[CostLab]:
         asked, along = read_variant(query), _along(query)
-        measured, _, prices = self._measured(query, patience).value
+        measured, _, prices = basis.value
 
         def look() -> CostLab:
             return cost_lab(measured, asked, prices, along=along)
 
-        return self._gathering.get(
-            f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{asked}", look, keep_ms=ANSWER_MS, patience=patience
-        )
+        key = f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{asked}&{basis.at_ms}"
+        told = self._gathering.get(key, look, keep_ms=ANSWER_MS, patience=patience)
+        return replace(told, read_ms=basis.data_ms)
 
-    def _measured(
-        self, query: Mapping[str, str], patience: Patience
-    ) -> Told[tuple[Sequence[Measured], int, PriceTable]]:
+    def _measured(self, query: Mapping[str, str], patience: Patience) -> Told[_Basis]:
         topic, rates = _topic(query), _rates(query)
 
-        def look() -> tuple[Sequence[Measured], int, PriceTable]:
+        def look(manager: LogManager) -> _Basis:
             now = self._now_ms()
-            with self._looks.manager() as manager:
-                tiered = [each.name for each in manager.topics() if each.was_tiered]
-                chosen = [topic] if topic else largest_topics(manager, tiered)
-                found = measured_streams(manager, now, chosen, may_ask=False, rates=rates)
-                return found, 0 if topic else len(tiered) - len(chosen), configured_prices(manager.config)
+            tiered = [each.name for each in manager.topics() if each.was_tiered]
+            chosen = [topic] if topic else largest_topics(manager, tiered)
+            found = measured_streams(manager, now, chosen, may_ask=False, rates=rates)
+            return found, 0 if topic else len(tiered) - len(chosen), configured_prices(manager.config)
 
-        return self._gathering.get(
-            f"measured?{topic}&{sorted(rates.items(), key=str)}", look, keep_ms=MEASURED_MS, patience=patience
-        )
+        key = f"measured?{topic}&{sorted(rates.items(), key=str)}"
+        return self._looks.gathered(self._gathering, key, look, keep_ms=MEASURED_MS, patience=patience)
 
 
 def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:

@@ -1,9 +1,11 @@
 """The manager that pages look at: the one at work in this process, or one that only looks, opened again and again.
 
 One that only looks sees the directory and the bucket as they were when it was opened. It is opened anew in a thread
-when somebody asks and the last one is older than FRESH_MS; until the new one is there the old one serves. A manager is
-closed when nobody looks at it any more. A store that hangs may keep the first one from being opened for minutes: after
-FIRST_S the disk is looked at alone, and everybody is told so.
+when a page is asked for and the last one is older than FRESH_MS; until the new one is there the old one serves. The
+caller waits up to FIRST_S for the new one where the old one is older than AGE_MAX_MS, which is so after an idle time;
+what is shown all the same is marked (`tiered.web.notes`). A manager is closed when no page uses it any more. A store
+that hangs may keep the first one from being opened for minutes: after FIRST_S the disk is looked at alone, and every
+page says so.
 """
 
 from __future__ import annotations
@@ -12,17 +14,20 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import LogError, Unavailable
+from tiered.web.gathering import Gathering, Patience, Told
 
 if TYPE_CHECKING:
     from tiered.config import Config
     from tiered.manager import LogManager
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FRESH_MS = 15_000
+AGE_MAX_MS = 30_000  # older data is read anew before it is shown, or marked as old
 STALE_MS = 10_000  # so long may a newer look take before people are told
 FIRST_S = 2.0  # how long the first to ask waits for the first manager
 
@@ -56,15 +61,40 @@ class Looks:
 
     @contextmanager
     def manager(self) -> Iterator[LogManager]:
-        """The manager to look at, there until the block ends.
+        """The manager to look at, there until the block ends. Raises as `seen`."""
+        with self.seen() as (manager, _):
+            yield manager
+
+    @contextmanager
+    def seen(self) -> Iterator[tuple[LogManager, int | None]]:
+        """The manager to look at, there until the block ends, and when it read the tiers (None: it is at work).
 
         Raises Unavailable while there is none yet, and what kept the first one from being opened.
         """
         held = self._take()
         try:
-            yield held.manager
+            yield held.manager, held.at_ms if held.is_ours else None
         finally:
             self._give_back(held)
+
+    def gathered(
+        self,
+        gathering: Gathering,
+        key: str,
+        make: Callable[[LogManager], T],
+        *,
+        keep_ms: int = 0,
+        patience: Patience | None = None,
+    ) -> Told[T]:
+        """As `Gathering.get`, of a manager to look at, with the age of its data."""
+
+        def look() -> tuple[T, int | None]:
+            with self.seen() as (manager, read_ms):
+                return make(manager), read_ms
+
+        told = gathering.get(key, look, keep_ms=keep_ms, patience=patience)
+        value, read_ms = told.value
+        return Told(value, told.at_ms, told.late_since_ms, read_ms)
 
     def stale(self) -> tuple[int, str] | None:
         """(of when, why) what is looked at is older than it should be; None while it is not."""
@@ -96,6 +126,10 @@ class Looks:
             if self._is_due(now):
                 self._begin(now)
             is_first = self._held is None
+            since = self._opening_since_ms
+            is_old = self._held is not None and self._held.is_ours and now - self._held.at_ms > AGE_MAX_MS
+        if is_old and since is not None:
+            self._is_there.wait(max(0.0, FIRST_S - (now - since) / 1000))
         if is_first and not self._is_there.wait(FIRST_S):
             self._look_alone(now)
         with self._lock:

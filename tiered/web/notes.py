@@ -1,26 +1,43 @@
-"""What stands above a page that shows less than how things are now: of when it is, and what is waited for."""
+"""What stands above every page: of when its data is, and why it is older than its limit where it is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tiered.web.gathering import Told
 from tiered.web.html import Html, tag
-from tiered.web.looks import Looks
+from tiered.web.looks import AGE_MAX_MS, Looks
 from tiered.web.parts import lasted, stamp
 
 
-def note_on(looks: Looks, told: Told[Any], now_ms: int) -> Html | None:
-    """None for a page that is as things are."""
+def note_on(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> list[Html]:
+    """The age of a page's data; a mark above it where the data is older than AGE_MAX_MS and `kept_ms` allow."""
+    why = _why_old(looks, told, now_ms, kept_ms)
+    age_ms = max(0, now_ms - told.data_ms)
+    age = tag("p", f"Data of {stamp(told.data_ms)}, {lasted(age_ms)} old.", id="age", class_="faint")
+    return [age] if why is None else [_note(why), age]
+
+
+def age_facts(looks: Looks, told: Told[Any], now_ms: int, *, kept_ms: int = 0) -> Mapping[str, object]:
+    """The same for programs; `stale` says why the data is old, null where it is not."""
+    why = _why_old(looks, told, now_ms, kept_ms)
+    return {"data_ms": told.data_ms, "age_ms": max(0, now_ms - told.data_ms), "stale": why}
+
+
+def _why_old(looks: Looks, told: Told[Any], now_ms: int, kept_ms: int) -> str | None:
+    """None for data that is within its limit, and that no newer look waits to replace."""
     stale = looks.stale()
     if stale is not None:
-        at_ms, why = stale
-        return _note(f"What is shown is of {stamp(at_ms)}; {why}.")
+        _, why = stale
+        return f"What is shown is of {stamp(told.data_ms)}; {why}."
     if told.late_since_ms is not None:
         waits = (
             f"Looking again since {lasted(now_ms - told.late_since_ms)} without an end: the disk does not answer, or "
         )
-        return _note(f"{waits}this machine is busy. What is shown is of {stamp(told.at_ms)}.")
+        return f"{waits}this machine is busy. What is shown is of {stamp(told.data_ms)}."
+    if now_ms - told.data_ms > AGE_MAX_MS + kept_ms:
+        return f"What is shown is of {stamp(told.data_ms)}, {lasted(now_ms - told.data_ms)} ago; looking again goes on."
     return None
 
 

@@ -69,7 +69,7 @@ def frame(
         tag("a", "Skip to the content", href="#content", class_="skip"),
         tag("header", tag("strong", "tiered"), tag("nav", links, aria_label="Pages")),
         tag("main", tag("h1", title), children, id="content"),
-        tag("footer", tag("p", f"As of {stamp(now_ms)}. Read-only.", id="asked", role="status")),
+        tag("footer", tag("p", f"Computed at {stamp(now_ms)}. Read-only.", id="asked", role="status")),
         data_refresh=refresh_s,
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"

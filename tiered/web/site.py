@@ -26,7 +26,7 @@ from tiered.web.gathering import DEADLINE_S, Gathering, Patience, Told
 from tiered.web.history import Past
 from tiered.web.html import Html, tag
 from tiered.web.looks import Looks
-from tiered.web.notes import note_on
+from tiered.web.notes import age_facts, note_on
 from tiered.web.overview import found_topics, overview, troubles_page
 from tiered.web.partition import partition_facts, partition_page
 from tiered.web.parts import SOON_S, frame
@@ -125,19 +125,24 @@ class Site:
     def _json(self, path: str, query: Query) -> str:
         match _parts(path):
             case [] | ["troubles"]:
-                return _encoded(found_topics(self._all().value, query))
+                everything = self._all()
+                return self._aged(everything, found_topics(everything.value, query))
             case ["plan"]:
                 asked = Asked.of(query)
-                return _encoded(plan_facts(self._plan(asked).value, asked, query))
+                plan = self._plan(asked)
+                return self._aged(plan, plan_facts(plan.value, asked, query))
             case ["compaction"]:
-                return _encoded(compaction_facts(self._compaction().value, query))
+                compaction = self._compaction()
+                return self._aged(compaction, compaction_facts(compaction.value, query))
             case ["cost"]:
                 return _encoded(self._laboratory().facts(query))
             case ["topics", topic]:
-                return _encoded(topic_facts(*self._topic(topic).value))
+                found = self._topic(topic)
+                return self._aged(found, topic_facts(*found.value))
             case ["topics", topic, number]:
-                report, snapshot = self._partition(topic, number).value
-                return _encoded(partition_facts(report, snapshot.partition))
+                part = self._partition(topic, number)
+                report, snapshot = part.value
+                return self._aged(part, partition_facts(report, snapshot.partition))
         raise NotFound("looking for a page", path=path)
 
     def _overview(self, query: Query) -> str:
@@ -149,7 +154,10 @@ class Site:
     # -- what pages are made from ----------------------------------------------------------------------------------
 
     def _all(self, patience: Patience | None = None) -> Told[StatusReport]:
-        return self._gathering.get("status", lambda: self._look(None), keep_ms=KEPT_MS, patience=patience)
+        def look(manager: LogManager) -> StatusReport:
+            return self._look(manager, None)
+
+        return self._looks.gathered(self._gathering, "status", look, keep_ms=KEPT_MS, patience=patience)
 
     def _past(self, topic: str | None, patience: Patience) -> Past | None:
         """None where it is not to be had now: the page then does without."""
@@ -168,41 +176,37 @@ class Site:
             return None
 
     def _plan(self, asked: Asked) -> Told[PricedPlan]:
-        def look() -> PricedPlan:
+        def look(manager: LogManager) -> PricedPlan:
             from tiered.planning import priced_plan
 
-            with self._looks.manager() as manager:
-                at_ms = self._now_ms() + (asked.after_ms or 0)
-                return priced_plan(manager, at_ms, asked.topics, overrides=dict(asked.settings), may_ask=False)
+            at_ms = self._now_ms() + (asked.after_ms or 0)
+            return priced_plan(manager, at_ms, asked.topics, overrides=dict(asked.settings), may_ask=False)
 
-        return self._gathering.get(f"plan?{asked.key}", look, keep_ms=KEPT_MS)
+        return self._looks.gathered(self._gathering, f"plan?{asked.key}", look, keep_ms=KEPT_MS)
 
     def _compaction(self) -> Told[Compaction]:
-        def look() -> Compaction:
-            with self._looks.manager() as manager:
-                return look_at_compaction(manager, self._now_ms())
+        def look(manager: LogManager) -> Compaction:
+            return look_at_compaction(manager, self._now_ms())
 
-        return self._gathering.get("compaction", look, keep_ms=KEPT_MS)
+        return self._looks.gathered(self._gathering, "compaction", look, keep_ms=KEPT_MS)
 
     def _topic(self, topic: str, patience: Patience | None = None) -> Told[tuple[StatusReport, Topic]]:
-        def look() -> tuple[StatusReport, Topic]:
-            with self._looks.manager() as manager:
-                return self._look(topic), manager.topic(topic)
+        def look(manager: LogManager) -> tuple[StatusReport, Topic]:
+            return self._look(manager, topic), manager.topic(topic)
 
-        return self._gathering.get(f"topic/{topic}", look, patience=patience)
+        return self._looks.gathered(self._gathering, f"topic/{topic}", look, patience=patience)
 
     def _partition(self, topic: str, number: str) -> Told[tuple[StatusReport, PartitionSnapshot]]:
         """Raises NotFound, and what keeps a partition from being looked at."""
 
-        def look() -> tuple[StatusReport, PartitionSnapshot]:
-            report = self._look(topic)
-            with self._looks.manager() as manager:
-                known = {str(each.partition): each for each in manager.topic(topic).partitions()}
-                if number not in known:
-                    raise NotFound("looking for a partition", topic=topic, partition=number)
-                return report, manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
+        def look(manager: LogManager) -> tuple[StatusReport, PartitionSnapshot]:
+            report = self._look(manager, topic)
+            known = {str(each.partition): each for each in manager.topic(topic).partitions()}
+            if number not in known:
+                raise NotFound("looking for a partition", topic=topic, partition=number)
+            return report, manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
 
-        return self._gathering.get(f"partition/{topic}/{number}", look)
+        return self._looks.gathered(self._gathering, f"partition/{topic}/{number}", look)
 
     def _laboratory(self) -> Laboratory:
         """Made when it is first asked for: it loads the simulator."""
@@ -212,16 +216,19 @@ class Site:
             self._lab = Laboratory(self._looks, self._gathering, self._now_ms)
         return self._lab
 
-    def _look(self, topic: str | None) -> StatusReport:
+    def _look(self, manager: LogManager, topic: str | None) -> StatusReport:
         topics = None if topic is None else [topic]
-        with self._looks.manager() as manager:
-            return status_report(manager, self._now_ms(), topics, storage=self._storage, may_ask=False)
+        return status_report(manager, self._now_ms(), topics, storage=self._storage, may_ask=False)
 
     # -- words -----------------------------------------------------------------------------------------------------
 
-    def _late(self, told: Told[Any]) -> Html | None:
-        """What stands above a page that shows less than how things are now."""
+    def _late(self, told: Told[Any]) -> list[Html]:
+        """The age of a page's data, and why it is old where it is."""
         return note_on(self._looks, told, self._now_ms())
+
+    def _aged(self, told: Told[Any], facts: Mapping[str, object]) -> str:
+        """Facts with the age of their data, as JSON."""
+        return _encoded({**age_facts(self._looks, told, self._now_ms()), **facts})
 
     def _failed(self, status: HTTPStatus, title: str, error: LogError, *, is_json: bool) -> Answered:
         words = " ".join(str(error).split())
