@@ -1,6 +1,7 @@
 """The cleaner: keeps the newest record of every key in the sealed part of a compacted log. Kafka's two passes.
 
-Pass one maps the keys of the dirty sealed segments (`local.newest_records`), as many whole segments as fit. Pass two
+Pass one maps the keys of the dirty sealed segments (`local.newest_records`), as many whole segments as fit; of a first
+segment that does not fit, as many records. The checkpoint then lies inside that segment, as Kafka's may. Pass two
 judges every batch from `clean_from` to where that ended (`local.cleaning_verdicts` has the table of what survives);
 then segments are rewritten, small neighbours merged. Offsets, order and batch headers' ranges never change; batches
 that lose nothing are copied byte for byte, and segments that lose nothing and gain no neighbour stay as they are.
@@ -38,7 +39,7 @@ from local.errors import CleaningAborted, Corrupt, DiskFailed, InvalidRequest, L
 from local.index_building import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, segment_file
-from local.newest_records import Buffer, find_newest
+from local.newest_records import SEGMENTS_MAX, Buffer, find_newest, find_newest_in_part
 from local.regrouping import POSITION_MAX, grouped, survivors
 from local.segment_info import SegmentInfo
 from local.settings import DAY_MS
@@ -53,7 +54,8 @@ class CleaningResult:
     """What one round did. Bytes are of ``.log`` files; `cleaner_offset` is the next dirty offset.
 
     `indexed_bytes` were read in `index_seconds` to build the key map, which was full to `buffer_utilization` (0..1 of
-    its memory); the other `bytes_read` and all that was written took `clean_seconds`.
+    its slots, as in Kafka); the other `bytes_read` and all that was written took `clean_seconds`. `is_cut`: the buffer
+    had no room for all dirty keys, and the pass ended at `cleaner_offset` for that.
     """
 
     first_dirty_offset: int
@@ -70,6 +72,7 @@ class CleaningResult:
     index_seconds: float = 0.0
     clean_seconds: float = 0.0
     buffer_utilization: float = 0.0
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,7 @@ class _Found:
     indexed: float
     indexed_bytes: int
     buffer_utilization: float
+    is_cut: bool
 
 
 @dataclass(slots=True)
@@ -131,11 +135,11 @@ def clean(
     """One round over the sealed segments of `log` at or above `clean_from`; None when there is nothing dirty.
 
     Nothing at or above `upto_offset` (a segment's base; None: the active one's) is looked at, nor what `buffer` has no
-    room for: `CleaningResult.cleaner_offset` tells. A tombstone may leave only below `tombstones_below`; None is no
-    bound, for a log without remote tier, and 0 lets none leave. `should_stop` is asked and `throttle` told between
-    slices (`local.cleaning_pace`). Raises CleaningAborted when it was asked to let go: the groups that are swapped in
-    stay so, `log.cleaner_offset` does not rise. Raises InvalidRequest when one segment's keys do not fit the buffer,
-    and when one would pass 2 GiB.
+    room for: `CleaningResult.cleaner_offset` tells, which may lie inside a segment. A tombstone may leave only below
+    `tombstones_below`; None is no bound, for a log without remote tier, and 0 lets none leave. `should_stop` is asked
+    and `throttle` told between slices (`local.cleaning_pace`). Raises CleaningAborted when it was asked to stop: the
+    groups that are swapped in stay so, `log.cleaner_offset` does not rise. Raises InvalidRequest when a segment would
+    pass 2 GiB, and for a buffer in which not one key fits.
 
     Order of effects: `log.cleaner_reach` rises to where newer records were looked for, and `announce` makes that
     durable (the caller's part); each group is swapped in on its own (`local.swap`); `log.cleaner_offset` rises after
@@ -158,6 +162,7 @@ def clean(
         first_offset=sealed[0].base_offset,
         upto_offset=upto,
         producers={each.producer_id: each for each in log.producers()},
+        dirty_from=first_dirty,
     )
     pace = Pace(log.partition, should_stop, throttle, clock)
     began = clock()
@@ -184,12 +189,18 @@ def _judge(
     """Both passes over what is there. The keys go with the return; mappings stay until their segment is rewritten."""
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
-    newest, fitting = find_newest(storage, segments, dirty[-1].next_offset, aborted, buffer, pace)
+    where = {"from_offset": facts.dirty_from}
+    newest, fitting = find_newest(storage, segments, dirty[-1].next_offset, aborted, buffer, pace, **where)
+    is_cut = fitting < min(len(dirty), SEGMENTS_MAX)
+    reach_offset = upto_offset = facts.upto_offset
+    if fitting == 0:
+        end = dirty[0].next_offset
+        newest, upto_offset = find_newest_in_part(storage, segments[0], end, aborted, buffer, pace, **where)
+        reach_offset, facts = upto_offset, replace(facts, upto_offset=end)
+    elif fitting < len(dirty):
+        reach_offset, upto_offset = dirty[fitting].next_offset, dirty[fitting].base_offset
+        facts = replace(facts, upto_offset=upto_offset)
     indexed, indexed_bytes = pace.clock(), pace.bytes_read
-    reach_offset = facts.upto_offset
-    if fitting < len(dirty):
-        reach_offset = dirty[fitting].next_offset
-        facts = replace(facts, upto_offset=dirty[fitting].base_offset)
     judge = Judge(facts, newest, aborted)
     judged = [
         judge.segment(storage, log.segment(info.base_offset), info.next_offset, pace)
@@ -198,13 +209,14 @@ def _judge(
     ]
     return _Found(
         segments=judged,
-        upto_offset=facts.upto_offset,
+        upto_offset=upto_offset,
         reach_offset=reach_offset,
         distinct_keys=len(newest.keys),
         invalid_records=newest.invalid_records + judge.invalid_records,
         indexed=indexed,
         indexed_bytes=indexed_bytes,
         buffer_utilization=newest.utilization,
+        is_cut=is_cut,
     )
 
 
@@ -240,6 +252,7 @@ def _result(
         index_seconds=index_seconds,
         clean_seconds=clean_seconds,
         buffer_utilization=found.buffer_utilization,
+        is_cut=found.is_cut,
     )
 
 

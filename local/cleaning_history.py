@@ -31,7 +31,8 @@ class CleaningRun:
     """One pass, or one that failed: then `error` says why and most figures are 0. Bytes are of ``.log`` files.
 
     `thread` counts the cleaner's threads from 0; `delay_ms` is how late the pass was by `max.compaction.lag.ms`;
-    `indexed_bytes` were read in `index_seconds`, everything else took `clean_seconds`.
+    `indexed_bytes` were read in `index_seconds`, everything else took `clean_seconds`. `is_cut`: the dedupe buffer of
+    `buffer_bytes` (0: not noted) had no room for all dirty keys, so that the pass ended before the others.
     """
 
     topic: str
@@ -53,6 +54,8 @@ class CleaningRun:
     index_seconds: float = 0.0
     clean_seconds: float = 0.0
     buffer_utilization: float = 0.0
+    buffer_bytes: int = 0
+    is_cut: bool = False
     error: str | None = None
 
     @property
@@ -74,7 +77,13 @@ class CleaningRun:
 
 
 def run_of(
-    partition: TopicPartition, result: CleaningResult, *, at_ms: int, thread: int = 0, delay_ms: int = 0
+    partition: TopicPartition,
+    result: CleaningResult,
+    *,
+    at_ms: int,
+    thread: int = 0,
+    delay_ms: int = 0,
+    buffer_bytes: int = 0,
 ) -> CleaningRun:
     """A finished pass as a run."""
     return CleaningRun(
@@ -97,6 +106,8 @@ def run_of(
         index_seconds=result.index_seconds,
         clean_seconds=result.clean_seconds,
         buffer_utilization=result.buffer_utilization,
+        buffer_bytes=buffer_bytes,
+        is_cut=result.is_cut,
     )
 
 
@@ -170,7 +181,8 @@ def _parse(line: bytes) -> CleaningRun | None:
 
 
 def _kinds(annotation: object) -> tuple[type, ...]:
-    return {"str": (str,), "int": (int,), "float": (float, int), "str | None": (str, type(None))}[str(annotation)]
+    known: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+    return (known | {"str | None": (str, type(None))})[str(annotation)]
 
 
 _KINDS = {each.name: _kinds(each.type) for each in fields(CleaningRun)}

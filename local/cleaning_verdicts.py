@@ -62,8 +62,9 @@ _REBASED_GROWTH = 6  # bytes by which a record about grows when its time is coun
 class Circumstances:
     """What does not change in one pass. Times in ms; `upto_offset` is where the round ends, not included.
 
-    `producers` are those that the log knows, by id. `tombstones_below` and `legacy_horizon_ms`: see the module text,
-    None for no bound and for no such horizon.
+    `dirty_from` is the first offset that pass one looked at. It may lie inside a segment, whose records below it are
+    judged as those of clean segments. `producers` are those that the log knows, by id. `tombstones_below` and
+    `legacy_horizon_ms`: see the module text, None for no bound and for no such horizon.
     """
 
     now_ms: int
@@ -73,6 +74,7 @@ class Circumstances:
     first_offset: int
     upto_offset: int
     producers: Mapping[int, ProducerEntry]
+    dirty_from: int = 0
 
     @property
     def horizon_ms(self) -> int:
@@ -194,13 +196,30 @@ class Judge:
         bits = self._newest.bits(segment.base_offset, number)
         has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
         is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
-        if bits is not None and not has_horizon.any() and not is_legacy_due:
+        is_split = bits is not None and segment.base_offset < self._facts.dirty_from
+        if bits is not None and not is_split and not has_horizon.any() and not is_legacy_due:
             return bits
+        if bits is not None and is_split:
+            return self._split(segment, data, bits)
         steps = list(self._looked_up(segment, data, is_clean=bits is None))
         if bits is not None:
             due = packed(np.concatenate([due for _, _, due in steps]))
             return bits[0] & ~(bits[1] & due), bits[1]
         keep, tombstones, due = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+        return packed(keep & ~(tombstones & due)), packed(tombstones)
+
+    def _split(self, segment: Segment, data: memoryview, bits: tuple[Bits, Bits]) -> tuple[Bits, Bits]:
+        """Of a segment in which the dirty section begins: records below that by the keys, the others by `bits`."""
+        known = self.invalid_records
+        steps = zip(*self._looked_up(segment, data, is_clean=True), strict=True)
+        keep, tombstones, due = (np.concatenate(parts) for parts in steps)
+        self.invalid_records = (
+            known  # pass one has counted those at or above `dirty_from`, a pass before this the others
+        )
+        offsets = np.concatenate([each.offsets for each in kernels.decode_in_steps(data, include_control=True)])
+        is_old, rows = offsets < self._facts.dirty_from, len(offsets)
+        new_keep, new_tombstones = (np.unpackbits(each, count=rows, bitorder="little").astype(bool) for each in bits)
+        keep, tombstones = np.where(is_old, keep, new_keep), np.where(is_old, tombstones, new_tombstones)
         return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:

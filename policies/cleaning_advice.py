@@ -1,8 +1,8 @@
 """Advice about the cleaner: settings with which cleaning cannot keep up, seen in its history and in the logs.
 
 Each rule is a function of facts and tells what it saw, why that matters and which setting would help. They rest on what
-tuning guides tell operators of Kafka to look for: a buffer utilisation that sticks to the load factor, passes without
-a pause between them, lags that keep segments from ever becoming cleanable, active segments that never roll.
+tuning guides tell operators of Kafka to look for: several passes for one dirty section, passes without a pause
+between them, lags that keep segments from ever becoming cleanable, active segments that never roll.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from policies.compaction import LogToClean
 from policies.rules import DAY_MS, PartitionRules
 from policies.words import counted, format_ms
 
-FULL = 0.99  # of what the load factor allows: the map was full and the pass ended early
 BUSY = 0.9  # of the time
 RUNS_MIN = 3  # at times of their own, before a rate means anything
 SPAN_MIN_MS = 60_000  # what is shorter is a backlog that is being worked off
@@ -60,10 +59,14 @@ class Advice:
 
 
 def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[CleaningRun]) -> list[Advice]:
-    """All advice there is, the cleaner's first. `runs` oldest first."""
+    """All advice there is, the cleaner's first. `runs` oldest first; those of logs that are not in `logs` do not count.
+
+    `logs` are the compacted ones: a topic that is no longer compacted needs no advice.
+    """
+    names = {each.log.partition for each in logs}
+    runs = [run for run in runs if run.name in names]
     of_all: Iterable[Callable[[], list[Advice]]] = (
         lambda: full_buffers(cleaner, runs),
-        lambda: buffer_too_small(cleaner, runs),
         lambda: too_slow(cleaner, runs),
     )
     found = [advice for rule in of_all for advice in rule()]
@@ -73,37 +76,43 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
 
 
 def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
-    """Logs whose last pass filled the key map: they are read in full for a part of their dirty section."""
-    full = [
-        run for run in _last_of_each(runs) if run.error is None and run.buffer_utilization >= FULL * cleaner.load_factor
-    ]
-    if not full:
+    """Logs whose dirty section took several passes, because the key map had no room for all keys.
+
+    Each of these passes reads the clean section once more. A run of passes with a smaller buffer than now has no say.
+    """
+    found = {name: _cut_runs(name, cleaner, runs) for name in _names(runs)}
+    cut = {name: some for name, some in found.items() if some}
+    if not cut:
         return []
-    worst = max(full, key=lambda run: run.distinct_keys)
+    worst = max((each for some in cut.values() for each in some), key=len)
+    passes, keys = len(worst), sum(run.distinct_keys for run in worst)
+    enough = max(2, passes) * cleaner.buffer_bytes * cleaner.threads
     return [
         Advice(
             rule="full-buffer",
-            partition=worst.name,
+            partition=worst[0].name,
             setting="log.cleaner.dedupe.buffer.size",
-            text=f"the last pass over {counted(len(full), 'log')} filled the key map ({worst.buffer_utilization:.0%}, "
-            f"{worst.distinct_keys} keys of {worst.name}) and ended early; give the buffer at least "
-            f"{2 * cleaner.buffer_bytes * cleaner.threads} bytes, or use fewer threads: each has its share",
+            text=f"{counted(len(cut), 'log')} needed several passes for one dirty section, {worst[0].name} "
+            f"{'at least ' if worst[-1].is_cut else ''}{passes}, because {keys} keys had no room in a buffer of "
+            f"{cleaner.buffer_bytes} bytes; give the buffer at least {enough} bytes, or use fewer threads: "
+            "each has its share",
         )
     ]
 
 
-def buffer_too_small(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
-    """Logs that cannot be cleaned at all because the keys of one segment do not fit."""
-    return [
-        Advice(
-            rule="segment-does-not-fit",
-            partition=run.name,
-            setting="log.cleaner.dedupe.buffer.size",
-            text=f"the keys of one segment need more than the {cleaner.buffer_bytes} bytes of a thread: {run.error}",
-        )
-        for run in _last_of_each(runs)
-        if run.error is not None and "do not fit the dedupe buffer" in run.error
-    ]
+def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[list[CleaningRun]]:
+    """The passes of each dirty section of a log that took several: those that ended early, and the one after them."""
+    found: list[list[CleaningRun]] = []
+    is_open = False
+    for run in runs:
+        if run.name != name or run.error is not None or 0 < run.buffer_bytes < cleaner.buffer_bytes:
+            continue
+        if is_open:
+            found[-1].append(run)
+        elif run.is_cut:
+            found.append([run])
+        is_open = run.is_cut
+    return found
 
 
 def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
@@ -218,10 +227,6 @@ def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
             f"less than {GAIN_MIN:.0%} smaller; raise it for this topic",
         )
     ]
-
-
-def _last_of_each(runs: Sequence[CleaningRun]) -> list[CleaningRun]:
-    return list({run.name: run for run in runs}.values())
 
 
 def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:

@@ -104,11 +104,9 @@ class GroupWork:
 
     def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[NewestRecords | None, int]:
         """As many segments as fit; None for one that does not fit by itself: all of its keys go out then."""
-        try:
-            end = self._group.next_offset
-            return find_newest(self._storage, segments, end, self._group.aborted, buffer, self._pace)
-        except InvalidRequest:
-            return None, 1
+        end = self._group.next_offset
+        newest, count = find_newest(self._storage, segments, end, self._group.aborted, buffer, self._pace)
+        return (newest, count) if count else (None, 1)
 
     def _keys_of(self, segment: Segment, newest: NewestRecords | None) -> Iterator[KeyRun]:
         mapped = self._pace.mapped(self._storage, segment)

@@ -184,7 +184,8 @@ class Cleaning:
         self._checkpoint(directory)
         self._uncleanable.pop(held.name, None)
         if result is not None:
-            run = run_of(held.name, result, at_ms=now_ms, thread=self._thread(), delay_ms=delay_ms)
+            more = {"delay_ms": delay_ms, "buffer_bytes": self.settings.buffer_bytes}
+            run = run_of(held.name, result, at_ms=now_ms, thread=self._thread(), **more)
             _log.info("%s", summary(run))
             self._note(directory, run)
         return result

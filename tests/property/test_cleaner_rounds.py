@@ -15,7 +15,6 @@ from old_formats import OldLog, lay_down, old_log
 from local import cleaner
 from local.batch import encode_batch
 from local.compression import Codec
-from local.errors import InvalidRequest
 from local.isolation import Isolation
 from local.log import Log
 from local.names import TopicPartition
@@ -103,25 +102,19 @@ class World:
         producers = {p.producer_id: (p.producer_epoch, _known(p.last_offset)) for p in log.producers()}
         visible = committed_values(log)
         legacy_due = self._legacy_due(dirty_from)
-        try:
-            done = cleaner.clean(
-                log,
-                self.disk,
-                clean_from=0,
-                now_ms=self.now_ms,
-                delete_retention_ms=RETENTION_MS,
-                tombstones_below=tombstones_below,
-                buffer=Buffer(size_bytes=buffer_bytes),
-            )
-        except InvalidRequest as error:
-            would_do = int(str(error.facts["would_do_bytes"]))
-            if would_do <= buffer_bytes or batches_of(log) != before:
-                raise
-            return self.clean(tombstones_below, would_do)
+        done = cleaner.clean(
+            log,
+            self.disk,
+            clean_from=0,
+            now_ms=self.now_ms,
+            delete_retention_ms=RETENTION_MS,
+            tombstones_below=tombstones_below,
+            buffer=Buffer(size_bytes=buffer_bytes),
+        )
         log.remove_deleted(self.now_ms)
         if done is None:
             assert batches_of(log) == before
-            return None
+            return
         upto = done.cleaner_offset
         facts = Round(dirty_base, upto, self.now_ms, RETENTION_MS, tombstones_below, aborted, producers, legacy_due)
         flat = [batch for segment in before for batch in segment]
@@ -129,7 +122,7 @@ class World:
         rest = [batch for batch in flat if batch.base_offset >= upto]
         self._compare(wanted, rest, upto)
         assert committed_values(log) == visible
-        return None
+        return
 
     def _legacy_due(self, dirty_from: int) -> frozenset[int]:
         """Kafka's rule: as old as the last segment that begins in the clean section, and the retention older."""
@@ -237,3 +230,53 @@ def test_messages_of_old_formats_take_part_in_every_round_and_become_batches(see
 @pytest.mark.parametrize("seed", range(60))
 def test_long_stories_of_transactions_and_horizons_leave_what_the_oracle_leaves(seed: int) -> None:
     World().play(drawn(seed))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("buffer_bytes", [60, 120])
+def test_a_log_cleaned_in_parts_keeps_what_one_pass_keeps(seed: int, buffer_bytes: int) -> None:
+    """The same story under a buffer of a few keys and under one that holds all; tombstones and markers included."""
+    steps = [step for step in drawn(seed) if step[0] != "clean"]
+    whole, parts = World(), World()
+    for world in (whole, parts):
+        for name, *words in steps:
+            getattr(world, name)(*words)
+        for producer in range(3):
+            world.end(producer, True)
+    for _ in range(2):
+        whole.clean(None, 1 << 20)
+        while _part(parts, buffer_bytes):
+            pass
+        assert _data(parts.log) == _data(whole.log)
+        for world in (whole, parts):
+            world.wait(5 * RETENTION_MS)
+            world.log.cleaner_offset = 0
+
+
+def _part(world: World, buffer_bytes: int) -> bool:
+    """One pass that may end inside a segment; what readers of committed values see stays the same."""
+    log = world.log
+    log.roll(now_ms=world.now_ms)
+    before, visible, offset = _data(log), committed_values(log), log.cleaner_offset or 0
+    committed = set(_data(log, Isolation.READ_COMMITTED))
+    buffer = Buffer(size_bytes=buffer_bytes)
+    done = cleaner.clean(log, world.disk, now_ms=world.now_ms, delete_retention_ms=RETENTION_MS, tombstones_below=None,
+                         buffer=buffer)  # fmt: skip
+    log.remove_deleted(world.now_ms)
+    if done is None:
+        return False
+    after = _data(log)
+    assert offset < done.cleaner_offset
+    assert committed_values(log) == visible
+    assert set(after) <= set(before)
+    assert [each for each in before if each >= done.cleaner_offset] == [
+        each for each in after if each >= done.cleaner_offset
+    ], "all from the first record without room on stay"
+    assert set(_data(log, Isolation.READ_COMMITTED)) <= committed, "no aborted record comes to be shown"
+    return True
+
+
+def _data(log: Log, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> dict[int, tuple[bytes | None, bytes | None]]:
+    """The data records by offset."""
+    records = log.records(log.log_start_offset, isolation=isolation)
+    return {record.offset: (record.key, record.value) for record in records}

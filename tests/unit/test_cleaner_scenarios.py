@@ -11,6 +11,7 @@ from disk_model import ModelDisk
 from local import cleaner
 from local.batch import encode_batch
 from local.cleaner import CleaningResult
+from local.compression import Codec
 from local.errors import InvalidRequest
 from local.log import Log
 from local.names import TopicPartition
@@ -277,20 +278,67 @@ def test_a_log_larger_than_the_buffer_is_cleaned_in_rounds_of_whole_segments() -
     )
 
 
-@pytest.mark.parametrize("codec", [0, 3])
-def test_a_buffer_too_small_for_one_segment_changes_nothing_and_the_size_that_is_named_does(codec: int) -> None:
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_segment_with_more_keys_than_the_buffer_is_cleaned_in_part(codec: Codec) -> None:
+    story = Story(segment_bytes=1 << 20)
+    batch = encode_batch([(b"a key of some length %4d" % at, b"v", NOW) for at in range(500)], codec=codec)
+    for _ in range(2):
+        story.log.append_batch(batch, now_ms=NOW)
+    story.log.roll(now_ms=NOW)
+    assert len(story.log.segments()) == 2, "one closed segment and the active one"
+    ends = [0]
+    while done := story.round(buffer_bytes=3000, is_dirty=False):
+        assert ends[-1] < done.cleaner_offset, "each pass gets further"
+        assert done.is_cut == (done.cleaner_offset < 1000)
+        ends.append(done.cleaner_offset)
+        assert story.log.cleaner_reach <= done.cleaner_offset, "what lies below the checkpoint is clean in itself"
+    assert len(ends) > 4
+    assert [record.offset for record in story.log.records(0)] == list(range(500, 1000))
+
+
+def test_a_buffer_in_which_not_one_key_fits_changes_nothing() -> None:
     story = Story()
-    batch = encode_batch([(b"key %d" % at, b"v", NOW) for at in range(500)], codec=codec)  # type: ignore[arg-type]
-    story.log.append_batch(batch, now_ms=NOW)
-    story.log.append_batch(batch, now_ms=NOW)
+    story.log.append_batch(encode_batch([(b"k" * 40, b"v", NOW)] * 3, codec=Codec.ZSTD), now_ms=NOW)
     story.log.roll(now_ms=NOW)
     effects = story.disk.effects
-    with pytest.raises(InvalidRequest, match="dedupe buffer") as caught:
-        story.round(buffer_bytes=1000)
+    with pytest.raises(InvalidRequest, match="one key does not fit the dedupe buffer"):
+        story.round(buffer_bytes=24)
     assert story.disk.effects == effects
-    done = story.round(buffer_bytes=int(str(caught.value.facts["would_do_bytes"])))
+
+
+# Kafka holds 24 bytes a key and fills nine tenths of them: 39,321 keys a MiB.
+@pytest.mark.parametrize(("codec", "keys_min"), [(each, 39_300) for each in Codec if each] + [(Codec.NONE, 76_000)])
+def test_a_mebibyte_of_buffer_holds_at_least_as_many_keys_as_kafkas(codec: Codec, keys_min: int) -> None:
+    story = Story(segment_bytes=64 << 20)
+    for first in range(0, 80_000, 5000):
+        keys = [(b"%036d" % at, b"v", NOW) for at in range(first, first + 5000)]
+        story.log.append_batch(encode_batch(keys, codec=codec), now_ms=NOW)
+    done = story.round(buffer_bytes=1 << 20)
     assert done is not None
-    assert (done.records_after, done.distinct_keys) == (500, 500)
+    assert done.distinct_keys >= keys_min
+    assert done.is_cut
+    assert done.buffer_utilization == pytest.approx(0.9, abs=0.001), "it stops at the load factor, as Kafka's does"
+
+
+def test_the_buffer_of_a_pass_that_had_room_is_used_by_its_keys_alone() -> None:
+    story = Story(segment_bytes=1 << 20)
+    story.put(*range(1000))
+    done = story.round(buffer_bytes=1 << 20)
+    assert done is not None
+    assert done.buffer_utilization == pytest.approx(1000 / (31 / 32 * (1 << 20) / 12), abs=0.001)
+    assert not done.is_cut
+
+
+def test_a_key_in_compressed_and_in_plain_segments_is_one_key_whatever_its_length() -> None:
+    for size in (1, 8, 11, 12, 13, 40):
+        story = Story(segment_bytes=1 << 20)
+        for codec in (Codec.NONE, Codec.ZSTD, Codec.NONE):
+            keys = [(b"%0*d" % (size, at % 10), b"v", NOW) for at in range(10)]
+            story.log.append_batch(encode_batch(keys, codec=codec), now_ms=NOW)
+            story.log.roll(now_ms=NOW)
+        while story.round(buffer_bytes=400, is_dirty=False):
+            pass
+        assert [record.offset for record in story.log.records(0)] == list(range(20, 30)), size
 
 
 def test_a_segment_without_record_times_stays_as_old_as_it_was(tmp_path: Path) -> None:

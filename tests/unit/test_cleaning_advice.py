@@ -61,24 +61,38 @@ def test_a_cleaner_that_keeps_up_gets_no_advice() -> None:
     assert rules(*every(60)) == []
 
 
-@pytest.mark.parametrize(("utilization", "expected"), [(0.9, ["full-buffer"]), (0.892, ["full-buffer"]), (0.8, [])])
-def test_a_key_map_as_full_as_it_may_get_asks_for_a_larger_buffer(utilization: float, expected: list[str]) -> None:
-    full = replace(RUN, buffer_utilization=utilization)
-    assert rules(full) == expected
-    assert rules(full, replace(RUN, at_ms=60_000)) == []  # the last pass counts
+CUT = replace(RUN, is_cut=True, buffer_utilization=0.9, buffer_bytes=128 * MB)
+LAST = replace(RUN, buffer_utilization=0.3, buffer_bytes=128 * MB)
 
 
-def test_advice_names_the_setting_and_how_much() -> None:
-    (advice,) = advise(replace(CLEANER, threads=2), [LOG], [replace(RUN, buffer_utilization=0.9)])
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        ([replace(LAST, buffer_utilization=0.9)], []),  # as full as it may get, and all was cleaned
+        ([CUT, CUT, CUT, LAST], ["full-buffer"]),  # four passes, the last of which had room
+        ([CUT, LAST, LAST, LAST], ["full-buffer"]),  # of an earlier run
+        ([CUT], ["full-buffer"]),
+        ([replace(CUT, buffer_bytes=64 * MB), replace(LAST, buffer_bytes=64 * MB), LAST], []),  # mended since
+        ([replace(CUT, buffer_bytes=0), LAST], ["full-buffer"]),
+    ],
+)
+def test_a_dirty_section_that_took_several_passes_asks_for_a_larger_buffer(
+    passes: list[CleaningRun], expected: list[str]
+) -> None:
+    assert rules(*(replace(each, at_ms=at * 60_000) for at, each in enumerate(passes))) == expected
+
+
+def test_advice_names_the_setting_the_passes_and_how_much() -> None:
+    passes = [CUT, CUT, CUT, LAST, CUT, LAST]
+    (advice,) = advise(replace(CLEANER, threads=2), [LOG], passes)
     assert advice.setting == "log.cleaner.dedupe.buffer.size"
-    assert "1000 keys of t/0" in advice.text
-    assert f"at least {512 * MB} bytes" in advice.text
+    assert "t/0 4, because 4000 keys had no room" in advice.text
+    assert f"at least {4 * 2 * 128 * MB} bytes" in advice.text
 
 
-def test_a_segment_whose_keys_do_not_fit_asks_for_a_larger_buffer() -> None:
-    error = "cleaning a log, the keys of one segment do not fit the dedupe buffer: path=x"
-    assert rules(replace(RUN, error=error)) == ["segment-does-not-fit"]
-    assert rules(replace(RUN, error="torn")) == []
+def test_a_topic_that_is_no_longer_compacted_gets_no_advice() -> None:
+    runs = [replace(each, topic="gone") for each in (CUT, CUT, LAST, *every(10.5))]
+    assert rules(*runs) == []
 
 
 @pytest.mark.parametrize(
@@ -100,7 +114,9 @@ def test_a_backlog_that_is_worked_off_at_once_is_no_history() -> None:
     assert rules(*every(10, count=2)) == []
     assert rules(*every(10, count=5)) == []
     # A round of many logs, however long it takes.
-    assert rules(*(replace(RUN, partition=number, clean_seconds=100.0) for number in range(8))) == []
+    logs = [replace(LOG, log=replace(LOG.log, partition=TopicPartition("t", number))) for number in range(8)]
+    passes = [replace(RUN, partition=number, clean_seconds=100.0) for number in range(8)]
+    assert advise(CLEANER, logs, passes) == []
 
 
 def test_a_clock_that_went_back_tells_nothing() -> None:

@@ -380,7 +380,7 @@ def test_a_tombstone_stays_while_the_bucket_has_an_older_record_of_its_key(
         assert [value for _, value in keys_left(manager)] == left
 
 
-def test_a_buffer_that_does_not_hold_one_segments_keys_leaves_the_log_uncleanable_with_advice(world: World) -> None:
+def test_a_buffer_that_does_not_hold_one_segments_keys_cleans_in_parts_with_advice(world: World) -> None:
     from dataclasses import replace
 
     from tiered.compaction_status import compaction_advice
@@ -388,10 +388,11 @@ def test_a_buffer_that_does_not_hold_one_segments_keys_leaves_the_log_uncleanabl
     with world.open() as manager:
         manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=64)
         dirty(manager)
-        manager.tick(NOW)
-        assert "do not fit the dedupe buffer" in manager.cleaning.uncleanable[NAME].reason
-        assert "segment-does-not-fit" in [each.rule for each in compaction_advice(manager, NOW)]
-        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=1 << 20)
-        settle(manager, NOW + 600_000)
+        settle(manager)
         assert manager.cleaning.uncleanable == {}
-        assert 0 < manager.cleaning.runs[-1].buffer_utilization < 1
+        runs = [run for run in manager.cleaning.runs if run.name == NAME]
+        assert sum(run.is_cut for run in runs) > 1
+        (advice,) = [each for each in compaction_advice(manager, NOW) if each.rule == "full-buffer"]
+        assert advice.partition == NAME
+        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=1 << 20)
+        assert "full-buffer" not in [each.rule for each in compaction_advice(manager, NOW)], "that was mended"

@@ -85,7 +85,7 @@ def test_an_uncleanable_partition_is_told_with_its_reason_and_exit_10(at: list[s
 def test_advice_names_a_setting_and_exits_3_and_nothing_to_advise_exits_0(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "compaction", "advise"]) == 0
     assert "nothing to advise" in capfd.readouterr().err
-    run = {"topic": "t", "partition": 0, "at_ms": 1, "buffer_utilization": 0.9, "distinct_keys": 7}
+    run = {"topic": "t", "partition": 0, "at_ms": 1, "buffer_utilization": 0.9, "distinct_keys": 7, "is_cut": True}
     (tmp_path / "data" / names.CLEANER_HISTORY).write_text(json.dumps(run) + "\n")
     (advice,) = answer(capfd, *at, "compaction", "advise", code=3)["advice"]  # type: ignore[misc]
     assert (advice["rule"], advice["setting"]) == ("full-buffer", "log.cleaner.dedupe.buffer.size")

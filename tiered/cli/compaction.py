@@ -142,6 +142,8 @@ _RUNS = tuple(
         "index_seconds",
         "clean_seconds",
         "buffer_utilization",
+        "buffer_bytes",
+        "is_cut",
         "error",
     )
 )

@@ -347,6 +347,8 @@ class CleaningRun(Where):
     index_seconds: float
     clean_seconds: float
     buffer_utilization: float
+    buffer_bytes: int
+    is_cut: bool
     error: str | None
 
 
