@@ -50,6 +50,16 @@ class HeadChain:
         self._sealed_from: int | None = None  # the lowest sequence of a sealed head that was seen
         self.boundary_number = 0
         self.void_upto = 0  # the boundary, as far as it was read: 0 or what `boundary_number` says
+        self._first_listed: int | None = None  # the lowest sequence of the last listing of all heads
+
+    def lacks_first_heads(self) -> bool:
+        """Whether the chain begins above its boundary: heads are missing that nothing collected.
+
+        A whole listing alone tells; False where none was needed. A bucket that was emptied under a writer looks so
+        after the next commit.
+        """
+        first = self._first_listed
+        return first is not None and first > self.void_upto + 1 and not self.is_void(first - 1)
 
     # --- heads -------------------------------------------------------------------------------------------------------
 
@@ -130,8 +140,11 @@ class HeadChain:
         listed = after
         for _ in range(RELISTS_MAX):
             names = self._store.list(self._prefix + HEADS, start_after=self._prefix + head_key(after))
-            found = [parse_head_key(info.key.removeprefix(self._prefix)) for info in names]
-            listed = max((each for each in found if each is not None), default=after)
+            parsed = (parse_head_key(info.key.removeprefix(self._prefix)) for info in names)
+            found = [each for each in parsed if each is not None]
+            listed = max(found, default=after)
+            if after == 0:
+                self._first_listed = min(found, default=None)
             if listed == after:
                 return None
             keys = [self._prefix + head_key(each) for each in (listed, listed + 1)]

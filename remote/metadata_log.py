@@ -345,6 +345,11 @@ class MetadataLog:
             self._check_writer()
             return self.refresh(exact=True)
 
+    def lacks_first_heads(self) -> bool:
+        """Whether heads are missing that nothing collected (`HeadChain.lacks_first_heads`)."""
+        with self._lock:
+            return self._chain.lacks_first_heads()
+
     # --- collected heads ---------------------------------------------------------------------------------------------
 
     @property

@@ -101,6 +101,19 @@ def refusal(log: Log, head: Head | None, verdict: TierVerdict) -> Conflict:
     return Diverged(_ATTEMPTS[verdict.relation], **facts)
 
 
+def emptied(log: Log, head: Head) -> RemoteLost:
+    """The error of a bucket that was emptied or replaced under a writer: it has only what was committed afterwards."""
+    return RemoteLost(
+        "opening a partition, the bucket is lost or wrong: its manifests begin after the first ones were written",
+        partition=log.partition,
+        relation=Relation.LOST.value,
+        head_sequence=head.sequence,
+        local_start_offset=log.local_log_start_offset,
+        local_next_offset=log.next_offset,
+        remote_next_offset=head.next_offset,
+    )
+
+
 def rescue_command(log: Log, verdict: TierVerdict) -> str:
     """What prints the records that only this disk holds."""
     at = verdict.only_here[0][0] if verdict.only_here else log.local_log_start_offset
@@ -178,10 +191,5 @@ def check_same_records(held: Partition, bucket: PartitionSource, head: Head) -> 
         _log.warning("disk and bucket cannot be compared where both end: partition=%s error=%s", held.name, error)
         return
     if theirs is not None and (theirs.base_offset, theirs.crc) != (ours.base_offset, ours.crc):
-        raise Conflict(
-            "opening a partition, its disk was behind the bucket, and has other records than the bucket has there",
-            partition=held.name,
-            offset=at,
-            local_next_offset=log.next_offset,
-            remote_next_offset=head.next_offset,
-        )
+        verdict = TierVerdict(relation=Relation.DIVERGED, from_offset=at, only_here=((at, log.next_offset),))
+        raise refusal(log, head, verdict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from local.errors import LogError, NotFound
+from remote.head import Head
 from remote.keys import PROBES, new_ulid
 from remote.metadata_log import MetadataLog
 from remote.pins import list_pins
@@ -13,6 +14,7 @@ from remote.store import ObjectStore
 from tiered.doctor import Check, Finding, Patient, State, failed
 from tiered.manager import LogManager
 from tiered.partition import Partition
+from tiered.partition_source import PartitionSource
 from tiered.units import counted, format_bytes, format_ms
 
 SKEW_WARNING_MS = 30_000
@@ -135,7 +137,11 @@ def partitions(patient: Patient) -> Iterator[Finding]:
             yield _bad("partitions", f"{name}: {finding.what}", finding.next_step)
         held = manager.partitions()
         count = sum(topic.partition_count for topic in manager.topics())
-        yield Finding(check="partitions", state=State.OK, what=f"{len(held)} of {count} can be opened")
+        whole = sum(each.name not in manager.problems for each in held)
+        rest = "" if whole == count else "; the others are named above"
+        # A partition with a problem does not count, although its log opens: a start refuses it.
+        state = State.OK if whole == count else State.SKIPPED
+        yield Finding(check="partitions", state=state, what=f"{whole} of {count} can be opened{rest}")
         for each in held:
             yield from _of_head(each)
         yield from _pins(patient, held, now_ms)
@@ -151,15 +157,27 @@ def _of_head(held: Partition) -> Iterator[Finding]:
         what = f"{held.name}: encrypted, and its manifests are not sealed: forgeries and rollbacks are not found"
         step = f"upgrade all readers, then: tiered rotate-keys {head.topic}"
         yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
-    if held.log.size_bytes and held.log.next_offset < head.taken_upto:
-        what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {head.taken_upto}"
-        step = "another machine wrote, or this disk lost its end; the next start begins at the bucket's end"
-        yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
+    if held.stopped is None and held.log.size_bytes and held.log.next_offset < head.taken_upto:
+        yield _behind(held, head)
     size_bytes = encoded_size(head)
     if size_bytes > HEAD_BYTES_LARGE:
         waits = f"{counted(len(head.unlinked), 'object')} to be deleted"
         what = f"{held.name}: its head has {format_bytes(size_bytes)}, {waits}"
         yield Finding(check="index", state=State.WARNING, what=what, next_step="is a manager at work? tiered run")
+
+
+def _behind(held: Partition, head: Head) -> Finding:
+    """What the next start does with a log that ends before the bucket, by the check that the start itself makes."""
+    from tiered.agreement import check_same_records
+
+    try:
+        check_same_records(held, PartitionSource(held.name, None, held.remote, held.metadata), head)
+    except LogError as error:
+        finding = failed("partitions", error)
+        return _bad("partitions", f"{held.name}: {finding.what}", finding.next_step)
+    what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {head.taken_upto}"
+    step = "another machine wrote, or this disk lost its end; the next start begins at the bucket's end"
+    return Finding(check="index", state=State.WARNING, what=what, next_step=step)
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:

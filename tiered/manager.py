@@ -24,7 +24,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from local.errors import Conflict, DiskFailed, InvalidRequest, LogError, NotFound, forget_locals
+from local.errors import Conflict, DiskFailed, Diverged, InvalidRequest, LogError, NotFound, forget_locals
 from local.isolation import Isolation
 from local.log import AppendResult, Durability, Log
 from local.log_dir_set import LogDirectories
@@ -185,9 +185,14 @@ class LogManager(
         return altered
 
     def delete_topic(self, name: str, *, now_ms: int) -> None:
-        """Gone for everybody on return; files and objects follow (`tiered.topic_deletion`). Raises NotFound."""
+        """Gone for everybody on return; files and objects follow (`tiered.topic_deletion`).
+
+        Raises NotFound, and Diverged for a log with records that only this disk holds: they stay, and so does the topic
+        in the bucket.
+        """
         self._check_writable()
         with self._topics_lock:
+            raise_first([each.stopped for each in self._held([name]) if isinstance(each.stopped, Diverged)])
             gone = self._deletion.delete(name, self._partitions, self._rounds.lock, now_ms=now_ms)
             for each in gone.partitions():
                 self._unopened.pop(each, None)
@@ -329,7 +334,7 @@ class LogManager(
         """What the policies would do now. Changes nothing. A remote tier that was never seen is not planned for."""
         from policies.plan import plan as plan_snapshots
 
-        known = [held for held in self._held(topics) if held.head() is not None or not held.is_tiered]
+        known = [held for held in self._held(topics) if held.agreed_head() is not None or not held.is_tiered]
         return plan_snapshots(self._looked_at(known, now_ms), now_ms)
 
     def apply(

@@ -40,7 +40,7 @@ from remote.range_reader import RemotePartition
 from remote.seal_memory import SealMemory
 from remote.sealing import keyed
 from remote.store import ObjectStore
-from tiered.agreement import check_agreement, check_same_records, reconcile
+from tiered.agreement import check_agreement, check_same_records, emptied, reconcile
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
 from tiered.configured_store import store_options
@@ -306,6 +306,11 @@ class Opener:
                 guesses=Guesses(),
             )
         known = held.metadata.load()
+        if known is not None and known.deleted_ms is not None:
+            self._refuse_deleted(held, known)
+            return
+        if known is not None and held.metadata.lacks_first_heads():
+            raise emptied(held.log, known)
         if self._directory.read_only:
             self._look(held, known)
             return
@@ -334,6 +339,12 @@ class Opener:
                 return
         # Whoever deletes the topic may have found no head yet, and be through: nobody else would ever mark this one.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
+
+    def _refuse_deleted(self, held: Partition, head: Head) -> None:
+        """Raises Conflict unless the directory is only looked at: the topic was deleted, and no writer follows."""
+        if not self._directory.read_only:
+            facts = {"partition": held.name, "deleted_ms": head.deleted_ms}
+            raise Conflict("taking the writer role, the topic was deleted", **facts)
 
     def _look(self, held: Partition, known: Head | None) -> None:
         """Raises as `check_agreement` where a read-only open sees that the tiers do not agree. The disk was looked at

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from local.errors import LogError, NotFound, Unavailable
+from local.errors import Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
 from local.log import Log
 from local.names import TopicPartition
 from local.segment import Segment
@@ -106,6 +106,11 @@ class Partition:
     def head(self) -> Head | None:
         """The newest head seen so far; no request is sent. None before anything was committed, or when not tiered."""
         return self.metadata.cached if self.metadata is not None else None
+
+    def agreed_head(self) -> Head | None:
+        """As `head`; None too for a log that diverged or was fenced, or whose bucket is lost. What such a manifest says
+        of offsets, copies and the log start is not true of this disk."""
+        return None if isinstance(self.stopped, (Diverged, Fenced, RemoteLost)) else self.head()
 
     @property
     def is_unsettled(self) -> bool:
@@ -217,7 +222,7 @@ class Partition:
         would be found by reading the active segment from end to end.
         """
         known = {} if known is None else known
-        head = self.head()
+        head = self.agreed_head()
         unlinked, unlinked_pages = self.ahead.judged(head, now_ms) if head else ((), ())
         asks_first_times = (
             not for_figures and self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None

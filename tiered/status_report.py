@@ -168,7 +168,7 @@ def status_report(
         stuck=tuple(stuck),
         prices=prices,
         work=work,
-        seen=frozenset(each.name for each in manager.partitions() if each.head() is not None),
+        seen=frozenset(each.name for each in manager.partitions() if each.agreed_head() is not None),
         kept=keeping_costs(manager, prices) if prices is not None else {},
         holder=holder,
         deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),

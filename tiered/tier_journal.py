@@ -111,8 +111,8 @@ def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoi
 
 
 def is_unseen(manager: LogManager, held: Partition) -> bool:
-    """Whether nobody here has seen what the bucket holds of it."""
-    return held.is_tiered and held.head() is None and held.name in manager.problems
+    """Whether what the bucket holds of it is not known here."""
+    return held.is_tiered and held.agreed_head() is None and held.name in manager.problems
 
 
 def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = False) -> TierSeries:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from local.errors import LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
+from policies.tier_relation import Relation
+from tiered.agreement import judge
 from tiered.writer_ids import is_of_node, node_mark
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ _ASKED_AT_ONCE = 8
 class SyncState(Enum):
     """How the two tiers stand to each other; the first that holds, from the worst on."""
 
+    LOST = "lost"  # the bucket lacks what this disk has dropped: it is lost or wrong
+    DIVERGED = "diverged"  # this disk holds records that the bucket contradicts or does not prove to have
     UNKNOWN = "unknown"  # the bucket did not answer, or with something that is no head
     HOLE = "hole"  # offsets that neither has, between the bucket's end and the disk's start
     AHEAD = "ahead"  # the bucket has offsets that this disk lacks: another machine wrote, or the disk is an old copy
@@ -122,6 +126,11 @@ def _state(held: Partition, head: Head | None, mark: str | None, problem: str | 
         return SyncState.NOT_TIERED
     if problem is not None:
         return SyncState.UNKNOWN
+    match judge(log, head, mark).relation:
+        case Relation.LOST:
+            return SyncState.LOST
+        case Relation.DIVERGED | Relation.UNPROVEN | Relation.FENCED:
+            return SyncState.DIVERGED
     if head is None:
         return SyncState.NO_HEAD
     if log.local_log_start_offset > head.next_offset:

@@ -87,7 +87,7 @@ def test_an_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
 
 
 @pytest.mark.damages_bucket
-def test_an_old_copy_of_the_bucket_leaves_a_hole_where_the_disk_let_go(world: World) -> None:
+def test_an_old_copy_of_the_bucket_is_lost_where_the_disk_dropped_the_rest(world: World) -> None:
     fill(world, 30, TIERED)
     old = MemoryStore("memory://old")
     old._objects = dict(world.store._objects)
@@ -100,7 +100,7 @@ def test_an_old_copy_of_the_bucket_leaves_a_hole_where_the_disk_let_go(world: Wo
         assert start > 30
     with world.open(store=old, read_only=True) as looker:
         found = only(looker, world)
-    assert (found.state, found.remote_next_offset, found.local_start_offset) == (SyncState.HOLE, 30, start)
+    assert (found.state, found.remote_next_offset, found.local_start_offset) == (SyncState.LOST, 30, start)
 
 
 def test_another_node_that_took_over_is_named(world: World) -> None:

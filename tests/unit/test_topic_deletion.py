@@ -321,7 +321,7 @@ def _epoch(world: World) -> int:
 
 def test_two_machines_that_delete_one_topic_do_not_fence_each_other_round_after_round(world: World) -> None:
     _filled(world).close()
-    with world.open(disk=world.other_disk()) as second, world.open() as first:
+    with world.open(disk=world.other_disk()) as second, world.open(takes_over=True) as first:
         first.delete_topic("t", now_ms=NOW)
         second.delete_topic("t", now_ms=NOW)
         before = _epoch(world)

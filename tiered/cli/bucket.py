@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest, NotFound
+from local.errors import InvalidRequest, LogError, NotFound, RemoteLost
 from tiered.cli.arguments import parse_partition
 from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
 if TYPE_CHECKING:
+    from local.names import TopicPartition
     from remote.catalog import RemotePartitionName
     from remote.encryption import KeyRing
     from remote.store import ObjectStore
@@ -128,6 +129,21 @@ def open_bucket(
             yield replace(found, copies=local)
     finally:
         store.close()
+
+
+def lost_partitions(session: Session, targets: Sequence[str]) -> dict[TopicPartition, LogError]:
+    """The partitions of this directory (of `targets`, where there are any) whose records the configured bucket lacks
+    although this disk has dropped them: the bucket is lost or wrong. Every log is opened read-only."""
+    wanted = [parse_partition(each) for each in targets]
+    with session.manager(read_only=True) as manager:
+        return {
+            name: error
+            for name, error in sorted(manager.problems.items())
+            if isinstance(error, RemoteLost)
+            and (
+                not wanted or any(name.topic == topic and number in (None, name.partition) for topic, number in wanted)
+            )
+        }
 
 
 def open_target(

@@ -12,10 +12,12 @@ from enum import IntEnum
 from local.errors import (
     Conflict,
     Corrupt,
+    Diverged,
     ErrorCode,
     InvalidRequest,
     LogError,
     OffsetOutOfRange,
+    RemoteLost,
     Unavailable,
 )
 from tiered.cli.signals import Terminated
@@ -173,6 +175,10 @@ def _hint(error: BaseException) -> str | None:
     if notes := getattr(error, "__notes__", ()):
         return "; ".join(notes)
     facts, code = (error.facts, error.code) if isinstance(error, LogError) else ({}, None)
+    if isinstance(error, RemoteLost):
+        return _LOST
+    if isinstance(error, Diverged):
+        return _FENCED if facts.get("relation") == "fenced" else _DIVERGED
     if "key_id" in facts or "remote.encryption.key.id" in facts:
         return "name the file of keys as key_ring in [remote] of tiered.toml"
     if code is ErrorCode.STORE_DIRECTORY_MISSING:

@@ -155,7 +155,10 @@ class Verified(Versioned):
 
 
 class VerifiedRemote(Versioned):
-    """``tiered verify --remote``; `sample_share` and `seed` null without ``--sample``."""
+    """``tiered verify --remote``; `sample_share` and `seed` null without ``--sample``.
+
+    `lost` are partitions whose records the bucket lacks although this disk has dropped them.
+    """
 
     store: str
     partitions: int
@@ -165,6 +168,7 @@ class VerifiedRemote(Versioned):
     unread_segments: int
     sample_share: float | None
     seed: int | None
+    lost: list[str]
     findings: list[VerifyFinding]
 
 
@@ -184,7 +188,10 @@ class ScrubFinding(Where):
 
 
 class Scrubbed(Versioned):
-    """``tiered scrub``; `report` is the file that it wrote. `unread_segments` could not be opened."""
+    """``tiered scrub``; `report` is the file that it wrote. `unread_segments` could not be opened.
+
+    `lost` are partitions whose records the bucket lacks although this disk has dropped them.
+    """
 
     store: str
     is_deep: bool
@@ -194,6 +201,7 @@ class Scrubbed(Versioned):
     unread_segments: int
     unread_bytes: int
     report: str | None
+    lost: list[str]
     findings: list[ScrubFinding]
 
 

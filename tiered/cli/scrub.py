@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tiered.cli.bucket import Bucket, bucket_options, open_bucket
+from tiered.cli.bucket import Bucket, bucket_options, lost_partitions, open_bucket
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
@@ -80,13 +80,24 @@ def scrub(
     if found is None:
         session.say("interrupted; go on with: tiered scrub --deep --resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    lost = lost_partitions(session, targets) if url is None else {}
     told = [each for each in found.findings if each.severity != "info"]
     path = report or (_default_report(session, found) if told else None)
     if path is not None:
         _write(path, found)
-    emit("findings", [_row(each) for each in found.findings], _COLUMNS, output, **_facts(found, path))
+    emit(
+        "findings",
+        [_row(each) for each in found.findings],
+        _COLUMNS,
+        output,
+        **_facts(found, path),
+        lost=[str(name) for name in lost],
+    )
     _tell(session, found, path)
-    return Exit.CORRUPTION if found.of("corrupt") else Exit.FINDINGS if told else Exit.DONE
+    session.tell_problems(lost)
+    if found.of("corrupt"):
+        return Exit.CORRUPTION
+    return Exit.CONFLICT if lost else Exit.FINDINGS if told else Exit.DONE
 
 
 def _scrubbed(

@@ -28,9 +28,10 @@ def verify_remote(
     deep: bool,
     threads: int | None,
 ) -> int:
-    """`columns` are those of findings on the disk. Exit 4 for damage, 3 for what somebody should look at."""
+    """`columns` are those of findings on the disk. Exit 4 for damage, 5 for a bucket that lacks what this disk dropped,
+    3 for other findings."""
     from tiered.bucket_verifying import verify_bucket
-    from tiered.cli.bucket import open_bucket
+    from tiered.cli.bucket import lost_partitions, open_bucket
     from tiered.cli.byte_progress import byte_progress
     from tiered.cli.signals import stop_signals
     from tiered.scrub import THREADS
@@ -54,13 +55,17 @@ def verify_remote(
         if verdict is None:
             session.say("interrupted; nothing is told of a part")
             return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    lost = lost_partitions(session, targets)
     found = verdict.report
     rows = [_row(each) for each in found.findings]
     if rows or output != "table":
-        emit("findings", rows, columns, output, **_facts(verdict))
+        emit("findings", rows, columns, output, **_facts(verdict), lost=[str(name) for name in lost])
     _tell(session, verdict, targets)
+    session.tell_problems(lost)
     told = [each for each in found.findings if each.severity != "info"]
-    return Exit.CORRUPTION if found.of("corrupt") else Exit.FINDINGS if told else Exit.DONE
+    if found.of("corrupt"):
+        return Exit.CORRUPTION
+    return Exit.CONFLICT if lost else Exit.FINDINGS if told else Exit.DONE
 
 
 def read_sample(text: str | None, seed: int | None) -> Sample | None:

@@ -1,0 +1,114 @@
+"""A bucket that lacks what this disk has dropped is lost or wrong, for every look and every open."""
+
+from __future__ import annotations
+
+import pytest
+from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
+
+from local.errors import RemoteLost
+from remote.memory_store import MemoryStore
+from remote.metadata_log import MetadataLog
+from tiered.metrics import Metrics
+from tiered.observations import Observations
+from tiered.status_report import status_report
+from tiered.tier_sync import SyncState, tier_sync
+from tiered.unread import unread_partitions
+from tiered.web.site import Site
+
+
+@pytest.fixture
+def world() -> World:
+    """A disk that has dropped everything that was copied."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager, NOW + DAY)
+        send(manager, 10, start=300)
+        assert manager.partition(NAME).log.local_log_start_offset > 0
+    return world
+
+
+def _empty(store: MemoryStore) -> None:
+    store._objects.clear()
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_an_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -> None:
+    _empty(world.store)
+    files = {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")}
+    with world.open(read_only=read_only) as manager:
+        assert isinstance(manager.problems[NAME], RemoteLost)
+        assert manager.plan(NOW).is_empty
+        assert list(unread_partitions(manager)) == [NAME]
+        report = status_report(manager, NOW, storage=world.disk)
+        assert [each.kind for each in report.stuck] == ["RemoteLost"]
+        assert "bucket-lost" in report.stuck[0].next_step
+        assert NAME not in report.seen, "its figures of the bucket are not known"
+        assert [each.state for each in tier_sync(manager, storage=world.disk)] == [SyncState.LOST]
+        with pytest.raises(RemoteLost):
+            list(manager.reader().records(NAME, 0))
+        assert [record.offset for record in manager.local_reader().records(NAME, 300)] == list(range(300, 310))
+    assert not [info.key for info in world.store.list("") if "/head/" in info.key], "a manifest for a lost bucket"
+    assert {name: bytes(inode.data) for name, inode in world.disk.names.items() if name.endswith(".log")} == files
+
+
+def test_an_older_state_of_the_bucket_is_lost_where_the_disk_dropped_the_rest(world: World) -> None:
+    world.store._objects = {key: body for key, body in world.store._objects.items() if not key.endswith("2")}
+    heads = sorted(info.key for info in world.store.list("") if "/head/" in info.key)
+    for key in heads[1:]:
+        del world.store._objects[key]
+    with world.open(read_only=True) as manager:
+        assert isinstance(manager.problems[NAME], RemoteLost)
+
+
+def test_a_bucket_emptied_under_a_writer_is_lost_for_looks_before_and_after_its_next_commit(world: World) -> None:
+    with world.open() as writer:
+        kept = dict(world.store._objects)
+        _empty(world.store)
+        with world.open(read_only=True) as seen:
+            assert isinstance(seen.problems[NAME], RemoteLost)
+        send(writer, 100, start=310)
+        writer.roll("t", now_ms=NOW)
+        writer.tick(NOW + DAY)
+        assert [info.key for info in world.store.list("") if "/head/" in info.key], "it committed"
+        with world.open(read_only=True) as seen:
+            assert isinstance(seen.problems[NAME], RemoteLost)
+    world.store._objects = {**kept, **world.store._objects}
+    with world.open(read_only=True) as seen:
+        assert seen.problems == {}
+
+
+def test_collected_heads_are_no_sign_of_a_lost_bucket(world: World) -> None:
+    with world.open() as manager:
+        held = manager.partition(NAME)
+        assert held.metadata is not None
+        held.metadata.make_void(2)
+        for info in list(world.store.list(held.prefix + "meta/head/"))[:2]:
+            world.store.delete([info.key])
+        looked = MetadataLog(world.store, held.prefix)
+        looked.load()
+        assert not looked.lacks_first_heads()
+    with world.open(read_only=True) as seen:
+        assert seen.problems == {}
+
+
+def test_metrics_count_a_lost_bucket_apart_from_another_writer(world: World) -> None:
+    _empty(world.store)
+    with world.open() as manager:
+        told = Metrics(manager, Observations(), None).text(NOW)
+        text = told.decode() if isinstance(told, bytes) else str(told)
+    assert "tiered_remote_lost 1" in text
+    assert "tiered_halted 0" in text
+
+
+def test_the_pages_name_a_lost_bucket_and_its_runbook(world: World) -> None:
+    _empty(world.store)
+    with world.open(read_only=True) as manager:
+        site = Site(manager, lambda: NOW, deadline_s=60)
+        for path in ("/", "/troubles", "/topics/t/0"):
+            status, _, body = site.answer(path)[:3]
+            text = body.decode() if isinstance(body, bytes) else str(body)
+            assert "the bucket is lost or wrong" in text, (path, status)
