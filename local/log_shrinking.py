@@ -115,9 +115,11 @@ class ShrinkableLog(ReadableLog):
     def truncate_to(self, offset: int, *, now_ms: int) -> int:
         """Records at or above `offset` never were: what they said of producers and epochs goes with them.
 
-        A batch goes whole; the answer is where the log ends now, at or below `offset`. Below the first local record
-        nothing is left, and the log start is lowered with the end. What the remote tier holds is the caller's to know.
-        Order of effects and crashes: `local.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
+        The log ends at `offset` then, as Kafka's does, also where the last batch that stays ends below it: an offset
+        that was given once is never given again. The batch that holds `offset` is truncated whole. Below the first
+        local record nothing is left, and the log start is lowered with the end. What the remote tier holds is for the
+        caller to know. The answer is the log end: `offset`, or lower where it was lower before. Order of effects and
+        crashes: `local.truncation`. Raises DiskFailed; after step 1 the log is then unusable.
         """
         from local import truncation
 
@@ -127,23 +129,24 @@ class ShrinkableLog(ReadableLog):
                 return self.next_offset
             cut = truncation.find(self._storage, self._view.segments, offset)
             if cut is None or cut.next_offset < self.log_start_offset:
-                target = min(offset, self.local_log_start_offset)
-                self.restart_at(target, self.epochs.truncate_from_end(target), now_ms=now_ms)
-                return target
+                self.restart_at(offset, self.epochs.truncate_from_end(offset), now_ms=now_ms)
+                return offset
             self._vouch_no_further_than(cut.next_offset)
             with self._failing():
-                active = truncation.make(
-                    self._storage, self.directory, cut, interval_bytes=self.settings.index_interval_bytes
-                )
+                interval_bytes = self.settings.index_interval_bytes
+                last = truncation.make(self._storage, self.directory, cut, interval_bytes=interval_bytes)
+                made = truncation.end_at(self._storage, self.directory, last, cut, offset, now_ms=now_ms)
+                active = made[-1]
                 self._snapshots.remove_above(cut.next_offset)
-                self._save_epochs(self.epochs.truncate_from_end(cut.next_offset))
-                sealed = self._view.sealed_below(active.base_offset)
-                bases = [*(each.base_offset for each in sealed), active.base_offset]
-                self._producers = self._snapshots.state_at(cut.next_offset, bases)
-                active.activate()
-            self._publish([*sealed, active], next_offset=cut.next_offset)
+                self._save_epochs(self.epochs.truncate_from_end(offset))
+                sealed = [*self._view.sealed_below(cut.segment.base_offset), *made[:-1]]
+                bases = [each.base_offset for each in (*sealed, active)]
+                self._producers = self._snapshots.state_at(offset, bases)
+                if not active.is_active:
+                    active.activate()
+            self._publish([*sealed, active], next_offset=offset)
             self._all_durable()
-            return cut.next_offset
+            return offset
 
     def restart_at(
         self,

@@ -1,6 +1,8 @@
 """Taking records away at the end of a log: where the cut lies, and the cut itself.
 
-A batch is the smallest thing that can go: the one that holds the offset goes whole, so the log may end below it.
+A batch is the smallest thing that is truncated: the one that holds the offset is truncated whole. The log ends at the
+offset all the same, as Kafka's does. Where the last batch that stays ends below it, an empty segment is made that has
+the offset for its name: a start finds the same end.
 
 | step | effect | a crash after it, and what start-up makes of it |
 |---|---|---|
@@ -8,11 +10,12 @@ A batch is the smallest thing that can go: the one that holds the offset goes wh
 | 2 | later segments removed, newest first, each durably | a shorter log without a hole; the rest may come back |
 | 3 | the log file cut and synced | that is its end; its indexes are made again |
 | 4 | its indexes and its transaction index cut to match, synced | as after 3 |
-| 5 | producer snapshots above the new end removed, durably | as after 3: start-up removes them too |
-| 6 | the epochs that began there taken out of their checkpoint | done |
+| 5 | where the last batch ends below the offset: a segment made there; one that is empty removed | as after 3 or 4 |
+| 6 | producer snapshots above the new end removed, durably | as after 3: start-up removes them too |
+| 7 | the epochs that began there taken out of their checkpoint | done |
 
 Step 1 comes first because a recovery point vouches: were it left above the cut, records appended there later and torn
-by a power cut would pass for damage of what was durable once. Step 5 comes before the next append because a snapshot of
+by a power cut would pass for damage of what was durable once. Step 6 comes before the next append because a snapshot of
 the old history, at an offset that the new one reaches, could not be told from a right one.
 Source: kafka `LocalLog.truncateTo`, `LogSegment.truncateTo`, `UnifiedLog.truncateTo`.
 """
@@ -78,3 +81,14 @@ def make(storage: Storage, directory: str, cut: Cut, *, interval_bytes: int) -> 
         raise DiskFailed("truncating a log, a sync of it failed", path=segment.path(LOG))
     recovery.cut_segment(storage, directory, segment.base_offset, cut.position, cut.kept, aborted, interval_bytes)
     return Segment.load(storage, directory, segment.base_offset, interval_bytes=interval_bytes)
+
+
+def end_at(storage: Storage, directory: str, segment: Segment, cut: Cut, offset: int, *, now_ms: int) -> list[Segment]:
+    """Step 5: the segment that stays, and behind it one that begins at `offset` where the log would end below it."""
+    if cut.next_offset == offset or segment.base_offset == offset:
+        return [segment]
+    fresh = Segment.create(storage, directory, offset, created_ms=now_ms)
+    if segment.size_bytes:
+        return [segment, fresh]
+    loading.discard(storage, directory, [segment])
+    return [fresh]

@@ -69,11 +69,14 @@ class Story:
     serial: int = 0
     passes: list[tuple[int, int]] = field(default_factory=list)  # of each cleaning begun: its clock, where it ended
     lost: set[int] = field(default_factory=set)  # offsets that a recovery did not find: they must not come back
+    skipped: set[int] = field(default_factory=set)  # between the last batch and the end that a truncation asked for
     watch: Callable[[], None] | None = None
 
     def copy(self) -> Story:
         mine = {name: dict(getattr(self, name)) for name in ("sent", "acked", "records", "before", "batches")}
-        return replace(self, **mine, passes=list(self.passes), lost=set(self.lost), watch=None)
+        return replace(
+            self, **mine, passes=list(self.passes), lost=set(self.lost), skipped=set(self.skipped), watch=None
+        )
 
     def position(self) -> tuple[object, ...]:
         """Equal when the same was begun and promised."""
@@ -115,11 +118,13 @@ class Story:
         self.serial += 1
         self.before[self.serial] = self.sent[offset - 1][-1] if offset - 1 in self.sent else 0
         self.sent[offset] = (*self.sent.get(offset, ()), self.serial)
+        self.skipped.discard(offset)
         return self.serial
 
     def promise_all_below(self, next_offset: int) -> None:
         """Everything sent so far below `next_offset` has been acknowledged as durable."""
-        self.acked = {offset: serials[-1] for offset, serials in self.sent.items() if offset < next_offset}
+        below = {offset for offset in self.sent if offset < next_offset} - self.skipped
+        self.acked = {offset: self.sent[offset][-1] for offset in sorted(below)}
         self.told()
 
     def begin_start(self, offset: int) -> None:
@@ -188,6 +193,8 @@ class Story:
         known: dict[int, Known] = {}
         aborted: set[tuple[int, int, int]] = set()
         for offset in sorted(offset for offset in self.sent if offset < next_offset):
+            if offset in self.skipped and offset not in kept:
+                continue  # truncated, and the end lies above it
             batch = self.batches.get(kept.get(offset, self.sent[offset][-1]))
             if batch is None:
                 continue
@@ -296,8 +303,9 @@ class World:
         decided = max((upto for _, upto in self.story.passes), default=0)
         if cut is None or cut.next_offset < max(low, decided):
             return
+        self.story.skipped |= set(range(cut.next_offset, offset))
         self.story.begin_truncate(cut.next_offset)
-        assert self.log.truncate_to(offset, now_ms=self.story.clock) == cut.next_offset
+        assert self.log.truncate_to(offset, now_ms=self.story.clock) == offset
         self.story.promise_truncated(cut.next_offset)
         self.story.promise_all_below(cut.next_offset)
 
