@@ -31,6 +31,7 @@ from remote.head_changes import set_properties
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.object_settings import ObjectSettings
+from remote.sealing import keyed
 from remote.segment import RemoteSegment
 from tiered import configured_store as configured_store_module
 from tiered.cli.main import invoke
@@ -84,7 +85,7 @@ class Place:
 
     def entries(self, url: str | None = None) -> list[tuple[str, RemoteSegment]]:
         """Every entry that a manifest names, with its partition's prefix."""
-        store = open_store(url or self.url)
+        store = keyed(open_store(url or self.url), KeyRing(KEYS))
         found = []
         for name in list_partitions(store):
             log = MetadataLog(store, name.prefix)
@@ -313,7 +314,7 @@ def test_an_import_tells_the_manifest_of_the_key_it_was_given(place: Place) -> N
     words = ["import", (place.home / "theirs").as_uri(), "--layout", "logs", "--key-id", "two", "--yes"]
     assert place.run(*words) == 0
     assert {row.key_id for _, row in place.entries()} == {"two"}
-    store = open_store(place.url)
+    store = keyed(open_store(place.url), KeyRing(KEYS))
     (name,) = list_partitions(store)
     newest = MetadataLog(store, name.prefix).load()
     assert newest is not None
@@ -326,7 +327,8 @@ def test_an_import_tells_the_manifest_of_the_key_it_was_given(place: Place) -> N
 @pytest.mark.parametrize("has_setting", [True, False])
 def test_bulk_ingest_behind_encrypted_entries_is_encrypted(has_setting: bool) -> None:
     """Spark knows a bucket and no node: the second job says nothing of a key."""
-    store, ring = MemoryStore(), KeyRing(KEYS)
+    ring = KeyRing(KEYS)
+    store = keyed(MemoryStore(), ring)
     first = plan(store, settings={"segment.bytes": "4096", KEY_ID: "one"}, create_partitions=1, keys=ring)
     commit_ingest(store, first, [write(store, first, 0, {0: 100}, keys=ring)], now_ms=first.now_ms)
     log = MetadataLog(store, first.targets[0].name.prefix)
@@ -340,7 +342,8 @@ def test_bulk_ingest_behind_encrypted_entries_is_encrypted(has_setting: bool) ->
 
 
 def test_bulk_ingest_without_the_key_in_its_ring_is_refused() -> None:
-    store, ring = MemoryStore(), KeyRing(KEYS)
+    ring = KeyRing(KEYS)
+    store = keyed(MemoryStore(), ring)
     first = plan(store, settings={"segment.bytes": "4096", KEY_ID: "one"}, create_partitions=1, keys=ring)
     with pytest.raises(InvalidRequest, match=r"not in the key ring: remote\.encryption\.key\.id=one"):
         write(store, first, 0, {0: 100})
@@ -454,7 +457,7 @@ def test_scrub_finds_plaintext_where_the_topic_is_encrypted(deep: bool, by: str,
     capfd.readouterr()
     place.configure({KEY_ID: "one"} if by == "file" else {})
     if by == "manifest":
-        store = open_store(place.url)
+        store = keyed(open_store(place.url), KeyRing(KEYS))
         log = GuestLog(store, list_partitions(store)[0].prefix)
         log.join()
         log.commit(set_properties({KEY_ID: "one"}), 1)
