@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from local.errors import Corrupt, NotFound
+from local.findings import Severity, damaged, told
 from remote.aiven_encryption import PrivateKeys
 from remote.aiven_manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from remote.at_rest import CODECS
@@ -59,7 +60,8 @@ class AivenFormat:
             ):
                 if made is not None:
                     self._known[data.key, data.size_bytes] = made
-        found = (self._known.get((data.key, data.size_bytes)) for data, _ in whole)
+        found = [self._known.get((data.key, data.size_bytes)) for data, _ in whole]
+        self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # it may be mended
         return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, row: RemoteSegment) -> ForeignParts:
@@ -84,15 +86,21 @@ class AivenFormat:
             epochs=sections.get("epochs"),
         )
 
-    def _segment(self, store: ObjectStore, data: ObjectInfo, name: str) -> ForeignSegment | None:
+    def _segment(self, store: ObjectStore, data: ObjectInfo, manifest_info: ObjectInfo) -> ForeignSegment | None:
+        name, size = manifest_info.key, manifest_info.size_bytes
         try:
+            if size > MANIFEST_BYTES_MAX:
+                raise Corrupt("reading a segment's manifest, too large", object=name, size_bytes=size)
             manifest = decode_manifest(store.get(name), name)
+            _check_place(manifest, data)
         except NotFound:
             return None  # deleted since it was listed
-        _check_place(manifest, data)
+        except Corrupt as error:
+            return _blocked(data, error)
         facts, chunks = manifest.facts, manifest.chunks
         parsed = parse_aiven_file(data.key.rpartition("/")[2])
         assert parsed is not None, "listed by this name"
+        problem = None if facts is None else facts.epochs_problem
         return ForeignSegment(
             data_key=data.key,
             base_offset=parsed[0],
@@ -106,6 +114,7 @@ class AivenFormat:
             key_id=None if manifest.sealing is None else manifest.sealing.key_id,
             index_bytes=_index_bytes(manifest.indexes),
             tells_transactions=manifest.indexes is not None,
+            finding=None if problem is None else told(Severity.WARNING, name, f"{problem}: the batches say them"),
         )
 
 
@@ -122,10 +131,10 @@ def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, st
                 yield *parsed, partition, f"{parent}{directory}/{number}/"
 
 
-def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, str]]:
-    """(the log, the manifest's key) of the segments that are whole, by their names."""
+def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]]:
+    """(the log, the manifest) of the segments that are whole, by their names."""
     logs: dict[str, ObjectInfo] = {}
-    manifests: dict[str, str] = {}
+    manifests: dict[str, ObjectInfo] = {}
     for info in store.list(place):
         parsed = parse_aiven_file(info.key[len(place) :])
         if parsed is None:
@@ -134,12 +143,24 @@ def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, str]]:
         if suffix == LOG:
             logs[stem] = info
         elif suffix == MANIFEST:
-            if info.size_bytes > MANIFEST_BYTES_MAX:
-                raise Corrupt("reading a segment's manifest, too large", object=info.key, size_bytes=info.size_bytes)
-            manifests[stem] = info.key
+            manifests[stem] = info
     for stem in sorted(logs.keys() ^ manifests.keys()):
         _log.info("a segment is not whole, and counts for nothing: place=%s segment=%s", place, stem)
     return [(logs[stem], manifests[stem]) for stem in sorted(logs.keys() & manifests.keys())]
+
+
+def _blocked(data: ObjectInfo, error: Corrupt) -> ForeignSegment:
+    """A segment of which nothing is known but its name: its manifest makes no sense."""
+    parsed = parse_aiven_file(data.key.rpartition("/")[2])
+    assert parsed is not None, "listed by this name"
+    return ForeignSegment(
+        data_key=data.key,
+        base_offset=parsed[0],
+        size_bytes=data.size_bytes,
+        stored_bytes=data.size_bytes,
+        finding=damaged(error, str(error.facts.get("object", data.key))),
+        is_blocked=True,
+    )
 
 
 def _check_place(manifest: Manifest, data: ObjectInfo) -> None:
@@ -147,8 +168,8 @@ def _check_place(manifest: Manifest, data: ObjectInfo) -> None:
     parsed = parse_aiven_file(data.key.rpartition("/")[2])
     facts = manifest.facts
     if parsed is not None and facts is not None and facts.base_offset != parsed[0]:
-        told = {"object": data.key, "start_offset": facts.base_offset}
-        raise Corrupt("reading a segment's manifest, it is another segment's", **told)
+        where = {"object": data.key, "start_offset": facts.base_offset}
+        raise Corrupt("reading a segment's manifest, it is another segment's", **where)
 
 
 def _index_bytes(indexes: dict[str, IndexRange] | None) -> dict[str, int]:

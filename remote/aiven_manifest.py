@@ -38,6 +38,7 @@ CHUNKS_MAX = 1 << 20  # a chunk of 2 KiB in the largest segment there is
 INDEXES_BYTES_MAX = 256 << 20
 _INT_MAX = 2**31 - 1  # all of its integers are Java's
 _OFFSET_MAX = 2**63 - 2
+EPOCH_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,17 @@ class Sealing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What the plugin was told. `next_offset` is half open; `epochs` ascend, the first begins at `base_offset`."""
+    """What the plugin was told. `next_offset` is half open; `epochs` ascend, the first begins at `base_offset`.
+
+    `epochs_problem` says why they make no sense; then `epochs` is empty, and the batches have to say them.
+    """
 
     base_offset: int
     next_offset: int
     max_timestamp_ms: int | None
     copied_ms: int
     epochs: tuple[tuple[int, int], ...]
+    epochs_problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,21 +217,31 @@ def _sealing(told: _Encryption | None, name: str) -> Sealing | None:
 
 def _facts(told: _Segment, name: str) -> SegmentFacts:
     start, last = told.start_offset, told.end_offset
-    try:
-        epochs = sorted((int(epoch), first) for epoch, first in told.segment_leader_epochs.items())
-    except ValueError as error:
-        raise _corrupt(name, "a leader epoch that is no number") from error
-    starts = [first for _, first in epochs]
-    ascends = all(one < other for one, other in pairwise(starts))
-    if not 0 <= start <= last <= _OFFSET_MAX or not ascends or (starts and (starts[0] < 0 or starts[-1] > last)):
+    if not 0 <= start <= last <= _OFFSET_MAX:
         raise _corrupt(name, "offsets that contradict each other", start_offset=start, end_offset=last)
+    epochs, problem = _epochs(told)
     return SegmentFacts(
         base_offset=start,
         next_offset=last + 1,
         max_timestamp_ms=told.max_timestamp_ms if told.max_timestamp_ms >= 0 else None,
         copied_ms=told.event_timestamp_ms,
         epochs=((epochs[0][0], start), *epochs[1:]) if epochs else (),
+        epochs_problem=problem,
     )
+
+
+def _epochs(told: _Segment) -> tuple[list[tuple[int, int]], str | None]:
+    """The leader epochs, ascending, or none and why: an epoch is no reason to give the records up."""
+    if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in told.segment_leader_epochs):
+        return [], "a leader epoch that is no number of 31 bits"
+    epochs = sorted((int(epoch), first) for epoch, first in told.segment_leader_epochs.items())
+    if epochs and epochs[-1][0] > EPOCH_MAX:
+        return [], "a leader epoch that is no number of 31 bits"
+    starts = [first for _, first in epochs]
+    is_inside = not starts or (starts[0] >= 0 and starts[-1] <= told.end_offset)
+    if not is_inside or any(one >= other for one, other in pairwise(starts)):
+        return [], "leader epochs that contradict the offsets or each other"
+    return epochs, None
 
 
 def _corrupt(name: str, what: str, **facts: object) -> Corrupt:

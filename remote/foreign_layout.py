@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Protocol
 
 from local.errors import InvalidRequest
+from local.findings import Finding
 from remote.catalog import RemotePartitionName
 from remote.chunks import CHUNK_BYTES, ChunkTable
 from remote.segment import RemoteSegment
@@ -86,7 +87,8 @@ class ForeignSegment:
     the same offsets. `index_bytes` are the sizes of the indexes that lie beside it, by the sections of
     `remote.index_bundle`, and `index_keys` where they lie as Kafka's own files. A layout that keeps transactions in
     every segment `tells_transactions`. `snapshot_offset` is where the producer snapshot beside it was taken, None: at
-    its end. A log that a broker may be writing `may_be_torn`.
+    its end. A log that a broker may be writing `may_be_torn`. A `finding` tells what makes no sense in what lies beside
+    the log; it `is_blocked` where nothing of the segment can be read for it.
     """
 
     data_key: str
@@ -104,6 +106,8 @@ class ForeignSegment:
     snapshot_offset: int | None = None
     may_be_torn: bool = False
     index_keys: Mapping[str, str] = field(default_factory=dict)
+    finding: Finding | None = None
+    is_blocked: bool = False
 
 
 class Cipher(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from local.errors import InvalidRequest, LogError, NotFound
+from local.findings import Finding
 from remote.foreign_layout import ForeignName, Layout
 from remote.foreign_lineage import gaps
 from remote.head import Head
@@ -18,18 +19,19 @@ from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 
 _log = logging.getLogger(__name__)
+ListRows = Callable[[dict[str, Finding]], list[RemoteSegment]]
 
 
 class ForeignLog(MetadataLog):
-    """A reader only. `list_rows` lists the bucket: the rows there are now, ascending, without overlaps."""
+    """A reader only. `list_rows` lists the bucket: the rows there are now, ascending, without overlaps; it is given a
+    place for what makes no sense, by object."""
 
-    def __init__(
-        self, store: ObjectStore, name: ForeignName, layout: Layout, list_rows: Callable[[], list[RemoteSegment]]
-    ) -> None:
+    def __init__(self, store: ObjectStore, name: ForeignName, layout: Layout, list_rows: ListRows) -> None:
         super().__init__(store, name.prefix)
         self._name = name
         self._layout = layout
         self._list_rows = list_rows
+        self._findings: dict[str, Finding] = {}
 
     @property
     def layout(self) -> Layout:
@@ -40,11 +42,18 @@ class ForeignLog(MetadataLog):
         """The offsets between rows that none holds, as of the last look."""
         return gaps(self._head.segments) if self._head is not None else []
 
+    @property
+    def findings(self) -> list[Finding]:
+        """What made no sense, by the offsets that it concerns, as of the last look."""
+        return sorted(self._findings.values(), key=lambda each: (each.offsets or (0, 0), each.path))
+
     def load(self, *, exact: bool = False) -> Head | None:
         """As the bucket is now; None while it holds no segment. Raises what listing raises."""
         del exact  # every listing is
-        rows = tuple(self._list_rows())
+        findings: dict[str, Finding] = {}
+        rows = tuple(self._list_rows(findings))
         with self._lock:
+            self._tell_findings(findings)
             known = self._head
             if known is not None and known.segments == rows:
                 return known
@@ -79,6 +88,12 @@ class ForeignLog(MetadataLog):
             segments=rows,
             properties={},
         )
+
+    def _tell_findings(self, findings: dict[str, Finding]) -> None:
+        before, self._findings = self._findings, findings
+        for path in sorted(findings.keys() - before.keys()):
+            each, where = findings[path], self._name.topic_partition
+            _log.warning("the bucket makes no sense: partition=%s object=%s what=%s", where, path, each.what)
 
     def _tell_gaps(self) -> None:
         for start, end in self.gaps:

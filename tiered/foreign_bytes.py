@@ -7,7 +7,8 @@ headers are enough for that, their CRCs are looked at when records are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from local.epochs import LeaderEpochs
 from local.errors import Corrupt, NotFound
 from local.index_building import IndexRows
 from local.index_files import slices_of
+from remote.aiven_manifest import EPOCH_MAX
 from remote.foreign_layout import ForeignFormat, ForeignSegment
 from remote.foreign_object import ForeignObject
 from remote.segment import IndexRange, RemoteSegment
@@ -33,7 +35,8 @@ Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
 class Told:
     """A segment with nothing left to ask. `size_bytes` is less than the object has where its end was torn.
 
-    `epochs` are those of its first batch alone where not `has_all_epochs`.
+    `epochs` are those of its first batch alone where not `has_all_epochs`. `is_begun`: its first batch was asked for
+    its epoch; `is_verified`: all of them were.
     """
 
     segment: ForeignSegment
@@ -42,6 +45,8 @@ class Told:
     max_timestamp_ms: int | None
     epochs: tuple[tuple[int, int], ...]
     has_all_epochs: bool = True
+    is_begun: bool = False
+    is_verified: bool = False
 
 
 def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Told | None:
@@ -57,7 +62,7 @@ def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> 
             max_timestamp_ms=segment.max_timestamp_ms,
             epochs=segment.epochs,
         )
-    read = _reader(store, layout, segment)
+    read = reader_of(store, layout, segment)
     end = _end(store, segment, read)
     if end is None:
         if segment.may_be_torn:
@@ -70,7 +75,7 @@ def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> 
         size_bytes=size_bytes if segment.may_be_torn else segment.size_bytes,
         max_timestamp_ms=latest_ms if segment.max_timestamp_ms is None else segment.max_timestamp_ms,
         epochs=segment.epochs or _epochs(store, segment, read, next_offset),
-        has_all_epochs=segment.epochs is not None or "epochs" in segment.index_keys,
+        has_all_epochs=segment.epochs is not None,
     )
 
 
@@ -79,10 +84,12 @@ def with_all_epochs(store: ObjectStore, layout: ForeignFormat, told: Told) -> To
     if told.has_all_epochs:
         return told
     if told.segment.index_bytes.get("epochs"):
-        beside = LeaderEpochs(lineage_beside(store, layout, [told]))
-        return replace(told, epochs=beside.between(told.segment.base_offset, told.next_offset), has_all_epochs=True)
+        with suppress(Corrupt):  # then the batches say it
+            beside = LeaderEpochs(checkpoint_of(store, layout, told))
+            own = beside.between(told.segment.base_offset, told.next_offset)
+            return replace(told, epochs=own, has_all_epochs=True)
     epochs = LeaderEpochs()
-    for _, _, table in slices_of(_reader(store, layout, told.segment)):
+    for _, _, table in slices_of(reader_of(store, layout, told.segment)):
         changes = np.flatnonzero(np.diff(table.leader_epochs, prepend=-2))
         for row in changes.tolist():
             if (epoch := int(table.leader_epochs[row])) >= 0:
@@ -150,7 +157,7 @@ def is_told(row: RemoteSegment) -> bool:
     return "txn" not in row.indexes or row.indexes["txn"].start >= 0
 
 
-def _reader(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Read:
+def reader_of(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> Read:
     """Without asking for the indexes where the object is the log itself."""
     if segment.index_keys or (segment.codec == "none" and segment.key_id is None):
         size = segment.size_bytes
@@ -200,21 +207,18 @@ def _epochs(store: ObjectStore, segment: ForeignSegment, read: Read, end: int) -
     """From the checkpoint beside the segment, or from its first batch; none where neither says."""
     base = segment.base_offset
     if (key := segment.index_keys.get("epochs")) is not None:
-        return epochs_between(store.get(key), key, base, end)
+        with suppress(Corrupt):  # then the first batch says it; the checkpoint is a finding
+            return epochs_between(store.get(key), key, base, end)
     header = read_header(read(0, HEADER_BYTES))
     return ((header.leader_epoch, base),) if header is not None and header.leader_epoch >= 0 else ()
 
 
-def lineage_beside(store: ObjectStore, layout: ForeignFormat, found: Sequence[Told]) -> tuple[tuple[int, int], ...]:
-    """The leader-epoch checkpoint that was copied with the newest segment; empty without one. Raises Corrupt."""
-    with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
-    if not with_epochs:
-        return ()
-    newest = max(with_epochs, key=lambda each: (each.epochs[-1][0], each.next_offset))
-    key = newest.segment.index_keys.get("epochs")
+def checkpoint_of(store: ObjectStore, layout: ForeignFormat, told: Told) -> tuple[tuple[int, int], ...]:
+    """The leader-epoch checkpoint that was copied with a segment; empty without one. Raises Corrupt."""
+    key = told.segment.index_keys.get("epochs")
     if key is not None:
         return parse_lineage(store.get(key), key)
-    row = row_of(newest, layout, next_offset=newest.next_offset, size_bytes=newest.size_bytes)
+    row = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
     return parse_lineage(layout.parts(store, row).epochs or b"", row.data_key)
 
 
@@ -229,6 +233,8 @@ def parse_lineage(checkpoint: bytes, key: str) -> tuple[tuple[int, int], ...]:
         entries = tuple((int(epoch), int(start)) for _, (epoch, start) in parse_entries(checkpoint, key, 2))
     except ValueError as error:
         raise Corrupt("reading a leader-epoch checkpoint, not an entry", path=key) from error
+    if any(not 0 <= epoch <= EPOCH_MAX or start < 0 for epoch, start in entries):
+        raise Corrupt("reading a leader-epoch checkpoint, an epoch or an offset that none can be", path=key)
     if any(one[0] >= two[0] or one[1] >= two[1] for one, two in pairwise(entries)):
         raise Corrupt("reading a leader-epoch checkpoint, not in order", path=key)
     return entries

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 
 from local import offset_index, producer_snapshot, time_index, txn_index
 from local.errors import Corrupt
+from local.findings import Finding, Severity, damaged
 from local.index_files import slices_of
 from local.producer_state import ProducerState
 from remote.chunk_cache import ChunkCache, Slice
 from remote.chunks import ChunkTable
-from remote.foreign_layout import Cipher, ForeignFormat, ForeignName, ForeignParts
+from remote.foreign_layout import Cipher, ForeignFormat, ForeignName, ForeignParts, ForeignSegment
 from remote.foreign_lineage import Copy, choose
 from remote.foreign_log import ForeignLog
 from remote.foreign_object import ForeignObject, open_chunk
@@ -33,12 +33,12 @@ from tiered.foreign_bytes import (
     Told,
     built_indexes,
     is_told,
-    lineage_beside,
     position_of,
     row_of,
     tell,
     with_all_epochs,
 )
+from tiered.foreign_epochs import checkpoint_beside, hidden, overlaps, verified
 from tiered.partition_source import PartitionSource
 
 THREADS = 16
@@ -164,10 +164,22 @@ class Replay:
         self._reached = row.next_offset
 
 
+@dataclass(slots=True)
+class Known:
+    """What earlier looks at a partition have found: segments by key, size and time, and what made no sense by key."""
+
+    told: dict[tuple[str, int, int], Told | None] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+
 def foreign_source(store: ObjectStore, layout: ForeignFormat, name: ForeignName, cache: ChunkCache) -> PartitionSource:
     """A partition of a foreign bucket as the readers take it. Nothing is asked of the store yet."""
-    known: dict[tuple[str, int, int], Told | None] = {}
-    metadata = ForeignLog(store, name, layout.layout, lambda: list_rows(store, layout, name, known))
+    known = Known()
+
+    def look(findings: dict[str, Finding]) -> list[RemoteSegment]:
+        return list_rows(store, layout, name, known, findings)
+
+    metadata = ForeignLog(store, name, layout.layout, look)
     remote = ForeignPartition(store, layout, cache, metadata=metadata)
     return PartitionSource(name.topic_partition, None, remote, metadata)
 
@@ -176,28 +188,89 @@ def list_rows(
     store: ObjectStore,
     layout: ForeignFormat,
     name: ForeignName,
-    known: dict[tuple[str, int, int], Told | None] | None = None,
+    known: Known | None = None,
+    findings: dict[str, Finding] | None = None,
 ) -> list[RemoteSegment]:
     """The rows there are, ascending, without overlaps; what leader epochs rule out, and what is not whole, left out.
 
     `known` is what was told of segments before, and what is told now: objects never change under one name, size and
-    time. Raises what the layout raises, and Corrupt for a segment that makes no sense.
+    time. `findings`, by object, takes what makes no sense: a segment without sense is left out, the others are read.
+    Raises what the layout raises.
     """
-    known = {} if known is None else known
-    segments = layout.segments(store, name)
+    seen = Known() if known is None else known
+    known_told, findings = seen.told, {} if findings is None else findings
+
+    def note(found: Finding) -> None:
+        findings[found.path] = seen.findings[found.path] = found
+
+    segments = []
+    for each in layout.segments(store, name):
+        if each.finding is not None:
+            note(replace(each.finding, offsets=(each.base_offset, each.next_offset or each.base_offset + 1)))
+        if not each.is_blocked:
+            segments.append(each)
+            if each.data_key in seen.findings:
+                note(seen.findings[each.data_key])
     keys = [(each.data_key, each.stored_bytes, each.stamp_ms) for each in segments]
-    fresh = [(key, each) for key, each in zip(keys, segments, strict=True) if key not in known]
+    fresh = [(key, each) for key, each in zip(keys, segments, strict=True) if key not in known_told]
     with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
-        answers = threads.map(lambda pair: tell(store, layout, pair[1]), fresh)
-        known.update((key, told) for (key, _), told in zip(fresh, answers, strict=True))
-    found = [told for key in keys if (told := known[key]) is not None]
-    known_epochs = lineage_beside(store, layout, found)
-    if known_epochs or _overlap(found):
+        answers = threads.map(lambda pair: _tell(store, layout, pair[1], note), fresh)
+        known_told.update((key, told) for (key, _), told in zip(fresh, answers, strict=True))
+    found = [told for key in keys if (told := known_told[key]) is not None]
+    found, known_epochs = _settled(store, layout, found, note)
+    told_by_key = {told.segment.data_key: told for told in found}
+    known_told.update((key, told_by_key.get(key[0])) for key in keys)
+    copies = _copies(found)
+    chosen = choose(copies, known_epochs)
+    try:
+        rows = [_row(store, layout, found[each.number], each.next_offset) for each in chosen]
+    except Corrupt as error:
+        if not known_epochs:
+            raise
+        # No leader begins inside a batch: the checkpoint is wrong, and the batches alone decide.
+        note(replace(damaged(error, f"{name.prefix}epochs"), severity=Severity.WARNING))
+        chosen = choose(copies)
+        rows = [_row(store, layout, found[each.number], each.next_offset) for each in chosen]
+    for start, end in hidden(copies, chosen):
+        what = "offsets that are not read: the leader epochs say that the last leader's log does not have them"
+        note(Finding(severity=Severity.WARNING, path=f"{name.prefix}{start}-{end}", what=what, offsets=(start, end)))
+    left_out = len(found) - len(rows)
+    if left_out:
+        _log.info("copies are not needed: partition=%s segments=%d", name.topic_partition, left_out)
+    return _all_or_none_told(rows)
+
+
+def _tell(
+    store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment, note: Callable[[Finding], None]
+) -> Told | None:
+    """As `tell`; a segment that makes no sense is a finding."""
+    try:
+        return tell(store, layout, segment)
+    except Corrupt as error:
+        note(replace(damaged(error, segment.data_key), offsets=(segment.base_offset, segment.base_offset + 1)))
+        return None
+
+
+def _settled(
+    store: ObjectStore, layout: ForeignFormat, found: list[Told], note: Callable[[Finding], None]
+) -> tuple[list[Told], tuple[tuple[int, int], ...]]:
+    """(the segments with all their epochs, the checkpoint of the last leader); by the batches where there is doubt."""
+    known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
+    if known_epochs or is_doubtful or overlaps(found):
         # Which copy counts is told by where each epoch began, to the batch.
         with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
             found = list(threads.map(lambda told: with_all_epochs(store, layout, told), found))
-        known.update((key, told) for key, told in zip((k for k in keys if known[k] is not None), found, strict=True))
-    copies = [
+    for _ in range(2):  # what the first look at the batches has changed may hide others
+        copies = _copies(found)
+        unread = hidden(copies, choose(copies, known_epochs))
+        if is_doubtful or unread or overlaps(found):
+            found = verified(store, layout, found, unread, note)
+            known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
+    return found, known_epochs
+
+
+def _copies(found: Sequence[Told]) -> list[Copy]:
+    return [
         Copy(
             number=number,
             base_offset=told.segment.base_offset,
@@ -207,17 +280,6 @@ def list_rows(
         )
         for number, told in enumerate(found)
     ]
-    rows = [_row(store, layout, found[each.number], each.next_offset) for each in choose(copies, known_epochs)]
-    left_out = len(found) - len(rows)
-    if left_out:
-        _log.info("copies are not needed: partition=%s segments=%d", name.topic_partition, left_out)
-    return _all_or_none_told(rows)
-
-
-def _overlap(found: list[Told]) -> bool:
-    """Whether two of them hold the same offset."""
-    ordered = sorted((each.segment.base_offset, each.next_offset) for each in found)
-    return any(one[1] > two[0] for one, two in pairwise(ordered))
 
 
 def _row(store: ObjectStore, layout: ForeignFormat, told: Told, next_offset: int) -> RemoteSegment:

@@ -36,6 +36,7 @@ from local import producer_snapshot, txn_index
 from local.checkpoints import encode_epochs
 from local.epochs import LeaderEpochs
 from local.errors import Conflict, Corrupt, InvalidRequest
+from local.findings import Finding, Severity
 from local.index_building import IndexRows
 from local.index_files import slices_of
 from local.names import new_topic_id
@@ -72,7 +73,9 @@ PIECE_BYTES = 8 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportPlan:
     """What one partition's import still has to do. `gaps` are offsets that the source lacks, between two segments. The
-    first of `rows` may be the rest of one that has `grown` since an earlier run."""
+    first of `rows` may be the rest of one that has `grown` since an earlier run. `findings` are what makes no sense in
+    the source: an import ends before the first segment that it keeps from being read, `blocked_from`, since nothing can
+    be put in front of rows that are there."""
 
     source: ForeignName
     name: RemotePartitionName
@@ -85,6 +88,8 @@ class ImportPlan:
     gaps: tuple[tuple[int, int], ...]
     cost: RewriteCost
     grown: Grown | None = None
+    findings: tuple[Finding, ...] = ()
+    blocked_from: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -123,7 +128,8 @@ def plan_import(
     if source.url == target.url:
         raise InvalidRequest("importing a bucket, source and target are the same", store=source.url)
     ours = RemotePartitionName(name.topic, topic_id, name.partition)
-    rows = list_rows(source, layout, name)
+    found: dict[str, Finding] = {}
+    rows = list_rows(source, layout, name, findings=found)
     log = MetadataLog(target, ours.prefix)
     head = log.load(exact=True)
     _check_ours(source, target, ours, head)
@@ -131,6 +137,10 @@ def plan_import(
     rest = None if head is None else grown(rows, log, head, reached)
     due = tuple(row for row in rows if row.base_offset >= reached)
     due = due if rest is None else (rest.row, *due)
+    blocked = [each.offsets[0] for each in found.values() if each.severity is Severity.CORRUPT and each.offsets]
+    blocked_from = min((base for base in blocked if base >= reached), default=None)
+    if blocked_from is not None:
+        due = tuple(row for row in due if row.base_offset < blocked_from)
     keeping = keeping or Keeping()
     return ImportPlan(
         source=name,
@@ -144,6 +154,8 @@ def plan_import(
         gaps=tuple(gaps(rows)),
         cost=_cost(due, keeping, prices),
         grown=rest,
+        findings=tuple(found.values()),
+        blocked_from=blocked_from,
     )
 
 
@@ -190,7 +202,7 @@ def run_import(
     """
     target = keyed(target, keys)
     if not plan.rows:
-        return _outcome(target, plan, [], is_complete=True)
+        return _outcome(target, plan, [], is_complete=plan.blocked_from is None)
     log = _begin(source, target, plan)
     work = _Import(source, layout, target, plan, log.epoch, keys, _state(target, plan, keys))
     done: list[RemoteSegment] = []
@@ -199,7 +211,7 @@ def run_import(
             return _outcome(target, plan, done, is_complete=False)
         done.append(work.take(row, now_ms, scratch))
         progress(row.size_bytes)
-    return _outcome(target, plan, done, is_complete=True)
+    return _outcome(target, plan, done, is_complete=plan.blocked_from is None)
 
 
 @dataclass(frozen=True, slots=True)

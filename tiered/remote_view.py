@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound
+from local.findings import Finding
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
 from remote.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
@@ -138,6 +139,12 @@ class RemoteLog(Readable):
         self.head(partition)
         metadata = self._source(partition).metadata
         return metadata.gaps if isinstance(metadata, ForeignLog) else []
+
+    def findings(self, partition: TopicPartition) -> list[Finding]:
+        """Of another layout than ours: what in the bucket makes no sense, by offsets. Raises NotFound."""
+        self.head(partition)
+        metadata = self._source(partition).metadata
+        return metadata.findings if isinstance(metadata, ForeignLog) else []
 
     def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Head:
         """Hold on to the partition's newest head until `expires_ms` or `close`: what it and later ones name stays.

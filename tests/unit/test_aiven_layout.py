@@ -253,10 +253,26 @@ HOSTILE = {
     "key not base64": _manifest(encryption={"dataKey": "k:%%", "aad": ""}),
     "offsets go back": _manifest(remoteLogSegmentMetadata=_metadata(endOffset=4)),
     "negative offset": _manifest(remoteLogSegmentMetadata=_metadata(startOffset=-3)),
-    "epochs go back": _manifest(remoteLogSegmentMetadata=_metadata(segmentLeaderEpochs={"0": 8, "1": 5})),
-    "epoch past the end": _manifest(remoteLogSegmentMetadata=_metadata(segmentLeaderEpochs={"0": 50})),
-    "epoch no number": _manifest(remoteLogSegmentMetadata=_metadata(segmentLeaderEpochs={"x": 5})),
 }
+NO_EPOCHS = {
+    "epochs go back": {"0": 8, "1": 5},
+    "epoch past the end": {"0": 50},
+    "epoch before the start of time": {"0": -5},
+    "epoch no number": {"x": 5},
+    "negative epoch": {"-1": 5},
+    "epoch of 32 bits": {"2147483648": 5},
+    "epoch beyond all": {str(10**20): 5},
+}
+
+
+@pytest.mark.parametrize("what", NO_EPOCHS)
+def test_leader_epochs_that_make_no_sense_are_unknown_and_told(what: str) -> None:
+    """A segment is not lost for them: its batches have the epochs."""
+    body = _manifest(remoteLogSegmentMetadata=_metadata(segmentLeaderEpochs=NO_EPOCHS[what]))
+    facts = decode_manifest(body, "the-key").facts
+    assert facts is not None
+    assert (facts.base_offset, facts.next_offset, facts.epochs) == (5, 10, ())
+    assert "leader epoch" in (facts.epochs_problem or "")
 
 
 @pytest.mark.parametrize("what", HOSTILE)

@@ -52,6 +52,7 @@ def test_a_bucket_is_listed_and_read_whosever_it_is(sample, logs, capfd) -> None
     size = sum(len(files.log) for files in sample.segments)
     expected = {"topic": NAME.topic, "partition": NAME.partition, "topic_id": None, "log_start_offset": 0}
     expected |= {"next_offset": sample.end, "segments": len(sample.segments), "size_bytes": size, "missing_offsets": 0}
+    expected |= {"error": None}
     assert row == expected
     assert len(_read(capfd, logs, "--layout", "auto")) == len(sample.records)
     committed = _read(capfd, logs, "--layout", "logs", "--isolation", "read_committed")

@@ -13,7 +13,8 @@ import click
 
 from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
-from tiered.cli.layouts import LAYOUTS, LayoutWords, layout_options, layout_words
+from tiered.cli.errors import Exit
+from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_options, layout_words, tell_findings
 from tiered.cli.records import as_json, parse_template
 from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
@@ -67,7 +68,7 @@ def consume(
     layout: str,
     prefixes: tuple[str, ...],
     private_keys: tuple[str, ...],
-) -> None:
+) -> int:
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:
         raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
@@ -95,6 +96,22 @@ def consume(
                 write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
             else:
                 write(show(partition, record))
+        return _unread(source, partitions)
+
+
+def _unread(source: LogManager | RemoteLog, partitions: list[TopicPartition]) -> int:
+    """What makes no sense in a bucket of another layout is told. Exit 4 where it kept segments from being read."""
+    from tiered.remote_view import RemoteLog
+
+    if not isinstance(source, RemoteLog):
+        return Exit.DONE
+    found = []
+    for partition in partitions:
+        of_partition = source.findings(partition)
+        tell_findings(partition, of_partition)
+        found += of_partition
+    code = findings_code(found)
+    return Exit.DONE if code is Exit.FINDINGS else code
 
 
 def _open(

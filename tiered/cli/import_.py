@@ -14,7 +14,7 @@ from tiered.cli.arguments import parse_partition
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import layout_options, layout_words
+from tiered.cli.layouts import findings_code, layout_options, layout_words, tell_findings
 from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms, store_options
@@ -97,11 +97,16 @@ def import_(
         for plan in plans:
             for start, end in plan.gaps:
                 click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
+            tell_findings(plan.source.topic_partition, plan.findings)
+            if plan.blocked_from is not None:
+                text = f"the import ends before offset {plan.blocked_from}: repair the objects that are named, or move"
+                click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
+        code = findings_code([each for plan in plans for each in plan.findings])
         due, dollars = [plan for plan in plans if plan.rows], sum(plan.cost.dollars for plan in plans)
         if dry_run or not due:
             emit("partitions", [_planned(plan) for plan in due], _PLANNED, output, dry_run=dry_run, dollars=dollars)
             session.say("nothing to import" if not due else f"${format_dollars(dollars)}; nothing changed")
-            return Exit.DONE
+            return code
         if not yes:
             _ask(due, dollars)
         done = _imported(session, source, theirs, bucket, due, stop, scratch)
@@ -109,7 +114,7 @@ def import_(
     if stop.is_set:
         session.say("interrupted; what is done is committed, running it again goes on")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
-    return Exit.DONE
+    return code
 
 
 def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: dict[str, str]) -> ForeignFormat:

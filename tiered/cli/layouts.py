@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
 from local.errors import InvalidRequest
+from local.findings import Finding, Severity
+from tiered.cli.errors import Exit
+
+if TYPE_CHECKING:
+    from local.names import TopicPartition
 
 # `remote.foreign_layout.WORDS`, which needs more than a command line has loaded.
 LAYOUTS = ("tiered", "auto", "aiven", "local-tiered-storage", "pinterest", "logs")
@@ -50,3 +55,17 @@ def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str
             raise InvalidRequest("reading --layout-key, not of the form id=file", text=repr(text))
         files[key_id] = path
     return LayoutWords(layout=layout, prefixes=prefixes or ("",), private_keys=files)
+
+
+def tell_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
+    """A line on stderr for everything in a bucket of another layout that makes no sense."""
+    for each in found:
+        where = f" offsets {each.offsets[0]} to {each.offsets[1] - 1}" if each.offsets is not None else ""
+        click.echo(f"! {name}: {each.path}:{where} {' '.join(each.what.split())}", err=True)
+
+
+def findings_code(found: Sequence[Finding]) -> Exit:
+    """Corruption for what keeps segments from being read, findings for what was found out by the batches."""
+    if any(each.severity is Severity.CORRUPT for each in found):
+        return Exit.CORRUPTION
+    return Exit.FINDINGS if found else Exit.DONE

@@ -8,12 +8,13 @@ import click
 
 from local.errors import LogError, Unavailable
 from tiered.cli.errors import worst
-from tiered.cli.layouts import layout_options, layout_words
+from tiered.cli.layouts import findings_code, layout_options, layout_words, tell_findings
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, store_options
 from tiered.units import format_bytes, format_count
 
 if TYPE_CHECKING:
+    from local.findings import Finding
     from local.names import TopicPartition
     from tiered.remote_view import RemoteLog
 
@@ -60,12 +61,14 @@ def ls(
 
     rows: list[Row] = []
     errors: list[LogError] = []
+    found: list[Finding] = []
     with open_remote(url, options, **layout_words(layout, prefixes, private_keys)) as bucket:
         each_of = [(topic, view) for topic in topics or bucket.topics() for view in bucket.each_of(topic)]
         for topic, view in each_of:
             for name in view.partitions(topic):
                 try:
                     rows.append(_row(view, name))
+                    found += view.findings(name)
                 except Unavailable:
                     raise
                 except LogError as error:
@@ -75,11 +78,12 @@ def ls(
     if errors and len(errors) == len(rows):
         raise errors[0]
     emit("partitions", rows, _COLUMNS, output)
-    return worst(errors)
+    return worst(errors) if errors else findings_code(found)
 
 
 def _row(view: RemoteLog, name: TopicPartition) -> Row:
     head, lost = view.head(name), view.gaps(name)
+    tell_findings(name, view.findings(name))
     for start, end in lost:
         click.echo(f"! {name}: no segment holds the offsets {start} to {end - 1}", err=True)
     return {
