@@ -16,6 +16,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -38,7 +39,17 @@ class RetryBudget:
         self._capacity = capacity
         self._earned = earned
         self._left = capacity
+        self._is_closed = False
         self._lock = threading.Lock()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Inside, every call is tried once. For one thread."""
+        self._is_closed = True
+        try:
+            yield
+        finally:
+            self._is_closed = False
 
     def earn(self) -> None:
         with self._lock:
@@ -47,7 +58,7 @@ class RetryBudget:
     def spend(self) -> bool:
         """One try more, if there is one left."""
         with self._lock:
-            if self._left < 1:
+            if self._left < 1 or self._is_closed:
                 return False
             self._left -= 1
             return True

@@ -8,6 +8,7 @@ from local.log_dir_set import LogDirectories
 from remote.fsspec_store import open_store
 from remote.immutable_store import ImmutableStore
 from remote.object_settings import ObjectSettings
+from remote.retrying_store import RetryPolicy
 from remote.store import ObjectStore
 from remote.throttled_store import ThrottledStore
 from tiered.config import Config
@@ -19,11 +20,15 @@ OBJECT_SETTINGS = ("remote.storage.class", "remote.sse", "remote.sse.kms.key.id"
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))
 
 
-def configured_store(config: Config) -> ObjectStore | None:
-    """None where no store is configured. Raises InvalidRequest for a url, an option or a setting that does not fit."""
+def configured_store(config: Config, *, policy: RetryPolicy | None = None) -> ObjectStore | None:
+    """None where no store is configured. Raises InvalidRequest for a url, an option or a setting that does not fit.
+
+    `policy` says how its calls are tried again; None: as usual.
+    """
     if config.remote_url is None:
         return None
-    return _settled_store(config.remote_url, config.remote_options, config.topic_properties(""), config.key_ring)
+    values = config.topic_properties("")
+    return _settled_store(config.remote_url, config.remote_options, values, config.key_ring, policy)
 
 
 def addressed_store(
@@ -41,10 +46,14 @@ def addressed_store(
 
 
 def _settled_store(
-    url: str, options: Mapping[str, object], values: dict[str, str], key_ring: str | None
+    url: str,
+    options: Mapping[str, object],
+    values: dict[str, str],
+    key_ring: str | None,
+    policy: RetryPolicy | None = None,
 ) -> ObjectStore:
     """Every setting of the store holds, however the store is named. A store that cannot honour one refuses it."""
-    store = open_store(url, _with_client(url, options, values), objects=object_settings(values))
+    store = open_store(url, _with_client(url, options, values), policy=policy, objects=object_settings(values))
     if parse(IMMUTABLE, values[IMMUTABLE]):
         store = ImmutableStore(store)
     store = keyed_store(store, key_ring)

@@ -95,13 +95,15 @@ class LogManager(
         known: KnownHeads | None = None,
         *,
         takes_over: bool = False,
+        may_be_refused: bool = False,
     ) -> None:
         self.config = config
         # Replaced whole on every change, so whoever goes through it sees one moment.
         self.problems: dict[TopicPartition, LogError] = {}
         self._directory = directory
         self._store = store
-        self._opener = Opener(config, directory, store, storage, known, takes_over=takes_over)
+        asked = {"takes_over": takes_over, "may_be_refused": may_be_refused}
+        self._opener = Opener(config, directory, store, storage, known, **asked)
         self._registry = TopicRegistry(directory.places())
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, LogError] = {}
@@ -127,6 +129,7 @@ class LogManager(
         progress: OnProgress = lambda told: None,
         known: KnownHeads | None = None,
         takes_over: bool = False,
+        may_be_refused: bool = False,
     ) -> LogManager:
         """Open every topic of the directory, recover what needs it, and own its partitions in the bucket.
 
@@ -135,7 +138,8 @@ class LogManager(
         is not ours or not there. What is wrong with partitions is in `problems` then. `progress` hears of the loading.
 
         Pass the same `known` to repeated read-only opens: then only newer manifests are fetched. `takes_over`: a person
-        asked for the writer role of partitions that another writer fenced (docs/explanation/diverged-logs.md).
+        asked for the writer role of partitions that another writer fenced (docs/explanation/diverged-logs.md). With
+        `may_be_refused` a bucket that refuses as a whole is a problem of each partition: the disk serves on.
         """
         disk = storage or DiskStorage()
         directory = LogDirectories(disk, config.data_dirs, read_only=read_only, cordoned=config.cordoned_dirs)
@@ -143,7 +147,8 @@ class LogManager(
             store = store if store is not None else configured_store(config)
             store = with_key_ring(store, config) if store is not None else None
             meter = kept_meter(store, directory, now_ms)
-            manager = cls(config, directory, meter, disk, known if read_only else None, takes_over=takes_over)
+            asked = {"takes_over": takes_over, "may_be_refused": may_be_refused}
+            manager = cls(config, directory, meter, disk, known if read_only else None, **asked)
         except BaseException:
             let_go(directory, store)
             raise
@@ -499,6 +504,10 @@ class LogManager(
             else:
                 self._forget(each.name)
         return [error for error in found if error is not None]
+
+    def own_again(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
+        """Ask the store once more for the writer role of partitions without it. Raises what keeps the first from it."""
+        raise_first(self._take_up([self._partition(name) for name in names], now_ms))
 
     def _leave_unopened(self, names: Iterable[TopicPartition], error: LogError) -> None:
         for name in names:

@@ -79,9 +79,10 @@ class Opener:
         known: KnownHeads | None = None,
         *,
         takes_over: bool = False,
+        may_be_refused: bool = False,
     ) -> None:
         """`known` are heads that an earlier look found, for another one. `takes_over`: a person asked for the writer
-        role of partitions that another writer fenced."""
+        role of partitions that another writer fenced. `may_be_refused`: see `LogManager.open`."""
         self._config, self._known = config, known
         self._directory = directory
         self._store = store
@@ -106,6 +107,7 @@ class Opener:
         self.writer_id = "" if directory.read_only else new_writer_id(storage, config.data_dirs)
         self._mark = node_mark(storage, config.data_dirs)
         self._takes_over = takes_over
+        self._may_be_refused = may_be_refused
 
     def keep_counts(self, now_ms: int | None = None) -> None:
         """Write down what was sent to the store (`tiered.kept_meter`)."""
@@ -260,8 +262,8 @@ class Opener:
         match error:
             case AccessDenied(facts={"key_id": _}):
                 held.stopped = error  # the key ring lacks a key of this topic: the bucket refuses nothing
-            case AccessDenied() | NotFound() if self._directory.read_only:
-                pass  # who only looks is shown the disk all the same
+            case AccessDenied() | NotFound() if self._directory.read_only or self._may_be_refused:
+                pass  # a read-only open, and one that needs the disk alone, go on with the disk
             case AccessDenied() | NotFound() if not is_writer:
                 raise error
             case AccessDenied() | NotFound():

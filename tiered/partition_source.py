@@ -64,8 +64,11 @@ class PartitionSource:
         return self.metadata.ask(head, question)
 
     def start_offset(self) -> int:
-        """The first retained offset over both tiers: the head's where there is one. Raises Unavailable."""
-        head = self.head()
+        """The first retained offset over both tiers: the head's where there is one. Raises Unavailable.
+
+        While no head was seen, a disk that holds the whole log answers alone: no request is sent.
+        """
+        head = self.known_head() if self.has_whole_log() else self.head()
         if head is not None:
             return head.log_start_offset
         if self.log is None:
@@ -82,6 +85,11 @@ class PartitionSource:
 
     def has_local_records(self) -> bool:
         return self.log is not None and self.log.next_offset > self.log.local_log_start_offset
+
+    def has_whole_log(self) -> bool:
+        """Whether the disk holds every record from its log start on, as far as the disk knows."""
+        log = self.log
+        return log is not None and self.has_local_records() and log.log_start_offset >= log.local_log_start_offset
 
     def is_local(self, offset: int) -> bool:
         """Whether the disk alone answers for `offset`, the log end included."""

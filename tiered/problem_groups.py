@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from local.errors import LogError
+from local.errors import AccessDenied, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.units import counted
 
@@ -53,6 +53,12 @@ def shared_places(places: Sequence[str], thing: str = "partition") -> str:
         return places[0]
     names = ", ".join([*places[:NAMES_SHOWN], *(["..."] if len(places) > NAMES_SHOWN else [])])
     return f"{counted(len(places), thing)} ({names})"
+
+
+def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
+    """Those of a store that is away, refuses, or is not there: the disk is as good as ever."""
+    away = (Unavailable, AccessDenied, NotFound)
+    return {name: error for name, error in errors.items() if isinstance(error, away)}
 
 
 def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:

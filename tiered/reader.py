@@ -6,7 +6,8 @@ is not touched. When the local tier drops a segment under a reader, or the remot
 the newest head once and goes on or says which offsets remain.
 
 Offsets below the local tier are passed over only where a head says that nothing is there. When none was ever seen (the
-bucket was out of reach so far), it is asked for first, and the answer may be Unavailable.
+bucket was out of reach so far), it is asked for first, and the answer may be Unavailable. Offsets on the disk are
+served without a request.
 
 A stream ends at the log end as it was when the stream began.
 """
@@ -61,6 +62,10 @@ class TieredReader:
         """The retained offsets ``[start, next)`` of both tiers together. Raises Unavailable, see the module text."""
         source = self._source_of(partition)
         return source.start_offset(), self._end_of(source)
+
+    def next_offset(self, partition: TopicPartition) -> int:
+        """The end of `offsets`. A disk with records answers alone. Raises Unavailable."""
+        return self._end_of(self._source_of(partition))
 
     def batches(self, partition: TopicPartition, start: int, end: int | None = None) -> Generator[memoryview]:
         """Whole batches from the one that holds `start` up to `end` (None: the log end as of now).
@@ -126,6 +131,8 @@ class TieredReader:
         log = source.log
         if log is None:
             return self._search_remote(source, None, timestamp_ms)
+        if source.known_head() is None and source.has_whole_log():
+            return log.offset_for_timestamp(timestamp_ms)
         while True:
             # In this order: what the disk no longer has at the first step is in the head of the second (I2).
             local_start = log.local_log_start_offset

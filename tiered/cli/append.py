@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest, LogError
+from local.errors import InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
 from tiered.cli.errors import Exit
@@ -27,6 +27,7 @@ from tiered.cli.signals import stop_signals
 from tiered.units import format_count, parse_duration
 
 if TYPE_CHECKING:
+    from local.append_result import AppendResult
     from local.record import Record
     from tiered.append_marks import Share
     from tiered.cli.append_remote import RemoteAppend
@@ -81,8 +82,11 @@ def append(
     timeout_ms = _timeout_ms(timeout, acks)
     failure: LogError | None = None
     with open_lines(source) as lines, stop_signals() as stop:
-        with session.manager(overrides=overrides) as manager:
+        # Appends that the disk acknowledges do not wait for a store that is away.
+        with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
             manager.topic(topic)
+            away = _away(manager, topic)
+            session.tell_problems(away)
             if partition is not None:
                 manager.partition(TopicPartition(topic, partition))  # before anything is read, and for no line as well
             given = _Given(manager, topic, partition)
@@ -104,6 +108,8 @@ def append(
         rows = given.rows()
         if rows or (output == "json" and failure is None):
             emit("appended", rows, _COLUMNS, output)
+        if rows and away:
+            session.say("appended to this disk; 'tiered run' copies the records once the store answers")
         if failure is not None or stop.is_set:
             session.say(f"appended before that: records={given.count}")
         if failure is not None:
@@ -111,6 +117,13 @@ def append(
         if stop.is_set:
             return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
         return Exit.DONE
+
+
+def _away(manager: LogManager, topic: str) -> dict[TopicPartition, LogError]:
+    """The partitions of which the store could not be asked: what else is wrong with one, an append to it says."""
+    from tiered.problem_groups import store_problems
+
+    return store_problems({name: each for name, each in manager.problems.items() if name.topic == topic})
 
 
 def _timeout_ms(text: str | None, acks: str) -> int:
@@ -197,10 +210,23 @@ class _Given:
             self._rows[each.name] = (each.base_offset, each.next_offset, each.records)
             self.count += each.records
 
+    def _appended(self, name: TopicPartition, share: list[Record]) -> AppendResult:
+        """Only the remote tier knows the end of a log without records: then the store is asked again, as often as any
+        call is tried."""
+        try:
+            return self._append_to(name, share)
+        except Unavailable:
+            self._manager.own_again([name], now_ms=now_ms())
+            return self._append_to(name, share)
+
+    def _append_to(self, name: TopicPartition, share: list[Record]) -> AppendResult:
+        (result,) = self._manager.append(name.topic, share, name.partition, now_ms=now_ms()).values()
+        return result
+
     def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
         """A share that holds a record which the log refuses (nothing was added then) goes in halves, up to that one."""
         try:
-            (result,) = self._manager.append(name.topic, share, name.partition, now_ms=now_ms()).values()
+            result = self._appended(name, share)
         except InvalidRequest:
             if len(share) == 1:
                 raise

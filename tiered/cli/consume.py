@@ -91,6 +91,8 @@ def consume(
         view_name = (view or VIEW) if read_compacted else None
         reader = _local_reader(source, isolation) if is_local else _reader(source, isolation, view_name)
         _tell_lost(session, reader, partitions)
+        if not is_local:
+            _tell_unseen(session, source, partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
                 write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
@@ -124,7 +126,7 @@ def _open(
     is_local: bool,
 ) -> AbstractContextManager[LogManager | RemoteLog]:
     if url is None:
-        return session.manager(read_only=True, is_alone=is_local)
+        return session.manager(read_only=True, is_alone=is_local, is_hasty=not is_local)
     session.set_up_logging()
     from tiered.remote_view import open_remote
 
@@ -156,6 +158,18 @@ def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPar
             click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view took them up", err=True)
 
 
+def _tell_unseen(session: Session, source: LogManager | RemoteLog, partitions: list[TopicPartition]) -> None:
+    """A line for each reason for which the remote tier of a partition is not known: the disk answers alone then."""
+    from tiered.manager import LogManager
+    from tiered.problem_groups import group_problems, problems_of, store_problems
+
+    if not isinstance(source, LogManager):
+        return
+    unseen = {name: error for name, error in source.problems.items() if name in partitions}
+    for group in group_problems(problems_of(store_problems(unseen))):
+        session.say(f"! records on this disk are served without the remote tier: {group.line}")
+
+
 def _partitions(source: object, topic: str) -> list[TopicPartition]:
     from tiered.remote_view import RemoteLog
 
@@ -177,12 +191,14 @@ def _records(
 
 def first_offset(reader: TieredReader, partition: TopicPartition, position: Position) -> int:
     """The offset that a position means in one partition; a time after the newest record means the end."""
-    start, following = reader.offsets(partition)
     if position.offset is not None:
         return position.offset
-    if position.last is not None:
-        return max(start, following - position.last)
     if position.timestamp_ms is not None:
         found = reader.offset_for_timestamp(partition, position.timestamp_ms)
-        return following if found is None else found
-    return following if position.is_end else start
+        return reader.next_offset(partition) if found is None else found
+    if position.is_end:
+        return reader.next_offset(partition)
+    if position.last is not None:
+        wanted = reader.next_offset(partition) - position.last
+        return wanted if reader.source(partition).is_local(wanted) else max(reader.offsets(partition)[0], wanted)
+    return reader.offsets(partition)[0]

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -96,19 +97,24 @@ class Session:
         known: KnownHeads | None = None,
         takes_over: bool = False,
         is_alone: bool = False,
+        is_hasty: bool = False,
     ) -> LogManager:
         """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict).
 
-        With `is_alone` the store is asked for nothing. `known` and `takes_over` as `LogManager.open` takes them. With
-        `observations` its disk and its store are observed, and its calls to the store traced.
+        With `is_alone` the store is asked for nothing. With `is_hasty` a store that is away does not hold the open up
+        (`tiered.hasty_store`), and a bucket that refuses is a problem of the partitions; the caller tells problems.
+        `known` and `takes_over` as `LogManager.open` takes them. With `observations` its disk and its store are
+        observed, and its calls to the store traced.
         """
         config = self.config(overrides)
-        self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only)
+        self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only or is_hasty)
         from tiered.cli.recovery_progress import recovery_progress
+        from tiered.hasty_store import HastyStore
         from tiered.manager import LogManager
         from tiered.web.silent_store import silent_store
 
         store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
+        hasty = HastyStore.of(config) if is_hasty else None
         way, meter = self.progress.way, self.progress.meter
         is_quiet = self.is_quiet or way == "none"
         with recovery_progress(self.say, is_quiet=is_quiet, is_plain=way == "plain", meter=meter) as tell:
@@ -121,8 +127,16 @@ class Session:
                     config, observations, now_ms=now_ms(), around=spans, progress=tell, takes_over=takes_over
                 )
             try:
-                at = now_ms()
-                return LogManager.open(config, now_ms=at, read_only=read_only, store=store, progress=tell, known=known)
+                with hasty.haste() if hasty is not None else nullcontext():
+                    return LogManager.open(
+                        config,
+                        now_ms=now_ms(),
+                        read_only=read_only,
+                        store=hasty.as_store if hasty is not None else store,
+                        progress=tell,
+                        known=known,
+                        may_be_refused=is_hasty,
+                    )
             except Conflict as error:
                 from tiered.cli.beside import note_instead
 

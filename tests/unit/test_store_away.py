@@ -1,0 +1,225 @@
+"""While the store is away, offsets on the disk are served and appends are acknowledged at once, on any store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
+
+from local.errors import AccessDenied, LogError, NotFound, Unavailable
+from remote.memory_store import MemoryStore
+from remote.retrying_store import RetryBudget, RetryingStore, RetryPolicy
+from remote.store import ObjectStore
+from tiered import configured_store, hasty_store
+from tiered.cli.main import invoke
+from tiered.hasty_store import HastyStore
+
+
+class Away:
+    """A store that is away, refuses or is not there, while `error` is set; what it was asked is counted."""
+
+    def __init__(self, inner: MemoryStore) -> None:
+        self.inner, self.url, self.error = inner, inner.url, None
+        self.asked: list[str] = []
+
+    error: LogError | None
+
+    def close(self) -> None:
+        """The bucket outlives the commands."""
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(*args: object, **more: object) -> object:
+            self.asked.append(verb)
+            if self.error is not None:
+                raise self.error.restated(self.error.attempt, **self.error.facts)
+            return getattr(self.inner, verb)(*args, **more)
+
+        return call
+
+
+ERRORS = {
+    "no way to it": Unavailable("the store cannot be reached"),
+    "a wrong secret": AccessDenied("the store refuses the secret"),
+    "no bucket": NotFound("there is no such bucket"),
+}
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch, waits: list[float]) -> Away:
+    """A directory with records of a tiered topic on its disk, all in the bucket but the newest."""
+    away = Away(MemoryStore("memory://bucket"))
+
+    def opened(url: str, options: object, *, policy: RetryPolicy | None = None, **more: object) -> ObjectStore:
+        budget = policy.budget if policy is not None else RetryBudget()
+        return RetryingStore(away, RetryPolicy(sleep=waits.append, budget=budget))  # type: ignore[arg-type]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(configured_store, "open_store", opened)
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "lines").write_text("".join(f"line {at}\n" for at in range(5)))
+    assert invoke(["-q", "init", "--remote", f"file://{tmp_path}/bucket"]) == 0
+    own = ["-X", "remote.storage.enable=true", "-X", "local.retention.ms=1ms", "-X", "retention.ms=-1"]
+    assert invoke(["-q", "topic", "create", "orders", "-p", "2", *own]) == 0
+    assert invoke(["-q", "append", "orders/0", "lines"]) == 0
+    away.asked.clear()
+    return away
+
+
+@pytest.mark.parametrize("why", sorted(ERRORS))
+def test_offsets_on_the_disk_are_served_without_a_wait(home: Away, capfd, waits: list[float], why: str) -> None:
+    home.error = ERRORS[why]
+    for start, first in (("start", 0), ("2", 2), ("-3", 2), ("@0", 0), ("end", 5)):
+        capfd.readouterr()
+        assert invoke(["consume", "orders/0", "--from", start, "-o", "jsonl"]) == 0
+        out, err = capfd.readouterr()
+        offsets = [json.loads(line)["offset"] for line in out.splitlines()]
+        assert offsets == list(range(first, 5))
+        assert err.count("served without the remote tier") == 1
+        assert home.error.attempt in err
+    assert waits == []
+    assert 0 < len(home.asked) <= 5 * 2, "each partition is asked about once at most"
+
+
+@pytest.mark.parametrize("why", sorted(ERRORS))
+def test_an_append_is_acknowledged_without_a_wait(home: Away, capfd, waits: list[float], why: str) -> None:
+    home.error = ERRORS[why]
+    capfd.readouterr()
+    assert invoke(["append", "orders/0", "lines", "-o", "json"]) == 0
+    out, err = capfd.readouterr()
+    assert [(row["base_offset"], row["next_offset"]) for row in json.loads(out)["appended"]] == [(5, 10)]
+    assert home.error.attempt in err
+    assert "copies the records once the store answers" in err
+    assert waits == []
+    home.error = None
+    assert invoke(["consume", "orders/0", "-o", "jsonl"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 10, "once each"
+
+
+@pytest.mark.parametrize("why", sorted(ERRORS))
+def test_an_append_to_a_log_without_records_asks_for_its_end(home: Away, capfd, waits: list[float], why: str) -> None:
+    """Only the remote tier knows the end of such a log: the store is asked as patiently as ever."""
+    home.error = ERRORS[why]
+    assert invoke(["append", "orders/1", "lines"]) == (6 if why == "no way to it" else 1)
+    assert bool(waits) == (why == "no way to it")
+    home.error = None
+    capfd.readouterr()
+    assert invoke(["consume", "orders/1"]) == 0
+    assert capfd.readouterr().out == ""
+
+
+def test_acks_of_the_remote_tier_wait_for_it(home: Away, waits: list[float]) -> None:
+    home.error = ERRORS["no way to it"]
+    assert invoke(["append", "orders/0", "lines", "--acks", "remote", "--timeout", "1ms"]) == 6
+    assert waits != []
+
+
+def test_offsets_that_the_disk_no_longer_has_are_asked_for_patiently(home: Away, capfd, waits: list[float]) -> None:
+    assert invoke(["-q", "run", "--once"]) == 0
+    assert invoke(["-q", "append", "orders/0", "lines"]) == 0
+    home.error = ERRORS["no way to it"]
+    capfd.readouterr()
+    assert invoke(["consume", "orders/0", "--from", "5", "-o", "jsonl"]) == 0, "on the disk"
+    assert [json.loads(line)["offset"] for line in capfd.readouterr().out.splitlines()] == list(range(5, 10))
+    assert waits == []
+    assert invoke(["consume", "orders/0", "--from", "0"]) == 6
+    assert waits != []
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+def test_one_call_without_an_answer_ends_the_asking_until_the_haste_is_over() -> None:
+    away, waits = Away(MemoryStore()), []
+    policy = RetryPolicy(sleep=waits.append)
+    store = HastyStore(RetryingStore(away, policy), policy.budget)  # type: ignore[arg-type]
+    away.error = ERRORS["no way to it"]
+    with store.haste():
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                store.as_store.get("a")
+            with pytest.raises(Unavailable):
+                list(store.as_store.list(""))
+    assert away.asked == ["get"]
+    assert waits == []
+    with pytest.raises(Unavailable):
+        store.as_store.get("a")
+    assert len(away.asked) > 2, "afterwards it is as patient as any"
+    assert waits != []
+
+
+def test_a_call_that_hangs_is_left_at_the_limit() -> None:
+    from threading import Event
+
+    class Hanging:
+        url = "memory://b"
+
+        def get(self, key: str) -> bytes:
+            done.wait()
+            return b""
+
+    done = Event()
+    store = HastyStore(Hanging(), RetryBudget(), limit_s=0.01)  # type: ignore[arg-type]
+    try:
+        with store.haste(), pytest.raises(Unavailable, match="no answer by the deadline"):
+            store.as_store.get("a")
+    finally:
+        done.set()
+
+
+def test_a_store_that_answers_is_asked_for_everything() -> None:
+    inner = MemoryStore()
+    store = HastyStore(inner, RetryBudget()).as_store
+    with store.haste():  # type: ignore[attr-defined]
+        store.put_if_absent("a", b"1")
+        assert (store.get("a"), [info.key for info in store.list("")]) == (b"1", ["a"])
+        with pytest.raises(NotFound):
+            store.get("b")
+        assert store.get("a") == b"1", "an answer of any kind is an answer"
+
+
+def test_a_manager_whose_bucket_refuses_serves_the_disk_and_owns_it_later() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 10)
+    away = Away(world.store)
+    away.error = ERRORS["a wrong secret"]
+    from tiered.manager import LogManager
+
+    where = {"now_ms": NOW, "storage": world.disk, "store": away}
+    with pytest.raises(AccessDenied):
+        LogManager.open(world.config, **where)  # type: ignore[arg-type]
+    with LogManager.open(world.config, may_be_refused=True, **where) as manager:  # type: ignore[arg-type]
+        assert isinstance(manager.problems[NAME], AccessDenied)
+        send(manager, 10, start=10)
+        assert len(values(manager.reader())) == 20
+        with pytest.raises(AccessDenied):
+            manager.own_again([NAME], now_ms=NOW)
+        away.error = None
+        manager.own_again([NAME], now_ms=NOW)
+        settle(manager)
+
+
+def test_the_reader_of_a_manager_serves_what_the_disk_has() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 10)
+    down = SwitchableStore(world.store)
+    with world.open(store=down, read_only=True) as manager:  # type: ignore[arg-type]
+        reader = manager.reader()
+        assert reader.offsets(NAME) == (0, 10)
+        assert [each.offset for each in reader.records(NAME, 3)] == list(range(3, 10))
+        assert reader.offset_for_timestamp(NAME, 0) == 0
+
+
+def test_the_limit_of_haste_is_below_what_a_person_waits() -> None:
+    assert hasty_store.HASTE_S <= 2.0
