@@ -21,8 +21,11 @@ from local.errors import Corrupt, InvalidRequest
 from local.findings import Finding
 from local.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of, without_zeros
 from remote.chunks import ChunkTable
+from remote.encryption import NO_KEYS, KeyRing
 from remote.head import SpillRow, UnlinkedObject, UnlinkedPage, decode_head
 from remote.index_bundle import IndexBundle, decode_bundle
+from remote.keys import HEADS
+from remote.sealing import Sealer
 from remote.segment import RemoteSegment
 from tiered.dump_sources import FileSource, Kind
 
@@ -39,8 +42,11 @@ class Sheet:
     facts: Row = field(default_factory=dict)
 
 
-def sheets_of(source: FileSource) -> list[Sheet]:
-    """All that a file other than a segment holds. Raises Corrupt; InvalidRequest for a name without a base offset."""
+def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
+    """All that a file other than a segment holds; `keys` open a sealed manifest.
+
+    Raises Corrupt; InvalidRequest for a name without a base offset; AccessDenied without the key of a seal.
+    """
     kind, path = source.kind, source.place
     if kind is None:
         raise InvalidRequest("dumping a file, not a file of a log", path=path)
@@ -58,7 +64,7 @@ def sheets_of(source: FileSource) -> list[Sheet]:
         case Kind.INDEXES:
             return _bundle(decode_bundle(data), source.base_offset or 0, path)
         case Kind.HEAD:
-            return _head(data)
+            return _head(data, Sealer(path.partition(HEADS)[0], keys))
         case Kind.LEADER_EPOCHS | Kind.OFFSET_CHECKPOINT:
             return [_checkpoint(data, path, is_epochs=kind is Kind.LEADER_EPOCHS)]
         case Kind.PARTITION_METADATA:
@@ -220,9 +226,9 @@ def _chunk(chunks: ChunkTable, at: int) -> Row:
 _NO_PRODUCERS = Sheet(name="producers", fields=_PRODUCER_FIELDS, rows=[])
 
 
-def _head(data: bytes) -> list[Sheet]:
+def _head(data: bytes, sealer: Sealer) -> list[Sheet]:
     """The rows in the order of their fields; what the head says of itself as facts."""
-    head = msgspec.to_builtins(decode_head(data))
+    head = msgspec.to_builtins(decode_head(data, sealer=sealer))
     lists = {name: head.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
     lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]
     return [

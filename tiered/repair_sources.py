@@ -221,14 +221,23 @@ def _from_older_heads(store: ObjectStore, prefix: str, head: Head, spill: SpillR
         older = None
         with suppress(Corrupt):
             older = chain.read(sequence)
-        if older is None:
-            continue
+        if older is None or (spill.seal_key_id is not None and older.seal_key_id is None):
+            continue  # what is not sealed proves nothing of a sealed page
         with suppress(Corrupt, NotFound):
-            rows = [row for each in older.spills if _touch(each, spill) for row in pages.rows(each)]
+            rows = [
+                row
+                for each in older.spills
+                if _touch(each, spill) and _is_proof(each, spill)
+                for row in pages.rows(each)
+            ]
             rows += [row for row in older.segments if _touch(row, spill)]
             if rows and summary_contradiction(spill, tuple(rows)) is None:
                 return tuple(rows)
     return None
+
+
+def _is_proof(page: SpillRow, of: SpillRow) -> bool:
+    return page.seal_key_id is not None or of.seal_key_id is None
 
 
 def _touch(part: SpillRow | RemoteSegment, spill: SpillRow) -> bool:
@@ -237,6 +246,8 @@ def _touch(part: SpillRow | RemoteSegment, spill: SpillRow) -> bool:
 
 def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: SpillRow) -> Rows:
     """A row for each pair of objects in the page's range that nothing else accounts for, made from their bytes."""
+    if spill.seal_key_id is not None:
+        raise Corrupt("repairing a page, it was sealed, and objects alone prove nothing: forgeries", page=spill.key)
     gone = set(waiting_keys(head, Pages(store, prefix).rows))
     rows: list[RemoteSegment] = []
     for info in store.list(prefix + DATA):

@@ -38,6 +38,7 @@ from remote.job_changes import replace_tiled
 from remote.keys import HEADS, VIEWS, full_key, new_ulid, parse_head_key, parse_spill_key, parse_view_key
 from remote.metadata_index import Pages
 from remote.range_reader import RemotePartition
+from remote.sealing import sealer_of
 from remote.segment import RemoteSegment
 from remote.segment_check import check_segment
 from remote.spill_page import encode_page, summary_contradiction
@@ -408,7 +409,8 @@ def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
     prefix, spill = repair.name.prefix, repair.spill
     says = parse_spill_key(spill.key)
     assert says is not None, "a head names pages by their keys"
-    again, body = encode_page(repair.rows, says.epoch, says.ulid)
+    sealer, key_id = sealer_of(store, prefix), spill.seal_key_id
+    again, body = encode_page(repair.rows, says.epoch, says.ulid, sealer=sealer, seal_key_id=key_id)
     if again == spill:
         with suppress(AlreadyExists):  # an immutable bucket, in which the damaged one stays
             store.put(prefix + spill.key, body)

@@ -20,6 +20,7 @@ from local.names import TopicPartition
 from remote.catalog import list_partitions
 from remote.fsspec_store import open_store
 from remote.metadata_log import MetadataLog
+from remote.sealing import keyed
 from tiered import garbage as here
 from tiered.bucket_copying import plan_copy, run_copy
 from tiered.cli.main import invoke
@@ -46,7 +47,7 @@ def pour(tmp_path):
     def pour(world, name="bucket"):
         (tmp_path / name).mkdir()
         url = f"file://{tmp_path}/{name}"
-        store = open_store(url)
+        store = keyed(open_store(url), KEYS)
         opened.append(store)
         for info in world.store.list("") if world is not None else ():
             store.put(info.key, world.store.get(info.key))

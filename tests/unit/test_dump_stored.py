@@ -167,6 +167,18 @@ def test_the_columns_of_a_head_are_the_same_whatever_rows_there_are(tmp_path: Pa
     assert known["unlinked_pages"] == f"{known['spills']},unlinked_ms,epoch,unlinked_sequence"
 
 
+@pytest.mark.parametrize("bucket", [".log.zst.enc"], indirect=True)
+def test_a_sealed_head_is_dumped_with_the_ring_and_names_its_key_without(bucket, capfd, monkeypatch) -> None:
+    store, key, _ = bucket
+    prefix = key.partition("data/")[0]
+    name = max(info.key for info in store.list(prefix + "meta/head/"))
+    body = json.loads(run(capfd, "dump", f"{store.url}/{name}", "-o", "json", "--section", "segments"))
+    assert key.removeprefix(prefix) in json.dumps(body)
+    monkeypatch.delenv("TIERED_KEYS")
+    assert invoke(["dump", f"{store.url}/{name}"]) == Exit.FAILED
+    assert "key_id=k1" in capfd.readouterr().err
+
+
 def test_names_and_urls() -> None:
     for suffix in MODES:
         assert kind_of(f"x/{0:020d}-{9:020d}-{1:010d}-X{suffix}") is Kind.STORED_LOG

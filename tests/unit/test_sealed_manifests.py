@@ -27,7 +27,7 @@ from remote.guest import GuestLog
 from remote.head import Head, decode_head, encode_head
 from remote.head_changes import add_segments
 from remote.index_copies import IndexCopies
-from remote.keys import HEADS, SPILLS, data_key, head_key, indexes_key, parse_head_key
+from remote.keys import HEADS, SPILLS, data_key, head_key, indexes_key, parse_head_key, parse_spill_key
 from remote.known_heads import KnownHeads
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
@@ -35,10 +35,12 @@ from remote.rewrapping import rewrap_keys
 from remote.seal_memory import FILE
 from remote.sealing import Sealer, is_sealed, keyed, sealed_size
 from remote.segment_check import Severity
+from remote.spill_page import encode_page
 from remote.spilling import SpillRule
 from tiered.bucket_compaction import plan_compaction
 from tiered.forking import plan_fork, run_fork
 from tiered.remote_view import RemoteLog
+from tiered.repair_sources import rows_of_page
 from tiered.restoring import RestoreWish, plan_restore
 from tiered.scrub import plan_scrub, run_scrub
 
@@ -452,6 +454,27 @@ def test_views_forks_restores_scrubs_and_jobs_open_sealed_topics_with_the_ring_a
     ):
         with pytest.raises(LogError):
             act()
+
+
+def test_a_damaged_sealed_page_is_made_anew_from_sealed_manifests_alone(world: World) -> None:
+    prefix, store = prefixes(world.store)[0], keyed(world.store, RING)
+    head = newest(world.store, prefix)
+    page = head.spills[0]
+    whole = world.store.get(prefix + page.key)
+    world.store.put(prefix + page.key, whole[:-1] + bytes([whole[-1] ^ 1]))
+    rows, where = rows_of_page(store, prefix, head, page)
+    assert where == "older head"
+    parsed = parse_spill_key(page.key)
+    assert parsed is not None
+    again, body = encode_page(rows, parsed.epoch, parsed.ulid, sealer=Sealer(prefix, RING), seal_key_id="one")
+    assert (again, body) == (page, whole)
+    for sequence in range(1, head.sequence):
+        older = MetadataLog(store, prefix)._chain.read(sequence)
+        if older is not None:  # what an attacker would leave there: the same, and not sealed
+            spills = tuple(replace(each, seal_key_id=None) for each in older.spills)
+            world.store.put(prefix + head_key(sequence), encode_head(replace(older, seal_key_id=None, spills=spills)))
+    with pytest.raises(Corrupt, match="objects alone prove nothing"):
+        rows_of_page(store, prefix, head, page)
 
 
 # --- the first release, and the upgrade -------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
     from local.findings import Finding
+    from remote.encryption import KeyRing
     from tiered.dump_files import Sheet
     from tiered.dump_rows import DecodeRecord
     from tiered.dump_sources import FileSource
@@ -251,6 +252,17 @@ def _stored(session: Session, source: FileSource) -> StoredSegment | None:
     return open_stored(source, load_key_ring(_key_ring(session), os.environ))
 
 
+def _ring_for(session: Session, source: FileSource) -> KeyRing:
+    """The key ring for a manifest, which may be sealed; an empty one for any other file."""
+    import os
+
+    from remote.encryption import NO_KEYS
+    from tiered.dump_sources import Kind
+    from tiered.key_rings import load_key_ring
+
+    return load_key_ring(_key_ring(session), os.environ) if source.kind is Kind.HEAD else NO_KEYS
+
+
 def _key_ring(session: Session) -> str | None:
     """The configured file of keys; None without a configuration."""
     from local.errors import NotFound
@@ -386,7 +398,7 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
         session.say(f"{source.place} passed the sanity check")
         return Exit.DONE
     if not asked.verify_index_only:
-        sheets = dump_files.sheets_of(source)
+        sheets = dump_files.sheets_of(source, _ring_for(session, source))
         _print_sheets(asked, _chosen(asked, sheets), source.place)
     compared = dump_files.compare_with_log(source)
     if compared is not None:
