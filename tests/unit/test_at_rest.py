@@ -477,6 +477,34 @@ def test_another_content_is_never_sealed_under_the_same_name(mode):
     assert sealed == []
 
 
+def same_crc_difference():
+    """Five bytes: xored into a message anywhere they leave its CRC-32C as it is, for they are its polynomial."""
+    bits = [0x11EDC6F41 >> (32 - at) & 1 for at in range(33)] + [0] * 7
+    return bytes(sum(bits[8 * byte + bit] << bit for bit in range(8)) for byte in range(5))
+
+
+@pytest.mark.parametrize("name", ["encrypted", "zstd, encrypted"])
+def test_another_content_with_the_same_crc_is_never_sealed_under_the_same_name(name):
+    at = 5000
+    other = bytes(one ^ two for one, two in zip(BODY[at : at + 5], same_crc_difference(), strict=True))
+    forged = BODY[:at] + other + BODY[at + 5 :]
+    assert forged != BODY
+    assert crc32c(forged) == crc32c(BODY)
+    tries = []
+
+    class ReadsTwice(MemoryStore):
+        def upload(self, key, source):
+            tries.append(b"".join(source.parts()))
+            tries.append(b"".join(source.parts()))
+
+    def read(start, length):
+        return (forged if tries else BODY)[start : start + length]
+
+    with pytest.raises(Corrupt, match="it changed"):
+        copied(ReadsTwice(), MODES[name], BODY, read=read, inspect=None, record_count=1)
+    assert len(tries) == 1
+
+
 def test_a_store_that_takes_half_of_it_is_unavailable(store):
     class Half(MemoryStore):
         def upload(self, key, source):

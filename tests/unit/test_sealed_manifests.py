@@ -35,7 +35,7 @@ from remote.rewrapping import rewrap_keys
 from remote.seal_memory import FILE
 from remote.sealing import Sealer, is_sealed, keyed, sealed_size
 from remote.segment_check import Severity
-from remote.spill_page import encode_page
+from remote.spill_page import decode_page, encode_page
 from remote.spilling import SpillRule
 from tiered.bucket_compaction import plan_compaction
 from tiered.forking import plan_fork, run_fork
@@ -220,6 +220,29 @@ def test_a_manifest_that_says_it_is_sealed_and_is_not_is_refused(world: World) -
     other = sealer.seal(head_key(head.sequence), encode_head(replace(head, seal_key_id=None)), "one")
     with pytest.raises(Corrupt, match="another seal"):
         decode_head(other, sealer=sealer)
+
+
+def test_a_page_with_another_pages_seal_or_none_is_refused_even_with_its_checksum_made_to_fit(world: World) -> None:
+    prefix = prefixes(world.store)[0]
+    page, sealer = newest(world.store, prefix).spills[0], Sealer(prefix, RING)
+    whole = world.store.get(prefix + page.key)
+    inner = bytes(sealer.open(whole).body)
+    assert len(decode_page(page, whole, sealer)) == page.segment_count
+    for body in (inner, sealer.seal(page.key, inner, "two"), sealer.seal(page.key[:-1] + "x", inner, "one")):
+        fitting = replace(page, page_bytes=len(body), page_crc32c=crc32c(body))
+        with pytest.raises(Corrupt, match="another seal"):
+            decode_page(fitting, body, sealer)
+    bare = replace(page, seal_key_id=None)
+    with pytest.raises(Corrupt, match="not sealed, and the key ring requires"):
+        decode_page(bare, whole, Sealer(prefix, STRICT))
+
+
+def test_no_commit_takes_the_seal_of_a_chain_away(world: World) -> None:
+    log = GuestLog(keyed(world.store, RING), prefixes(world.store)[0])
+    before = log.join()
+    with pytest.raises(InvalidRequest, match="takes the seal away"):
+        log.commit(lambda head: replace(head, seal_key_id=None), NOW)
+    assert log.refresh(exact=True) == before
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
