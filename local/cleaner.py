@@ -24,6 +24,8 @@ first.
 
 from __future__ import annotations
 
+import datetime
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -38,13 +40,14 @@ from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
 from local.errors import CleaningAborted, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.index_building import IndexRows
 from local.log import Log
-from local.names import CLEANED, LOG, segment_file
+from local.names import CLEANED, LOG, TopicPartition, segment_file
 from local.newest_records import SEGMENTS_MAX, Buffer, find_newest, find_newest_in_part
 from local.regrouping import POSITION_MAX, grouped, survivors
 from local.segment_info import SegmentInfo
 from local.settings import DAY_MS
 from local.storage import Storage, join
 
+_log = logging.getLogger(__name__)
 DEFAULT_BUFFER = Buffer()
 Progress = Callable[[int, int], None]
 
@@ -170,6 +173,7 @@ def clean(
     if found.reach_offset > log.cleaner_reach:
         log.cleaner_reach = found.reach_offset
         announce()
+    _log.info("%s", beginning(log.partition, found.segments, facts))
     out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
     work = _Work(log, storage, pace, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms, out)
     _rewrite(work, found.segments, progress, apart_at)
@@ -254,6 +258,31 @@ def _result(
         buffer_utilization=found.buffer_utilization,
         is_cut=found.is_cut,
     )
+
+
+def beginning(partition: TopicPartition, judged: Sequence[SegmentVerdict], facts: Circumstances) -> str:
+    """The line that Kafka's log cleaner logs before it rewrites segments, with the tombstone bound where there is one.
+
+    The first time is when the last of the segments was written to. Tombstones of formats 0 and 1 are removed from
+    segments written to before the second; those of format 2 once the horizon in their batch has passed.
+    Source: kafka `Cleaner.doClean`.
+    """
+    name = f"{partition.topic}-{partition.partition}"
+    prior = _moment(judged[-1].segment.modified_ms) if judged else "none"
+    horizon = "none" if facts.legacy_horizon_ms is None else _moment(facts.legacy_horizon_ms)
+    bound = "" if facts.tombstones_below is None else f", none at or above offset {facts.tombstones_below}"
+    return (
+        f"Cleaning log {name} (cleaning prior to {prior}, discarding tombstones prior to upper bound deletion horizon "
+        f"{horizon}{bound})..."
+    )
+
+
+def _moment(ms: int) -> str:
+    """A time in UTC, to the second."""
+    try:
+        return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms"  # a file may bear any time
 
 
 def _first_unstable_base(log: Log) -> int:

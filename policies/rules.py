@@ -43,6 +43,7 @@ class PartitionRules:
     recompaction_min_saved_bytes: int = 1 << 20
     view_threshold_bytes: int | None = None
     view_retain_null_key: bool = False
+    view_empty_value_deletes: bool = False
     view_buffer_bytes: int = 128 << 20
 
     @property

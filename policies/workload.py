@@ -40,6 +40,7 @@ NOT_SIMULATED: Mapping[str, str] = {
     "recompaction_min_saved_bytes": "segments that are in the bucket are not compacted again",
     "view_threshold_bytes": "views are not simulated",
     "view_retain_null_key": "views are not simulated",
+    "view_empty_value_deletes": "views are not simulated",
     "view_buffer_bytes": "views are not simulated",
 }
 

@@ -3,7 +3,7 @@
 Read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a comment, a
 backslash at the end joins lines. A broker's values are bare numbers, and some of its names count hours or minutes; of
 several names for one setting the finest counts (Kafka's ServerTopicConfigSynonyms). What concerns the broker alone
-(listeners, quotas, replicas) is passed over.
+(listeners, quotas, replicas) has no effect here: `without_effect` names each and says why (`tiered.broker_only`).
 """
 
 from __future__ import annotations
@@ -14,25 +14,19 @@ from dataclasses import dataclass
 
 from local.errors import InvalidRequest
 from tiered.broker_names import BROKER_NAMES
+from tiered.broker_only import broker_only, names_of_logs
 from tiered.config import Setting
 from tiered.lint import LintFinding, Severity
 from tiered.lint_rules import Subject, hints
 from tiered.properties import DEFAULTS, PROPERTIES, Kind, Source, nearest, parse
 
 _UNITS = {"hours": 3_600_000, "minutes": 60_000}
-_ORDER = {"log.flush.scheduler.interval.ms": 1}  # the others' last word tells: ms before minutes before hours
+_ORDER = {
+    "log.flush.scheduler.interval.ms": 1,
+    "log.retention.check.interval.ms": 1,
+}  # the others' last word tells: ms before minutes before hours
 _SYSTEM = "remote.log.storage.system.enable"
 _SAME = frozenset(("compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level"))
-# The rest of the families in which an unknown name is a mistake rather than something of the broker's own.
-_OTHERS = frozenset(
-    "log." + name
-    for name in (
-        *("dir", "dirs", "dir.failure.timeout.ms", "initial.task.delay.ms", "preallocate", "cleaner.enable"),
-        *("cleaner.backoff.ms", "cleaner.io.buffer.size", "flush.offset.checkpoint.interval.ms"),
-        *("flush.start.offset.checkpoint.interval.ms", "message.format.version", "message.downconversion.enable"),
-        *("message.timestamp.difference.max.ms", "retention.check.interval.ms", "cleaner.hash.algorithm"),
-    )
-)
 _OF_BROKERS = frozenset(
     ("broker.id", "node.id", "process.roles", "listeners", "log.dir", "log.dirs", "zookeeper.connect")
 )
@@ -90,6 +84,31 @@ def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
     for name, entry in _meant(entries).items():
         settings[name] = _value(entry, name)
     return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """An entry that sets nothing here, and why."""
+
+    entry: Entry
+    why: str
+
+
+def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
+    """Every entry that sets nothing, in the order of the file, with the reason or what does the same."""
+    meant = _meant(entries)
+    found = []
+    for each in entries:
+        name = _our_name(each.name)
+        if name is None:
+            known = broker_only(each.name)
+            why = known.words if known is not None else "it is not a setting of tiered"
+        elif meant[name] is not each:
+            why = f"{meant[name].name} in line {meant[name].line} is above it"
+        else:
+            continue
+        found.append(Ignored(entry=each, why=why))
+    return found
 
 
 def lint_broker_file(path: str) -> list[LintFinding]:
@@ -174,8 +193,9 @@ def _unknown(where: str, name: str) -> Iterator[LintFinding]:
     """A name that is nearly a known one, or one of the log's that Kafka has not."""
     import difflib
 
-    known = {*BROKER_NAMES, *_OTHERS, *(each for each, row in PROPERTIES.items() if row.source is Source.KAFKA)}
-    if name in _OTHERS:
+    others = names_of_logs()
+    known = {*BROKER_NAMES, *others, *(each for each, row in PROPERTIES.items() if row.source is Source.KAFKA)}
+    if broker_only(name) is not None:
         return
     if name.startswith("log."):
         meant = nearest(name, known)

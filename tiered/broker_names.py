@@ -23,6 +23,7 @@ BROKER_NAMES = {
     "log.message.timestamp.before.max.ms": "message.timestamp.before.max.ms",
     "log.message.timestamp.type": "message.timestamp.type",
     "log.retention.bytes": "retention.bytes",
+    "log.retention.check.interval.ms": "remote.log.manager.task.interval.ms",
     "log.retention.hours": "retention.ms",
     "log.retention.minutes": "retention.ms",
     "log.retention.ms": "retention.ms",

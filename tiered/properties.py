@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from local.errors import ErrorCode, InvalidRequest
 from tiered.broker_names import BROKER_NAMES
+from tiered.broker_only import broker_only
 from tiered.clock_properties import CLOCK_TABLE
 from tiered.cost_properties import COST_TABLE
 from tiered.disk_properties import DISK_TABLE
@@ -47,6 +48,9 @@ def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topi
         meant = PROPERTIES[BROKER_NAMES[name]]
         facts = {**where, "did_you_mean": meant.name, "expected": repr(meant.expected)}
         raise InvalidRequest("reading a setting, a name of kafka's brokers and not of topics", key=name, **facts)
+    if row is None and (known := broker_only(name)) is not None:
+        what = "reading a setting, one of kafka's brokers without effect here"
+        raise InvalidRequest(what, key=name, why=repr(known.words), **where)
     if row is None:
         raise InvalidRequest(
             "reading a setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES)

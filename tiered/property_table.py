@@ -496,6 +496,14 @@ TABLE = (
         doc="Whether a compacted view keeps records without a key (Pulsar's topicCompactionRetainNullKey).",
     ),
     Property(
+        name="compaction.view.empty.value.deletes",
+        kind=Kind.BOOL,
+        default="false",
+        source=Source.TIERED,
+        doc="Whether a record with an empty value deletes its key from a compacted view, as in Pulsar. The log is not "
+        "changed; a null value always deletes.",
+    ),
+    Property(
         name="compaction.records.without.key",
         kind=Kind.ENUM,
         default="refuse",

@@ -58,6 +58,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         recompaction_min_saved_bytes=_int(settings, "remote.recompaction.min.saved.bytes"),
         view_threshold_bytes=_int(settings, "compaction.view.threshold") or None,
         view_retain_null_key=bool(_value(settings, "compaction.view.retain.null.key")),
+        view_empty_value_deletes=bool(_value(settings, "compaction.view.empty.value.deletes")),
         view_buffer_bytes=_int(settings, "log.cleaner.dedupe.buffer.size"),
     )
 

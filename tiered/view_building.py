@@ -135,6 +135,7 @@ class _Run:
             ),
             Buffer(size_bytes=self._held.rules.view_buffer_bytes),
             retain_null_key=self._held.rules.view_retain_null_key,
+            empty_deletes=self._held.rules.view_empty_value_deletes,
             check=self._check_stop,
         )
         settings, input_bytes = self._held.log.settings, found.old.size_bytes + found.new.size_bytes

@@ -9,6 +9,7 @@ view's. The answer is a bit for each record of either, in the order of the strea
 | without a key | as `compaction.view.retain.null.key` says (Pulsar) |
 | a newer record of its key is among the new ones | no |
 | a null value: the key was deleted, and nothing older is left that it would have to hide | no |
+| an empty value, where `compaction.view.empty.value.deletes` says that it deletes (Pulsar) | no |
 | any other | yes |
 
 Only keys of new records are held in memory (`kernels.KeyMap`, keys are compared, not only their hashes); old ones are
@@ -104,6 +105,7 @@ def find_survivors(
     buffer: Buffer,
     *,
     retain_null_key: bool = False,
+    empty_deletes: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> Survivors:
     """See the module text. `check` is called between steps and may raise, to end it.
@@ -111,7 +113,7 @@ def find_survivors(
     Raises Corrupt for damaged batches, Conflict when a stream is not the same a second time, and InvalidRequest when
     a single key does not fit the buffer.
     """
-    search = _Search(old, new, buffer, retain_null_key, check)
+    search = _Search(old, new, buffer, retain_null_key, empty_deletes, check)
     pending, done = [(1, 0)], 0
     while pending:
         modulus, residue = pending.pop()
@@ -130,8 +132,15 @@ def find_survivors(
 
 class _Search:
     def __init__(
-        self, old: Runs, new: NewRecords, buffer: Buffer, retain_null_key: bool, check: Callable[[], None]
+        self,
+        old: Runs,
+        new: NewRecords,
+        buffer: Buffer,
+        retain_null_key: bool,
+        empty_deletes: bool,
+        check: Callable[[], None],
     ) -> None:
+        self._least_bytes = 1 if empty_deletes else 0  # of a value that does not delete its key
         self.old, self.new, self.keyless_count = Stream(), Stream(), 0
         self._old_runs, self._source, self._retain_null_key, self._check = old, new, retain_null_key, check
         self._slots, self._arena_bytes = _sizes(buffer, new.count_max)
@@ -168,7 +177,7 @@ class _Search:
         starts, lengths = columns.key_starts, columns.key_lengths
         if keys.add(columns.data, starts, lengths, skip, first, self.new.bits) < len(columns):
             return False, 0
-        deleted = has_key & (columns.value_lengths < 0)
+        deleted = has_key & (columns.value_lengths < self._least_bytes)
         keyless = ~gone & ~has_key
         self.new.clear(first, gone | deleted | (~has_key & (not self._retain_null_key)))
         return True, int(keyless.sum()) if self._retain_null_key else 0
@@ -177,7 +186,8 @@ class _Search:
         """How many of these old records have no key and stay."""
         is_older = keys.find(columns.data, columns.key_starts, columns.key_lengths)
         keyless = columns.key_lengths < 0
-        self.old.clear(first, is_older | (keyless & (not self._retain_null_key)))
+        deleted = ~keyless & (columns.value_lengths < self._least_bytes)
+        self.old.clear(first, is_older | deleted | (keyless & (not self._retain_null_key)))
         return int(keyless.sum()) if self._retain_null_key else 0
 
 

@@ -69,6 +69,7 @@ rules = st.builds(
     recompaction_min_saved_bytes=st.integers(0, 500),
     view_threshold_bytes=st.none() | st.integers(1, 1_000),
     view_retain_null_key=st.booleans(),
+    view_empty_value_deletes=st.booleans(),
     view_buffer_bytes=st.integers(1, 1_000),
 ).map(lambda drawn: replace(drawn, copy_disabled=drawn.copy_disabled or drawn.gives_up_remote))
 

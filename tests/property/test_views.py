@@ -38,15 +38,16 @@ ROUNDS = st.tuples(SHARES, st.lists(WRITES, min_size=2, max_size=8), st.sampled_
 class Story:
     """A topic, everything committed to it so far by offset, and the steps one can take."""
 
-    def __init__(self, retain_null_key: bool) -> None:
+    def __init__(self, retain_null_key: bool, empty_deletes: bool) -> None:
         self.world = World()
         self.manager = self.world.open(segment_bytes="1024", index_interval_bytes="120")
         retain = {"compaction.view.retain.null.key": str(retain_null_key).lower()}
+        retain["compaction.view.empty.value.deletes"] = str(empty_deletes).lower()
         self.manager.create_topic("t", 1, {**TIERED, **retain}, now_ms=NOW)
         self.held = self.manager.partitions()[0]
         self.committed: dict[int, StoredRecord] = {}
         self.sequences: dict[int, int] = {}
-        self.retain_null_key = retain_null_key
+        self.retain_null_key, self.empty_deletes = retain_null_key, empty_deletes
 
     def put(self, records: list[Record], codec: Codec, is_append_time: bool) -> None:
         times = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": NOW}
@@ -132,7 +133,8 @@ class Story:
                 newest[record.key] = record
             elif offset < horizon and self.retain_null_key:
                 kept.append(record)
-        kept += [record for record in newest.values() if record.value is not None]
+        deleting = (None, b"") if self.empty_deletes else (None,)
+        kept += [record for record in newest.values() if record.value not in deleting]
         return sorted(kept, key=lambda record: record.offset)
 
     def _remember(self) -> None:
@@ -141,9 +143,9 @@ class Story:
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans())
-def test_a_view_is_the_newest_committed_value_of_every_key_below_its_horizon(rounds, retain_null_key):
-    story = Story(retain_null_key)
+@given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_a_view_is_the_newest_committed_value_of_every_key_below_its_horizon(rounds, retain_null_key, empty_deletes):
+    story = Story(retain_null_key, empty_deletes)
     for share, writes, buffer_bytes in rounds:
         if story.view() is not None:
             story.expire(share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,22 @@ def test_an_empty_batch_without_a_use_leaves_in_the_next_round() -> None:
     story.write(1, 2, is_transactional=False)
     story.round()
     assert [(batch.last_offset, len(batch.records)) for batch in story.batches] == [(1, 1), (2, 1)]
+
+
+# -- what is logged
+
+
+def test_the_line_before_a_pass_is_that_of_kafkas_log_cleaner(caplog: pytest.LogCaptureFixture) -> None:
+    story = Story(segment_bytes=300)
+    for _ in range(3):
+        story.put(*range(10))
+    with caplog.at_level("INFO", logger="local.cleaner"):
+        story.round()
+        story.round(now_ms=NOW + DAY_MS, tombstones_below=7)
+    lines = [each for each in caplog.messages if each.startswith("Cleaning log ")]
+    known = r"Cleaning log t-0 \(cleaning prior to [0-9: -]+ UTC, discarding tombstones prior to upper bound deletion "
+    assert re.fullmatch(rf"{known}horizon none\)\.\.\.", lines[0])
+    assert re.fullmatch(rf"{known}horizon none, none at or above offset 7\)\.\.\.", lines[1])
 
 
 # -- the buffer

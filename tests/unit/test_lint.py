@@ -10,11 +10,13 @@ import pytest
 
 from local.errors import InvalidRequest, NotFound
 from tiered.broker_file import broker_settings, lint_broker_file, parse_entries, read_entries
+from tiered.broker_names import BROKER_NAMES
+from tiered.broker_only import broker_only
 from tiered.cli.main import invoke
 from tiered.config import Config
 from tiered.lint import LintFinding, Severity, lint_place
 from tiered.lint_rules import RULES, Subject, hints
-from tiered.properties import DEFAULTS
+from tiered.properties import DEFAULTS, PROPERTIES, find_property
 
 TIERED = {"remote.storage.enable": "true"}
 COMPACT = {**TIERED, "cleanup.policy": "compact"}
@@ -264,6 +266,7 @@ def test_kafkas_own_example_of_a_brokers_file_has_no_finding(tmp_path: Path) -> 
     assert lint_broker_file(str(path)) == []
     assert broker_settings(read_entries(str(path))) == {
         "num.recovery.threads.per.data.dir": "1",
+        "remote.log.manager.task.interval.ms": "300000",
         "retention.ms": str(7 * 86_400_000),
         "segment.bytes": "1073741824",
     }
@@ -289,3 +292,69 @@ def test_a_place_can_begin_with_a_brokers_settings(tmp_path: Path, monkeypatch: 
     assert invoke(["-q", "init", "other", "--properties", "server.properties"]) == 2
     with pytest.raises(InvalidRequest):
         broker_settings(read_entries("server.properties"))
+
+
+# -- a broker's settings without effect
+
+
+EXAMPLE = """process.roles=broker,controller
+listeners=PLAINTEXT://:9092
+num.io.threads=8
+log.dirs=/tmp/kraft-combined-logs
+log.cleaner.enable=true
+log.retention.hours=168
+log.retention.ms=86400000
+log.retention.check.interval.ms=300000
+remote.log.reader.threads=10
+confluent.tier.feature=true
+"""
+
+
+def test_init_names_each_broker_setting_without_effect_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("server.properties").write_text(EXAMPLE)
+    for more in (["--dry-run"], []):
+        assert invoke(["init", "--no-probe", "--properties", "server.properties", *more]) == 0
+        told = [each for each in capfd.readouterr().err.splitlines() if each.startswith("no effect: ")]
+        assert [each.split()[2] for each in told] == [
+            "process.roles", "listeners", "num.io.threads", "log.dirs", "log.cleaner.enable", "log.retention.hours",
+            "remote.log.reader.threads", "confluent.tier.feature",
+        ]  # fmt: skip
+        assert "(server.properties:5): the cleaner always runs; use cleanup.policy, by topic" in told[4]
+        assert "log.retention.ms in line 7 is above it" in told[5]
+        assert "it is not a setting of tiered" in told[7]
+    values = Config.load("tiered.toml").topic_properties("")
+    assert (values["retention.ms"], values["remote.log.manager.task.interval.ms"]) == ("86400000", "300000")
+
+
+def test_the_rounds_own_interval_counts_before_that_of_kafkas_retention_check() -> None:
+    texts = ["remote.log.manager.task.interval.ms=5000", "log.retention.check.interval.ms=300000"]
+    for lines in (texts, texts[::-1]):
+        assert broker_settings(list(parse_entries("\n".join(lines)))) == {"remote.log.manager.task.interval.ms": "5000"}
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("log.cleaner.enable", "the cleaner always runs"),
+        ("num.network.threads", "the broker's network requests"),
+        ("log.dirs", "use dir or dirs in [local]"),
+        ("log.retention.check.interval.ms", "did_you_mean=remote.log.manager.task.interval.ms"),
+        ("remote.log.manager.task.intervall.ms", "did_you_mean=remote.log.manager.task.interval.ms"),
+        ("log.cleaner.thread", "did_you_mean=log.cleaner.threads"),
+    ],
+)
+def test_a_broker_setting_typed_as_one_of_ours_is_answered_without_a_wrong_hint(key: str, hint: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        find_property(key)
+    assert hint in str(caught.value)
+    assert "did_you_mean" in hint or "did_you_mean" not in str(caught.value)
+
+
+def test_no_setting_of_ours_is_named_as_one_without_effect() -> None:
+    ours = {name for name in (*PROPERTIES, *BROKER_NAMES) if broker_only(name) is not None}
+    assert ours == set()
+    misspelt = {name for name in PROPERTIES if broker_only(f"{name}x") is not None}
+    assert misspelt == set()

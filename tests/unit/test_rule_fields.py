@@ -42,6 +42,7 @@ SETTINGS = {
     "recompaction_min_saved_bytes": ("remote.recompaction.min.saved.bytes", "1", "much"),
     "view_threshold_bytes": ("compaction.view.threshold", "1MiB", "much"),
     "view_retain_null_key": ("compaction.view.retain.null.key", "true", "perhaps"),
+    "view_empty_value_deletes": ("compaction.view.empty.value.deletes", "true", "perhaps"),
     "view_buffer_bytes": ("log.cleaner.dedupe.buffer.size", "64MiB", "much"),
     # The tier of a topic is given up when remote.storage.enable is switched off with this beside it (KIP-950).
     "gives_up_remote": ("remote.log.delete.on.disable", "true", "perhaps"),

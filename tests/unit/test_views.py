@@ -172,6 +172,32 @@ def test_records_without_a_key_stay_as_the_setting_says(world, retained):
     assert (view_of(manager).record_count, view_of(manager).key_count) == (len(kept), 1)
 
 
+@pytest.mark.parametrize("deletes", [False, True])
+def test_an_empty_value_deletes_its_key_from_the_view_where_the_topic_says_so(world, deletes):
+    manager = world.open()
+    setting = {"compaction.view.empty.value.deletes": str(deletes).lower()}
+    manager.create_topic("t", 1, {**TIERED, **setting}, now_ms=NOW)
+    add(manager, (b"a", b"1"), (b"b", b"1"), (b"c", b""))
+    build(manager)
+    assert [each.key for each in compacted(manager)] == ([b"a", b"b"] if deletes else [b"a", b"b", b"c"])
+    add(manager, (b"a", b""), (b"d", b"1"))
+    build(manager)
+    assert [each.key for each in compacted(manager)] == ([b"b", b"d"] if deletes else [b"b", b"c", b"a", b"d"])
+    assert [each.key for each in manager.reader().records(NAME, 0)] == [b"a", b"b", b"c", b"a", b"d"], "the log stays"
+
+
+def test_empty_values_of_a_view_leave_it_when_the_topic_is_altered(world):
+    manager = world.open()
+    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    add(manager, (b"a", b""), (b"b", b"1"))
+    build(manager)
+    assert [each.key for each in compacted(manager)] == [b"a", b"b"]
+    manager.alter_topic("t", {"compaction.view.empty.value.deletes": "true"}, now_ms=NOW)
+    add(manager, (b"c", b"1"))
+    build(manager)
+    assert [each.key for each in compacted(manager)] == [b"b", b"c"]
+
+
 def test_parts_that_lose_nothing_are_taken_over_as_they_are(world):
     manager = world.open()
     manager.create_topic("t", 1, TIERED, now_ms=NOW)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from local.errors import InvalidRequest
 from tiered.cli.session import Session, now_ms, store_options
+
+if TYPE_CHECKING:
+    from tiered.broker_file import Ignored
 
 
 @click.command("init")
@@ -45,12 +49,13 @@ def init(
     if os.path.exists(path):
         raise InvalidRequest("writing a configuration, it exists", file=path)
     check_no_secret(url, options, path)
-    defaults = _defaults(broker_file)
+    defaults, ignored = _defaults(broker_file)
     bucket = os.path.join(root, "bucket") if url is None else None
     url = url if url is not None else file_url(os.path.join(root, "bucket"))
     text = configuration(url, options, defaults)
     if dry_run:
         click.echo(text, nl=False)
+        _tell_ignored(session, broker_file, ignored)
         session.say(f"would write {path}; nothing changed")
         return
     if bucket is not None:
@@ -61,20 +66,28 @@ def init(
     with open(path, "x", encoding="utf-8") as file:
         file.write(text)
     click.echo(path)
+    _tell_ignored(session, broker_file, ignored)
     place = directory or session.directory
     session.say(f"next: tiered {'' if place == '.' else f'-C {shlex.quote(place)} '}topic create NAME")
 
 
-def _defaults(broker_file: str | None) -> dict[str, str]:
-    """What a new place has for every topic: a broker's settings, where its file was named."""
+def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
+    """What a new place has for every topic: a broker's settings, where its file was named; those without effect."""
     if broker_file is None:
-        return {}
-    from tiered.broker_file import broker_settings, read_entries
+        return {}, []
+    from tiered.broker_file import broker_settings, read_entries, without_effect
     from tiered.topic_settings import check_combination
 
-    found = broker_settings(read_entries(broker_file))
+    entries = read_entries(broker_file)
+    found = broker_settings(entries)
     check_combination(found, may_tier=True)
-    return found
+    return found, without_effect(entries)
+
+
+def _tell_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
+    """A line for each setting of the broker that has no effect here."""
+    for each in ignored:
+        session.say(f"no effect: {each.entry.name} ({broker_file}:{each.entry.line}): {each.why}")
 
 
 def _file_above(path: str) -> str | None:

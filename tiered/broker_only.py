@@ -1,0 +1,127 @@
+"""Settings of Kafka's brokers that have no effect here: why not, and what does the same.
+
+The names are those of Kafka 4.1 (`server.properties`), one by one where a setting is about logs, by their first words
+where a whole family concerns brokers alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOnly:
+    """Why a setting has no effect, and what to use instead (empty where nothing is needed)."""
+
+    why: str
+    instead: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"{self.why}; use {self.instead}" if self.instead else self.why
+
+
+_DIRECTORIES = BrokerOnly(why="log directories are not settings of topics", instead="dir or dirs in [local]")
+_ALWAYS_CLEANS = BrokerOnly(why="the cleaner always runs", instead="cleanup.policy, by topic")
+_ROUNDS = BrokerOnly(why="cleaning is a part of each round", instead="remote.log.manager.task.interval.ms")
+_CHECKPOINTS = BrokerOnly(why="checkpoints are written when what they hold changes")
+_FORMAT = BrokerOnly(why="batches are written in format 2, and older formats are read")
+_REMOTE_POOLS = BrokerOnly(why="transfers have a fixed number of threads for each kind")
+_PLUGIN = BrokerOnly(why="the remote tier is built in", instead="url and options in [remote]")
+_METADATA = BrokerOnly(why="the manifests in the bucket are the remote log metadata; there is no topic of it")
+
+_NAMES = {
+    "log.dir": _DIRECTORIES,
+    "log.dirs": _DIRECTORIES,
+    "log.dir.failure.timeout.ms": BrokerOnly(why="a log directory that fails is offline at once"),
+    "log.initial.task.delay.ms": BrokerOnly(why="the first round begins at the start"),
+    "log.preallocate": BrokerOnly(why="segments are not preallocated"),
+    "log.cleaner.enable": _ALWAYS_CLEANS,
+    "log.cleaner.backoff.ms": _ROUNDS,
+    "log.cleaner.io.buffer.size": BrokerOnly(why="segments are mapped, so the cleaner has no buffer for I/O"),
+    "log.cleaner.hash.algorithm": BrokerOnly(why="keys are compared, or their keyed digests"),
+    "log.flush.offset.checkpoint.interval.ms": _CHECKPOINTS,
+    "log.flush.start.offset.checkpoint.interval.ms": _CHECKPOINTS,
+    "log.message.format.version": _FORMAT,
+    "log.message.downconversion.enable": _FORMAT,
+    "log.message.timestamp.difference.max.ms": BrokerOnly(
+        why="Kafka replaced it", instead="message.timestamp.before.max.ms and message.timestamp.after.max.ms"
+    ),
+    "num.partitions": BrokerOnly(why="each topic says how many", instead="tiered topic create -p"),
+    "auto.create.topics.enable": BrokerOnly(why="topics are created by name", instead="tiered topic create"),
+    "delete.topic.enable": BrokerOnly(why="topics can always be deleted"),
+    "num.io.threads": BrokerOnly(why="appends and reads run in the caller's thread"),
+    "background.threads": BrokerOnly(why="a round works in one thread, transfers in their own"),
+    "remote.log.metadata.custom.metadata.max.bytes": _METADATA,
+    "remote.log.index.file.cache.total.size.bytes": BrokerOnly(
+        why="indexes are a part of the read cache", instead="remote.fetch.cache.bytes"
+    ),
+    "remote.fetch.max.wait.ms": BrokerOnly(why="a read of the remote tier waits for the store's deadline"),
+    "remote.list.offsets.request.timeout.ms": BrokerOnly(why="a lookup waits for the store's deadline"),
+    "fetch.max.bytes": BrokerOnly(why="readers choose how much they fetch"),
+    # Not by their first words: misspelt names of ours begin with these.
+    **{
+        f"remote.log.{name}": _REMOTE_POOLS
+        for name in (
+            *(
+                "manager.thread.pool.size",
+                "manager.follower.thread.pool.size",
+                "manager.task.retry.backoff.ms",
+                "manager.task.retry.jitter",
+            ),
+            *("manager.task.retry.backoff.max.ms", "manager.copy.quota.window.num", "manager.fetch.quota.window.num"),
+            *("manager.copy.quota.window.size.seconds", "manager.fetch.quota.window.size.seconds"),
+            *("reader.threads", "reader.max.pending.tasks"),
+        )
+    },
+}
+_LONE = BrokerOnly(why="there is no replication, and one process writes a directory")
+_SERVER = BrokerOnly(why="it concerns the broker's network requests")
+_GROUPS = BrokerOnly(why="it concerns the broker's coordinators of groups and transactions")
+_SECURITY = BrokerOnly(why="it concerns the security of the broker's listeners")
+_CLUSTER = BrokerOnly(why="there is no cluster and no controller")
+_METRICS = BrokerOnly(why="metrics are Prometheus's", instead="tiered run --metrics")
+# By the words that a name begins with, the first that fits.
+_FAMILIES = (
+    ("remote.log.storage.manager.", _PLUGIN),
+    ("rsm.config.", _PLUGIN),
+    ("remote.log.metadata.", _METADATA),
+    ("rlmm.config.", _METADATA),
+    ("metric.", _METRICS),
+    ("metrics.", _METRICS),
+    ("kafka.metrics.", _METRICS),
+    ("auto.include.jmx.reporter", _METRICS),
+    *((name, _CLUSTER) for name in (
+        "broker.", "node.id", "process.roles", "controller.", "controlled.shutdown.", "metadata.", "zookeeper.",
+        "initial.broker.", "early.start.", "server.max.", "unstable.", "reserved.broker.",
+    )),
+    *((name, _LONE) for name in (
+        "replica.", "num.replica.", "default.replication.", "min.insync.", "unclean.", "auto.leader.", "leader.",
+        "follower.", "inter.broker.", "alter.log.dirs.", "replication.",
+    )),
+    *((name, _GROUPS) for name in (
+        "group.", "offsets.", "offset.metadata.", "transaction.", "transactional.", "share.", "producer.purgatory.",
+        "fetch.purgatory.", "delete.records.purgatory.", "streams.",
+    )),
+    *((name, _SECURITY) for name in (
+        "ssl.", "sasl.", "security.", "authorizer.", "principal.", "delegation.", "password.", "super.users",
+        "allow.everyone.", "connections.max.reauth.",
+    )),
+    *((name, _SERVER) for name in (
+        "listener", "advertised.", "host.name", "port", "socket.", "queued.", "request.", "connection",
+        "max.connection", "num.network.", "quota.", "client.", "max.request.", "max.incremental.", "telemetry.",
+        "alter.config.", "create.topic.",
+    )),
+)  # fmt: skip
+
+
+def broker_only(name: str) -> BrokerOnly | None:
+    """Why a setting of a broker has no effect here; None for a name that is not known to be one."""
+    if name in _NAMES:
+        return _NAMES[name]
+    return next((of for begin, of in _FAMILIES if name.startswith(begin)), None)
+
+
+def names_of_logs() -> frozenset[str]:
+    """The names without effect of the family ``log.``, in which any other unknown name is a mistake."""
+    return frozenset(name for name in _NAMES if name.startswith("log."))
