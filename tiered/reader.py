@@ -37,6 +37,7 @@ from tiered.partition_source import PartitionSource, out_of_range
 from tiered.view_rows import leads_astray
 
 FETCH_BYTES = 1 << 20
+MISSING_ROUNDS = 3  # reads of a row whose objects the store says are not there, while the newest head names it
 
 
 class TieredReader:
@@ -279,11 +280,12 @@ def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tup
 
 
 def _read_row(
-    stream: _Stream, row: RemoteSegment, offset: int, *, is_again: bool = False
+    stream: _Stream, row: RemoteSegment, offset: int, *, is_again: bool = False, rounds: int = 1
 ) -> Iterator[tuple[memoryview, int]]:
     """The row from the batch that holds `offset` to its end. After a 404 the newest head tells why.
 
-    Where that head still names the row, the row is tried again once: an answer of 404 may be of one node of the store.
+    Where that head still names the row, the row is tried again, MISSING_ROUNDS times at most: an answer of 404 may be
+    of one node of the store.
 
     What took its place, if it was replaced, holds the same offsets, without the records that newer ones have made
     useless: it is gone on with there, once (`is_again`), up to where the row ended.
@@ -297,10 +299,11 @@ def _read_row(
         return
     except NotFound as error:
         why = _why_missing(stream.source, row, reached)
-        if is_again or not isinstance(why, NotFound | Corrupt):
+        is_named = isinstance(why, Corrupt)
+        if not isinstance(why, NotFound | Corrupt) or (rounds >= MISSING_ROUNDS if is_named else is_again):
             raise why from error
-    if isinstance(why, Corrupt):
-        yield from _read_row(stream, row, reached, is_again=True)
+    if is_named:
+        yield from _read_row(stream, row, reached, is_again=is_again, rounds=rounds + 1)
         return
     instead, at = stream.source.row_at(reached)
     if instead is None or instead.base_offset >= row.next_offset:

@@ -23,7 +23,8 @@ from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.pin_watch import PinWatch
 from remote.pins import list_pins
-from remote.spill_page import encode_page
+from remote.segment import SegmentState
+from remote.spill_page import decode_page, encode_page
 from remote.spilling import SpillRule
 
 PREFIX = partition_prefix("orders", "A" * 22, 2)
@@ -255,6 +256,27 @@ def test_a_pending_page_delete_spares_the_objects_that_a_living_page_names(paged
     log.refresh(exact=True)
     delete_due_pages(store, PREFIX, log, PinWatch(store, PREFIX), [twin.key], 10**12)
     assert data_objects(store) == before
+
+
+FORGED_PAGES = {
+    "an illegal key": ({"data_key": "data/../../x.log"}, "no data object"),
+    "another segment's key": ({"data_key": ROWS[3].data_key}, "another segment"),
+    "a leader epoch beyond the segment": ({"epochs": ((1, 2**50),)}, "leader epoch"),
+    "a leader epoch of 2^40": ({"epochs": ((2**40, 11),)}, "epochs"),
+    "a negative size": ({"size_bytes": -5}, "size_bytes"),
+    "an entry that is not finished": ({"state": SegmentState.DELETE_STARTED}, "not finished"),
+    "entries that overlap": ({"base_offset": 9}, "overlap or run backwards"),
+    "an entry that ends before it begins": ({"next_offset": 10}, "overlap or run backwards"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED_PAGES)
+def test_a_forged_page_with_a_right_checksum_is_corrupt(forgery):
+    changes, told = FORGED_PAGES[forgery]
+    rows = (ROWS[0], replace(ROWS[1], **changes), ROWS[2])
+    spill, body = encode_page(rows, 1, ulid_of("P"))
+    with pytest.raises(Corrupt, match=told):
+        list(decode_page(spill, body))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def world(monkeypatch):
     return world
 
 
-@pytest.mark.parametrize("times", range(1, MISSING_TRIES))
+@pytest.mark.parametrize("times", range(1, 2 * MISSING_TRIES))
 def test_a_stream_goes_on_after_transient_404s_on_all_of_its_objects(world, times):
     with RemoteLog(world.store) as bucket:
         expected = values(bucket.reader())
