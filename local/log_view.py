@@ -7,10 +7,9 @@ the log for the next one.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from local.errors import OffsetOutOfRange
 from local.names import TopicPartition
@@ -20,9 +19,6 @@ from local.segment_info import SegmentInfo
 from local.segment_reading import BatchRun, ReadLimits, no_run, read_segment
 from local.time_search import first_at_or_after, largest_timestamp
 from local.txn_index import AbortedTransaction
-
-if TYPE_CHECKING:
-    from local.txn_scan import SegmentTransactions
 
 
 class LargestTimes:
@@ -133,6 +129,8 @@ class LogView:
         segment. The search goes on behind `upper_offset` until each transaction with records below it has met
         its marker. Raises NotFound, Corrupt, and WrongTransactionIndex for an index that contradicts the log.
         """
+        from local.txn_scan import carried_problem
+
         found: list[AbortedTransaction] = []
         undecided = {producer: first for producer, first in (open_before or {}).items() if first < upper_offset}
         ended: dict[int, int] = {}  # the last marker of each producer so far
@@ -140,7 +138,9 @@ class LogView:
         for segment, end in zip(self.segments[at:], (*self.bases[at + 1 :], self.next_offset), strict=True):
             is_last = segment is self.segments[-1]
             entries, said = segment.checked_aborted(self.tail_bytes if is_last else segment.size_bytes)
-            _check_carried(segment, entries, said, undecided, ended)
+            problem = carried_problem(entries, said, undecided, ended)
+            if problem is not None:
+                raise WrongTransactionIndex(segment.base_offset, problem)
             found += [each for each in entries if each.last_offset >= from_offset and each.first_offset < upper_offset]
             for producer in said.first_ended:
                 undecided.pop(producer, None)
@@ -183,26 +183,3 @@ class LogView:
     def _reaching(self, offset: int) -> tuple[Segment, ...]:
         """The segments that may hold records at or above `offset`."""
         return self.segments[max(bisect.bisect_right(self.bases, offset) - 1, 0) :]
-
-
-def _check_carried(
-    segment: Segment,
-    entries: Sequence[AbortedTransaction],
-    said: SegmentTransactions,
-    undecided: Mapping[int, int],
-    ended: Mapping[int, int],
-) -> None:
-    """Raises WrongTransactionIndex where the entries contradict the segments before: `undecided` are transactions that
-    are open at the segment's base, `ended` the last marker of each producer below it."""
-    known = {(each.producer_id, each.last_offset): each for each in entries}
-    for producer, first in undecided.items():
-        marker = said.first_ended.get(producer)
-        if marker is not None and marker.is_abort:
-            entry = known.get((producer, marker.offset))
-            if entry is None or entry.first_offset > first:
-                problem = f"an aborted transaction is missing: producer_id={producer} marker_at={marker.offset}"
-                raise WrongTransactionIndex(segment.base_offset, problem)
-    for each in entries:
-        if each.first_offset <= ended.get(each.producer_id, -1):
-            problem = f"an aborted transaction begins elsewhere: producer_id={each.producer_id}"
-            raise WrongTransactionIndex(segment.base_offset, problem)

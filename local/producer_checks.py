@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from local import names, producer_snapshot
 from local.errors import Corrupt, NotFound
@@ -12,6 +13,7 @@ from local.producer_snapshot import ProducerEntry
 from local.producer_state import ProducerState
 from local.segment_checks import SegmentPlace, SegmentReport
 from local.storage import Storage, join
+from local.txn_scan import carried_problem
 
 
 def check_producers(
@@ -38,16 +40,70 @@ def check_producers(
     first, end = reports[0][0].base_offset, reports[-1][1].next_offset
     state = ProducerState(snapshots.get(first, ()))
     is_whole = first == 0 or first in snapshots
+    is_cleaned, before = False, first
+    carried = _Carried(open_from={e.producer_id: e.transaction_first_offset for e in state.entries() if _is_open(e)})
     for place, report in reports:
+        is_cleaned = is_cleaned or place.base_offset != before
         if place.base_offset in snapshots:
-            yield from _compare(directory, place.base_offset, snapshots[place.base_offset], state, is_whole)
-        yield from _compare_aborted(place, report, _replay(state, report), first, is_whole=is_whole)
+            known = snapshots[place.base_offset]
+            yield from _compare(directory, place.base_offset, known, state, is_whole, is_cleaned=is_cleaned)
+        is_cleaned, before = is_cleaned or report.is_sparse, report.next_offset
+        expected = _replay(state, report)
+        if is_cleaned:
+            yield from _check_cleaned(place, report, carried)
+        else:
+            yield from _compare_aborted(place, report, expected, first, is_whole=is_whole)
+        carried.add(report)
     for offset in sorted(snapshots):
         path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
         if offset > end:
             yield told(Severity.WARNING, path, f"a snapshot past the log's end: next_offset={end}")
     if end in snapshots and end != reports[-1][0].base_offset:
-        yield from _compare(directory, end, snapshots[end], state, is_whole)
+        yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
+
+
+def _is_open(entry: ProducerEntry) -> bool:
+    return entry.transaction_first_offset >= 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Carried:
+    """What the segments so far say, by producer: the first record of an open transaction, the last marker."""
+
+    open_from: dict[int, int]
+    ended: dict[int, int] = field(default_factory=dict)
+
+    def add(self, report: SegmentReport) -> None:
+        if report.said is not None:
+            for producer in report.said.last_ended:
+                self.open_from.pop(producer, None)
+            for producer, first in report.said.open_from.items():
+                self.open_from.setdefault(producer, first)
+            self.ended.update(report.said.last_ended)
+
+
+def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried) -> Iterator[Finding]:
+    """The aborted transactions of a segment that was cleaned, or lies behind one that was.
+
+    Markers and records were removed, so a replay no longer tells what was aborted. The entries are held against the
+    batches that are left (`local.txn_scan`): none may show a record of an aborted transaction or hide another.
+    """
+    path = place.path(names.TXN_INDEX)
+    if report.said is None or any(e.path == path and e.severity is Severity.CORRUPT for e in report.findings):
+        return
+    problem = report.said.problem(report.aborted)
+    problem = problem or carried_problem(report.aborted, report.said, carried.open_from, carried.ended)
+    if problem is not None:
+        # An entry is written after its marker, and read here before it.
+        severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
+        yield Finding(severity=severity, path=path, what=problem, offsets=(place.base_offset, report.next_offset))
+
+
+def _is_behind(entry: ProducerEntry, known: ProducerEntry) -> bool:
+    """Whether the log has a later batch of the producer, or a later epoch, than the snapshot knows."""
+    if entry.producer_epoch != known.producer_epoch:
+        return entry.producer_epoch < known.producer_epoch
+    return 0 <= entry.last_offset < known.last_offset
 
 
 def _replay(state: ProducerState, report: SegmentReport) -> set[tuple[int, int, int]]:
@@ -81,13 +137,25 @@ def _compare_aborted(
 
 
 def _compare(
-    directory: str, offset: int, entries: Sequence[ProducerEntry], state: ProducerState, is_whole: bool
+    directory: str,
+    offset: int,
+    entries: Sequence[ProducerEntry],
+    state: ProducerState,
+    is_whole: bool,
+    *,
+    is_cleaned: bool,
 ) -> Iterator[Finding]:
-    """A snapshot against the state of the replay at its offset. Producers may have expired in either."""
+    """A snapshot against the state of the replay at its offset. Producers may have expired in either.
+
+    Of a log that was cleaned the replay knows less than the snapshot: batches and markers were removed. Then only a
+    batch that the snapshot should know, and does not, tells that it is stale.
+    """
     path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
     replayed = {each.producer_id: each for each in state.entries()}
     for entry in entries:
         known = replayed.get(entry.producer_id)
+        if is_cleaned and (known is None or not _is_behind(entry, known)):
+            continue
         if known is None:
             if is_whole:
                 what = f"the snapshot knows a producer that is not in the log: producer_id={entry.producer_id}"
@@ -103,6 +171,8 @@ def _compare(
                 stale = f"the snapshot is stale: producer_id={entry.producer_id} {what}={snapshot} in_the_log={log}"
                 yield told(Severity.WARNING, path, stale)
                 break
+    if is_cleaned:
+        return
     missing = replayed.keys() - {entry.producer_id for entry in entries}
     open_ones = [each for each in sorted(missing) if replayed[each].transaction_first_offset >= 0]
     if open_ones:

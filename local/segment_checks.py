@@ -9,14 +9,14 @@ Memory: one chunk of the log, and some forty bytes for each batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from local import kernels, txn_index
 from local.batch import Marker, read_marker
-from local.batch_header import CONTROL
+from local.batch_header import CONTROL, MAGIC
 from local.batch_runs import BatchRuns, Run
 from local.columns import BatchTable
 from local.errors import AccessDenied, Corrupt, DiskFailed, NotFound
@@ -26,6 +26,7 @@ from local.names import LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, segment_file
 from local.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
 from local.txn_index import AbortedTransaction
+from local.txn_scan import SegmentTransactions, TransactionScan
 
 BEGINS_BELOW = "the segment begins below its file name; the next start renames it"
 TOO_WIDE = "the segment spans more than 2^31-1 offsets; the next start splits it"
@@ -53,7 +54,8 @@ class SegmentPlace:
 class SegmentReport:
     """What was found. `epochs` are (leader epoch, first offset) where the epoch changes; `produced` the batches that
     have a producer, each table with the markers of its rows. Unless `is_read` something is missing
-    that others are held against."""
+    that others are held against. `is_sparse`: offsets or records are missing between its batches, as a cleaning leaves
+    them. `said` is what the batches say of transactions."""
 
     findings: list[Finding] = field(default_factory=list)
     first_offset: int | None = None
@@ -62,6 +64,8 @@ class SegmentReport:
     produced: list[tuple[BatchTable, dict[int, Marker | None]]] = field(default_factory=list)
     aborted: list[AbortedTransaction] = field(default_factory=list)
     is_read: bool = True
+    is_sparse: bool = False
+    said: SegmentTransactions | None = None
 
 
 def check_segment(
@@ -81,7 +85,7 @@ def check_segment(
 def _walk(
     file: StorageFile, place: SegmentPlace, report: SegmentReport, *, deep: bool, on_bytes: OnBytes
 ) -> BatchPlaces:
-    path, tables = place.path(LOG), []
+    path, tables, scan = place.path(LOG), [], TransactionScan()
     walk = BatchRuns(file.read, file.size())
     for run in walk:
         tables.append((run.position, run.table))
@@ -91,11 +95,14 @@ def _walk(
         if run.is_readable:
             _check_offsets(place, run, report)
             _collect(run, path, report)
+            with suppress(Corrupt):  # told already
+                scan.take(run.data, run.table)
             if deep:
                 _check_records(run, path, report)
         on_bytes(len(run.data))
     if walk.problem is not None:
         report.findings.append(_end(file, walk, place, report))
+    report.said = scan.found()
     return places_of(tables, walk.position)
 
 
@@ -111,6 +118,11 @@ def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None
         row = int((table.last_offsets >= place.next_base).argmax())
         what = f"a batch reaches into the next segment: next_base_offset={place.next_base}"
         report.findings.append(_of_batch(place.path(LOG), run, row, what))
+    expected = place.base_offset if report.first_offset is None else report.next_offset
+    starts = np.concatenate(([expected], table.last_offsets[:-1] + 1))
+    spans = table.last_offsets - table.base_offsets + 1
+    is_whole = (table.base_offsets == starts) & ((table.record_counts == spans) | (table.magics < MAGIC))
+    report.is_sparse = report.is_sparse or not bool(is_whole.all())
     if report.first_offset is None:
         report.first_offset = first
     report.next_offset = max(report.next_offset, last + 1)

@@ -149,6 +149,30 @@ class TransactionScan:
         self._last[producer] = offset
 
 
+def carried_problem(
+    entries: Iterable[AbortedTransaction],
+    said: SegmentTransactions,
+    undecided: Mapping[int, int],
+    ended: Mapping[int, int],
+) -> str | None:
+    """Why the entries of a segment contradict the segments before it, None where they do not.
+
+    `undecided` are the transactions that are open at its base, as (producer, first record); `ended` is the last marker
+    of each producer below it.
+    """
+    known = {(each.producer_id, each.last_offset): each for each in entries}
+    for producer, first in undecided.items():
+        marker = said.first_ended.get(producer)
+        if marker is not None and marker.is_abort:
+            entry = known.get((producer, marker.offset))
+            if entry is None or entry.first_offset > first:
+                return f"an aborted transaction is missing: producer_id={producer} marker_at={marker.offset}"
+    for (producer, offset), each in known.items():
+        if each.first_offset <= ended.get(producer, -1):
+            return f"an aborted transaction begins elsewhere: producer_id={producer} marker_at={offset}"
+    return None
+
+
 def _is_abort(data: memoryview, position: int) -> bool | None:
     """Of the control batch there; None for one that ends no transaction."""
     at = position + HEADER_BYTES

@@ -1,0 +1,140 @@
+"""No false alarm on transactional logs that were cleaned: what the cleaner leaves is sound."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from disk_model import ModelDisk
+from log_world import SMALL, open_log
+
+from local import cleaner, names, txn_index, verifying
+from local.findings import Finding, Severity
+from local.isolation import Isolation
+from local.log import Log
+from local.producer_state import Producer
+from local.record import Record
+from local.txn_scan import TransactionScan
+
+COMPACTED = replace(SMALL, segment_bytes=900, is_compacted=True)
+
+
+class Story:
+    """Transactions of a few producers, interleaved, with plain records between; drawn by a seed."""
+
+    def __init__(self, log: Log, draw: random.Random) -> None:
+        self.log = log
+        self.draw = draw
+        self.sequences = dict.fromkeys(range(4), 0)
+        self.epochs = dict.fromkeys(range(4), 0)
+        self.open: set[int] = set()
+        self.at = 0
+
+    def step(self, now_ms: int) -> None:
+        self.at += 1
+        producer = self.draw.randrange(4)
+        match self.draw.randrange(6):
+            case 0 | 1 | 2:
+                count = self.draw.randint(1, 4)
+                facts = {"producer_epoch": self.epochs[producer], "base_sequence": self.sequences[producer]}
+                self.log.append(
+                    [self._record() for _ in range(count)],
+                    now_ms=now_ms,
+                    producer=Producer(producer_id=producer, is_transactional=True, **facts),
+                )
+                self.sequences[producer] += count
+                self.open.add(producer)
+            case 3 | 4:
+                commit = self.draw.random() < 0.5
+                self.log.append_marker(producer, self.epochs[producer], commit=commit, now_ms=now_ms)
+                self.open.discard(producer)
+            case _:
+                self.log.append([self._record()], now_ms=now_ms)
+
+    def end_all(self, now_ms: int) -> None:
+        for producer in sorted(self.open):
+            self.log.append_marker(producer, self.epochs[producer], commit=self.draw.random() < 0.5, now_ms=now_ms)
+        self.open.clear()
+
+    def _record(self) -> Record:
+        value = None if self.draw.random() < 0.15 else b"value %d" % self.at
+        return Record(b"k%d" % self.draw.randrange(12), value, 5000 + self.at)
+
+
+def cleaned(seed: int) -> tuple[ModelDisk, Log]:
+    draw = random.Random(seed)
+    disk = ModelDisk()
+    log = open_log(disk, COMPACTED)
+    story, now_ms = Story(log, draw), 10_000
+    for _ in range(draw.randint(1, 4)):
+        for _ in range(draw.randint(10, 80)):
+            story.step(now_ms)
+        if draw.random() < 0.7:
+            story.end_all(now_ms)
+        log.roll(now_ms=now_ms)
+        bases = [info.base_offset for info in log.segments()]
+        cleaner.clean(
+            log,
+            disk,
+            now_ms=now_ms,
+            delete_retention_ms=draw.choice([0, 1000, 10**9]),
+            tombstones_below=draw.choice([None, None, 0, *bases]),
+        )
+        log.remove_deleted(now_ms + 10**6)
+        now_ms += 100_000
+    return disk, log
+
+
+def alarms(disk: ModelDisk, *, deep: bool = True) -> Iterator[Finding]:
+    options = verifying.VerifyOptions(deep=deep, interval_bytes=COMPACTED.index_interval_bytes)
+    return (each for each in verifying.verify(disk, "./t-0", options) if each.severity > Severity.INFO)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_cleaned_transactional_log_raises_no_alarm(seed: int) -> None:
+    disk, log = cleaned(seed)
+    assert list(alarms(disk)) == []
+    log.close()
+    again = open_log(disk, COMPACTED, was_clean=True)
+    assert list(alarms(disk)) == []
+    again.close()
+    assert list(alarms(disk)) == []
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 6))
+def test_a_cleaned_log_that_was_recovered_raises_no_alarm(seed: int) -> None:
+    disk, log = cleaned(seed)
+    log.flush()
+    log.release()
+    open_log(disk, COMPACTED, recovery_point=log.recovery_point).close()
+    assert list(alarms(disk)) == []
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 2))
+def test_a_committed_reader_finds_no_index_of_a_cleaned_log_wrong(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    _, log = cleaned(seed)
+    log.aborted_transactions(0, log.last_stable_offset)
+    list(log.records(log.local_log_start_offset, isolation=Isolation.READ_COMMITTED))
+    assert "is wrong" not in caplog.text
+
+
+def test_damage_in_a_cleaned_transaction_index_is_found() -> None:
+    """Each entry that covers records is taken out in turn; an entry of no abort marker is put in."""
+    found = 0
+    for seed in range(20):
+        disk, log = cleaned(seed)
+        for segment in log.sources()[:-1]:
+            entries = segment.aborted()
+            said = TransactionScan().upto(segment.size_bytes, segment.read)
+            for at, each in enumerate(entries):
+                if said.aborts[each.producer_id, each.last_offset].first_record is None:
+                    continue
+                path = segment.path(names.TXN_INDEX)
+                whole = bytes(disk.names[path].data)
+                disk.names[path].data[:] = txn_index.encode([*entries[:at], *entries[at + 1 :]])
+                assert any(e.path == path and e.severity is Severity.CORRUPT for e in alarms(disk)), (seed, each)
+                disk.names[path].data[:] = whole
+                found += 1
+    assert found > 5
