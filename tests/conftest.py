@@ -10,18 +10,36 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from uuid import uuid4
 
+import left_over
 import printed_json
 import pytest
 from fetched import Missing
 from hypothesis import HealthCheck, settings
 from local_servers import KINDS, RunningServer
 
-# How long an example takes says something of what else the machine does: 200 ms, Hypothesis' own, fail now and then.
-settings.register_profile("busy-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy-machine")
+# A run judges the code, not the luck of a draw: the order of the tests and the examples are the same on every run.
+# `--hypothesis-profile=deep` draws both anew. How long an example takes says something of what else the machine does:
+# 200 ms, Hypothesis' own limit, fail now and then.
+_BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+DEEP, SEED = "deep", 1
+settings.register_profile("fixed", derandomize=True, database=None, **_BUSY)
+settings.register_profile(DEEP, derandomize=False, max_examples=500, print_blob=True, **_BUSY)
+settings.load_profile("fixed")
 NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-randomly draws a seed
+def pytest_configure(config):
+    """The order of a plain run is fixed, and what a run started ends with it, however it ends."""
+    is_first = not hasattr(config, "workerinput")
+    is_deep = config.getoption("--hypothesis-profile", default=None) == DEEP
+    if is_first and not is_deep and config.getoption("randomly_seed", default=None) == "default":
+        config.option.randomly_seed = SEED
+    if is_first and left_over.MARK not in os.environ:
+        left_over.end_with_run(uuid4().hex)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups

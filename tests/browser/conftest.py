@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import web_scenes
-from headless import BrowserMissing, Chromium, find_chromium
+from headless import BrowserMissing, Chromium, chosen_programs, find_chromium
 
 
-@pytest.fixture(scope="session")
-def chromium():
+@pytest.fixture(scope="session", params=chosen_programs(), ids=os.path.basename)
+def chromium(request):
     try:
-        browser = Chromium(find_chromium())
+        browser = Chromium(find_chromium(request.param))
     except BrowserMissing as missing:
         pytest.skip(str(missing))
     yield browser

@@ -30,13 +30,22 @@ class BrowserMissing(Exception):
     """Why there is none on this machine."""
 
 
-def find_chromium() -> str:
-    """The program's path; that of TIERED_CHROMIUM first. Raises BrowserMissing."""
-    for name in filter(None, (os.environ.get("TIERED_CHROMIUM"), *NAMES)):
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    raise BrowserMissing("no Chromium on the path (Debian: apt-get install chromium-headless-shell)")
+def chosen_programs() -> list[str]:
+    """The browsers that the tests run in: those of TIERED_CHROMIUM, with commas, ``all`` for every one of `NAMES` that
+    is installed; without it the first of `NAMES`. One name at least, whether it is there or not."""
+    asked = os.environ.get("TIERED_CHROMIUM", "")
+    if asked and asked != "all":
+        return asked.split(",")
+    there = list({os.path.realpath(path): name for name in reversed(NAMES) if (path := shutil.which(name))}.values())
+    return (there[::-1] if asked else there[-1:]) or [NAMES[0]]
+
+
+def find_chromium(name: str) -> str:
+    """The program's path. Raises BrowserMissing."""
+    found = shutil.which(name)
+    if found is None:
+        raise BrowserMissing(f"no {name} on the path (Debian: apt-get install chromium-headless-shell)")
+    return found
 
 
 class Chromium:
@@ -124,6 +133,16 @@ class Tab:
     def js(self, expression: str, given: object = None) -> Any:
         """The value of an expression, or what a function of `given` returns, in the page."""
         return self._run(self._page.evaluate(expression, given))
+
+    def count_fetches(self) -> None:
+        """From now on `fetches` counts what the page's scripts ask for; a browser asks for icons when it likes."""
+        self.js(
+            "() => { const real = window.fetch; window.fetches = 0;"
+            " window.fetch = (...given) => { window.fetches++; return real(...given); }; }"
+        )
+
+    def fetches(self) -> int:
+        return int(self.js("window.fetches"))
 
     def wait(self, condition: str, given: object = None) -> None:
         """Until an expression is true. Asked from outside: the page's policy forbids it to evaluate any text."""

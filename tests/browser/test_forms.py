@@ -53,14 +53,14 @@ def test_a_slider_is_moved_with_keys_and_the_results_and_the_address_follow(lab:
 def test_of_many_moves_the_last_is_shown(lab: Tab) -> None:
     lab.js(FOCUS, "retention-slider")
     lab.press("Home")
-    asked = len(lab.asked)
+    lab.count_fetches()
     for _ in range(5):
         lab.press("ArrowRight")
         lab.pass_time(50)
-    assert len(lab.asked) == asked, "nothing is asked while it moves"
+    assert lab.fetches() == 0, "nothing is asked while it moves"
     lab.pass_time(MOVED_MS)
     lab.wait(TOLD)
-    assert len(lab.asked) == asked + 1
+    assert lab.fetches() == 1
     shown = lab.text("#retention-shown")
     assert lab.js("document.getElementById('retention').selectedOptions[0].text") == shown
 
