@@ -28,12 +28,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import BinaryIO
 
 import numpy as np
 
 from local import producer_snapshot, txn_index
 from local.checkpoints import encode_epochs
+from local.columns import BatchTable
 from local.epochs import LeaderEpochs
 from local.errors import Conflict, Corrupt, InvalidRequest
 from local.findings import Finding, Severity
@@ -206,10 +208,10 @@ def run_import(
     log = _begin(source, target, plan)
     work = _Import(source, layout, target, plan, log.epoch, keys, _state(target, plan, keys))
     done: list[RemoteSegment] = []
-    for row in plan.rows:
+    for row, following in zip_longest(plan.rows, plan.rows[1:]):
         if should_stop():
             return _outcome(target, plan, done, is_complete=False)
-        done.append(work.take(row, now_ms, scratch))
+        done.append(work.take(row, following, now_ms, scratch))
         progress(row.size_bytes)
     return _outcome(target, plan, done, is_complete=plan.blocked_from is None)
 
@@ -243,9 +245,14 @@ class _Import:
         self._keys = keys
         self._producers = state.producers
         self._epochs = state.epochs
+        self._is_cleaned = False  # a batch of this run lacks records: a cleaner has been through the topic
 
-    def take(self, row: RemoteSegment, now_ms: Callable[[], int], scratch: str | None) -> RemoteSegment:
+    def take(
+        self, row: RemoteSegment, following: RemoteSegment | None, now_ms: Callable[[], int], scratch: str | None
+    ) -> RemoteSegment:
         """Read, looked at, uploaded, committed; the row of our own."""
+        if following is not None and row.next_offset < following.base_offset:
+            self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(row)
         parts = self._layout.parts(self._source, row)
         rest = self._plan.grown if self._plan.grown is not None and self._plan.grown.row == row else None
         skipped = 0 if rest is None else rest.skipped_bytes
@@ -253,7 +260,7 @@ class _Import:
             _fetch(ForeignObject(self._source, row.data_key, parts), skipped + row.size_bytes, file)
             if rest is not None:
                 rest.check(partial(_read, file, 0))
-            segment = self._looked_at(row, parts, partial(_read, file, skipped))
+            segment = self._looked_at(row, following, parts, partial(_read, file, skipped))
             made = copy_segment(
                 self._target,
                 self._plan.name.prefix,
@@ -267,9 +274,29 @@ class _Import:
         guest.commit(add_segments([made]), now_ms())
         return made
 
-    def _looked_at(self, row: RemoteSegment, parts: ForeignParts, read: Callable[[int, int], bytes]) -> SegmentToCopy:
-        indexes, epochs, aborted, seen = IndexRows(), LeaderEpochs(), [], 0
+    def _is_cleaned_behind(self, row: RemoteSegment) -> bool:
+        """Whether some later segment lacks records: what lies in front of it has been cleaned as well."""
+        for later in self._plan.rows:
+            if later.base_offset >= row.next_offset:
+                body = ForeignObject(self._source, later.data_key, self._layout.parts(self._source, later))
+                reached = later.base_offset
+                for _, _, table in slices_of(body.read):
+                    if lacks_records(table, reached):
+                        return True
+                    reached = int(table.last_offsets[-1]) + 1
+        return False
+
+    def _looked_at(
+        self,
+        row: RemoteSegment,
+        following: RemoteSegment | None,
+        parts: ForeignParts,
+        read: Callable[[int, int], bytes],
+    ) -> SegmentToCopy:
+        indexes, epochs, aborted, seen, reached = IndexRows(), LeaderEpochs(), [], 0, row.base_offset
         for at, data, table in slices_of(read):
+            self._is_cleaned = self._is_cleaned or lacks_records(table, reached)
+            reached = int(table.last_offsets[-1]) + 1
             indexes.add(table)
             for change in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
                 if (epoch := int(table.leader_epochs[change])) >= 0:
@@ -287,10 +314,14 @@ class _Import:
         made = indexes.indexes(row.base_offset, INTERVAL_BYTES)
         own = self._own_epochs(row, epochs)
         files = bytes(made.offset), bytes(made.time)
-        place = row.data_key, row.base_offset, row.next_offset
+        # In a cleaned topic the offsets up to the next segment are those of removed records.
+        next_offset = row.next_offset
+        if following is not None and self._is_cleaned:
+            next_offset = max(next_offset, following.base_offset)
+        place = row.data_key, row.base_offset, next_offset
         return SegmentToCopy(
             base_offset=row.base_offset,
-            next_offset=row.next_offset,
+            next_offset=next_offset,
             size_bytes=row.size_bytes,
             epochs=own,
             offset_index=files[0],
@@ -345,6 +376,16 @@ def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
     bundle = RemotePartition(target, plan.name.prefix, ChunkCache(), metadata=log, keys=keys).indexes(last)
     entries = producer_snapshot.decode(bundle.producers, path=last.indexes_key)
     return _State(ProducerState(entries), LeaderEpochs(parse_lineage(bytes(bundle.epochs), last.indexes_key)))
+
+
+def lacks_records(table: BatchTable, from_offset: int) -> bool:
+    """Whether offsets from `from_offset` on are missing between batches, or records inside one: a cleaner did it.
+
+    No other part of Kafka leaves such a hole inside a segment.
+    """
+    starts = np.concatenate(([from_offset], table.last_offsets[:-1] + 1))
+    spans = table.last_offsets - table.base_offsets + 1
+    return bool((table.base_offsets > starts).any() or (table.record_counts < spans).any())
 
 
 def _fetch(body: ForeignObject, size_bytes: int, file: BinaryIO) -> None:

@@ -380,13 +380,24 @@ def test_an_unlinked_object_that_is_gone_already_is_no_damage(store: MemoryStore
     assert damage([_report(store)]) == []
 
 
-def test_a_hole_between_two_rows_is_a_warning(store: MemoryStore) -> None:
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_a_hole_between_two_rows_is_a_warning_unless_cleaning_left_it(
+    store: MemoryStore, is_cleaned: bool, is_compacted: bool
+) -> None:
     prefix, head = _newest(store)
     gone = head.segments[2]
     store.delete([prefix + gone.data_key, prefix + gone.indexes_key])
-    _rewrite_head(store, lambda head: replace(head, segments=head.segments[:2] + head.segments[3:]))
+
+    def without(head: Head) -> Head:
+        behind = head.segments[3]
+        behind = replace(behind, cleaned_through=behind.next_offset if is_cleaned else None)
+        properties = {"cleanup.policy": "compact,delete"} if is_compacted else {"cleanup.policy": "delete"}
+        return replace(head, segments=(*head.segments[:2], behind, *head.segments[4:]), properties=properties)
+
+    _rewrite_head(store, without)
     holes = [each for each in _report(store).findings if "no row holds these offsets" in each.what]
-    assert [each.severity for each in holes] == [Severity.WARNING]
+    assert [each.severity for each in holes] == [Severity.INFO if is_cleaned or is_compacted else Severity.WARNING]
     assert f"from_offset={gone.base_offset} to_offset={gone.next_offset}" in holes[0].what
 
 
