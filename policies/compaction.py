@@ -60,13 +60,23 @@ class LogToClean:
     @property
     def dirty_ratio(self) -> float:
         """0..1; 0 for an empty log."""
-        return self.cleanable_bytes / max(1, self.clean_bytes + self.cleanable_bytes)
+        return dirty_share(self.cleanable_bytes, self.clean_bytes)
 
     @property
     def is_eligible(self) -> bool:
         """Worth a pass: dirty beyond the limit (strict, as Kafka has it), dirty for too long, or half done."""
-        is_due = self.dirty_ratio > self.min_dirty_ratio or self.delay_ms > 0 or self.is_unfinished
-        return self.cleanable_bytes > 0 and is_due
+        is_dirty = is_dirty_enough(self.cleanable_bytes, self.clean_bytes, self.min_dirty_ratio)
+        return is_dirty or (self.cleanable_bytes > 0 and (self.delay_ms > 0 or self.is_unfinished))
+
+
+def dirty_share(dirty_bytes: float, clean_bytes: float) -> float:
+    """0..1; 0 where there are no bytes."""
+    return dirty_bytes / max(1, clean_bytes + dirty_bytes)
+
+
+def is_dirty_enough(dirty_bytes: float, clean_bytes: float, min_ratio: float) -> bool:
+    """Whether the dirty share exceeds `min.cleanable.dirty.ratio`, strictly as in Kafka; never without dirty bytes."""
+    return dirty_bytes > 0 and dirty_share(dirty_bytes, clean_bytes) > min_ratio
 
 
 def log_to_clean(snapshot: PartitionSnapshot) -> LogToClean:
@@ -227,7 +237,7 @@ def _overdue_from_ms(snapshot: PartitionSnapshot, dirty_from: int) -> int | None
 
 def _reason(log: LogToClean, max_lag_ms: int | None) -> str:
     share = f"dirty share {log.dirty_ratio:.2f}"
-    if log.dirty_ratio > log.min_dirty_ratio:
+    if is_dirty_enough(log.cleanable_bytes, log.clean_bytes, log.min_dirty_ratio):
         return f"{share}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
     if log.delay_ms == 0 or max_lag_ms is None:
         return f"{share}, the last pass did not get to the end"

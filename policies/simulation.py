@@ -33,6 +33,7 @@ from itertools import takewhile
 from math import ceil
 from typing import NamedTuple
 
+from policies.compaction import is_dirty_enough
 from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost import DAY_MS, upload_requests
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
@@ -303,7 +304,7 @@ class _Partition:
             return False
         dirty = (self.closed - self.cleaned) * self.rolled_bytes
         clean = (self.cleaned - self.dropped) * self.object_bytes
-        if dirty / (dirty + clean) <= self.rules.min_cleanable_dirty_ratio:
+        if not is_dirty_enough(dirty, clean, self.rules.min_cleanable_dirty_ratio):
             return False
         self.cleaned = self.closed
         return True

@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
+from policies.compaction import is_dirty_enough
 from policies.words import counted
 from remote.catalog import RemotePartitionName
 from remote.guest import GuestLog
@@ -212,7 +213,7 @@ def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionNa
         return _of(Stage.COMPACTION, name, State.NOTHING)
     rows = [row for row in log.ask(head, lambda index: list(index.rows())) if row.base_offset >= head.readable_from]
     size, dirty = sum(row.size_bytes for row in rows), dirty_bytes(rows)
-    is_due = dirty > 0 and dirty >= rules.min_cleanable_dirty_ratio * size
+    is_due = is_dirty_enough(dirty, size - dirty, rules.min_cleanable_dirty_ratio)
     why = f"{dirty / size:.0%} dirty" if size else ""
     cost = cost_of(rows, Keeping()).dollars if is_due else 0.0
     figures = {"rows_before": len(rows), "bytes_before": size, "size_bytes": size}

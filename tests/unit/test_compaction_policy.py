@@ -18,6 +18,7 @@ from policies.compaction import (
     first_dirty_offset,
     first_uncleanable_offset,
     in_turn,
+    is_dirty_enough,
     log_to_clean,
     tombstones_below,
 )
@@ -288,3 +289,11 @@ def test_what_is_old_goes_by_age_under_delete_and_only_below_the_log_start_under
     rules = PartitionRules(cleanup_compact=compacts, cleanup_delete=deletes, retention_ms=50, local_retention_ms=None)
     taken = replace(snapshot(*FOUR[:3], replace(FOUR[3], max_timestamp_ms=NOW), rules=rules, start=10), is_tiered=False)
     assert [type(decision).__name__ for decision in plan_partition(taken)] == expected
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean", "ratio", "expected"),
+    [(50, 50, 0.5, False), (51, 49, 0.5, True), (1, 99, 0.0, True), (0, 0, 0.0, False), (0, 9, 0.0, False)],
+)
+def test_a_share_is_dirty_enough_only_above_the_ratio(dirty: int, clean: int, ratio: float, expected: bool) -> None:
+    assert is_dirty_enough(dirty, clean, ratio) is expected

@@ -13,7 +13,6 @@ from policy_samples import NOW as MOMENT
 from web_pages import data, page, site
 
 from local.errors import Unavailable
-from local.names import TopicPartition
 from local.producer_state import Producer
 from local.record import Record
 from policies.deferrals import Action, Code, Deferral
@@ -104,6 +103,11 @@ def test_the_cases_name_every_code_that_a_snapshot_can_have() -> None:
     told = {code for _, expected in CASES.values() for _, code, _, _ in expected}
     elsewhere = {Code.ACTIVE, Code.REMOTE_UNKNOWN, Code.REPLACEMENT}  # the tests below, and of recompaction
     assert told == set(Code) - elsewhere
+
+
+def test_every_code_is_documented() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    assert [code for code in Code if f"| `{code.value}` |" not in told] == []
 
 
 def test_the_active_segment_is_put_off_until_it_is_idle() -> None:
@@ -242,4 +246,3 @@ def test_the_command_lists_what_is_put_off_once_for_one_reason(tmp_path: Path, m
     assert invoke(["plan", "-o", "json"]) == 0
     told = json.loads(capfd.readouterr().out)["deferrals"]
     assert [(each["code"], each["partition"]) for each in told] == [("active", at) for at in range(3)]
-    assert TopicPartition(told[0]["topic"], 0) == TopicPartition("orders", 0)

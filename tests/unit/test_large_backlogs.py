@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 from disk_model import ModelDisk
 from manager_world import COMPACTED, NAME, NOW, TIERED, World
 
 from local.record import Record
+from local.record_columns import of_arrow
 from policies.decisions import CopySegment
 from policies.tiering import COMMIT_BYTES, COMMIT_SEGMENTS_MAX
 from remote.catalog import list_partitions
+from remote.encryption import NO_KEYS
 from remote.head import Head
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
@@ -20,6 +23,8 @@ from remote.store import ObjectStore
 from tiered.bucket_copying import plan_copy, run_copy
 from tiered.bucket_passes import compact_partition
 from tiered.forking import plan_fork, run_fork
+from tiered.ingest import commit_ingest, plan_ingest
+from tiered.ingest_task import IngestTask
 from tiered.manager import LogManager
 from tiered.remote_acks import wait_for_bucket
 from tiered.remote_view import RemoteLog
@@ -171,3 +176,17 @@ def test_a_bucket_compaction_of_several_groups_keeps_the_newest_records() -> Non
     )
     records = RemoteLog(world.store).reader().records(NAME, 0)
     assert [(each.offset, each.key) for each in records] == [(at, b"k%d" % (at % 60)) for at in range(50, SEGMENTS)]
+
+
+def test_an_ingest_of_more_segments_than_one_commit_copies_is_whole() -> None:
+    store, disk = MemoryStore("memory://ingest"), ModelDisk()
+    disk.make_directory("./task")
+    settings = {"segment.bytes": str(1 << 20), "append.batch.bytes": "16384", "retention.ms": "-1"}
+    plan = plan_ingest(store, "t", now_ms=NOW, settings=settings, create_partitions=1, job_id="job")
+    work = IngestTask(store, plan, 0, storage=disk, directory="./task", keys=NO_KEYS)
+    for at in range(SEGMENTS):
+        columns = {"key": [b"k%d" % at], "value": [VALUE], "timestamp": [NOW - SEGMENTS + at]}
+        for chunk in of_arrow(pa.table(columns), now_ms=NOW):
+            work.add(0, chunk)
+    commit_ingest(store, plan, [work.end()], now_ms=NOW)
+    _check(store)
