@@ -43,13 +43,17 @@ class Pace:
         return mapped[: segment.size_bytes]
 
     def slices(
-        self, storage: Storage, segment: Segment, mapped: memoryview | None = None
+        self, storage: Storage, segment: Segment, mapped: memoryview | None = None, *, is_counted: bool = True
     ) -> Iterator[tuple[int, memoryview]]:
-        """All of a sealed segment as (position, whole batches), each a step. Raises as `mapped`, CleaningAborted."""
+        """All of a sealed segment as (position, whole batches), each a step. Raises as `mapped`, CleaningAborted.
+
+        Where not `is_counted` the caller says by `read` what it read of each.
+        """
         if mapped is None:
             mapped = self.mapped(storage, segment)
         for start, end in slice_bounds(segment):
-            self.read(end - start)
+            if is_counted:
+                self.read(end - start)
             yield start, mapped[start:end]
 
     def read(self, size_bytes: int) -> None:

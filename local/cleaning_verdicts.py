@@ -181,24 +181,32 @@ class Judge:
         mapped = self._newest.mapped(segment.base_offset)
         found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)
         known = len(self._transactions.kept)
-        for number, (start, data) in enumerate(pace.slices(storage, segment, mapped)):
+        for number, (start, data) in enumerate(pace.slices(storage, segment, mapped, is_counted=False)):
             table = kernels.scan_batches(data, verify=False)
             check_whole(segment, start, table.valid_bytes, len(data))
-            keep, tombstones = self._records(segment, number, data, table)
+            bits = self._known(segment, number, table)
+            # Pass one has read the records of a dirty segment, and rewriting reads them once more: here the headers do.
+            pace.read(len(data) if bits is None else len(table) * HEADER_BYTES)
+            keep, tombstones = self._records(segment, number, data, table) if bits is None else bits
             self._batches(found, data, table, keep, tombstones)
         found.aborted = self._transactions.kept[known:]
         if not found.has_legacy:
             found.bytes_most = min(found.bytes_most, segment.size_bytes)
         return found
 
+    def _known(self, segment: Segment, number: int, table: BatchTable) -> tuple[Bits, Bits] | None:
+        """What pass one has found out of a slice, where nothing of its records has to be looked at again."""
+        has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
+        is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
+        is_split = segment.base_offset < self._facts.dirty_from
+        if is_split or is_legacy_due or has_horizon.any():
+            return None
+        return self._newest.bits(segment.base_offset, number)
+
     def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Bits, Bits]:
         """(stays, is a tombstone) of each record, control records included; these all stay, so far."""
         bits = self._newest.bits(segment.base_offset, number)
-        has_horizon = (table.attributes & (DELETE_HORIZON | CONTROL)) == DELETE_HORIZON
-        is_legacy_due = table.has_legacy and self._facts.lets_legacy_go(segment)
         is_split = bits is not None and segment.base_offset < self._facts.dirty_from
-        if bits is not None and not is_split and not has_horizon.any() and not is_legacy_due:
-            return bits
         if bits is not None and is_split:
             return self._split(segment, data, bits)
         steps = list(self._looked_up(segment, data, is_clean=bits is None))

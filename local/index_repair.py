@@ -7,7 +7,7 @@ never written to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 
 from local import names, recovery
@@ -17,8 +17,10 @@ from local.names import OFFSET_INDEX, TIME_INDEX, parse_segment_file
 from local.storage import Storage, join, parent
 
 
-def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_bytes: int) -> list[str]:
+def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: Callable[[str], int]) -> list[str]:
     """The paths of the logs whose indexes were built anew. Raises Conflict while a manager holds their directory.
+
+    `interval_of` gives ``index.interval.bytes`` of a partition's directory.
 
     The indexes of a log whose headers break off stay as they are; it is among the findings itself.
     """
@@ -30,7 +32,7 @@ def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_bytes
             stack.enter_context(closing(storage.lock(join(root, names.LOCK))))
         for directory, base in doomed:
             with suppress(Corrupt):
-                recovery.rebuild_indexes(storage, directory, base, interval_bytes=interval_bytes)
+                recovery.rebuild_indexes(storage, directory, base, interval_bytes=interval_of(directory))
                 fixed.append(_log(directory, base))
     return fixed
 

@@ -21,9 +21,9 @@ sector), a warning where the permission is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -56,12 +56,21 @@ _OF_A_LOG_DIR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """`deep` decodes every record. `known_names` are files beside the checkpoints that are somebody's own."""
+    """`deep` decodes every record. `known_names` are files beside the checkpoints that are somebody's own.
+
+    `topic_intervals` is ``index.interval.bytes`` by topic, `interval_bytes` that of all others.
+    """
 
     deep: bool = False
     interval_bytes: int = INTERVAL_BYTES
+    topic_intervals: Mapping[str, int] = field(default_factory=dict)
     threads: int = 2
     known_names: frozenset[str] = frozenset()
+
+    def interval_of(self, directory: str) -> int:
+        """``index.interval.bytes`` of the partition in that directory."""
+        partition = parse_partition_directory(directory.rpartition("/")[2])
+        return self.topic_intervals.get(partition.topic if partition else "", self.interval_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +196,8 @@ def _verify_file(storage: Storage, path: str, options: VerifyOptions, on_bytes: 
     if parsed is None or parsed[1] != names.LOG:
         raise InvalidRequest("verifying a file, not a segment's .log", path=path)
     place = SegmentPlace(directory=parent(path), base_offset=parsed[0], may_be_torn=False)
-    report = check_segment(storage, place, deep=options.deep, interval_bytes=options.interval_bytes, on_bytes=on_bytes)
+    interval_bytes = options.interval_of(place.directory)
+    report = check_segment(storage, place, deep=options.deep, interval_bytes=interval_bytes, on_bytes=on_bytes)
     return report.findings
 
 
@@ -254,7 +264,11 @@ def _look(
     for _ in range(1 if was_clean else _LOOKS):
         try:
             report = check_segment(
-                storage, place, deep=options.deep, interval_bytes=options.interval_bytes, on_bytes=on_bytes
+                storage,
+                place,
+                deep=options.deep,
+                interval_bytes=options.interval_of(place.directory),
+                on_bytes=on_bytes,
             )
         except NotFound:
             return None

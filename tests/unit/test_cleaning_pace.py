@@ -8,9 +8,11 @@ import pytest
 from disk_model import ModelDisk
 from test_cleaner import append, open_log, read_all
 
-from local import cleaner
+from local import cleaner, kernels
+from local.batch import HEADER_BYTES
 from local.errors import CleaningAborted
 from local.log import Log
+from local.record import Record
 
 
 def filled() -> tuple[ModelDisk, Log]:
@@ -68,3 +70,22 @@ def test_every_byte_read_and_written_is_told_to_the_throttle() -> None:
     assert done.indexed_bytes == done.bytes_before
     assert done.bytes_written == done.bytes_after
     assert (done.index_seconds, done.clean_seconds) == (1.0, 1.0)
+
+
+def test_a_throttled_pass_pays_for_its_input_twice_as_kafka_does() -> None:
+    """Once for the keys, once for what stays; the verdicts between read the headers of the batches alone."""
+    disk = ModelDisk()
+    log = open_log(disk)
+    draw = random.Random(7)
+    for _ in range(40):
+        log.append([Record(b"k%d" % draw.randrange(30), draw.randbytes(200), 5000) for _ in range(20)], now_ms=1000)
+    log.roll(now_ms=0)
+    dirty = [info for info in log.segments() if not info.is_active]
+    size = sum(info.size_bytes for info in dirty)
+    bodies = [log.segment(info.base_offset).read(0, info.size_bytes) for info in dirty]
+    batches = sum(len(kernels.scan_batches(body)) for body in bodies)
+    told: list[int] = []
+    done = cleaner.clean(log, disk, clean_from=0, now_ms=0, throttle=told.append)
+    assert done is not None
+    assert 2 * size < done.bytes_read <= 2 * size + HEADER_BYTES * batches
+    assert sum(told) == done.bytes_read + done.bytes_written

@@ -575,3 +575,15 @@ def test_a_live_transaction_raises_no_alarm_between_any_two_calls() -> None:
             log.append_marker(50, 0, commit=False, now_ms=NOW)
         world.disk._effect = real  # type: ignore[method-assign]
     assert alarmed == []
+
+
+def test_an_index_that_is_built_anew_has_the_interval_of_its_topic(home: Path, capfd) -> None:
+    assert invoke(["topic", "create", "dense", "-X", "index.interval.bytes=200"]) == 0
+    (home / "records").write_text("".join(f"record number {at}\n" for at in range(400)))
+    assert invoke(["append", "dense", str(home / "records"), "--batch", "5"]) == 0
+    (index,) = (home / "data" / "dense-0").glob("*.index")
+    good = index.read_bytes()
+    assert len(good) > 20 * 8
+    index.unlink()
+    assert not [row for row in rows(capfd, "dense", "--fix-index") if row["severity"] != "info"]
+    assert index.read_bytes() == good

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from local.errors import Conflict, NotFound
+from local.errors import Conflict, LogError, NotFound
 from tiered.cli.arguments import parse_partition
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from local.storage import Storage
     from local.verifying import VerifyOptions
 
+_INTERVAL = "index.interval.bytes"
 _BAR_BYTES_MIN = 256 << 20  # less is done before a bar is read
 
 
@@ -82,6 +84,7 @@ def _verify_local(
         deep=deep,
         threads=threads or os.cpu_count() or 1,
         known_names=_own_names(),
+        **_intervals(session, storage),
     )
     found: list[Finding] = check_together(storage, session.config().data_dirs) if not targets else []
     size_bytes = sum(size_of(storage, path) for path in paths)
@@ -108,6 +111,25 @@ def _verify_local(
     counts = {kind: sum(each.severity is kind for each in found) for kind in Severity}
     session.say(f"{len(paths)} verified: " + " ".join(f"{kind.name.lower()}={count}" for kind, count in counts.items()))
     return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(heaviest, Exit.DONE)
+
+
+class _Intervals(TypedDict):
+    interval_bytes: int
+    topic_intervals: dict[str, int]
+
+
+def _intervals(session: Session, storage: Storage) -> _Intervals:
+    """``index.interval.bytes`` of every topic on this disk, and of the files of any other."""
+    from tiered.topics import Topic, TopicRegistry
+
+    config, known = session.config(), list[Topic]()
+    with suppress(LogError):  # a list that is damaged is told by what opens the directory
+        known = TopicRegistry([(storage, root) for root in config.data_dirs]).all()
+    effective = {each.name: config.topic_properties(each.name, each.properties) for each in known}
+    return {
+        "interval_bytes": int(config.topic_properties("")[_INTERVAL]),
+        "topic_intervals": {name: int(properties[_INTERVAL]) for name, properties in effective.items()},
+    }
 
 
 def _own_names() -> frozenset[str]:
@@ -153,7 +175,7 @@ def _verified(
     if not fix_index:
         return found
     try:
-        fixed = fix_indexes(storage, found, interval_bytes=options.interval_bytes)
+        fixed = fix_indexes(storage, found, interval_of=options.interval_of)
     except Conflict:
         raise Conflict("building indexes anew, a manager has the directory open", path=path) from None
     for each in fixed:
