@@ -103,6 +103,12 @@ class Cleaning:
         """The logs that are left alone, or were until their retry is due."""
         return dict(self._uncleanable)
 
+    def uncleanable_of(self, partitions: Iterable[Partition]) -> dict[TopicPartition, Uncleanable]:
+        """Those of the `partitions` that are uncleanable, and whose topic is still compacted."""
+        known = self.uncleanable
+        compacted = (held.name for held in partitions if held.name in known and held.rules.cleanup_compact)
+        return {name: known[name] for name in compacted}
+
     @property
     def runs(self) -> list[CleaningRun]:
         """The last passes over all log directories, oldest first."""

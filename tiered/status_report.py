@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from policies.prices import PriceTable
     from policies.snapshot import PartitionSnapshot
     from policies.stored import KeepingDollars
+    from tiered.cleaning import Uncleanable
     from tiered.manager import LogManager
     from tiered.topics import Topic
 
@@ -158,6 +159,8 @@ def status_report(
         *_in_trouble(problems, {name: each for name, each in known.items() if name is not None}),
     ]
     in_trouble = {each.partition for each in stuck}
+    left_alone = manager.cleaning.uncleanable_of(manager.partitions(names))
+    stuck += [_uncleanable(name, each) for name, each in sorted(left_alone.items()) if name not in in_trouble]
     quiet = [each for name, each in found.items() if name not in in_trouble]  # of the others we know already why
     stuck += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
@@ -258,6 +261,17 @@ def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[Topic
             since_ms=known.since_ms if known is not None else None,
             count=known.count if known is not None else 0,
         )
+
+
+def _uncleanable(name: TopicPartition, left: Uncleanable) -> Stuck:
+    return Stuck(
+        where=str(name),
+        partition=name,
+        kind="uncleanable",
+        what=f"the log cannot be cleaned: {' '.join(left.reason.split())}",
+        next_step="docs/runbooks/cleaner-stuck.md",
+        since_ms=left.since_ms,
+    )
 
 
 def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:

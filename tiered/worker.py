@@ -63,9 +63,15 @@ class Worker:
         )
 
     def troubles(self) -> list[str]:
-        """A line for the node and each partition in trouble; nothing while all is well."""
+        """A line for the node and each partition in trouble; nothing while all is well.
+
+        A log is uncleanable until a pass succeeds: after a restart no round has met the cause yet.
+        """
+        problems = {name: " ".join(str(error).split()) for name, error in self.manager.problems.items()}
+        for name, left in self.manager.cleaning.uncleanable_of(self.manager.partitions()).items():
+            problems.setdefault(name, f"uncleanable: {' '.join(left.reason.split())}")
         return [f"node: {each}" for each in self._of_node()] + [
-            f"{name}: {' '.join(str(error).split())}" for name, error in sorted(self.manager.problems.items())
+            f"{name}: {problems[name]}" for name in sorted(problems)
         ]
 
     def _of_node(self) -> list[LogError]:

@@ -19,6 +19,9 @@ from local.names import TopicPartition
 from local.record import Record
 from tiered.cleaning import LOGS_PER_THREAD
 from tiered.manager import LogManager
+from tiered.metrics_server import health_answer
+from tiered.status_report import status_report
+from tiered.worker import Worker
 
 LOCAL = {"cleanup.policy": "compact"}
 
@@ -127,6 +130,13 @@ def test_a_log_that_cannot_be_cleaned_is_left_alone_tried_again_later_and_rememb
         assert len(manager.cleaning.runs) == failures
     with world.open() as manager:
         assert manager.cleaning.uncleanable[NAME].retry_ms == NOW + 600_000
+        assert manager.problems == {}
+        (stuck,) = status_report(manager, NOW + 1000, storage=world.disk).stuck
+        assert (stuck.partition, stuck.kind, stuck.since_ms) == (NAME, "uncleanable", NOW)
+        assert "planted" in stuck.what
+        assert not status_report(manager, NOW + 1000, storage=world.disk).is_healthy
+        status, _, told = health_answer(Worker(manager, now_ms=NOW, interval_ms=1000).troubles)()
+        assert (status, told) == (503, f"{NAME}: uncleanable: cleaning a segment, planted: path=x\n")
         manager.tick(NOW + 599_999)
         assert len(manager.cleaning.runs) == failures
         manager.tick(NOW + 600_000)
@@ -134,6 +144,8 @@ def test_a_log_that_cannot_be_cleaned_is_left_alone_tried_again_later_and_rememb
         monkeypatch.setattr(cleaner, "clean", real)
         settle(manager, NOW + 2 * 600_000)
         assert manager.cleaning.uncleanable == {}
+        assert status_report(manager, NOW + 2 * 600_000, storage=world.disk).is_healthy
+        assert Worker(manager, now_ms=NOW, interval_ms=1000).troubles() == []
 
 
 def test_a_failing_disk_does_not_make_a_log_uncleanable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
