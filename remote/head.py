@@ -279,6 +279,12 @@ def encode_head(head: Head, sealer: Sealer | None = None) -> bytes:
 
     Raises InvalidRequest for a head that `decode_head` would refuse, AccessDenied without the key to seal with.
     """
+    _check_readable(head)
+    return encode_again(head, sealer)
+
+
+def encode_again(head: Head, sealer: Sealer | None = None) -> bytes:
+    """The object's bytes of a head that was read or written before, and so was validated then. Raises as `seal`."""
     return (sealer or _NO_SEALER).seal(head_key(head.sequence), _unsealed(head), head.seal_key_id)
 
 
@@ -288,18 +294,22 @@ def encoded_size(head: Head) -> int:
 
 
 def _unsealed(head: Head) -> bytes:
-    wrong = contradiction(head)
-    if wrong:
-        raise InvalidRequest(f"writing a head, {wrong}", topic=head.topic, partition=head.partition)
     text = msgspec.json.encode(head)
     if len(text) > HEAD_BYTES_MAX:
         raise InvalidRequest("writing a head, too large", size_bytes=len(text), size_bytes_max=HEAD_BYTES_MAX)
+    return encode_line(text)
+
+
+def _check_readable(head: Head) -> None:
+    """Raises InvalidRequest for a head that readers would refuse."""
+    wrong = contradiction(head)
+    if wrong:
+        raise InvalidRequest(f"writing a head, {wrong}", topic=head.topic, partition=head.partition)
     try:
-        _check(_DECODER.decode(text), None)  # the bounds are the decoder's
+        _check(_DECODER.decode(msgspec.json.encode(head)), None)  # the bounds are the decoder's
     except (msgspec.DecodeError, Corrupt) as error:
         facts = {"topic": head.topic, "partition": head.partition, "cause": str(error)}
         raise InvalidRequest("writing a head, readers would refuse it", **facts) from error
-    return encode_line(text)
 
 
 def encode_line(text: bytes) -> bytes:

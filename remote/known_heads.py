@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from local.errors import Corrupt, NotFound
-from remote.head import Head, encode_head
+from remote.head import Head, encode_again
 from remote.head_chain import HeadChain
 from remote.keys import head_key
 from remote.metadata_index import new_owner
@@ -120,7 +120,7 @@ def is_same_head(store: ObjectStore, prefix: str, head: Head, body: bytes | None
 
     `body` are its bytes, where they are at hand.
     """
-    body = encode_head(head, sealer_of(store, prefix)) if body is None else body
+    body = encode_again(head, sealer_of(store, prefix)) if body is None else body
     line = body[: body.index(b"\n") + 1]
     try:
         return store.get_range(prefix + head_key(head.sequence), 0, len(line)) == line

@@ -87,7 +87,7 @@ from functools import partial
 from typing import TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
-from remote.head import KEY_ID, Head, SpillRow, encode_head, lacks_seal
+from remote.head import KEY_ID, Head, SpillRow, encode_again, encode_head, lacks_seal
 from remote.head_chain import HeadChain
 from remote.head_changes import Change, expired_after, loses_objects, names_older_objects
 from remote.index_copies import IndexCopies
@@ -465,7 +465,7 @@ class MetadataLog:
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
             keys = [spill.key for spill in found.spills]
-            self._copies.keep_head(self._prefix, encode_head(found, self._chain.sealer), keys)
+            self._copies.keep_head(self._prefix, encode_again(found, self._chain.sealer), keys)
         self._head = found
 
     def _check_seen(self, found: Head) -> None:

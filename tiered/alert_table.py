@@ -162,6 +162,8 @@ ALERTS: tuple[Alert, ...] = (
             "the disk, a replica's, the Kafka broker that it came from), byte for byte; the partition goes on with "
             "the next round, without a restart.",
             "In the bucket: `tiered scrub --deep`, then `tiered repair REPORT --dry-run`, then without.",
+            "A manifest that readers refuse (`tiered scrub` names the place in it): stop the writer, and put the "
+            "object back from the bucket's versions or a backup, byte for byte. Nothing was written or deleted by it.",
             "Look at the disk's own errors (SMART, the kernel's log) and replace it if it has any.",
         ),
     ),

@@ -23,6 +23,7 @@ from remote import metadata_log
 from remote.catalog import list_partitions
 from remote.head import decode_head, decode_line, encode_line
 from remote.head_salvage import salvage_head
+from remote.head_validation import contradictions
 from remote.keys import head_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
@@ -241,6 +242,8 @@ def test_what_is_salvaged_is_a_manifest_that_readers_take(forgery):
     made = bucket()
     data = encode_line(json.dumps(forgery).encode())
     salvage = salvage_head(data, made.prefix)
+    if salvage.head is not None:
+        assert list(contradictions(salvage.head, made.prefix)) == []
     try:
         assert decode_head(data, made.prefix) == salvage.head
     except Corrupt:
