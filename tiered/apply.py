@@ -139,8 +139,8 @@ def apply_partition(
     """
     with partition.tier_lock, partition.lock:
         state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
-        _check(partition.snapshot(now_ms), decisions)
         partition.check_may_shrink()
+        _check(partition.snapshot(now_ms), decisions)
         _apply_all(state, decisions, progress)
         if drops_copied and not should_stop() and any(isinstance(each, CopySegment) for each in state.done):
             _drop_copied(state)
@@ -165,10 +165,10 @@ def apply_on_disk(
         return None
     try:
         state = _Round(partition, partition.rules, lambda: directory, None, now_ms, should_stop, clean)
+        partition.check_may_shrink()
         snapshot = partition.snapshot(now_ms, may_ask=False)
         decisions = decide(snapshot)
         _check(snapshot, decisions)
-        partition.check_may_shrink()
         _apply_all(state, decisions)
         return state.applied()
     finally:

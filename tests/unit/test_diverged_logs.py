@@ -9,7 +9,11 @@ from disk_model import ModelDisk
 from manager_world import NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import Conflict, Diverged, Fenced
+from policies.decisions import DropLocal
+from remote.metadata_log import MetadataLog
+from tiered.apply import apply_on_disk, apply_partition
 from tiered.manager import LogManager
+from tiered.store_check import StoreCheck
 
 COPIED, ONLY_HERE = 20, 80
 
@@ -90,6 +94,78 @@ def test_a_log_with_uncopied_records_does_not_take_the_writer_role_back(world: W
     with world.open(disk=other) as second:
         assert second.problems == {}
         send(second, 10, start=7000)
+
+
+def test_a_job_that_took_the_epoch_since_hides_no_other_writer(world: World) -> None:
+    """A job keeps no log: the manifest still names the last writer that does."""
+    _fork_history(world)
+    with world.open(read_only=True) as seen:
+        topic = seen.topic("t")
+    job = MetadataLog(world.store, f"t-{topic.topic_id}/0/")
+    job.become_writer("deletion-of-garbage", NOW, topic="t", topic_id=topic.topic_id, partition=0)
+    with world.open() as manager:
+        assert manager.problems[NAME].facts["relation"] == "fenced"
+
+
+def test_a_job_that_took_the_epoch_stops_no_log_of_its_own_node(world: World) -> None:
+    with world.open() as first:
+        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(first, 100)
+        topic_id = first.topic("t").topic_id
+    job = MetadataLog(world.store, f"t-{topic_id}/0/")
+    job.become_writer("deletion-of-garbage", NOW, topic="t", topic_id=topic_id, partition=0)
+    with world.open() as manager:
+        assert manager.problems == {}
+        settle(manager)
+
+
+def test_another_writer_that_comes_while_a_log_is_opened_keeps_its_role(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open() as first:
+        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(first, 100)
+    real, taken = StoreCheck.ensure, []
+
+    def overtaken(self: StoreCheck, *args: object) -> None:
+        real(self, *args)  # type: ignore[arg-type]
+        if not taken:
+            taken.append(self)
+            world.open(disk=world.other_disk()).close()
+
+    monkeypatch.setattr(StoreCheck, "ensure", overtaken)
+    with world.open() as manager:
+        assert manager.problems[NAME].facts["relation"] == "fenced"
+    assert len(_heads(world)) == 2, "the refused log took the writer role"
+
+
+@pytest.mark.parametrize("stopped", [Diverged("another history"), Fenced("another writer")])
+def test_nothing_leaves_the_disk_of_a_log_that_was_stopped(world: World, stopped: Conflict) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        held, files = manager.partition(NAME), _log_files(world.disk)
+        drops = [
+            DropLocal(base_offset=each.base_offset, next_offset=each.next_offset, size_bytes=each.size_bytes, reason="")
+            for each in held.log.segments()[:-1]
+        ]
+        assert drops
+        held.stopped = stopped
+        (directory,) = manager._directory.online
+        with pytest.raises(type(stopped)):
+            apply_on_disk(
+                held,
+                lambda snapshot: [],
+                directory=directory,
+                now_ms=NOW,
+                clean=lambda *more: None,
+                should_stop=lambda: False,
+            )
+        with pytest.raises(type(stopped)):
+            apply_partition(held, drops, directory=directory, store=world.store, now_ms=NOW, clean=lambda *more: None)
+        assert _log_files(world.disk) == files
 
 
 def test_a_person_makes_a_fenced_log_the_writer_again(world: World) -> None:
