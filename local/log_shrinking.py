@@ -24,7 +24,7 @@ from local.producer_files import ProducerFiles
 from local.producer_state import ProducerState
 from local.segment import Segment
 from local.settings import LogSettings
-from local.storage import Storage, join
+from local.storage import Storage, join, replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -258,6 +258,24 @@ class ShrinkableLog(ReadableLog):
                 else:
                     return
             segment.replace_aborted(entries, on_disk=False)
+
+    @property
+    def has_unconfirmed_appends(self) -> bool:
+        """Whether records came while the remote tier was out of reach, and nothing has compared them with it since."""
+        return self._storage.exists(self._path(names.UNCONFIRMED_APPENDS))
+
+    def mark_unconfirmed(self) -> None:
+        """Note, durably, that records come while the remote tier is out of reach. Another log may hold other records at
+        these offsets in the same leader epoch, so the next open has to compare the records themselves."""
+        with self._lock:
+            self._check_may_change()
+            replace_file(self._storage, self._path(names.UNCONFIRMED_APPENDS), b"")
+
+    def confirm_appends(self) -> None:
+        """The records were compared with the remote tier. Idempotent."""
+        with self._lock:
+            if self.has_unconfirmed_appends:
+                self._storage.unlink(self._path(names.UNCONFIRMED_APPENDS))
 
     # -- inside --------------------------------------------------------------------------------------------------
 

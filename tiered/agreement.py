@@ -168,16 +168,29 @@ def lineage(head: Head) -> LeaderEpochs:
     return epochs
 
 
-def check_same_records(held: Partition, bucket: PartitionSource, head: Head) -> None:
-    """Raises Conflict where the bucket has another batch at the last offset that both have, and Unavailable. `bucket`
-    is the partition without its log, `head` its newest head. For a log that was behind it when it was opened, and held
-    something: one that was left alone never is, so it is worth a read."""
+def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, is_unconfirmed: bool = False) -> None:
+    """Raises Diverged where the bucket has another batch at the last offset that both have, and Unavailable.
+
+    `bucket` is the partition without its log, `head` its newest head. For a log that was behind `head` when it was
+    opened and held something, and for one that took records while the bucket was out of reach (`is_unconfirmed`). Any
+    other log is worth no read. Raises Diverged too for an unconfirmed log where the bucket expired that batch, and its
+    log start rose without this disk.
+    """
     from local.batch_header import read_header
     from tiered.reader import TieredReader
 
     log = held.log
     at = min(log.next_offset, head.rows_next_offset) - 1
-    if at < max(head.log_start_offset, log.cleaner_reach) or held.rules.cleanup_compact or log.cleaner_offset:
+    start = head.log_start_offset
+    if is_unconfirmed and log.local_log_start_offset < start and at < start and log.log_start_offset < start:
+        only_here = ((log.local_log_start_offset, log.next_offset),)
+        verdict = TierVerdict(relation=Relation.UNPROVEN, from_offset=only_here[0][0], only_here=only_here)
+        raise refusal(log, head, verdict)
+    if (
+        at < max(start, log.cleaner_reach, log.local_log_start_offset)
+        or held.rules.cleanup_compact
+        or log.cleaner_offset
+    ):
         return
     try:
         ours = read_header(log.read(at, 1))

@@ -231,6 +231,8 @@ class LogManager(
             held = self._partition(name)
             held.check_appendable()
             encoded[name] = (held.log, held.log.encode(share, now_ms=now_ms))
+        for name in encoded:
+            self._partition(name).note_append()
         return append_shares(encoded, now_ms, durability)
 
     def append_columns(
@@ -259,6 +261,8 @@ class LogManager(
             held = self._partition(TopicPartition(topic, number))
             held.check_appendable()
             encoded[held.name] = (held.log, held.log.encode_columns(share, now_ms=now_ms))
+        for name in encoded:
+            self._partition(name).note_append()
         return append_shares(encoded, now_ms, durability)
 
     def split(self, topic: str, records: Sequence[Record]) -> dict[TopicPartition, list[Record]]:
@@ -324,9 +328,12 @@ class LogManager(
         with self._partition(partition).log.cleaning.paused(), self._rounds.lock:
             held = self._partition(partition)
             with held.lock:
+                is_unconfirmed = held.log.has_unconfirmed_appends
                 self._directory.move(
                     partition, directory, now_ms=now_ms, delay_ms=held.rules.file_delete_delay_ms, progress=progress
                 )
+                if is_unconfirmed:
+                    held.log.mark_unconfirmed()
             self._directory.remove_deleted(now_ms)
 
     # -- background work -----------------------------------------------------------------------------------------

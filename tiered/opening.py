@@ -328,8 +328,10 @@ class Opener:
             if known is not None:
                 _warn_of_older_bucket(held, known)
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
-        if known is not None and held.opened_upto is not None and held.opened_upto < known.taken_upto:
-            check_same_records(held, bucket, known)
+        is_unconfirmed = held.log.has_unconfirmed_appends
+        was_behind = known is not None and held.opened_upto is not None and held.opened_upto < known.taken_upto
+        if known is not None and (was_behind or is_unconfirmed):
+            check_same_records(held, bucket, known, is_unconfirmed=is_unconfirmed)
         head = self._become_writer(held, held.metadata, known, now_ms)
         is_behind = held.log.next_offset < head.taken_upto
         producers = producers_in_bucket(bucket) if is_behind else ProducerState()
@@ -338,6 +340,8 @@ class Opener:
                 # The newest head is ours by now: what it says of the writer before was judged above.
                 reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
                 held.is_owned, held.has_agreed, held.stopped = True, True, None
+                held.log.confirm_appends()
+                held.is_noted = False
                 return
         # Whoever deletes the topic may have found no head yet, and be through: nobody else would ever mark this one.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)

@@ -72,6 +72,7 @@ class Partition:
     `copying` are the segments that it is copying, which stay as they are.
     `is_deleted`: its topic is; what went up and is in no head is of no use to anybody. `opened_upto` is where its log
     ended when it was opened, None where it held nothing. `forgot_tried`: some of `uploaded` went that may be in rows.
+    `is_noted`: the disk remembers that records came before the manifest was this log's.
     """
 
     name: TopicPartition
@@ -98,6 +99,7 @@ class Partition:
     is_deleted: bool = False
     opened_upto: int | None = None
     forgot_tried: bool = False
+    is_noted: bool = False
 
     @property
     def prefix(self) -> str:
@@ -201,6 +203,13 @@ class Partition:
             raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
         if self.log.size_bytes == 0:
             raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
+
+    def note_append(self) -> None:
+        """Before records are appended: where the manifest is not this log's yet, the disk remembers that. Raises
+        DiskFailed."""
+        if self.is_tiered and not self.is_owned and not self.is_noted:
+            self.log.mark_unconfirmed()
+            self.is_noted = True
 
     def snapshot(
         self,

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 from disk_model import ModelDisk
-from manager_world import NAME, NOW, TIERED, World, send, settle, values
+from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
 from local.errors import Conflict, Diverged, Fenced
 from policies.decisions import DropLocal
@@ -215,6 +215,47 @@ def test_an_old_copy_of_a_disk_below_the_remote_log_start_is_kept(world: World) 
         assert isinstance(manager.problems[NAME], Diverged)
         settle_quietly(manager)
     assert (_log_files(old), _heads(world)) == (files, heads)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_old_copy_that_took_records_beyond_an_expired_end_is_kept(world: World, restarts: bool) -> None:
+    """It took them while the bucket was away, in the epoch of the records that the bucket had and expired."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 20)
+        old = deepcopy(world.disk)
+        send(manager, 300, start=20)
+        _raise_log_start(manager, "retention", 320)
+    old.locks.clear()
+    away = SwitchableStore(world.store)
+    manager = world.open(disk=old, store=away)  # type: ignore[arg-type]
+    send(manager, 400, start=1000)
+    if restarts:
+        manager.close()
+        manager = world.open(disk=old)
+    away.is_down = False
+    with manager:
+        manager.tick(NOW)
+        assert isinstance(manager.problems[NAME], Diverged)
+        assert [record.value for record in manager.partition(NAME).log.records(20)][:1] == [b"value 1000"]
+
+
+def test_records_taken_while_the_bucket_is_away_are_noted_until_they_are_compared(world: World) -> None:
+    marker = "./data/t-0/unconfirmed-appends"
+    with world.open() as manager:
+        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(manager, 100)
+        settle(manager)
+        send(manager, 10, start=100)
+        assert marker not in world.disk.names, "its own writer needs no note"
+    away = SwitchableStore(world.store)
+    with world.open(store=away) as manager:  # type: ignore[arg-type]
+        assert marker not in world.disk.names, "nothing was taken yet"
+        send(manager, 10, start=110)
+        assert marker in world.disk.names
+    with world.open() as manager:
+        assert manager.problems == {}
+        assert marker not in world.disk.names
 
 
 def test_a_read_only_open_of_a_diverged_log_says_so_and_reads_the_disk_when_asked(world: World) -> None:

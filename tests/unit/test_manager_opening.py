@@ -40,7 +40,7 @@ def test_a_fresh_machine_goes_on_where_the_bucket_ends(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("taken", "restarts"),
-    [(0, False), (0, True), (1, False), (1, True), (400, False)],  # after 400 it is like any other disk at a restart
+    [(0, False), (0, True), (1, False), (1, True), (400, False), (400, True)],
 )
 def test_a_disk_put_back_from_an_old_copy_goes_on_only_where_it_has_what_the_bucket_has(
     world: World, taken: int, *, restarts: bool

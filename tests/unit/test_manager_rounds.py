@@ -66,7 +66,7 @@ def test_another_bucket_under_an_existing_directory_is_refused_and_gets_no_head(
     mine, world.store = world.store, MemoryStore("memory://another")
     with world.open() as manager:
         assert isinstance(manager.problems[NAME], Conflict)
-        assert "another bucket" in str(manager.problems[NAME])
+        assert "the bucket is lost or wrong" in str(manager.problems[NAME])
         with pytest.raises(Conflict):
             send(manager, 1)
         assert list(world.store.list("")) == []
