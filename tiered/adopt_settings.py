@@ -24,6 +24,13 @@ REFUSED = {  # settings that a sidecar cannot honour, with what the operator doe
 }
 
 
+POLICY = "cleanup.policy"
+UNKNOWN = (
+    "name the log directory with the broker's __cluster_metadata-0 by --metadata, or say the policy, "
+    "-X TOPIC:cleanup.policy=compact for a topic or -X cleanup.policy=delete for all"
+)
+
+
 class AdoptSettings:
     """Settings by topic. `has_broker`: the broker's own are known. Not thread safe."""
 
@@ -58,9 +65,13 @@ class AdoptSettings:
         return {name: value for name, value in self._given(topic).items() if PROPERTIES[name].is_per_topic}
 
     def effective(self, topic: str) -> dict[str, str]:
-        """Every setting that holds for a topic. Raises InvalidRequest for settings that contradict each other, and for
-        one that a sidecar cannot honour."""
-        values = DEFAULTS | self._given(topic)
+        """Every setting that holds for a topic, all topics for an empty name. Raises InvalidRequest for settings that
+        contradict each other, for one that a sidecar cannot honour, and where the broker's metadata are not here and
+        nothing says the cleanup policy: a compacted topic would be taken for a plain one."""
+        given = self._given(topic)
+        if topic and not self.has_broker and POLICY not in given:
+            raise InvalidRequest(f"adopting a topic, whether it is compacted is not known: {UNKNOWN}", topic=topic)
+        values = DEFAULTS | given
         check_combination(values)
         for name, instead in REFUSED.items():
             if parse(name, values[name]) != parse(name, DEFAULTS[name]):

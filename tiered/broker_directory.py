@@ -78,11 +78,18 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
         kind = InvalidRequest if storage.exists(root) else NotFound
         raise kind(f"adopting, there is no such directory: {hint}", directory=root)
     there = storage.list(root)
-    found = [names.parse_partition_directory(name) for name in there]
-    if names.META_PROPERTIES not in there and not any(found):
+    is_one = names.META_PROPERTIES in there or any(names.parse_partition_directory(name) for name in there)
+    if not is_one:
         raise InvalidRequest(f"adopting, this is no kafka log directory: {hint}", directory=root)
-    known = sorted({each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)})
+    known = adopted_topics(storage, root)
     for topic in topics:
         if topic not in known:
             told = {"there_are": ", ".join(known[:10]) or "none", "did_you_mean": nearest(topic, known)}
             raise NotFound("adopting a topic, the broker has none of it here", topic=topic, directory=root, **told)
+
+
+def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:
+    """The topics of a log directory that a sidecar copies: those that are named, or all but the broker's own."""
+    found = (names.parse_partition_directory(name) for name in storage.list(root))
+    there = {each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)}
+    return sorted(there & set(topics) if topics else there)

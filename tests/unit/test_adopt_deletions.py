@@ -25,6 +25,7 @@ from tiered.cli.main import invoke
 from tiered.remote_view import RemoteLog
 
 HOUR = 3_600_000
+PLAIN = ("-X", "cleanup.policy=delete")
 WEEK = 7 * 24 * HOUR
 
 
@@ -202,7 +203,18 @@ def test_a_partition_that_cannot_go_on_is_at_risk_in_every_figure(tmp_path: Path
     assert not metrics.is_well
     bucket = tmp_path / "bucket"
     bucket.mkdir()
-    words = ["adopt", broker.root, "--once", "--remote", bucket.as_uri(), "--work", str(tmp_path / "w"), "-o", "json"]
+    words = [
+        "adopt",
+        broker.root,
+        "--once",
+        "--remote",
+        bucket.as_uri(),
+        "--work",
+        str(tmp_path / "w"),
+        "-o",
+        "json",
+        *PLAIN,
+    ]
     assert invoke(words) == 1
     out, err = capfd.readouterr()
     (row,) = json.loads(out)["partitions"]
@@ -233,7 +245,18 @@ def test_figures_that_are_not_known_are_none_and_never_zero(problem, tmp_path: P
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     for form in ("json", "table"):
-        words = ["adopt", broker.root, "--once", "--remote", bucket.as_uri(), "--work", str(tmp_path / "w"), "-o", form]
+        words = [
+            "adopt",
+            broker.root,
+            "--once",
+            "--remote",
+            bucket.as_uri(),
+            "--work",
+            str(tmp_path / "w"),
+            "-o",
+            form,
+            *PLAIN,
+        ]
         assert invoke(words) == 1
         out, err = capfd.readouterr()
         assert "unknown amount of 1 partition" in err

@@ -16,6 +16,7 @@ from local.storage import DiskStorage
 from policies.deleted_records import BrokerRetention
 from tiered.adopt_settings import AdoptSettings
 from tiered.broker_topics import METADATA, BrokerTopics
+from tiered.cli.main import invoke
 
 NOW = 1_800_000_000_000
 
@@ -205,3 +206,58 @@ def test_the_retention_of_a_partition_is_the_brokers_and_not_that_of_the_bucket(
         retention_ms=60000, retention_bytes=None, replicas=3
     )
     assert told.retention(TopicPartition("u", 0)).retention_ms == 7 * 24 * 3_600_000
+
+
+# --- without the broker's metadata ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [[], ["--dry-run"], ["--once"]])
+def test_topics_of_a_directory_without_metadata_are_refused(form: list[str], tmp_path: Path, capfd) -> None:
+    """A second directory of log.dirs has no metadata log: its compacted topics would be taken for plain ones."""
+    from test_adopting import Broker
+
+    broker, bucket = Broker(tmp_path), tmp_path / "bucket"
+    broker.send(300)
+    broker.settle()
+    bucket.mkdir()
+    words = ["adopt", broker.root, "--remote", bucket.as_uri(), "--work", str(tmp_path / "w"), *form]
+    assert invoke(words) == 2
+    said = capfd.readouterr().err
+    assert "whether it is compacted is not known" in said
+    assert "--metadata" in said
+    assert "topic=t" in said
+    assert list(bucket.iterdir()) == []
+
+
+@pytest.mark.parametrize("by", ["all", "one", "metadata", "file"])
+def test_what_says_the_policy_lets_a_directory_without_metadata_go_on(by: str, tmp_path: Path) -> None:
+    from test_adopting import Broker
+
+    broker, bucket = Broker(tmp_path), tmp_path / "bucket"
+    broker.send(300)
+    broker.settle()
+    bucket.mkdir()
+    said = {
+        "all": ["-X", "cleanup.policy=delete"],
+        "one": ["-X", "t:cleanup.policy=compact"],
+        "metadata": ["--metadata", str(tmp_path / "first")],
+        "file": [],
+    }[by]
+    if by == "metadata":
+        (tmp_path / "first").mkdir()
+        Controller(tmp_path / "first").write(topic("t", A))
+    bucket_words = ["--remote", bucket.as_uri()]
+    if by == "file":
+        bucket_words = []
+        (tmp_path / "tiered.toml").write_text(
+            f'[remote]\nurl = "{bucket.as_uri()}"\n[topics."t"]\n"cleanup.policy" = "compact"\n'
+        )
+    words = ["-C", str(tmp_path), "adopt", broker.root, *bucket_words, "--work", str(tmp_path / "w"), "--once", *said]
+    assert invoke(words) == 0
+
+
+def test_a_topic_that_comes_later_without_a_policy_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    told = AdoptSettings(DiskStorage(), str(tmp_path), {"old:cleanup.policy": "delete"})
+    assert told.effective("old")["cleanup.policy"] == "delete"
+    with pytest.raises(InvalidRequest, match="whether it is compacted is not known"):
+        told.effective("new")

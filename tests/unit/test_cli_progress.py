@@ -276,7 +276,11 @@ def test_work_over_other_peoples_bytes_and_whole_places_counts_to_its_end(
     capfd.readouterr()
     for line, operation, unit in (
         ("repair r.json --yes -o json", "repair", "bytes"),
-        (f"adopt {held.parent} --once --remote {(tmp_path / 'other').as_uri()} -o json", "adopt", "bytes"),
+        (
+            f"adopt {held.parent} --once -X cleanup.policy=delete --remote {(tmp_path / 'other').as_uri()} -o json",
+            "adopt",
+            "bytes",
+        ),
         ("view build t -o json", "view build", "partitions"),
         ("pipeline plan node -o json", "pipeline plan", "units"),
         ("pipeline run node --spark none --yes -o json", "pipeline run", "units"),

@@ -44,7 +44,7 @@ CHANGING = {
     "verify": "verify --fix-index",
     "repair": "repair report.json",
     "gc": "gc --delete --older-than 0s",
-    "adopt": "adopt data",
+    "adopt": "adopt data -X cleanup.policy=delete",
     "restore": "restore orders --to restored",
     "fork": "fork orders branch",
     "import": "import file://{home}/theirs --remote file://{home}/other --layout logs",

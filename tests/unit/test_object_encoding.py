@@ -43,6 +43,7 @@ from tiered.properties import PROPERTIES
 from tiered.topic_settings import STORAGE_CLASS
 
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
+PLAIN = ("-X", "cleanup.policy=delete")  # a broker of these tests has no metadata
 MARK = b"value "  # in the records of every writer
 LEVEL = "19"
 Settings = dict[str, str]
@@ -134,7 +135,7 @@ def _adopt(*, is_compacted: bool) -> Writer:
         broker = Broker(place.home, is_compacted=is_compacted)
         broker.send(300)
         broker.settle()
-        options = ["-X", "cleanup.policy=compact"] if is_compacted else []
+        options = ["-X", f"cleanup.policy={'compact' if is_compacted else 'delete'}"]
         return place.run("adopt", broker.root, ADOPTED.topic, "--once", *options)
 
     return write
@@ -147,7 +148,7 @@ def _adopt_with_options(place: Place, settings: Settings) -> int:
     broker.send(300)
     broker.settle()
     options = [word for name, value in settings.items() for word in ("-X", f"{name}={value}")]
-    return place.run("adopt", broker.root, "--once", *options)
+    return place.run("adopt", broker.root, "--once", *PLAIN, *options)
 
 
 def _import(place: Place, settings: Settings) -> int:
@@ -282,7 +283,7 @@ def test_adopt_refuses_a_setting_about_copying_in_time(name: str, where: str, pl
     broker.send(300)
     broker.settle()
     options = ["-X", name] if where == "option" else []
-    assert place.run("adopt", broker.root, "--once", *options) == 2
+    assert place.run("adopt", broker.root, "--once", *PLAIN, *options) == 2
     assert key in capfd.readouterr().err
     assert place.entries() == []
 
@@ -398,7 +399,7 @@ def test_settings_of_s3_are_refused_for_another_bucket_by_address(
 ) -> None:
     place.configure({})
     broker = Broker(place.home)
-    of_command = {"import": [Path(broker.root).as_uri()], "adopt": [broker.root, "--once"]}.get(command[0], [])
+    of_command = {"import": [Path(broker.root).as_uri()], "adopt": [broker.root, "--once", *PLAIN]}.get(command[0], [])
     words = ["-X", setting, *command, *of_command, "--remote", place.url]
     assert place.run(*words) == 2
     assert "S3's" in capfd.readouterr().err
@@ -407,7 +408,7 @@ def test_settings_of_s3_are_refused_for_another_bucket_by_address(
 def test_every_setting_of_the_store_holds_for_a_bucket_by_address(tmp_path: Path, monkeypatch) -> None:
     opened = {}
 
-    def open_store(url, options, *, objects):
+    def open_store(url, options, *, objects, **named):
         opened.update(options=options, objects=objects)
         return MemoryStore(url)
 
@@ -436,7 +437,7 @@ def test_the_key_of_the_environment_holds_for_a_bucket_by_address(place: Place, 
     broker.settle()
     monkeypatch.setenv("TIERED_REMOTE_ENCRYPTION_KEY_ID", "one")
     monkeypatch.setenv("TIERED_KEY_RING", str(place.home / "keys"))
-    assert place.run("adopt", broker.root, "--once", "--remote", place.url) == 0
+    assert place.run("adopt", broker.root, "--once", "--remote", place.url, *PLAIN) == 0
     assert {row.key_id for _, row in place.entries()} == {"one"}
 
 
@@ -451,7 +452,7 @@ def test_scrub_finds_plaintext_where_the_topic_is_encrypted(deep: bool, by: str,
     broker = Broker(place.home)
     broker.send(300)
     broker.settle()
-    assert place.run("adopt", broker.root, "--once") == 0
+    assert place.run("adopt", broker.root, "--once", *PLAIN) == 0
     words = ["scrub", "-o", "json", *(["--deep"] if deep else [])]
     assert place.run(*words) == 0
     capfd.readouterr()
@@ -463,9 +464,16 @@ def test_scrub_finds_plaintext_where_the_topic_is_encrypted(deep: bool, by: str,
         log.commit(set_properties({KEY_ID: "one"}), 1)
         store.close()
     assert place.run(*words) == 3
-    (found,) = [each for each in json.loads(capfd.readouterr().out)["findings"] if each["severity"] == "warning"]
+    (found,) = _told_of_plaintext(capfd)
+    assert found["severity"] == "warning"
     assert "plaintext segments where the topic has remote.encryption.key.id=one" in found["what"]
     assert "tiered rewrite recode t --key-id one" in found["what"]
     assert (found["base_offset"], found["next_offset"]) == (0, place.entries()[-1][1].next_offset)
     assert place.run("rewrite", "recode", "t", "--key-id", "one", "--yes") == 0
-    assert place.run(*words) == 0
+    capfd.readouterr()
+    place.run(*words)
+    assert _told_of_plaintext(capfd) == []
+
+
+def _told_of_plaintext(capfd) -> list[dict]:
+    return [each for each in json.loads(capfd.readouterr().out)["findings"] if "plaintext" in each["what"]]

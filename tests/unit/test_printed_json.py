@@ -154,7 +154,7 @@ LINES: Mapping[str, str] = {
     "pause": "pause orders --reason night",
     "apply": "plan --out fresh.json; apply fresh.json --yes",
     "rotate-keys": "rotate-keys",
-    "adopt": "adopt data --dry-run",
+    "adopt": "adopt data -X cleanup.policy=delete --dry-run",
 }
 # The test that holds another schema: seconds long, with Spark, of a topic that is worth advice, or not printed as rows.
 ELSEWHERE: Mapping[str, str] = {

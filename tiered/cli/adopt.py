@@ -61,7 +61,7 @@ def adopt(
     from tiered.adopt_metrics import AdoptMetrics
     from tiered.adopt_settings import AdoptSettings
     from tiered.adopting import Adopter
-    from tiered.broker_directory import check_log_directory
+    from tiered.broker_directory import adopted_topics, check_log_directory
     from tiered.config import Config
     from tiered.object_encoding import encoding_of
 
@@ -71,7 +71,9 @@ def adopt(
     config = session.config() if url is None else Config.load(None, session.overrides, os.environ)
     told = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings, config)
     if not told.has_broker:
-        session.say("the broker's settings of topics are not here; -X says them, --metadata where they are")
+        for topic in adopted_topics(DiskStorage(), root, topics):
+            told.effective(topic)
+        session.say("the broker's settings of topics are not here: those of -X and the configuration hold")
     done: list[AdoptedPartition] = []
     figures = AdoptMetrics()
     with (
