@@ -129,6 +129,8 @@ def test_offsets_that_the_disk_no_longer_has_are_asked_for_patiently(home: Away,
     assert invoke(["consume", "orders/0", "--from", "5", "-o", "jsonl"]) == 0, "on the disk"
     assert [json.loads(line)["offset"] for line in capfd.readouterr().out.splitlines()] == list(range(5, 10))
     assert waits == []
+    assert invoke(["dump", "orders/0@7"]) == 0, "on the disk"
+    assert waits == []
     assert invoke(["consume", "orders/0", "--from", "0"]) == 6
     assert waits != []
 

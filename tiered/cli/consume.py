@@ -19,6 +19,7 @@ from tiered.cli.records import as_json, parse_template
 from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
 if TYPE_CHECKING:
+    from local.errors import LogError
     from local.record import StoredRecord
     from tiered.manager import LogManager
     from tiered.reader import TieredReader
@@ -91,8 +92,8 @@ def consume(
         view_name = (view or VIEW) if read_compacted else None
         reader = _local_reader(source, isolation) if is_local else _reader(source, isolation, view_name)
         _tell_lost(session, reader, partitions)
-        if not is_local:
-            _tell_unseen(session, source, partitions)
+        if url is None and not is_local:
+            session.tell_served_alone(_problems(source), partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
                 write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
@@ -158,16 +159,11 @@ def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPar
             click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view took them up", err=True)
 
 
-def _tell_unseen(session: Session, source: LogManager | RemoteLog, partitions: list[TopicPartition]) -> None:
-    """A line for each reason for which the remote tier of a partition is not known: the disk answers alone then."""
+def _problems(source: LogManager | RemoteLog) -> dict[TopicPartition, LogError]:
     from tiered.manager import LogManager
-    from tiered.problem_groups import group_problems, problems_of, store_problems
 
-    if not isinstance(source, LogManager):
-        return
-    unseen = {name: error for name, error in source.problems.items() if name in partitions}
-    for group in group_problems(problems_of(store_problems(unseen))):
-        session.say(f"! records on this disk are served without the remote tier: {group.line}")
+    assert isinstance(source, LogManager), "without a url it is this directory"
+    return source.problems
 
 
 def _partitions(source: object, topic: str) -> list[TopicPartition]:

@@ -26,12 +26,14 @@ from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
     from local.findings import Finding
+    from local.names import TopicPartition
     from remote.encryption import KeyRing
     from tiered.dump_files import Sheet
     from tiered.dump_rows import DecodeRecord
     from tiered.dump_sources import FileSource
     from tiered.dumping import Filter, LogDump
     from tiered.manager import LogManager
+    from tiered.reader import TieredReader
     from tiered.remote_view import RemoteLog
     from tiered.stored_segments import StoredSegment
 
@@ -252,6 +254,14 @@ def _stored(session: Session, source: FileSource) -> StoredSegment | None:
     return open_stored(source, load_key_ring(_key_ring(session), os.environ))
 
 
+def _first(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
+    """The offset to begin at: `wanted`, moved into the log. For an offset on the disk no request is sent."""
+    if wanted is not None and reader.source(partition).is_local(wanted):
+        return wanted
+    start, following = reader.offsets(partition)
+    return start if wanted is None else min(max(wanted, start), following)
+
+
 def _ring_for(session: Session, source: FileSource) -> KeyRing:
     """The key ring for a manifest, which may be sealed; an empty one for any other file."""
     import os
@@ -282,16 +292,16 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
     from dataclasses import replace
 
     from tiered.dumping import LogDump
+    from tiered.manager import LogManager
 
     with _whole_partitions(session, asked, partition.topic) as bucket:
         reader = bucket.reader()
         chosen = _filter(asked)
         asked_from = [each for each in (offset, chosen.from_offset) if each is not None]
         chosen = replace(chosen, from_offset=max(asked_from, default=None))
-        start, following = reader.offsets(partition)
-        begin = start if chosen.from_offset is None else offset if offset is not None else chosen.from_offset
-        if offset is None:
-            begin = min(max(begin, start), following)
+        if isinstance(bucket, LogManager):
+            session.tell_served_alone(bucket.problems, [partition])
+        begin = offset if offset is not None else _first(reader, partition, chosen.from_offset)
         log = LogDump.of_batches(reader.batches(partition, begin, chosen.to_offset), partition, chosen)
         facts = {"topic": partition.topic, "partition": partition.partition}
         _print_log(asked, log, [f"Dumping {partition}"], **facts)
@@ -303,7 +313,7 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
 def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
     """Both tiers here, or a bucket alone, whosever it is."""
     if asked.url is None:
-        return session.manager(read_only=True)
+        return session.manager(read_only=True, is_hasty=True)
     session.set_up_logging()
     from tiered.remote_view import open_remote
 

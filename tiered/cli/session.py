@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -169,6 +169,16 @@ class Session:
 
         for each in group_problems(problems_of(problems)):
             click.echo(f"! {each.line}", err=True)
+
+    def tell_served_alone(
+        self, problems: Mapping[TopicPartition, LogError], partitions: Collection[TopicPartition]
+    ) -> None:
+        """A line for each reason for which the remote tier of a partition is not known, and the disk answers alone."""
+        from tiered.problem_groups import group_problems, problems_of, store_problems
+
+        away = store_problems({name: error for name, error in problems.items() if name in partitions})
+        for each in group_problems(problems_of(away)):
+            self.say(f"! records on this disk are served without the remote tier: {each.line}")
 
     def warn(self, text: str) -> None:
         """A line on stderr about work that was not done, quiet or not."""
