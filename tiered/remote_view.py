@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from local.errors import Corrupt, InvalidRequest, LogError, NotFound
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
 from local.findings import Finding
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
@@ -242,10 +242,10 @@ class RemoteLog(Readable):
         return [each for each, first in firsts.items() if first is None or not self._is_deleted(first)] or ids
 
     def _is_told_deleted(self, first: RemotePartitionName) -> bool:
-        """False where the head that would say so is damaged: no other topic's name depends on it."""
+        """False where the head that would say so is damaged or refused: no other topic's name depends on it."""
         try:
             return self._is_deleted(first)
-        except Corrupt:
+        except (AccessDenied, Corrupt, InvalidRequest):
             return False
 
     def _is_deleted(self, first: RemotePartitionName) -> bool:

@@ -17,6 +17,7 @@ from remote.head import UnlinkedObject
 from remote.keys import HEADS, head_key
 from remote.metadata_log import MetadataLog
 from tiered.cli.main import invoke
+from tiered.remote_view import RemoteLog
 from tiered.scrub import plan_scrub, report_of, run_scrub
 
 pytestmark = pytest.mark.damages_bucket
@@ -194,6 +195,12 @@ def test_a_partition_that_is_refused_as_a_whole_is_a_finding(bucket, error):
     report = scrubbed(Refusing(bucket, error, names[1].prefix), names)
     assert {each.topic for each in report.findings if each.severity != "info"} == {"b"}
     assert [each.segments > 0 for each in report.partitions] == [True, False, True]
+
+
+@pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Corrupt])
+def test_a_topic_whose_head_is_refused_is_listed_beside_the_others(bucket, error):
+    names = list_partitions(bucket)
+    assert RemoteLog(Refusing(bucket, error, names[1].prefix + HEADS)).topics() == list(TOPICS)
 
 
 def test_a_bucket_without_any_manifest_in_a_partition_is_told(bucket):
