@@ -256,10 +256,10 @@ class ReadableLog:
         return self._retrying(read)
 
     def _decoded(self, run: BatchRun) -> Iterator[Columns]:
-        from local import kernels
+        from local.decoding import decode_up_to_damage
 
         try:
-            yield from kernels.decode_in_steps(run.data, table=run.table())
+            yield from decode_up_to_damage(run.data, table=run.table())
         except Corrupt as error:
             raise Corrupt(error.attempt, partition=self.partition, **error.facts) from error
 

@@ -23,6 +23,7 @@ import numpy as np
 from local import kernels
 from local.batch import HEADER_BYTES, read_header
 from local.columns import Columns
+from local.decoding import decode_up_to_damage
 from local.errors import Corrupt, LogError, NotFound, OffsetOutOfRange
 from local.isolation import Isolation, without_aborted
 from local.log import Log
@@ -404,7 +405,7 @@ def _why_missing(source: PartitionSource, row: RemoteSegment, offset: int) -> Lo
 def _decode(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:
     """In steps of bounded memory, however well the batches were compressed."""
     try:
-        yield from kernels.decode_in_steps(data)
+        yield from decode_up_to_damage(data)
     except Corrupt as error:
         header = read_header(data)
         facts = {"topic": partition.topic, "partition": partition.partition, **error.facts}

@@ -11,6 +11,7 @@ import numpy as np
 from local import kernels
 from local.batch import read_header
 from local.columns import Columns
+from local.decoding import decode_up_to_damage
 from local.errors import Corrupt
 from local.names import TopicPartition
 from remote.range_reader import RemotePartition
@@ -62,6 +63,6 @@ def leads_astray(row: RemoteSegment, data: memoryview, offset: int, position: in
 def decoded(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:
     """The records of a run, in steps of bounded memory. Raises Corrupt, naming the partition."""
     try:
-        yield from kernels.decode_in_steps(data)
+        yield from decode_up_to_damage(data)
     except Corrupt as error:
         raise Corrupt(error.attempt, partition=partition, **error.facts) from error
