@@ -96,6 +96,7 @@ class BucketReport:
     rows: list[RemoteSegment] = field(default_factory=list)
     suspects: list[RemoteSegment] = field(default_factory=list)
     size_bytes: int = 0
+    is_unread: bool = False  # its heads are sealed, and the ring lacks their key
 
     def counts(self) -> dict[ObjectKind, int]:
         return dict(Counter(self.objects.values()))
@@ -169,6 +170,7 @@ class _Check:
                 raise
             # Without the key nothing is known of this partition, so nothing of it can be wrong either.
             report.findings.append(replace(told(Severity.WARNING, self._prefix, str(error)), is_unread=True))
+            report.is_unread = True
             return report
         self._check_chain(heads)
         report.head = heads[-1] if heads else None

@@ -199,6 +199,7 @@ def report_of(
         read_bytes=sum(result.read_bytes for result in results if not result.is_unread),
         unread_segments=sum(result.is_unread for result in results),
         unread_bytes=sum(result.read_bytes for result in results if result.is_unread),
+        unread_partitions=sum(survey.is_unread for survey in plan.surveys.values()),
         partitions=[_partition(name, survey) for name, survey in plan.surveys.items()],
         findings=found,
     )
@@ -250,7 +251,7 @@ def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScru
         partition=name.partition,
         sequence=head.sequence if head is not None else None,
         epoch=head.epoch if head is not None else None,
-        segments=head.segment_count if head is not None else 0,
+        segments=None if survey.is_unread else head.segment_count if head is not None else 0,
         size_bytes=survey.size_bytes,
         objects={kind.value: count for kind, count in survey.counts().items()},
     )

@@ -35,14 +35,17 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition was like: its newest head, and how many objects of which kind lie below its prefix."""
+    """What a partition was like: its newest head, and how many objects of which kind lie below its prefix.
+
+    None where its heads are sealed and the key ring lacks their key.
+    """
 
     topic: str
     topic_id: str
     partition: int
     sequence: int | None
     epoch: int | None
-    segments: int
+    segments: int | None
     size_bytes: int
     objects: dict[str, int]
 
@@ -50,7 +53,8 @@ class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
 class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
     """A scrub that came to its end. Findings are sorted, the heaviest first.
 
-    `unread_segments` could not be opened, with `unread_bytes` of objects that `read_bytes` are without.
+    `unread_segments` could not be opened, with `unread_bytes` of objects that `read_bytes` are without;
+    of `unread_partitions` not even the heads.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -61,6 +65,7 @@ class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int
     unread_segments: int = 0
     unread_bytes: int = 0
+    unread_partitions: int = 0
     partitions: list[PartitionScrub]
     findings: list[Found]
 

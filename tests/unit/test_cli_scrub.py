@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from local.findings import Finding, Severity
 from local.storage import DiskStorage
+from remote.encryption import KeyRing
+from remote.head import decode_head, encode_head
+from remote.sealing import Sealer
 from tiered.cli.main import invoke
 from tiered.scrub_state import ScrubState, SegmentResult
 
@@ -99,12 +103,11 @@ def test_words_that_mean_nothing(at: list[str], capfd, more: list[str], code: in
 
 
 @pytest.fixture
-def encrypted(at: list[str], tmp_path: Path, capfd) -> list[str]:
+def sealed(at: list[str], tmp_path: Path, capfd) -> list[str]:
     """A bucket with a plain topic and an encrypted one, looked at without the key ring."""
     config = tmp_path / "tiered.toml"
     plain = config.read_text()
     (tmp_path / "ring").write_text("k1 " + base64.b64encode(bytes(range(32))).decode())
-    (tmp_path / "ring").chmod(0o600)
     (tmp_path / "ring").chmod(0o600)
     config.write_text(plain.replace("[remote]\n", '[remote]\nkey_ring = "ring"\n'))
     settings = ["-X", "remote.storage.enable=true", "-X", "remote.encryption.key.id=k1"]
@@ -118,12 +121,37 @@ def encrypted(at: list[str], tmp_path: Path, capfd) -> list[str]:
     return ["-C", str(tmp_path / "elsewhere")]
 
 
+@pytest.fixture
+def encrypted(sealed: list[str], tmp_path: Path) -> list[str]:
+    """The same as versions before sealed manifests wrote it: only the segments are encrypted."""
+    ring = KeyRing({"k1": bytes(range(32))})
+    for path in (tmp_path / "bucket").glob("secret-*/*/meta/head/*"):
+        head = decode_head(path.read_bytes(), sealer=Sealer(f"{path.parents[3].name}/{path.parents[2].name}/", ring))
+        path.write_bytes(encode_head(replace(head, seal_key_id=None)))
+    return sealed
+
+
+def test_scrub_and_verify_of_a_sealed_topic_without_a_ring_say_that_it_is_unread(sealed, tmp_path: Path, capfd) -> None:
+    for words in (["scrub"], ["verify", "secret", "t"]):
+        assert invoke([*sealed, *words, "--deep", "--remote", *_bucket_of(words, tmp_path), "-o", "json"]) == 3
+        out, said = capfd.readouterr()
+        told = json.loads(out)
+        assert told["unread_partitions"] == 1
+        assert [each["severity"] for each in told["findings"] if "key_id=k1" in each["what"]] == ["warning"]
+        assert "1 partition" in said
+        assert "every byte" not in said
+
+
+def _bucket_of(words: list[str], tmp_path: Path) -> list[str]:
+    return [f"file://{tmp_path}/bucket"] if words == ["scrub"] else []
+
+
 def test_scrub_of_encrypted_segments_without_a_ring_says_they_are_unread(encrypted, tmp_path: Path, capfd) -> None:
     bucket = ["--remote", f"file://{tmp_path}/bucket"]
     assert invoke([*encrypted, "scrub", "--deep", *bucket, "-o", "json", "--report", "r.json"]) == 3
     out, said = capfd.readouterr()
     told = json.loads(out)
-    unread = [each for each in told["findings"] if each["topic"] == "secret" and each["severity"] == "warning"]
+    unread = [each for each in told["findings"] if each["topic"] == "secret" and "key_id=k1" in each["what"]]
     assert told["unread_segments"] == len(unread) > 0
     assert told["unread_bytes"] > 0
     assert "every byte" not in said

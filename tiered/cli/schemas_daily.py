@@ -166,6 +166,7 @@ class VerifiedRemote(Versioned):
     read_segments: int
     read_bytes: int
     unread_segments: int
+    unread_partitions: int
     sample_share: float | None
     seed: int | None
     lost: list[str]
@@ -188,7 +189,8 @@ class ScrubFinding(Where):
 
 
 class Scrubbed(Versioned):
-    """``tiered scrub``; `report` is the file that it wrote. `unread_segments` could not be opened.
+    """``tiered scrub``; `report` is the file that it wrote. `unread_segments` could not be opened,
+    and of `unread_partitions` not even the sealed heads.
 
     `lost` are partitions whose records the bucket lacks although this disk has dropped them.
     """
@@ -200,6 +202,7 @@ class Scrubbed(Versioned):
     read_bytes: int
     unread_segments: int
     unread_bytes: int
+    unread_partitions: int
     report: str | None
     lost: list[str]
     findings: list[ScrubFinding]

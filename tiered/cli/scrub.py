@@ -192,10 +192,13 @@ def _tell(session: Session, found: ScrubReport, path: str | None) -> None:
 
 def _depth(found: ScrubReport) -> str:
     if not found.is_deep:
-        return "metadata only, see --deep"
-    if not found.unread_segments:
+        sealed = f", {counted(found.unread_partitions, 'partition')} not read, see the findings"
+        return "metadata only, see --deep" + (sealed if found.unread_partitions else "")
+    if not (found.unread_segments or found.unread_partitions):
         return f"every byte of {format_bytes(found.read_bytes)} read"
     unread = f"{counted(found.unread_segments, 'segment')} with {format_bytes(found.unread_bytes)} not read"
+    if found.unread_partitions:
+        unread = f"{counted(found.unread_partitions, 'partition')} and {unread}"
     return f"{format_bytes(found.read_bytes)} read, {unread}, see the findings"
 
 
@@ -208,6 +211,7 @@ def _facts(found: ScrubReport, path: str | None) -> dict[str, object]:
         "read_bytes": found.read_bytes,
         "unread_segments": found.unread_segments,
         "unread_bytes": found.unread_bytes,
+        "unread_partitions": found.unread_partitions,
         "report": path,
     }
 

@@ -101,6 +101,7 @@ def _facts(verdict: BucketVerdict) -> dict[str, object]:
         "read_segments": verdict.read_segments,
         "read_bytes": report.read_bytes,
         "unread_segments": report.unread_segments,
+        "unread_partitions": report.unread_partitions,
         "sample_share": sample.share if sample is not None else None,
         "seed": sample.seed if sample is not None else None,
     }
@@ -115,9 +116,11 @@ def _tell(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> N
     depth = f"bytes of {verdict.read_segments} of {verdict.segments} segments decoded, {format_bytes(found.read_bytes)}"
     if found.unread_segments:
         depth += f"; {counted(found.unread_segments, 'segment')} could not be opened, see the findings"
+    if found.unread_partitions:
+        depth += f"; {counted(found.unread_partitions, 'partition')} could not be opened, see the findings"
     if sample is not None:
         depth += f"; drawn by --seed {sample.seed}"
-    elif not verdict.read_segments and not found.unread_segments:
+    elif not (verdict.read_segments or found.unread_segments or found.unread_partitions):
         depth = f"{verdict.segments} segments by metadata only, see --deep and --sample"
     session.say(f"{len(found.partitions)} partitions, {objects} objects in {found.store}: {depth}")
     counts = {weight: len(found.of(weight)) for weight in ("info", "warning", "corrupt")}
