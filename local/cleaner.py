@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels, swap
+from local.cleaning_history import CleaningFigures
 from local.cleaning_pace import Pace
 from local.cleaning_verdicts import Circumstances, Judge, SegmentVerdict
 from local.errors import CleaningAborted, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
@@ -53,29 +54,8 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleaningResult:
-    """What one round did. Bytes are of ``.log`` files; `cleaner_offset` is the next dirty offset.
-
-    `indexed_bytes` were read in `index_seconds` to build the key map, which was full to `buffer_utilization` (0..1 of
-    its slots, as in Kafka); the other `bytes_read` and all that was written took `clean_seconds`. `is_cut`: the buffer
-    had no room for all dirty keys, and the pass ended at `cleaner_offset` for that.
-    """
-
-    first_dirty_offset: int
-    cleaner_offset: int
-    records_before: int
-    records_after: int
-    bytes_before: int
-    bytes_after: int
-    distinct_keys: int
-    invalid_records: int
-    indexed_bytes: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    index_seconds: float = 0.0
-    clean_seconds: float = 0.0
-    buffer_utilization: float = 0.0
-    is_cut: bool = False
+class CleaningResult(CleaningFigures):
+    """What one round did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,50 +12,56 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
 
 from local import names
 from local.errors import InvalidRequest
 from local.names import TopicPartition
 from local.storage import Storage, join, replace_file
 
-if TYPE_CHECKING:
-    from local.cleaner import CleaningResult
-
 RUNS_MAX = 200
 _MB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleaningRun:
-    """One pass, or one that failed: then `error` says why and most figures are 0. Bytes are of ``.log`` files.
+class CleaningFigures:
+    """What one pass did. Bytes are of ``.log`` files; `cleaner_offset` is the next dirty offset.
+
+    `indexed_bytes` were read in `index_seconds` to build the key map, which was full to `buffer_utilization` (0..1 of
+    its slots, as in Kafka); the other `bytes_read` and all that was written took `clean_seconds`. `is_cut`: the buffer
+    had no room for all dirty keys, and the pass ended at `cleaner_offset` for that.
+    """
+
+    first_dirty_offset: int = 0
+    cleaner_offset: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    distinct_keys: int = 0
+    invalid_records: int = 0
+    indexed_bytes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    index_seconds: float = 0.0
+    clean_seconds: float = 0.0
+    buffer_utilization: float = 0.0
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningRun(CleaningFigures):
+    """One pass over a log, or one that failed: then `error` says why and most figures are 0.
 
     `thread` counts the cleaner's threads from 0; `delay_ms` is how late the pass was by `max.compaction.lag.ms`;
-    `indexed_bytes` were read in `index_seconds`, everything else took `clean_seconds`. `is_cut`: the dedupe buffer of
-    `buffer_bytes` (0: not noted) had no room for all dirty keys, so that the pass ended before the others.
+    `buffer_bytes` is the thread's dedupe buffer, 0 where it was not noted.
     """
 
     topic: str
     partition: int
     at_ms: int
-    first_dirty_offset: int = 0
-    cleaner_offset: int = 0
     thread: int = 0
     delay_ms: int = 0
-    indexed_bytes: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    records_before: int = 0
-    records_after: int = 0
-    distinct_keys: int = 0
-    invalid_records: int = 0
-    index_seconds: float = 0.0
-    clean_seconds: float = 0.0
-    buffer_utilization: float = 0.0
     buffer_bytes: int = 0
-    is_cut: bool = False
     error: str | None = None
 
     @property
@@ -78,7 +84,7 @@ class CleaningRun:
 
 def run_of(
     partition: TopicPartition,
-    result: CleaningResult,
+    result: CleaningFigures,
     *,
     at_ms: int,
     thread: int = 0,
@@ -86,28 +92,15 @@ def run_of(
     buffer_bytes: int = 0,
 ) -> CleaningRun:
     """A finished pass as a run."""
+    figures = {each.name: getattr(result, each.name) for each in fields(CleaningFigures)}
     return CleaningRun(
         topic=partition.topic,
         partition=partition.partition,
         at_ms=at_ms,
         thread=thread,
         delay_ms=delay_ms,
-        first_dirty_offset=result.first_dirty_offset,
-        cleaner_offset=result.cleaner_offset,
-        indexed_bytes=result.indexed_bytes,
-        bytes_read=result.bytes_read,
-        bytes_written=result.bytes_written,
-        bytes_before=result.bytes_before,
-        bytes_after=result.bytes_after,
-        records_before=result.records_before,
-        records_after=result.records_after,
-        distinct_keys=result.distinct_keys,
-        invalid_records=result.invalid_records,
-        index_seconds=result.index_seconds,
-        clean_seconds=result.clean_seconds,
-        buffer_utilization=result.buffer_utilization,
         buffer_bytes=buffer_bytes,
-        is_cut=result.is_cut,
+        **figures,
     )
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from local.errors import AccessDenied, LogError
+from local.errors import LogError
 from local.storage import DiskStorage, Storage
 from tiered.lock_holder import lock_holder
-from tiered.status_report import next_step
+from tiered.next_steps import next_step
 
 if TYPE_CHECKING:
     from remote.store import ObjectStore
@@ -103,14 +103,11 @@ def run_checks(patient: Patient, checks: Iterable[tuple[str, Check]]) -> Iterato
 
 def failed(check: str, error: BaseException) -> Finding:
     """An error as a finding."""
-    step = next_step(type(error).__name__)
+    step = "see what it names, and its cause"
     if isinstance(error, ImportError):
         step = f"pip install {error.name or 'the package'}"
-    elif isinstance(error, AccessDenied):
-        is_disk = error.facts.get("cause") in ("eacces", "eperm", "erofs")
-        step = "run it as the owner of the files" if is_disk else "check credentials and permissions"
-    elif step.startswith("tiered doctor"):
-        step = "see what it names, and its cause"
+    elif isinstance(error, LogError):
+        step = next_step(error)
     return Finding(check=check, state=State.ERROR, what=" ".join(str(error).split()), next_step=step)
 
 

@@ -15,6 +15,7 @@ from tiered.doctor import Check, Finding, Patient, State, failed
 from tiered.manager import LogManager
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
+from tiered.problem_groups import group_problems, problems_of
 from tiered.units import counted, format_bytes, format_ms
 
 SKEW_WARNING_MS = 30_000
@@ -132,9 +133,9 @@ def partitions(patient: Patient) -> Iterator[Finding]:
     """Every partition opened to look at: its log, its newest head, what waits there, who holds on to it."""
     now_ms = patient.around.clock_ms()
     with LogManager.open(patient.config, now_ms=now_ms, read_only=True, storage=patient.around.storage) as manager:
-        for name, error in sorted(manager.problems.items()):
-            finding = failed("partitions", error)
-            yield _bad("partitions", f"{name}: {finding.what}", finding.next_step)
+        for group in group_problems(problems_of(manager.problems)):
+            errors = {str(name): error for name, error in manager.problems.items()}
+            yield _bad("partitions", group.line, failed("partitions", errors[group.places[0]]).next_step)
         held = manager.partitions()
         count = sum(topic.partition_count for topic in manager.topics())
         whole = sum(each.name not in manager.problems for each in held)

@@ -50,6 +50,7 @@ from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
 from tiered.partitioner import Partitioner
 from tiered.pausing import Pausable
+from tiered.problem_groups import is_alike
 from tiered.readable import Readable
 from tiered.reloading import Reloadable
 from tiered.snapshots import Snapshots
@@ -556,9 +557,12 @@ class LogManager(
         with self._problems_lock:
             if name not in self._partitions and name not in self._unopened:
                 return  # its topic was deleted
-            known, self.problems = self.problems.get(name), {**self.problems, name: forget_locals(error)}
-            if (type(known), getattr(known, "attempt", "")) != (type(error), error.attempt):  # facts change every round
-                _log.error("partition in trouble: partition=%s error=%s", name, error)
+            known, others = self.problems.get(name), self.problems
+            self.problems = {**others, name: forget_locals(error)}
+            if not is_alike(known, error):  # facts change every round
+                # One line for one cause, however many partitions have it (`tiered.problem_watch` counts them).
+                level = logging.DEBUG if any(is_alike(each, error) for each in others.values()) else logging.ERROR
+                _log.log(level, "partition in trouble: partition=%s error=%s", name, error)
 
     def _forget(self, name: TopicPartition) -> None:
         with self._problems_lock:

@@ -359,6 +359,23 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(name="tiered_partitions", kind=Kind.GAUGE, doc="Partitions, open or not.", labels=("state",)),
     Metric(
+        name="tiered_problems_begun_total",
+        kind=Kind.COUNTER,
+        doc="Problems of partitions, and of the node, that rounds of work met for the first time.",
+        labels=("class",),
+    ),
+    Metric(
+        name="tiered_problems_ended_total",
+        kind=Kind.COUNTER,
+        doc="Problems that were over after a round of work; the log has a line for each cause.",
+        labels=("class",),
+    ),
+    Metric(
+        name="tiered_oldest_problem_seconds",
+        kind=Kind.GAUGE,
+        doc="For how long the problem that lasts longest has been known; 0 without one.",
+    ),
+    Metric(
         name="tiered_partition_problems",
         kind=Kind.GAUGE,
         doc="Partitions in trouble, by the class of the error.",

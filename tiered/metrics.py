@@ -227,6 +227,13 @@ class Metrics:
             yield Sample("tiered_round_failures_total", self._worker.failures)
             yield Sample("tiered_last_round_timestamp_seconds", self._worker.report.seen_ms / 1000)
             yield Sample("tiered_last_round_age_seconds", self._worker.round_age_ms / 1000)
+            watch = self._worker.problems
+            for kind in sorted({"Corrupt", "Unavailable", "Fenced", *watch.begun}):
+                yield Sample("tiered_problems_begun_total", watch.begun[kind], (("class", kind),))
+                yield Sample("tiered_problems_ended_total", watch.ended[kind], (("class", kind),))
+            since_ms = watch.oldest_since_ms
+            age_s = 0.0 if since_ms is None else max(0, now_ms - since_ms) / 1000
+            yield Sample("tiered_oldest_problem_seconds", age_s)
             keeper = self._worker.keeper
             yield Sample("tiered_clock_jump_seconds", keeper.off_ms / 1000 if keeper is not None else 0)
         yield from self._pools()

@@ -98,6 +98,11 @@ def shared_message(messages: Sequence[tuple[str, str]]) -> str:
     return _without_place(_WHERE.sub(lambda found: found[0] if found[0] in shared else "", first), where).strip(" :")
 
 
+def is_alike(one: LogError | None, other: LogError) -> bool:
+    """Whether two errors are of one class and say the same but for their facts."""
+    return one is not None and type(one) is type(other) and one.attempt == other.attempt
+
+
 def flat(error: BaseException) -> str:
     """The message in one line."""
     return " ".join(str(error).split())

@@ -17,6 +17,7 @@ from local.storage import DiskStorage, Storage
 from policies.deferrals import Code, Deferral
 from policies.tiering import copy_deferrals, remote_unknown_deferrals, uncopied
 from tiered.lock_holder import directory_holder, lock_holder
+from tiered.next_steps import next_step, step_of
 from tiered.status import PartitionStatus, partition_status
 from tiered.units import counted, format_bytes, format_ms
 from tiered.work_report import Trouble, WorkReport, read_report
@@ -31,19 +32,7 @@ if TYPE_CHECKING:
 
 STUCK_AFTER_MS = 30 * 60_000
 
-# What to do next, by the class of the error.
-_NEXT = {
-    "Corrupt": "tiered verify --deep looks at the disk, tiered scrub --deep at the bucket",
-    "Conflict": "docs/runbooks/halted.md; only one of the two may go on",
-    "Fenced": "another writer took it over; stop one of the two: docs/runbooks/halted.md",
-    "Diverged": "rescue the records of this disk, or run --take-over: docs/runbooks/halted.md",
-    "RemoteLost": "mend url in [remote], or bring the bucket back: docs/runbooks/bucket-lost.md",
-    "Unavailable": "it is tried again every round; tiered doctor looks at the store",
-    "AccessDenied": "check credentials and permissions with tiered doctor",
-    "DiskFailed": "look at the disk; tiered log-dirs",
-    "InvalidRequest": "mend the setting, see tiered doctor",
-    "NotFound": "tiered doctor",
-}
+_BEGIN_WORK = "start tiered run: no process is at work here"
 _SET_CLOCK = "set the clock; where the new time is right, restart the manager with -X clock.jump.hold.ms=0"
 
 
@@ -223,15 +212,10 @@ def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
     return f"{begin}; its report is {age} old: a round lasts that long, or the disk has no room for the next"
 
 
-def next_step(kind: str) -> str:
-    """What to do about an error of that class."""
-    return _NEXT.get(kind, "tiered doctor")
-
-
 def _offline(manager: LogManager) -> Iterable[Stuck]:
     for root, error in manager.offline_directories().items():
         what = f"log directory offline: {_flat(error)}"
-        yield Stuck(where=root, partition=None, kind="offline", what=what, next_step=next_step("DiskFailed"))
+        yield Stuck(where=root, partition=None, kind="offline", what=what, next_step=next_step(error))
 
 
 def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
@@ -241,7 +225,7 @@ def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
             partition=None,
             kind=told.kind,
             what=told.message,
-            next_step=_SET_CLOCK if told.code == ErrorCode.CLOCK_JUMPED else next_step(told.kind),
+            next_step=_SET_CLOCK if told.code == ErrorCode.CLOCK_JUMPED else told.next_step or step_of(told.kind, {}),
             since_ms=told.since_ms,
             count=told.count,
         )
@@ -257,7 +241,7 @@ def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[Topic
             partition=name,
             kind=kind,
             what=_flat(error) if error is not None else known.message if known is not None else "",
-            next_step=next_step(kind),
+            next_step=next_step(error) if error is not None else known.next_step if known is not None else "",
             since_ms=known.since_ms if known is not None else None,
             count=known.count if known is not None else 0,
         )
@@ -276,7 +260,7 @@ def _uncleanable(name: TopicPartition, left: Uncleanable) -> Stuck:
 
 def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:
     """Uploads and deletions that were due before `before_ms`."""
-    go_on = "tiered doctor; the manager at work is behind or fails" if is_at_work else "tiered run: nobody is at work"
+    go_on = "the manager at work is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
         # What somebody paused is not stuck; the status says it beside the figures.
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
@@ -284,7 +268,7 @@ def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool)
             yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
         if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:
             what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace time"
-            step = "a reader's pin may hold it, see tiered doctor" if is_at_work else go_on
+            step = "a reader's pin may hold it: docs/runbooks/delete-lag.md" if is_at_work else go_on
             yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
 
 

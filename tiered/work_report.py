@@ -15,6 +15,7 @@ import msgspec
 from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from local.storage import Storage, join, replace_file
+from tiered.next_steps import next_step
 from tiered.timekeeping import Doubt
 
 FILE = "work-report.json"
@@ -25,7 +26,8 @@ STALE_ROUNDS = 5  # so many intervals without a word, and nobody is at work
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     """A partition's trouble as one manager met it, or the node's (no topic then). `kind` is the class of the error,
-    `count` the rounds that met it, `code` the error's (`local.errors.ErrorCode`), None for an error without one."""
+    `count` the rounds that met it, `code` the error's (`local.errors.ErrorCode`), None for an error without one,
+    `next_step` what to look at."""
 
     topic: str | None
     partition: int | None
@@ -35,6 +37,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     last_ms: int
     count: int = 1
     code: str | None = None
+    next_step: str = ""
 
     @property
     def name(self) -> TopicPartition | None:
@@ -151,7 +154,10 @@ def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, n
     message = " ".join(str(error).split())
     if known is not None and known.kind == type(error).__name__:
         count = known.count + 1
-        return msgspec.structs.replace(known, message=message, last_ms=now_ms, count=count, code=error.code)
+        step = next_step(error)
+        return msgspec.structs.replace(
+            known, message=message, last_ms=now_ms, count=count, code=error.code, next_step=step
+        )
     return Trouble(
         topic=name.topic if name is not None else None,
         partition=name.partition if name is not None else None,
@@ -160,6 +166,7 @@ def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, n
         since_ms=now_ms,
         last_ms=now_ms,
         code=error.code,
+        next_step=next_step(error),
     )
 
 

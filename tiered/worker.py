@@ -17,6 +17,8 @@ from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
 from tiered.disk_pressure import DiskRelief
 from tiered.manager import LogManager
 from tiered.observations import Observations
+from tiered.problem_groups import Problem, group_problems, problems_of
+from tiered.problem_watch import ProblemWatch
 from tiered.store_clock import WAIT_S, StoreClock
 from tiered.tier_journal import TierJournal
 from tiered.timekeeping import Timekeeper, counted_ms
@@ -58,21 +60,24 @@ class Worker:
         self._relief = DiskRelief(manager)
         self._spans = tracer()
         self._notes = TierJournal(manager)
+        self.problems = ProblemWatch()
         self._journal = WorkJournal(
             manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
         )
 
     def troubles(self) -> list[str]:
-        """A line for the node and each partition in trouble; nothing while all is well.
+        """A line for the node and each cause of partitions' problems; nothing while there is none.
 
         A log is uncleanable until a pass succeeds: after a restart no round has met the cause yet.
         """
-        problems = {name: " ".join(str(error).split()) for name, error in self.manager.problems.items()}
+        problems = problems_of(self.manager.problems)
+        known = {each.where for each in problems}
         for name, left in self.manager.cleaning.uncleanable_of(self.manager.partitions()).items():
-            problems.setdefault(name, f"uncleanable: {' '.join(left.reason.split())}")
-        return [f"node: {each}" for each in self._of_node()] + [
-            f"{name}: {problems[name]}" for name in sorted(problems)
-        ]
+            if str(name) not in known:
+                message = f"uncleanable: {' '.join(left.reason.split())}"
+                problems.append(Problem(where=str(name), kind="uncleanable", message=message))
+        groups = group_problems(sorted(problems, key=lambda each: each.where))
+        return [f"node: {each}" for each in self._of_node()] + [each.line for each in groups]
 
     def _of_node(self) -> list[LogError]:
         told = (self.trouble, self.keeper.trouble if self.keeper is not None else None, self._relief.trouble)
@@ -131,6 +136,7 @@ class Worker:
 
     def _note(self, now_ms: int, wall_ms: int, *, is_ended: bool = False) -> None:
         of_node = next(iter(self._of_node()), None)
+        self.problems.note(self.manager.problems, of_node, now_ms)
         doubt = self.keeper.doubt(wall_ms) if self.keeper is not None else None
         try:
             self._journal.note_round(

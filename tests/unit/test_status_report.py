@@ -68,7 +68,7 @@ def test_an_upload_that_fails_is_stuck_since_it_failed_first_and_not_any_more_wh
         (stuck,) = looked(world, NOW + 12 * MINUTE).stuck
         assert (stuck.where, stuck.kind, stuck.since_ms, stuck.count) == ("t/0", "Unavailable", NOW, 12)
         assert "the store is down" in stuck.what
-        assert "tiered doctor" in stuck.next_step
+        assert "docs/runbooks/store-fails.md" in stuck.next_step
         store.is_down = False
         while worker.round(NOW + 13 * MINUTE):
             pass
@@ -85,7 +85,7 @@ def test_work_that_waits_too_long_is_stuck_and_says_that_nobody_is_at_work(world
         assert told(NOW + 29 * MINUTE).is_healthy
         (stuck,) = told(NOW + 30 * MINUTE).stuck
         assert (stuck.kind, stuck.since_ms, stuck.partition) == ("upload", NOW, NAME)
-        assert "nobody is at work" in stuck.next_step
+        assert "no process is at work" in stuck.next_step
         assert told(NOW + 30 * MINUTE, stuck_after_ms=HOUR).is_healthy
 
 

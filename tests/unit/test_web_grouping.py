@@ -48,7 +48,7 @@ def test_uploads_that_wait_are_one_trouble_the_oldest_first_and_other_classes_ar
     damaged = stuck(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
     found = grouped([*waits, damaged], NOW)
     assert [len(each.members) for each in found] == [100, 1]
-    assert found[0].what == "uploads wait"
+    assert found[0].what == "upload waits"
     assert [each.where for each in found[0].members[:2]] == ["t/100", "t/99"]
     assert len(group_of([*waits, damaged], "t/3")) == 100
     assert group_of([*waits, damaged], "u/7") == [damaged]

@@ -103,7 +103,7 @@ _HINTS = {
     "emfile": "too many open files; raise the limit, see ulimit -n",
 }
 # And about what a store says, by its error code.
-_CREDENTIALS = "they come from AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role; try tiered doctor"
+_CREDENTIALS = "they come from AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role: docs/runbooks/store-fails.md"
 _HINTS |= {
     "NoSuchBucket": "create the bucket, or mend the url",
     **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), _CREDENTIALS),

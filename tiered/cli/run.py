@@ -29,6 +29,7 @@ from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.web import Guard, guard_options, serving_pages
 from tiered.clock_properties import JUMP_HOLD
+from tiered.problem_groups import group_problems, problems_of
 from tiered.units import counted, format_ms, parse_duration
 
 if TYPE_CHECKING:
@@ -241,8 +242,11 @@ class _Loop:
 
 
 def _tell(session: Session, manager: LogManager) -> None:
-    for name, problem in sorted(manager.problems.items()):
-        click.echo(f"{one_line(problem)} (partition {name})", err=True)
+    errors = {str(name): problem for name, problem in manager.problems.items()}
+    for group in group_problems(problems_of(manager.problems)):
+        first, count = group.places[0], len(group.places)
+        where = f"partition {first}" if count == 1 else f"{first} and {counted(count - 1, 'other partition')}"
+        click.echo(f"{one_line(errors[first])} ({where})", err=True)
     counts = manager.request_counts()
     if counts is not None and session.is_verbose:
         session.say(f"requests: {counts}")

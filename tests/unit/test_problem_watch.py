@@ -1,0 +1,112 @@
+"""Begins and ends of problems are logged once for each cause and counted; advice names what to look at."""
+
+from __future__ import annotations
+
+import pytest
+from manager_world import NOW, TIERED, SwitchableStore, World, settle
+
+from local.errors import AccessDenied, Corrupt, DiskFailed, Fenced, InvalidRequest, LogError, NotFound, Unavailable
+from local.names import TopicPartition
+from tiered.metrics import Metrics
+from tiered.next_steps import next_step, step_of
+from tiered.observations import Observations
+from tiered.problem_watch import ProblemWatch
+from tiered.status_report import status_report
+from tiered.worker import Worker
+
+MINUTE = 60_000
+DOWN = Unavailable("reading an object", endpoint="http://s3:9000", cause="refused")
+
+
+def names(count: int) -> list[TopicPartition]:
+    return [TopicPartition("t", number) for number in range(count)]
+
+
+def test_200_partitions_with_one_cause_are_one_line_at_the_begin_and_one_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = ProblemWatch()
+    for at in range(3):
+        watch.note(dict.fromkeys(names(200), DOWN), None, NOW + at * MINUTE)
+    watch.note(dict.fromkeys(names(50), DOWN), None, NOW + 5 * MINUTE)
+    watch.note({}, None, NOW + 6 * MINUTE)
+    cause = "reading an object: endpoint=http://s3:9000 cause=refused"
+    assert caplog.messages == [
+        f"problem: 200 partitions (t/0, t/1, t/2, ...): {cause}",
+        f"problem over after 5m: 150 partitions (t/50, t/51, t/52, ...): {cause}",
+        f"problem over after 6m: 50 partitions (t/0, t/1, t/2, ...): {cause}",
+    ]
+    assert (watch.begun["Unavailable"], watch.ended["Unavailable"]) == (200, 200)
+    assert watch.oldest_since_ms is None
+
+
+def test_a_problem_of_another_class_ends_the_one_before_and_the_node_has_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch, (name,) = ProblemWatch(), names(1)
+    watch.note({name: DOWN}, None, NOW)
+    watch.note({name: Fenced("committing")}, DiskFailed("writing", cause="enospc"), NOW + MINUTE)
+    assert watch.oldest_since_ms == NOW + MINUTE
+    assert (dict(watch.begun), dict(watch.ended)) == (
+        {"Unavailable": 1, "Fenced": 1, "DiskFailed": 1},
+        {"Unavailable": 1},
+    )
+    watch.note({name: Fenced("committing")}, None, NOW + 2 * MINUTE)
+    assert caplog.messages[-1] == "problem over after 1m: node: writing: cause=enospc"
+
+
+def test_a_manager_logs_one_line_for_a_dead_store_and_one_when_it_answers_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 20, TIERED, now_ms=NOW)
+        settle(manager)
+    store = SwitchableStore(world.store)
+    with world.open(store=store) as manager:  # type: ignore[arg-type]
+        worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
+        figures = Metrics(manager, Observations(), worker)
+        for at in range(1, 4):
+            worker.round(NOW + at * MINUTE)
+        met = len(manager.problems)
+        assert met == 20
+        errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+        assert len([each for each in errors if "partition in trouble" in each]) == 1
+        assert len([each for each in errors if f"problem: {met} partitions" in each]) == 1
+        assert len(worker.troubles()) == 1, "one line on /health"
+        (stuck_line,) = {each.next_step for each in status_report(manager, NOW, storage=world.disk).stuck}
+        assert "docs/runbooks/store-fails.md" in stuck_line
+        samples = {(each.name, each.labels): each.value for each in figures.samples(NOW + 5 * MINUTE)}
+        assert samples["tiered_problems_begun_total", (("class", "Unavailable"),)] == met
+        assert samples["tiered_oldest_problem_seconds", ()] == 4 * 60
+        store.is_down = False
+        while worker.round(NOW + 6 * MINUTE):
+            pass
+        assert manager.problems == {}
+        over = [each for each in caplog.messages if each.startswith("problem over after 5m: ")]
+        assert len(over) == 1
+        samples = {(each.name, each.labels): each.value for each in figures.samples(NOW + 7 * MINUTE)}
+        assert samples["tiered_problems_ended_total", (("class", "Unavailable"),)] == met
+        assert samples["tiered_oldest_problem_seconds", ()] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (DOWN, "http://s3:9000"),
+        (Unavailable("x", store="s3://orders"), "s3://orders"),
+        (AccessDenied("x", cause="eacces", path="/var/log/t-0"), "/var/log/t-0"),
+        (AccessDenied("x", code="InvalidAccessKeyId"), "AWS_PROFILE"),
+        (NotFound("x", directory="/mnt/bucket"), "/mnt/bucket"),
+        (DiskFailed("x", path="/var/log", cause="eio"), "docs/runbooks/log-dir-offline.md"),
+        (DiskFailed("x", path="/var/log", cause="enospc"), "docs/runbooks/disk-full.md"),
+        (Corrupt("x"), "docs/runbooks/corruption.md"),
+        (InvalidRequest("x", key="retention.ms"), "mend the setting"),
+        (LogError("x"), "docs/runbooks/unopened.md"),
+    ],
+)
+def test_advice_names_what_to_look_at_and_no_command_that_led_to_it(error: LogError, named: str) -> None:
+    for step in (next_step(error), step_of(type(error).__name__, {})):
+        assert "tiered doctor" not in step
+        assert "tiered status" not in step
+    assert named in next_step(error)

@@ -1,0 +1,54 @@
+"""What to look at next, by an error: the endpoint, the credential, the path or the runbook that it names.
+
+Never a command that could have sent the reader here (`status`, `doctor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from local.errors import LogError
+
+_RUNBOOKS = "docs/runbooks"
+# By the class of the error, where its facts add nothing.
+_BY_KIND = {
+    "Corrupt": f"{_RUNBOOKS}/corruption.md; tiered verify --deep looks at the disk, tiered scrub --deep at the bucket",
+    "Conflict": f"{_RUNBOOKS}/halted.md; only one of the two may go on",
+    "Fenced": f"another writer took it over; stop one of the two: {_RUNBOOKS}/halted.md",
+    "Diverged": f"rescue the records of this disk, or run --take-over: {_RUNBOOKS}/halted.md",
+    "RemoteLost": f"mend url in [remote], or bring the bucket back: {_RUNBOOKS}/bucket-lost.md",
+    "InvalidRequest": "mend the setting that it names, in tiered.toml or on the topic",
+    "OffsetOutOfRange": f"{_RUNBOOKS}/unopened.md",
+}
+_OF_DISK = ("eacces", "eperm", "erofs")
+_FULL = ("enospc", "edquot")
+
+
+def next_step(error: LogError) -> str:
+    """One line for an error."""
+    return step_of(type(error).__name__, error.facts)
+
+
+def step_of(kind: str, facts: Mapping[str, object]) -> str:
+    """One line for an error of that class with these facts; fewer facts, fewer names."""
+    match kind:
+        case "Unavailable":
+            where = facts.get("endpoint") or facts.get("store") or "the endpoint of url in [remote]"
+            return f"check that {where} answers from here, it is tried again every round: {_RUNBOOKS}/store-fails.md"
+        case "AccessDenied" if facts.get("cause") in _OF_DISK:
+            return f"run as the owner of {_path(facts)}"
+        case "AccessDenied":
+            words = "check the credential (AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role) and its permissions"
+            return f"{words}: {_RUNBOOKS}/store-fails.md"
+        case "DiskFailed":
+            page = "disk-full" if facts.get("cause") in _FULL else "log-dir-offline"
+            return f"look at the disk of {_path(facts)}: {_RUNBOOKS}/{page}.md"
+        case "NotFound" if "directory" in facts:
+            return f"make {facts['directory']}, mount its disk, or mend url in [remote]"
+        case "NotFound":
+            return f"bring back what it names, or mend url in [remote]: {_RUNBOOKS}/unopened.md"
+    return _BY_KIND.get(kind, f"{_RUNBOOKS}/unopened.md")
+
+
+def _path(facts: Mapping[str, object]) -> str:
+    return str(facts.get("path") or facts.get("directory") or facts.get("file") or "the log directories")
