@@ -398,7 +398,7 @@ def test_a_buffer_that_does_not_hold_one_segments_keys_cleans_in_parts_with_advi
     from tiered.compaction_status import compaction_advice
 
     with world.open() as manager:
-        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=64)
+        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=400)
         dirty(manager)
         settle(manager)
         assert manager.cleaning.uncleanable == {}
