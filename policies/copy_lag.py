@@ -6,10 +6,12 @@ comes first. Zero in either makes it due once it is closed; None in both never d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 
+from local.segment_info import SegmentInfo
 from policies.rules import PartitionRules
+from policies.snapshot import PartitionSnapshot
 from policies.words import format_ms
 
 NEVER = inf
@@ -29,6 +31,49 @@ def copy_due_ms(
     by_age = NEVER if lag_ms is None else newest_ms + lag_ms
     by_size = NEVER if lag_bytes is None else reached_ms(lag_bytes)
     return max(closed_ms, min(by_age, by_size))
+
+
+def copy_due_since_ms(snapshot: PartitionSnapshot) -> int | None:
+    """Since when the oldest segment that waits for its copy is due; None while none is due, or no time can be told.
+
+    A pause does not count, nor do copies under way: the segment is due all the same. Of a compacted topic only what
+    was cleaned is due. A segment that is due by `remote.copy.lag.bytes` alone has no time.
+    """
+    if not snapshot.is_tiered or snapshot.rules.copy_disabled:
+        return None
+    for segment, _ in uncopied_with_newer(snapshot):
+        if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
+            return None
+        since = segment_due_ms(snapshot, segment, newer_bytes=0)
+        return int(since) if since <= snapshot.now_ms else None
+    return None
+
+
+def uncopied(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
+    """The closed segments with records at or above the log start that the remote tier does not reach, oldest first."""
+    return [segment for segment, _ in uncopied_with_newer(snapshot)]
+
+
+def uncopied_with_newer(snapshot: PartitionSnapshot) -> Iterator[tuple[SegmentInfo, int]]:
+    """`uncopied`, each with the bytes of the log that are newer than it."""
+    start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
+    newer_bytes = sum(segment.size_bytes for segment in snapshot.segments)
+    for segment in snapshot.closed:
+        newer_bytes -= segment.size_bytes
+        if segment.next_offset > start and not segment.is_empty:
+            yield segment, newer_bytes
+
+
+def segment_due_ms(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> float:
+    """`copy_due_ms` of a local segment. A timestamp or a file of a time to come does not put a copy off."""
+    now_ms = snapshot.now_ms
+    newest_ms = -NEVER if segment.age_timestamp_ms > now_ms else segment.age_timestamp_ms
+    return copy_due_ms(
+        snapshot.rules,
+        closed_ms=min(segment.modified_ms, now_ms),
+        newest_ms=newest_ms,
+        reached_ms=lambda lag_bytes: now_ms if newer_bytes >= lag_bytes else NEVER,
+    )
 
 
 def lag_in_words(rules: PartitionRules) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.decisions import DeletePage, DeleteUnlinked, ExpirePage, ExpireRemote
-from policies.rules import PartitionRules
+from policies.rules import deletion_due_ms
 from policies.snapshot import PartitionSnapshot
 from policies.words import format_ms
 from remote.head import SpillRow
@@ -90,11 +90,6 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeleteUnlinked | DeletePage]:
         if deletion_due_ms(page.unlinked_ms, snapshot.rules) <= now_ms
     ]
     return [*objects, *pages[:PAGES_DELETED_MAX]]
-
-
-def deletion_due_ms(unlinked_ms: int, rules: PartitionRules) -> int:
-    """The first ms at which an object may be deleted that no manifest has named since `unlinked_ms`."""
-    return unlinked_ms + rules.delete_grace_ms
 
 
 def page_to_know(snapshot: PartitionSnapshot) -> SpillRow | None:

@@ -72,3 +72,8 @@ class Limits:
 
     ms: int | None
     bytes: int | None
+
+
+def deletion_due_ms(unlinked_ms: int, rules: PartitionRules) -> int:
+    """The first ms at which an object may be deleted that no manifest has named since `unlinked_ms`."""
+    return unlinked_ms + rules.delete_grace_ms

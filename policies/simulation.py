@@ -37,8 +37,8 @@ from policies.compaction import is_dirty_enough
 from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost import DAY_MS, upload_requests
 from policies.head_collection import HEADS_AT_ONCE, HEADS_KEPT
-from policies.remote_retention import PAGES_DELETED_MAX, deletion_due_ms
-from policies.rules import PartitionRules
+from policies.remote_retention import PAGES_DELETED_MAX
+from policies.rules import PartitionRules, deletion_due_ms
 from policies.tiering import completes_commit
 from policies.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
 from remote.metered_store import LIST_PAGE

@@ -6,11 +6,11 @@ roll of an idle active segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from local.segment_info import SegmentInfo
-from policies.copy_lag import NEVER, copy_due_ms, lag_in_words
+from policies.copy_lag import NEVER, lag_in_words, segment_due_ms, uncopied, uncopied_with_newer
 from policies.decisions import CopySegment, RollActive
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.local_retention import local_limits
@@ -67,7 +67,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
         return []
     is_compacted = snapshot.rules.cleanup_compact
     chosen: list[CopySegment] = []
-    for segment, newer_bytes in _uncopied(snapshot):
+    for segment, newer_bytes in uncopied_with_newer(snapshot):
         comes_along = bool(chosen) and is_compacted
         if _hindrance(snapshot, segment, None if comes_along else newer_bytes) is not None:
             if is_compacted and segment.next_offset <= snapshot.clean_cut:
@@ -103,7 +103,7 @@ def copy_deferrals(
         return []
     chosen = {each.base_offset for each in copies(snapshot)}
     found: list[Deferral] = []
-    for segment, newer_bytes in _uncopied(snapshot):
+    for segment, newer_bytes in uncopied_with_newer(snapshot):
         if segment.base_offset not in chosen:
             found.append(_copy_deferral(snapshot, segment, newer_bytes))
         elif is_cleaning:
@@ -117,37 +117,6 @@ def copy_deferrals(
 def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
     """What keeps segments from `copies_at_once`."""
     return copy_deferrals(_without_lag(snapshot))
-
-
-def copy_due_since_ms(snapshot: PartitionSnapshot) -> int | None:
-    """Since when the oldest segment that waits for its copy is due; None while none is due, or no time can be told.
-
-    A pause does not count, nor do copies under way: the segment is due all the same. Of a compacted topic only what
-    was cleaned is due. A segment that is due by `remote.copy.lag.bytes` alone has no time.
-    """
-    if not snapshot.is_tiered or snapshot.rules.copy_disabled:
-        return None
-    for segment, _ in _uncopied(snapshot):
-        if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
-            return None
-        since = _due_ms(snapshot, segment, newer_bytes=0)
-        return int(since) if since <= snapshot.now_ms else None
-    return None
-
-
-def uncopied(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
-    """The closed segments with records at or above the log start that the remote tier does not reach, oldest first."""
-    return [segment for segment, _ in _uncopied(snapshot)]
-
-
-def _uncopied(snapshot: PartitionSnapshot) -> Iterator[tuple[SegmentInfo, int]]:
-    """`uncopied`, each with the bytes of the log that are newer than it."""
-    start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
-    newer_bytes = sum(segment.size_bytes for segment in snapshot.segments)
-    for segment in snapshot.closed:
-        newer_bytes -= segment.size_bytes
-        if segment.next_offset > start and not segment.is_empty:
-            yield segment, newer_bytes
 
 
 def _without_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
@@ -164,28 +133,16 @@ def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: i
         return Code.OVERLAP  # two entries would claim the same offsets
     if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
         return Code.NOT_CLEANED
-    if newer_bytes is not None and _due_ms(snapshot, segment, newer_bytes) > snapshot.now_ms:
+    if newer_bytes is not None and segment_due_ms(snapshot, segment, newer_bytes) > snapshot.now_ms:
         return Code.COPY_LAG
     return None
-
-
-def _due_ms(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> float:
-    """`copy_lag.copy_due_ms` of a local segment. A timestamp or a file of a time to come does not put a copy off."""
-    now_ms = snapshot.now_ms
-    newest_ms = -NEVER if segment.age_timestamp_ms > now_ms else segment.age_timestamp_ms
-    return copy_due_ms(
-        snapshot.rules,
-        closed_ms=min(segment.modified_ms, now_ms),
-        newest_ms=newest_ms,
-        reached_ms=lambda lag_bytes: now_ms if newer_bytes >= lag_bytes else NEVER,
-    )
 
 
 def _due_in_words(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
     rules = snapshot.rules
     if rules.copy_lag_ms == 0 or rules.copy_lag_bytes == 0:
         return "not yet in the store"
-    is_by_age = _due_ms(snapshot, segment, newer_bytes=0) <= snapshot.now_ms
+    is_by_age = segment_due_ms(snapshot, segment, newer_bytes=0) <= snapshot.now_ms
     lag = format_ms(rules.copy_lag_ms or 0) if is_by_age else f"{rules.copy_lag_bytes} bytes"
     return f"copy lag of {lag} passed"
 
@@ -195,7 +152,7 @@ def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_byte
     code, until_ms = _partition_hindrance(snapshot), None
     code = code or _hindrance(snapshot, segment, newer_bytes) or Code.ORDER
     if code is Code.COPY_LAG:
-        due = _due_ms(snapshot, segment, newer_bytes)
+        due = segment_due_ms(snapshot, segment, newer_bytes)
         until_ms = int(due) if due < NEVER else None
     return put_off(Action.COPY, segment, code, _in_words(snapshot, code), until_ms)
 

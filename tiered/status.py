@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
-from policies.remote_retention import deletion_due_ms
-from policies.rules import Pause
+from policies.copy_lag import copy_due_since_ms, uncopied
+from policies.rules import Pause, deletion_due_ms
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copy_due_since_ms, uncopied
 
 if TYPE_CHECKING:
     from remote.head import UnlinkedObject, UnlinkedPage

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
-from policies.deferrals import Code, Deferral
-from policies.tiering import copy_deferrals, remote_unknown_deferrals, uncopied
+from policies.copy_lag import uncopied
 from tiered.lock_holder import directory_holder, lock_holder
 from tiered.next_steps import next_step, step_of
 from tiered.status import PartitionStatus, partition_status
@@ -23,6 +22,7 @@ from tiered.units import counted, format_bytes, format_ms
 from tiered.work_report import Trouble, WorkReport, read_report
 
 if TYPE_CHECKING:
+    from policies.deferrals import Deferral
     from policies.prices import PriceTable
     from policies.snapshot import PartitionSnapshot
     from policies.stored import KeepingDollars
@@ -172,10 +172,14 @@ def _put_off(
     manager: LogManager, snapshots: Iterable[PartitionSnapshot], problems: Mapping[TopicPartition, LogError]
 ) -> dict[TopicPartition, list[Deferral]]:
     """Why closed segments are not copied yet. The log is read for partitions with such segments alone."""
+    waiting = [each for each in snapshots if each.is_tiered and uncopied(each)]
+    if not waiting:
+        return {}
+    from policies.deferrals import Code
+    from policies.tiering import copy_deferrals, remote_unknown_deferrals
+
     found: dict[TopicPartition, list[Deferral]] = {}
-    for each in snapshots:
-        if not each.is_tiered or not uncopied(each):
-            continue
+    for each in waiting:
         if not each.head_sequence:
             why = _flat(problems[each.partition]) if each.partition in problems else "its remote tier is not known"
             found[each.partition] = remote_unknown_deferrals(each, why)

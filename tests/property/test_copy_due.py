@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
+from policies.copy_lag import copy_due_since_ms
 from policies.rules import PartitionRules
 from policies.simulation import SpillRule, Workload, _Partition
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies, copies_at_once, copy_due_since_ms
+from policies.tiering import copies, copies_at_once
 
 BATCH_MS, BATCH_BYTES = 10, 100
 LAGS = st.none() | st.just(0) | st.integers(1, 500)

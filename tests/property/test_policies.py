@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from local.names import TopicPartition
 from local.segment_info import SegmentInfo
 from policies.compaction import first_dirty_offset, tombstones_below
+from policies.copy_lag import copy_due_since_ms, uncopied
 from policies.coverage import Coverage
 from policies.decisions import (
     AdvanceLogStart,
@@ -34,7 +35,7 @@ from policies.plan import deferrals, plan_partition
 from policies.remote_retention import deletions, expirations, page_to_know
 from policies.rules import PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies, copy_deferrals, copy_due_since_ms, uncopied
+from policies.tiering import copies, copy_deferrals
 from remote.head import UnlinkedObject
 from remote.segment import RemoteSegment, SegmentState
 from remote.spill_page import Rows, encode_page
