@@ -18,6 +18,7 @@ class ErrorCode(StrEnum):
     STORE_DIRECTORY_MISSING = "store_directory_missing"  # the directory that a file:// or hdfs:// url names
     CREDENTIALS_MISSING = "credentials_missing"  # no source of credentials has any
     SETTING_OF_MANAGER = "setting_of_manager"  # a topic was given a setting that only a manager has
+    DIRECTORY_OFFLINE = "directory_offline"  # the log directory of a partition failed, or was not there at the start
     CLOCK_JUMPED = "clock_jumped"  # the machine's clock jumped and is not trusted yet
 
 

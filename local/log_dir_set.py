@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 
 from local import checkpoints
 from local.checkpoints import MetaProperties
-from local.errors import AccessDenied, Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
+from local.errors import AccessDenied, Conflict, Corrupt, DiskFailed, ErrorCode, InvalidRequest, LogError, NotFound
 from local.log import Log
 from local.log_dir_info import LogDirFacts
 from local.log_dirs import LogDirectory
@@ -355,7 +355,7 @@ class LogDirectories:
                 "finding a partition, it is in no directory that is online",
                 partition=partition,
                 offline=",".join(self._offline),
-            )
+            ).with_code(ErrorCode.DIRECTORY_OFFLINE)
 
     def _check_no_leftover(self, partition: TopicPartition, topic_id: str) -> None:
         """Raises Conflict where all that is left of a partition stands under the name of a move."""

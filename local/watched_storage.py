@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from local.errors import DiskFailed, LogError
+from local.errors import DiskFailed, ErrorCode, LogError
 from local.storage import Body, FileFacts, Space, Storage, StorageFile
 
 # Causes (names of errno values) that say nothing about the disk's health.
@@ -143,4 +143,5 @@ class _WatchedFile:
 
 def offline(directory: str, why: LogError, **facts: object) -> DiskFailed:
     """The answer to whoever wants something from a directory that is offline."""
-    return DiskFailed("using a log directory that is offline", **facts, directory=directory, because=repr(str(why)))
+    error = DiskFailed("using a log directory that is offline", **facts, directory=directory, because=repr(str(why)))
+    return error.with_code(ErrorCode.DIRECTORY_OFFLINE)

@@ -142,6 +142,8 @@ def status_report(
     is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
     told = work.troubles if work is not None else ()
     known = {each.name: each for each in told if names is None or each.topic is None or each.topic in names}
+    if work is not None and not _is_of_now(work, holder, now_ms):
+        known = {name: each for name, each in known.items() if not _is_back(each, found, problems)}
     stuck = [
         *_offline(manager),
         *_of_node(known.pop(None, None), roots[0]),
@@ -233,6 +235,21 @@ def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
             since_ms=told.since_ms,
             count=told.count,
         )
+
+
+def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
+    """Whether the process that wrote a report is the one that works in this directory."""
+    return work.is_at_work(now_ms) and holder in (None, work.pid)
+
+
+def _is_back(
+    told: Trouble, found: Mapping[TopicPartition, PartitionStatus], problems: Mapping[TopicPartition, LogError]
+) -> bool:
+    """Whether a process that has ended told of an offline log directory, and this look has opened the partition in it.
+
+    Only that trouble: what a writer alone meets (a full disk, another writer) no look can disprove.
+    """
+    return told.code == ErrorCode.DIRECTORY_OFFLINE and told.name in found and told.name not in problems
 
 
 def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[TopicPartition, Trouble]) -> Iterable[Stuck]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiered.cli.main import invoke
+from tiered.work_report import FILE
 
 
 @pytest.fixture
@@ -73,3 +74,21 @@ def test_before_anything_was_written_there_is_nothing_to_show(tmp_path: Path, ca
     (tmp_path / "tiered.toml").write_text("")
     (row,) = rows(capfd, "-C", str(tmp_path), "log-dirs")
     assert (row["state"], row["partitions"], row["size_bytes"]) == ("online", 0, 0)
+
+
+@pytest.mark.parametrize("is_full_too", [False, True])
+def test_status_is_healthy_at_once_when_the_disk_is_back(at: list[str], tmp_path: Path, capfd, is_full_too) -> None:
+    """What an ended process told of an offline directory holds no longer than the directory is away."""
+    assert invoke([*at, "log-dirs", "move", "t/1", "--to", "two"]) == 0
+    (tmp_path / "two").rename(tmp_path / "away")
+    invoke([*at, "run", "--once"])
+    assert invoke([*at, "status", "--check"]) == 10
+    (tmp_path / "away").rename(tmp_path / "two")
+    if is_full_too:  # no look can disprove what only a writer meets
+        path = next(tmp_path.glob(f"one/{FILE}"))
+        report = json.loads(path.read_bytes())
+        assert report["troubles"]
+        report["troubles"] = [{**each, "code": None} for each in report["troubles"]]
+        path.write_bytes(json.dumps(report).encode())
+    capfd.readouterr()
+    assert invoke([*at, "status", "--check"]) == (10 if is_full_too else 0), capfd.readouterr().err
