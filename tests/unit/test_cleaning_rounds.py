@@ -398,9 +398,11 @@ def test_a_buffer_that_does_not_hold_one_segments_keys_cleans_in_parts_with_advi
     from tiered.compaction_status import compaction_advice
 
     with world.open() as manager:
-        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=400)
+        manager.cleaning.settings = replace(manager.cleaning.settings, buffer_bytes=64)
         dirty(manager)
-        settle(manager)
+        for _ in range(100):
+            if not manager.tick(NOW):
+                break
         assert manager.cleaning.uncleanable == {}
         runs = [run for run in manager.cleaning.runs if run.name == NAME]
         assert sum(run.is_cut for run in runs) > 1
