@@ -52,6 +52,10 @@ class ReadableLog:
         self._lock = threading.RLock()
         self._view = LogView((), (), 0, 0)
         self._producers = ProducerState()
+        # The transactions that are open where the segment of an offset begins, as (producer, first offset); and making
+        # the transaction index of a segment, told by its base, again for a problem. Both know the directory.
+        self._open_before: Callable[[LogView, int], Mapping[int, int]] = lambda view, offset: {}
+        self._mend_transactions: Callable[[LogView, int, str], None] = lambda view, base_offset, problem: None
         # Of a log that is only looked at, beside the process that writes it.
         self._find_producers: Callable[[], ProducerState] | None = None
         self._find_closed_producers: Callable[[], ProducerState] | None = None  # at the active segment's base
@@ -262,14 +266,6 @@ class ReadableLog:
             yield from decode_up_to_damage(run.data, table=run.table())
         except Corrupt as error:
             raise Corrupt(error.attempt, partition=self.partition, **error.facts) from error
-
-    def _mend_transactions(self, view: LogView, base_offset: int, problem: str) -> None:
-        """Make the transaction index of that segment again from the log. Raises Corrupt, NotFound, DiskFailed."""
-        raise NotImplementedError
-
-    def _open_before(self, view: LogView, offset: int) -> Mapping[int, int]:
-        """The transactions that are open where the segment of `offset` begins: (producer, first offset)."""
-        raise NotImplementedError
 
     def _upper(self, isolation: Isolation) -> int | None:
         """Where READ_COMMITTED ends; None without that end."""

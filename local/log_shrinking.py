@@ -44,6 +44,7 @@ class ShrinkableLog(ReadableLog):
         super().__init__(partition)
         self.settings = settings
         self.directory = directory
+        self._open_before, self._mend_transactions = self._open_transactions, self._mend_index
         self.recovery_point = 0
         self.write_checkpoints: Callable[[], None] = lambda: None  # whoever keeps this log's checkpoints sets it
         self.cleaning = CleaningGate(partition)
@@ -228,16 +229,16 @@ class ShrinkableLog(ReadableLog):
         """The ``.txnindex`` bytes of that segment made again, on the disk too; `problem` is why. Raises Corrupt,
         NotFound."""
         view = self._view
-        self._mend_transactions(view, base_offset, problem)
+        self._mend_index(view, base_offset, problem)
         return txn_index.encode(self.segment(base_offset).aborted())
 
-    def _open_before(self, view: LogView, offset: int) -> dict[int, int]:
+    def _open_transactions(self, view: LogView, offset: int) -> dict[int, int]:
         at = max(bisect.bisect_right(view.bases, offset) - 1, 0)
         onlooker = ProducerFiles(self._storage, self.directory, is_onlooker=True)
         entries = onlooker.state_at(view.bases[at], view.bases[:at], may_vanish=True).entries()
         return {e.producer_id: e.transaction_first_offset for e in entries if e.transaction_first_offset >= 0}
 
-    def _mend_transactions(self, view: LogView, base_offset: int, problem: str) -> None:
+    def _mend_index(self, view: LogView, base_offset: int, problem: str) -> None:
         """On the disk where this process writes there, else in memory: a disk that is full does not end a read."""
         from local.txn_repair import entries_again
 
