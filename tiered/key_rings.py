@@ -1,6 +1,7 @@
 """Where the key ring comes from: a file, or the environment. Keys never stand in ``tiered.toml``, only the file's name.
 
-A ring is text, a key a line: its id, then 32 bytes in base64 (``openssl rand -base64 32``). ``TIERED_KEY_RING`` names a
+A ring is text, a key a line: its id, then 32 bytes in base64 (``openssl rand -base64 32``). A line ``@require`` names
+topics that must be encrypted, or ``*`` (`remote.encryption.KeyRing.requires`). ``TIERED_KEY_RING`` names a
 file and outranks the configuration; ``TIERED_KEYS`` is a ring itself, with semicolons for line ends, and outranks both.
 """
 
