@@ -108,9 +108,8 @@ def busy() -> Scene:
     manager.create_topic(
         "a.topic_with-a_name_that_is_long_enough_to_be_in_the_way_of_everything_beside_it", 1, {}, now_ms=NOW
     )
-    for topic in ("orders", "clicks"):  # of less than a day of records no month is foretold, and the lab has no sliders
-        manager.append(topic, [Record(b"k0", b"three days ago", NOW - 3 * DAY)], 0, now_ms=NOW)
-        send(manager, 400, topic=topic)
+    send(manager, 400, topic="orders")
+    send(manager, 400, topic="clicks")
     scene.settle()
     send(manager, 60, topic="orders", start=400)
     manager.problems = {

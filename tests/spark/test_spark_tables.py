@@ -7,6 +7,7 @@ import json
 import pytest
 from bucket_samples import NOW_MS, batch_at
 
+from local.errors import InvalidRequest
 from remote.head_changes import expire_segments
 from tiered.spark import read_arrow
 
@@ -99,3 +100,50 @@ def test_no_secret_stands_in_a_plan(spark, file_bucket):
     ]
     for frame in frames:
         assert "hunter2" not in frame._jdf.queryExecution().toString()
+
+
+@pytest.mark.parametrize("columns", ["", "(offset bigint)"])
+def test_a_table_of_sparks_catalog_is_refused_in_one_line_that_names_the_view(spark, file_bucket, columns):
+    fill(file_bucket)
+    options = f"OPTIONS (path '{file_bucket.url}', subscribe 'orders')"
+
+    def made_and_read():  # with columns given Spark makes it without asking the source
+        spark.sql(f"CREATE TABLE refused {columns} USING tiered {options}")
+        spark.sql("SELECT count(*) FROM refused").collect()
+
+    try:
+        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW name USING tiered"):
+            made_and_read()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS refused")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW records USING tiered {options}")
+    assert spark.sql("SELECT count(*) FROM records").first()[0] == 120
+
+
+def test_a_start_above_the_end_and_offsets_of_whole_topics_reach_the_reader(load, file_bucket):
+    fill(file_bucket)
+    fill(file_bucket, partition=1, segments=2)
+    assert load(file_bucket, subscribe="orders", startingOffsets='{"orders":"earliest"}').count() == 180
+    above = {"startingOffsets": '{"orders":{"0":40,"1":-2}}', "endingOffsets": '{"orders":{"0":7,"1":-1}}'}
+    with pytest.raises(Exception, match="the start lies above the end"):
+        load(file_bucket, subscribe="orders", **above).count()
+    assert load(file_bucket, subscribe="orders", failOnDataLoss="false", **above).count() == 60
+
+
+def test_a_session_without_an_interpreter_of_its_own_reads_with_the_callers(spark, load, file_bucket, monkeypatch):
+    from tiered.spark.session import register
+
+    fill(file_bucket)
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    chosen = spark.sparkContext.pythonExec
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python3")
+    try:
+        register(spark)
+        assert load(file_bucket, subscribe="orders").count() == 120
+        monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python3")
+        with pytest.raises(InvalidRequest, match="interpreter is not there"):
+            register(spark)
+    finally:
+        monkeypatch.undo()
+        spark.sparkContext.pythonExec = chosen
+        register(spark)

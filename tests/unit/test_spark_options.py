@@ -81,7 +81,7 @@ def test_options_for_a_brokers_client_are_accepted_and_ignored():
         ({"path": ""}, "exactly one of the options path and url"),
         ({"subscribePattern": "x"}, "given=subscribe,subscribepattern"),
         ({"subscribe": "a/b"}, "not a legal name"),
-        ({"subscribe": ""}, "not a legal name"),
+        ({"subscribe": ""}, "no topic is named"),
         ({"startingOffsets": "latest"}, "can only take earliest or JSON: option=startingOffsets"),
         ({"endingOffsets": "earliest"}, "can only take latest or JSON: option=endingOffsets"),
         ({"startingOffsets": '{"a":{"0":-1}}'}, "option=startingOffsets"),

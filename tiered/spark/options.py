@@ -9,7 +9,7 @@
 | ``topicId`` | which topic, where the bucket holds two of one name |
 | ``layout`` | whose bucket: ``tiered``, ``aiven``, ``local-tiered-storage``, ``pinterest``, ``logs``, ``auto`` |
 | ``layoutPrefixes`` / ``layoutKeys`` | Aiven's: ``key.prefix``, several with commas / RSA keys, ``{"id":"/file"}`` |
-| ``startingOffsets`` / ``endingOffsets`` | ``earliest`` / ``latest`` or ``{"a":{"0":23}}``: -2 earliest, -1 latest |
+| ``startingOffsets`` / ``endingOffsets`` | ``earliest`` / ``latest`` or ``{"a":{"0":23},"b":"earliest"}``; -2, -1 |
 | ``startingTimestamp`` / ``endingTimestamp`` | ms: from the first record at or after it / up to that record |
 | ``startingOffsetsByTimestamp`` / ``endingOffsetsByTimestamp`` | ms for each partition, ``{"a":{"0":1000}}`` |
 | ``startingOffsetsByTimestampStrategy`` | no such record: ``error`` (default) or ``latest`` |
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
@@ -99,11 +99,18 @@ class BoundKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Where reading begins or ends: one value everywhere, or one for each partition. Timestamps in ms."""
+    """Where reading begins or ends: one value everywhere, or one for each topic or partition. Timestamps in ms."""
 
     kind: BoundKind = BoundKind.OFFSET
     everywhere: int | None = None
+    by_topic: Mapping[str, int] = field(default_factory=dict)
     by_partition: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def value_of(self, partition: TopicPartition) -> int | None:
+        """What is asked of a partition; None where nothing is."""
+        if self.everywhere is not None:
+            return self.everywhere
+        return self.by_partition.get(partition, self.by_topic.get(partition.topic))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +215,18 @@ def _read_options(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions
     )
 
 
+def check_no_table(given: Mapping[str, str]) -> None:
+    """Raises InvalidRequest where Spark's catalog makes or reads a table: it keeps no options of a Python source.
+
+    `CREATE TABLE` gives its own properties along with the options, and a read of that table gives nothing at all.
+    """
+    if not given or "provider" in {name.lower() for name in given}:
+        fix = "CREATE TEMPORARY VIEW name USING tiered OPTIONS (path '...', subscribe '...')"
+        attempt = "a table of Spark's catalog keeps no options of a Python source, make a temporary view"
+        attempt = attempt if given else f"no option is given, path and subscribe are needed; {attempt}"
+        raise InvalidRequest(f"reading with spark, {attempt}", fix=fix)
+
+
 def includes_headers(given: Mapping[str, str]) -> bool:
     """Whether the column ``headers`` is asked for. Raises InvalidRequest for names and topics as `parse_options`."""
     options = _known(given)
@@ -216,7 +235,9 @@ def includes_headers(given: Mapping[str, str]) -> bool:
 
 
 def _known(given: Mapping[str, str]) -> dict[str, str]:
-    """The options under lower-cased names. Raises InvalidRequest for a name that is none, with the nearest one."""
+    """The options under lower-cased names. Raises InvalidRequest for a name that is none, with the nearest one, and
+    where Spark's catalog asks."""
+    check_no_table(given)
     real = {name.lower(): name for name in NAMES}
     ignored = {name.lower() for name in _IGNORED}
     options = {}
@@ -242,8 +263,13 @@ def _chosen_topics(
     value = options[ways[0]]
     match ways[0]:
         case "subscribe":
-            return tuple(dict.fromkeys(check_topic(name.strip()) for name in value.split(","))), None, None
+            names = [name.strip() for name in value.split(",")]
+            if not any(names):
+                raise _wrong("subscribe", value, "no topic is named")
+            return tuple(dict.fromkeys(check_topic(name) for name in names if name)), None, None
         case "subscribepattern":
+            if not value.strip():
+                raise _wrong("subscribePattern", value, "the pattern is empty; .* reads every topic")
             try:
                 re.compile(value)
             except re.error as error:
@@ -254,6 +280,8 @@ def _chosen_topics(
         if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
             raise _wrong("assign", value, 'not of the form {"topic":[0,1]}')
         found += [TopicPartition(topic, number) for number in numbers]
+    if not found:
+        raise _wrong("assign", value, "no partition is named")
     return None, None, tuple(dict.fromkeys(found))
 
 
@@ -272,15 +300,27 @@ def _bound(options: Mapping[str, str], side: str, default: int, *, is_stream: bo
         return Bound(everywhere=default)
     if text.lower() in ("earliest", "latest"):
         raise _wrong(f"{side}Offsets", text, f"a batch read can only take {word} or JSON")
-    by_partition = _by_partition(f"{side}Offsets", text, lowest=EARLIEST)
-    if not is_stream and -3 - default in by_partition.values():  # the other one of -2 and -1
+    by_topic = _by_topic(f"{side}Offsets", text)
+    by_partition = _by_partition(f"{side}Offsets", text, lowest=EARLIEST, passed_over=by_topic)
+    if not is_stream and -3 - default in {*by_partition.values(), *by_topic.values()}:  # the other one of -2 and -1
         raise _wrong(f"{side}Offsets", text, f"{-3 - default} makes an empty read of a batch, {default} is {word}")
-    return Bound(by_partition=by_partition)
+    return Bound(by_topic=by_topic, by_partition=by_partition)
 
 
-def _by_partition(name: str, text: str, *, lowest: int) -> dict[TopicPartition, int]:
+def _by_topic(name: str, text: str) -> dict[str, int]:
+    """The topics of which all partitions begin, or end, alike: ``{"a":"earliest"}``. Source: SPARK-58774."""
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    found = {topic: value for topic, value in _object(name, text).items() if isinstance(value, str)}
+    if not all(value.lower() in words for value in found.values()):
+        raise _wrong(name, text, 'of a whole topic only "earliest" and "latest" can be said')
+    return {topic: words[value.lower()] for topic, value in found.items()}
+
+
+def _by_partition(name: str, text: str, *, lowest: int, passed_over: Collection[str] = ()) -> dict[TopicPartition, int]:
     found = {}
     for topic, values in _object(name, text).items():
+        if topic in passed_over:
+            continue
         if not isinstance(values, dict):
             raise _wrong(name, text, 'not of the form {"topic":{"0":23}}')
         for number, value in values.items():

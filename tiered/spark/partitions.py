@@ -94,6 +94,13 @@ class OpenPartition:
         first, after = self.edges(options)
         start = self.offset_of(options.start, options, (first, after))
         end = self.offset_of(options.end, options, (first, after), is_end=True)
+        if start > end and options.fail_on_data_loss and options.start.kind is options.end.kind:
+            raise OffsetOutOfRange(
+                "reading with spark, the start lies above the end (failOnDataLoss=false reads nothing there)",
+                partition=self.name.topic_partition,
+                start=start,
+                end=end,
+            )
         return self.ranges_between(start, max(start, end), options)
 
     def ranges_between(self, start: int, end: int, options: ReadOptions) -> list[PartitionRange]:
@@ -116,9 +123,8 @@ class OpenPartition:
 
     def offset_of(self, bound: Bound, options: ReadOptions, edges: tuple[int, int], *, is_end: bool = False) -> int:
         """The offset that a bound means here. Raises OffsetOutOfRange and InvalidRequest."""
-        value = bound.everywhere
-        if value is None:
-            value = bound.by_partition[self.name.topic_partition]
+        value = bound.value_of(self.name.topic_partition)
+        assert value is not None, "the values were checked to name every partition"
         if bound.kind is BoundKind.TIMESTAMP:
             return self._offset_of_timestamp(value, options, edges, strict=not (is_end or options.latest_without_match))
         if value in (EARLIEST, LATEST):

@@ -170,11 +170,14 @@ def side_by_side(work: Callable[[T], R], of: Iterable[T], threads_max: int = THR
 
 
 def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
-    """As in Kafka's source, values given for partitions must be given for exactly those that are read."""
+    """As in Kafka's source, values given for topics and partitions must be given for exactly those that are read."""
     if bound.everywhere is not None:
         return
-    for partition in sorted(known - bound.by_partition.keys()):
-        raise InvalidRequest(f"reading with spark, {side} values must name every partition read", missing=partition)
+    for partition in sorted(known):
+        if bound.value_of(partition) is None:
+            raise InvalidRequest(f"reading with spark, {side} values must name every partition read", missing=partition)
+    for topic in sorted(bound.by_topic.keys() - {partition.topic for partition in known}):
+        raise InvalidRequest(f"reading with spark, {side} values name a topic not read", topic=topic)
     for partition in sorted(bound.by_partition.keys() - known):
         raise InvalidRequest(f"reading with spark, {side} values name a partition not read", partition=partition)
 

@@ -7,7 +7,11 @@ is needed on a cluster beyond the installed package.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,14 +59,56 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the sources ``tiered`` and ``tiered-segments`` known to the session, which is returned. May repeat."""
+    """Make the sources ``tiered`` and ``tiered-segments`` known to the session, which is returned. May repeat.
+
+    Spark runs a source in the interpreter that PYSPARK_PYTHON names, else in the first ``python3`` on PATH. On this
+    machine alone (``local[...]``) without that variable it is the caller's own interpreter. Raises InvalidRequest where
+    the interpreter lacks the package, naming both.
+    """
     ensure_pyspark()
     from tiered.spark.segments_source import SegmentsSource
     from tiered.spark.source import TieredSource
 
-    spark.dataSource.register(TieredSource)
-    spark.dataSource.register(SegmentsSource)
+    with _own_interpreter(spark):
+        spark.dataSource.register(TieredSource)
+        spark.dataSource.register(SegmentsSource)
     return spark
+
+
+@contextmanager
+def _own_interpreter(spark: SparkSession) -> Iterator[None]:
+    """While inside, what is registered runs in an interpreter that has the package."""
+    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none: its server decides
+    chosen = getattr(context, "pythonExec", None)
+    if context is None or chosen is None:
+        yield
+        return
+    if "PYSPARK_PYTHON" not in os.environ and context.master.startswith("local"):
+        context.pythonExec = sys.executable
+        try:
+            yield
+        finally:
+            context.pythonExec = chosen
+        return
+    check_interpreter(chosen)
+    yield
+
+
+def check_interpreter(program: str) -> None:
+    """Raises InvalidRequest where this machine's `program` is no Python that can import the source."""
+    found = shutil.which(program)
+    if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
+        return
+    fix = f"set PYSPARK_PYTHON={sys.executable} before the session is made, or install the package there"
+    facts = {"interpreter": found or program, "registered_by": sys.executable, "fix": fix}
+    if found is None:
+        raise InvalidRequest("registering the sources with Spark, its workers' interpreter is not there", **facts)
+    words = [found, "-c", "import tiered.spark.source"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - Spark runs it as well
+    if done.returncode != 0:
+        missing = (done.stderr.strip().splitlines() or ["unknown"])[-1]
+        attempt = "registering the sources with Spark, its workers' interpreter lacks the package"
+        raise InvalidRequest(attempt, missing=missing, **facts)
 
 
 def ensure_pyspark() -> None:
