@@ -477,7 +477,7 @@ class MetadataLog:
     def _tell_seal(self, found: Head) -> None:
         """A warning, once for each partition of a store, that its index proves nothing."""
         name = self._store.url, self._prefix
-        if lacks_seal(found) and name not in _TOLD:
+        if found is not self._head and name not in _TOLD and lacks_seal(found):
             if len(_TOLD) >= TOLD_MAX:
                 _TOLD.clear()
             _TOLD.add(name)
