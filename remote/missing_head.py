@@ -3,8 +3,8 @@
 | the store has | error | why |
 |---|---|---|
 | manifest 1, or the first boundary of collected manifests | Unavailable | the listing hides objects that are there |
-| other objects below the prefix | Corrupt | the first object of a partition is its manifest, and the last one stays |
-| nothing below the prefix | NotFound | no writer has opened the partition yet |
+| other objects with names of ours | Corrupt | the first object of a partition is its manifest, and the last one stays |
+| nothing, or only names that are not ours | NotFound | no writer has opened the partition yet |
 
 A reader that took such a partition for an empty one would hide all of its records.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import islice
 
 from local.errors import Corrupt, LogError, NotFound, Unavailable
-from remote.keys import boundary_key, head_key
+from remote.keys import boundary_key, head_key, parse_boundary_key, parse_epoch, parse_pin_key
 from remote.store import ObjectStore
 
 FIRST = 1  # the number of the first manifest and of the first boundary
@@ -29,8 +29,14 @@ def missing_head(store: ObjectStore, prefix: str) -> LogError:
     if there:
         attempt = "reading a partition's head, the listing hides objects that are there"
         return Unavailable(attempt, **facts, key=there[0])
-    others = [info.key for info in islice(store.list(prefix), 1)]
+    names = (info.key.removeprefix(prefix) for info in store.list(prefix))
+    others = list(islice(filter(_is_ours, names), 1))
     if others:
         attempt = "reading a partition's head, there is none beside its objects: run 'tiered scrub' to list them"
-        return Corrupt(attempt, **facts, object=others[0])
+        return Corrupt(attempt, **facts, object=prefix + others[0])
     return NotFound("reading a partition's head, there is none", **facts)
+
+
+def _is_ours(key: str) -> bool:
+    """Whether only a writer, a reader's pin or a collection of manifests makes an object of this name."""
+    return any(parse(key) is not None for parse in (parse_epoch, parse_boundary_key, parse_pin_key))

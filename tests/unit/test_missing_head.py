@@ -129,3 +129,11 @@ def test_the_commands_end_with_4_and_say_what_is_missing(tmp_path: Path, monkeyp
     assert invoke([*words, bucket.as_uri(), *(["--from", "earliest"] if "consume" in words else [])]) == 4
     out, said = capfd.readouterr()
     assert "there is none beside its objects" in out + said
+
+
+def test_a_partition_with_unknown_objects_alone_was_never_opened(bucket) -> None:
+    store, name = bucket
+    store.delete([info.key for info in store.list(name.prefix)])
+    store.put(name.prefix + "README.txt", b"of another program")
+    with pytest.raises(NotFound):
+        MetadataLog(store, name.prefix).refresh(exact=True)
