@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from local.compression import Codec, check_level, compress, decompress_into
 from local.crc32c import crc32c
 from local.errors import Corrupt
 from remote.chunks import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
@@ -39,6 +38,10 @@ class AtRest:
     storage_class: str | None = None
 
     def __post_init__(self) -> None:
+        if self.level is None:
+            return
+        from local.compression import Codec, check_level  # heavy, and a process that only decides needs none of it
+
         check_level(Codec.ZSTD, self.level)
 
     def pays(self, first_chunk: Body) -> bool:
@@ -105,11 +108,15 @@ def open_ring(row: RemoteSegment, prefix: str, keys: KeyRing = NO_KEYS) -> Objec
 
 
 def _compressed(chunk: Body, level: int | None) -> bytes:
+    from local.compression import Codec, compress
+
     return compress(Codec.ZSTD, chunk, level)
 
 
 def _inflated(frame: memoryview, length: int) -> Body:
     import numpy as np  # gives memory that nobody has written zeros into
+
+    from local.compression import Codec, decompress_into
 
     out = np.empty(length, np.uint8).data
     return out[: decompress_into(Codec.ZSTD, frame, out)]

@@ -161,7 +161,8 @@ def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
 
 
 def _a_page_is_named_and_not_written(patch: Patch) -> None:
-    def write_page(self: MetadataLog, rows: Any, now_ms: int) -> Any:
+    def write_page(self: MetadataLog, rows: Any, now_ms: int, seal_key_id: str | None) -> Any:
+        assert seal_key_id is None, "the topics of the races are not encrypted"
         spill, _ = encode_page(rows, self._epoch, self._new_id(now_ms))
         self._pages.keep(spill, rows)
         return spill

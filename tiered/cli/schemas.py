@@ -12,6 +12,7 @@ import msgspec
 
 from tiered.advice_file import SavedAdvice
 from tiered.cli.schemas_base import Strict, UnreadPartitions
+from tiered.cli.schemas_compaction import COMPACTION, COMPACTION_COMMANDS
 from tiered.cli.schemas_daily import DAILY, DAILY_COMMANDS
 from tiered.cli.schemas_records import RECORDS, RECORDS_COMMANDS
 from tiered.cli.schemas_work import WORK, WORK_COMMANDS
@@ -518,6 +519,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "progress": ProgressEvent,
     **DAILY,
     **RECORDS,
+    **COMPACTION,
     **WORK,
 }
 # Every command that prints JSON: the pages of which one is its output, by what was asked for.
@@ -533,6 +535,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "status": ("status", "status-partitions", "status-history"),
     **DAILY_COMMANDS,
     **RECORDS_COMMANDS,
+    **COMPACTION_COMMANDS,
     **WORK_COMMANDS,
 }
 

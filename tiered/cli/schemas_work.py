@@ -1,8 +1,8 @@
-"""JSON of commands that work on whole topics and buckets: compaction, copies, jobs. See `tiered.cli.schemas`."""
+"""JSON of commands that work on whole topics and buckets: copies, repairs, jobs. See `tiered.cli.schemas`."""
 
 from __future__ import annotations
 
-from tiered.cli.schemas_base import Strict, UnreadPartitions, Versioned, Where
+from tiered.cli.schemas_base import Done, Priced, Strict, Versioned, Where
 
 
 class PlannedCopy(Where):
@@ -17,16 +17,7 @@ class PlannedCopy(Where):
     dollars: float
 
 
-class _Priced(Versioned):
-    dry_run: bool
-    dollars: float
-
-
-class _Done(Versioned):
-    dry_run: bool
-
-
-class RewritePlanned(_Priced):
+class RewritePlanned(Priced):
     """``tiered rewrite merge|recode|copy --dry-run``."""
 
     partitions: list[PlannedCopy]
@@ -47,7 +38,7 @@ class RewrittenPartition(Where):
     stored_after: int
 
 
-class Rewritten(_Done):
+class Rewritten(Done):
     """``tiered rewrite merge|recode``."""
 
     partitions: list[RewrittenPartition]
@@ -63,7 +54,7 @@ class CopiedPartition(Where):
     is_complete: bool
 
 
-class Copied(_Done):
+class Copied(Done):
     """``tiered rewrite copy``."""
 
     partitions: list[CopiedPartition]
@@ -80,7 +71,7 @@ class PlannedImport(Where):
     dollars: float
 
 
-class ImportPlanned(_Priced):
+class ImportPlanned(Priced):
     """``tiered import --dry-run``, and where there is nothing to import."""
 
     partitions: list[PlannedImport]
@@ -97,7 +88,7 @@ class ImportedPartition(Where):
     is_complete: bool
 
 
-class Imported(_Done):
+class Imported(Done):
     """``tiered import``."""
 
     partitions: list[ImportedPartition]
@@ -120,7 +111,7 @@ class PlannedRestore(_Restore):
     dollars: float
 
 
-class RestorePlanned(_Priced):
+class RestorePlanned(Priced):
     """``tiered restore --dry-run``."""
 
     partitions: list[PlannedRestore]
@@ -133,7 +124,7 @@ class RestoredPartition(_Restore):
     open_transactions: int
 
 
-class Restored(_Done):
+class Restored(Done):
     """``tiered restore``."""
 
     partitions: list[RestoredPartition]
@@ -149,7 +140,7 @@ class ForkedPartition(Where):
     size_bytes: int
 
 
-class Forked(_Priced):
+class Forked(Priced):
     """``tiered fork``."""
 
     partitions: list[ForkedPartition]
@@ -168,7 +159,7 @@ class RepairRow(Where):
     why: str | None
 
 
-class Repaired(_Done):
+class Repaired(Done):
     """``tiered repair``."""
 
     size_bytes: int
@@ -215,241 +206,6 @@ class RemoteListed(Versioned):
     partitions: list[RemotePartition]
 
 
-class CompactedPartition(Where):
-    """Null where there was nothing to clean."""
-
-    is_cleaned: bool
-    bytes_before: int | None
-    bytes_after: int | None
-    size_reduction: float | None
-    records_before: int | None
-    records_after: int | None
-    invalid_records: int | None
-    cleaner_offset: int | None
-
-
-class Compacted(_Done):
-    """``tiered compact``."""
-
-    partitions: list[CompactedPartition]
-
-
-class EstimatedPartition(Where):
-    """About what a pass would gain; `basis` says how much of it was counted."""
-
-    first_dirty_offset: int
-    upto_offset: int
-    bytes_before: int
-    bytes_after: int
-    size_reduction: float
-    distinct_keys: int
-    invalid_records: int
-    dirty_records: int
-    sampled_bytes: int
-    tiered_bytes: int
-    basis: str
-
-
-class CompactEstimated(_Done):
-    """``tiered compact --dry-run``."""
-
-    partitions: list[EstimatedPartition]
-
-
-class BucketCompactedPartition(Where):
-    """Figures are of what was committed. `was_done` by an earlier run of the job; `is_cut`: one job does not compare
-    all of it; `given_up` groups were replaced by others meanwhile: the job is not `is_done`, and due again."""
-
-    was_done: bool
-    is_cut: bool
-    segments_before: int
-    segments_after: int
-    bytes_before: int
-    bytes_after: int
-    size_reduction: float
-    records_before: int
-    records_after: int
-    given_up: int
-    is_done: bool
-    cleaner_offset: int
-
-
-class BucketCompacted(_Done):
-    """``tiered compact --bucket``."""
-
-    job: str
-    partitions: list[BucketCompactedPartition]
-
-
-class BucketCompactionPlan(Where):
-    """What a job would rewrite."""
-
-    segments: int
-    size_bytes: int
-    dirty_bytes: int
-    upto_offset: int
-    is_cut: bool
-    was_done: bool
-    dollars: float
-
-
-class BucketCompactPlanned(_Done):
-    """``tiered compact --bucket --dry-run``."""
-
-    job: str
-    partitions: list[BucketCompactionPlan]
-
-
-class CleaningState(Where):
-    """A compacted partition and its last pass; null where there was none, and where the log could not be read."""
-
-    state: str | None
-    dirty_ratio: float | None
-    clean_bytes: int | None
-    cleanable_bytes: int | None
-    uncleanable_bytes: int | None
-    first_dirty_offset: int | None
-    first_uncleanable_offset: int | None
-    delay_ms: int | None
-    last_run_ms: int | None
-    ago_ms: int | None
-    size_reduction: float | None
-    invalid_records: int | None
-    buffer_utilization: float | None
-    uncleanable_reason: str | None
-    retry_ms: int | None
-
-
-class CompactionStatus(Versioned):
-    """``tiered compaction status``."""
-
-    unread: list[UnreadPartitions]
-    partitions: list[CleaningState]
-
-
-class CleaningRun(Where):
-    """A pass; `error` null where it came to its end."""
-
-    at_ms: int
-    first_dirty_offset: int
-    cleaner_offset: int
-    thread: int
-    delay_ms: int
-    indexed_bytes: int
-    bytes_read: int
-    bytes_written: int
-    bytes_before: int
-    bytes_after: int
-    records_before: int
-    records_after: int
-    distinct_keys: int
-    invalid_records: int
-    index_seconds: float
-    clean_seconds: float
-    buffer_utilization: float
-    buffer_bytes: int
-    is_cut: bool
-    error: str | None
-
-
-class CompactionRuns(Versioned):
-    """``tiered compaction status --runs N``."""
-
-    runs: list[CleaningRun]
-
-
-class CleanerGauge(Strict):
-    """By Kafka's name."""
-
-    name: str
-    value: float
-
-
-class CompactionMetrics(Versioned):
-    """``tiered compaction status --metrics``."""
-
-    unread: list[UnreadPartitions]
-    metrics: list[CleanerGauge]
-
-
-class CleaningAdvice(Strict):
-    """`topic` and `partition` null for the cleaner as a whole, `setting` null where none would help."""
-
-    rule: str
-    topic: str | None
-    partition: int | None
-    setting: str | None
-    text: str
-
-
-class CompactionAdvice(Versioned):
-    """``tiered compaction advise``."""
-
-    advice: list[CleaningAdvice]
-
-
-class View(Where):
-    """A view of a partition and its last run; `gap` was lost before it was taken up, `lost` are all such ranges."""
-
-    view: str
-    state: str
-    start_offset: int
-    horizon_offset: int | None
-    backlog_bytes: int
-    record_count: int
-    key_count: int
-    size_bytes: int
-    parts: int
-    last_run_ms: int | None
-    ago_ms: int | None
-    took_ms: int | None
-    records_in: int | None
-    records_out: int | None
-    bytes_in: int | None
-    bytes_out: int | None
-    key_ranges: int | None
-    source_sequence: int | None
-    started_ms: int | None
-    failed_ms: int | None
-    error: str | None
-    gap: list[int] | None
-    lost: list[list[int]]
-
-
-class Views(Versioned):
-    """``tiered view status``."""
-
-    unread: list[UnreadPartitions]
-    views: list[View]
-
-
-class ViewsToDrop(_Done):
-    """``tiered view drop --dry-run``."""
-
-    views: list[View]
-
-
-class ViewsBuilt(_Done):
-    """``tiered view build``."""
-
-    partitions: list[View]
-
-
-class PlannedView(Where):
-    """What a view would take up."""
-
-    view: str
-    from_offset: int
-    upto_offset: int
-    size_bytes: int
-
-
-class ViewsPlanned(_Done):
-    """``tiered view build --dry-run``."""
-
-    partitions: list[PlannedView]
-
-
 class PipelineUnit(Strict):
     """A node's directory or a partition's work in a stage; null is not known yet."""
 
@@ -491,7 +247,7 @@ class PlannedExport(Where):
     tasks: int
 
 
-class BackfillPlan(_Done):
+class BackfillPlan(Done):
     """``tiered backfill --dry-run``."""
 
     target: str
@@ -546,7 +302,7 @@ class BenchRequests(Strict):
     dollars: float
 
 
-class BenchPlanned(_Done):
+class BenchPlanned(Done):
     """``tiered bench --dry-run``."""
 
     bucket: str
@@ -615,14 +371,6 @@ WORK: dict[str, type[Strict]] = {
     "backfill": Backfilled,
     "backfill-dry-run": BackfillPlan,
     "bench-dry-run": BenchPlanned,
-    "compact": Compacted,
-    "compact-dry-run": CompactEstimated,
-    "compact-bucket": BucketCompacted,
-    "compact-bucket-dry-run": BucketCompactPlanned,
-    "compaction-advise": CompactionAdvice,
-    "compaction-metrics": CompactionMetrics,
-    "compaction-runs": CompactionRuns,
-    "compaction-status": CompactionStatus,
     "demo": Demo,
     "fork": Forked,
     "import": Imported,
@@ -638,18 +386,11 @@ WORK: dict[str, type[Strict]] = {
     "rewrite-copy": Copied,
     "rewrite-dry-run": RewritePlanned,
     "rotate-keys": KeysRotated,
-    "view-build": ViewsBuilt,
-    "view-build-dry-run": ViewsPlanned,
-    "view-drop-dry-run": ViewsToDrop,
-    "view-status": Views,
 }
 WORK_COMMANDS: dict[str, tuple[str, ...]] = {
     "adopt": ("adopt",),
     "backfill": ("backfill", "backfill-dry-run"),
     "bench": ("bench", "bench-dry-run"),
-    "compact": ("compact", "compact-dry-run", "compact-bucket", "compact-bucket-dry-run"),
-    "compaction advise": ("compaction-advise",),
-    "compaction status": ("compaction-status", "compaction-runs", "compaction-metrics"),
     "demo": ("demo",),
     "fork": ("fork",),
     "import": ("import", "import-dry-run"),
@@ -663,7 +404,4 @@ WORK_COMMANDS: dict[str, tuple[str, ...]] = {
     "rewrite merge": ("rewrite", "rewrite-dry-run"),
     "rewrite recode": ("rewrite", "rewrite-dry-run"),
     "rotate-keys": ("rotate-keys",),
-    "view build": ("view-build", "view-build-dry-run"),
-    "view drop": ("view-drop-dry-run",),
-    "view status": ("view-status",),
 }
