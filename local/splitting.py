@@ -15,9 +15,11 @@ An index counts offsets from the segment's base in 31 bits. Older brokers' clean
 Order of effects of a split, and what `recovery.finish_swaps` makes of a crash after each of them:
 
 1. Each part and its ``.txnindex`` written as ``.cleaned``, synced: the parts are removed, the segment stays.
-2. Renamed to ``.swap``, the highest base first, the logs last; the directory synced. A ``.cleaned`` log at or below
-   means that the parts are removed; with the last one renamed the parts are complete.
-3. The segment removed, then each ``.swap`` renamed to its final name, durably: what is missing of it is done again.
+2. Renamed to ``.swap``, the log of the lowest base excepted; the directory synced. Any ``.cleaned`` file of the lowest
+   base means that the parts are removed.
+3. That log renamed to ``.swap``; the directory synced. The parts are complete. Without the sync of step 2 this rename
+   alone could survive a power cut: then the other parts would count as half made, and their records would be lost.
+4. The segment removed, then each ``.swap`` renamed to its final name, durably: what is missing of it is done again.
 
 The indexes are missing then, and made by the start that goes on. A rename is one effect: the old indexes are strays.
 Source: kafka `LogLoader.retryOnOffsetOverflow`, `LocalLog.splitOverflowedSegment`.
@@ -99,6 +101,8 @@ def _split(storage: Storage, directory: str, base_offset: int, data: memoryview,
     storage.sync_directory(directory)
     for base in reversed(bases):
         for suffix in (TXN_INDEX, LOG) if aborted is not None else (LOG,):
+            if (base, suffix) == (base_offset, LOG):
+                storage.sync_directory(directory)
             part = join(directory, segment_file(base, suffix))
             storage.rename(part + CLEANED, part + SWAP)
     storage.sync_directory(directory)

@@ -83,6 +83,36 @@ def test_a_split_that_is_cut_anywhere_ends_in_the_same_log() -> None:
                 assert _offsets(open_log(found, recovery_point=7 * WIDE)) == expected, (at, first, seed)
 
 
+@pytest.mark.parametrize("survives", range(3), ids=["lowest alone", "one missing", "any subset"])
+def test_split_renames_that_reach_the_disk_in_any_order_lose_no_record(survives: int) -> None:
+    """A power cut in front of a sync of the directory leaves any subset of the renames before it."""
+    sound = _disk({0: [_batch(at) for at in FAR]})
+    rehearsal = copy.deepcopy(sound)
+    open_log(rehearsal, was_clean=True)
+    effects = range(sound.effects + 1, rehearsal.effects + 1)
+    renames = [at for at in effects if rehearsal.journal[at - 1].startswith("rename ")]
+    assert len(renames) > 6
+    rng = random.Random(survives)
+    for at in renames:
+        for _ in range(1 if survives == 0 else 20):
+            disk = copy.deepcopy(sound)
+            disk.cut_at, disk.cut_before = at, False
+            with pytest.raises(PowerCut):
+                open_log(disk, was_clean=True)
+            changes = disk.pending
+            match survives:
+                case 0:
+                    disk.pending = changes[-1:]
+                case 1:
+                    doomed = rng.randrange(len(changes))
+                    disk.pending = [*changes[:doomed], *changes[doomed + 1 :]]
+                case _:
+                    disk.pending = [each for each in changes if rng.random() < 0.5]
+            disk.sync_directory("./t-0")
+            found = disk.crash(rng)
+            assert _offsets(open_log(found, recovery_point=7 * WIDE)) == FAR, rehearsal.journal[at - 1]
+
+
 def test_the_aborted_transactions_of_a_segment_that_is_split_stay_aborted() -> None:
     facts = {"producer_id": 4, "producer_epoch": 0}
     batches = []
