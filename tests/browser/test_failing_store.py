@@ -8,8 +8,8 @@ from headless import PHONE, Chromium
 pytestmark = pytest.mark.browser
 
 WORDS = {
-    "refusing": ("the store is down", "since 2027-01-15 08:01:00 UTC, for 10m, 11 rounds", "tiered doctor"),
-    "hanging": ("upload waits: 1 segment,", "since 2027-01-15 08:00:00 UTC, for 44m", "tiered doctor"),
+    "refusing": ("the store is down", "since 2027-01-15 08:01:00 UTC, for 10m, 11 rounds", "runbooks/store-fails.md"),
+    "hanging": ("upload waits: 1 segment,", "since 2027-01-15 08:00:00 UTC, for 44m", "runbooks/copy-lag-grows.md"),
 }
 FIGURE = """(name) => [...document.querySelectorAll('dl.figures dt')]
   .find((each) => each.textContent === name).nextSibling.textContent"""

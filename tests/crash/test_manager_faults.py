@@ -237,13 +237,12 @@ def _expired_objects_deleted_before_their_rows_are_taken_out(patch: pytest.Monke
 
 
 def _cleaner_drops_the_newest(patch: pytest.MonkeyPatch) -> None:
-    real = Judge._records
+    real = Judge._batches
 
-    def records(*args: Any) -> Any:
-        keep, tombstones = real(*args)
-        return np.roll(keep, 1), tombstones
+    def batches(self: Judge, found: Any, data: Any, table: Any, keep: Any, tombstones: Any) -> None:
+        real(self, found, data, table, np.roll(keep, 1), tombstones)
 
-    patch.setattr(Judge, "_records", records)
+    patch.setattr(Judge, "_batches", batches)
 
 
 def _local_log_starts_at_zero_again(patch: pytest.MonkeyPatch) -> None:
