@@ -265,18 +265,31 @@ class ShrinkableLog(ReadableLog):
         """Whether records came while the remote tier was out of reach, and nothing has compared them with it since."""
         return self._storage.exists(self._path(names.UNCONFIRMED_APPENDS))
 
-    def mark_unconfirmed(self) -> None:
+    @property
+    def unconfirmed_from(self) -> int | None:
+        """The log end before the first of these records, None without any. 0 where the file does not say it."""
+        if not self.has_unconfirmed_appends:
+            return None
+        body = self._storage.read(self._path(names.UNCONFIRMED_APPENDS)).strip()
+        return int(body) if body.isdigit() and len(body) < 20 else 0
+
+    def mark_unconfirmed(self, from_offset: int | None = None) -> None:
         """Note, durably, that records come while the remote tier is out of reach. Another log may hold other records at
-        these offsets in the same leader epoch, so the next open has to compare the records themselves."""
+        these offsets in the same leader epoch, so the next open has to compare the records themselves. The first note
+        stays until the records are confirmed. `from_offset`: None for the log end."""
         with self._lock:
             self._check_may_change()
-            replace_file(self._storage, self._path(names.UNCONFIRMED_APPENDS), b"")
+            if not self.has_unconfirmed_appends:
+                first = self.next_offset if from_offset is None else from_offset
+                replace_file(self._storage, self._path(names.UNCONFIRMED_APPENDS), b"%d\n" % first)
 
     def confirm_appends(self) -> None:
-        """The records were compared with the remote tier. Idempotent."""
+        """The records were compared with the remote tier. Durable on return: a note that came back after records were
+        copied would contradict them. Idempotent."""
         with self._lock:
             if self.has_unconfirmed_appends:
                 self._storage.unlink(self._path(names.UNCONFIRMED_APPENDS))
+                self._storage.sync_directory(self.directory)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ DELETED, CLEANED, SWAP, TEMPORARY = ".deleted", ".cleaned", ".swap", ".tmp"
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
-UNCONFIRMED_APPENDS = "unconfirmed-appends"  # ours: an empty file
+UNCONFIRMED_APPENDS = "unconfirmed-appends"  # ours: the first offset, as text
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"

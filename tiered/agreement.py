@@ -7,9 +7,10 @@ before it starts over where the bucket ends (`reconcile`), but only where the bu
 Two histories are told apart by their leader epochs. Not so where both are of one epoch: a disk was put back from an old
 copy of itself, and took records while the bucket was out of reach, at offsets which the bucket has other records for.
 So the batches at the last offset that both have are compared (`check_same_records`), by the CRC32C that they bear: it
-covers all but offset and leader epoch, and copies are the same bytes. Cleaned segments are not, so of a compacted topic
-nothing is said, nor of what a pass has reached on the disk under another policy, nor where the bucket cannot show the
-batch (damage, a missing key).
+covers all but offset and leader epoch, and copies are the same bytes. Cleaned segments are not: batches of a compacted
+topic cannot be compared, nor what a pass has reached on the disk under another policy, nor where the bucket cannot show
+the batch (damage, a missing key). There the note of the disk decides, which says at which offset the records begin that
+came while the bucket was out of reach: where the bucket goes beyond it, another log gave these offsets.
 """
 
 from __future__ import annotations
@@ -171,38 +172,54 @@ def lineage(head: Head) -> LeaderEpochs:
 def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, is_unconfirmed: bool = False) -> None:
     """Raises Diverged where the bucket has another batch at the last offset that both have, and Unavailable.
 
+    Where batches cannot be compared it raises Diverged for records that came while the bucket was out of reach, at
+    offsets that the bucket has: they may be the only copy.
+
     `bucket` is the partition without its log, `head` its newest head. For a log that was behind `head` when it was
     opened and held something, and for one that took records while the bucket was out of reach (`is_unconfirmed`). Any
     other log is worth no read. Raises Diverged too for an unconfirmed log where the bucket expired that batch, and its
     log start rose without this disk.
     """
-    from local.batch_header import read_header
-    from tiered.reader import TieredReader
-
     log = held.log
     at = min(log.next_offset, head.rows_next_offset) - 1
     start = head.log_start_offset
     if is_unconfirmed and log.local_log_start_offset < start and at < start and log.log_start_offset < start:
-        only_here = ((log.local_log_start_offset, log.next_offset),)
-        verdict = TierVerdict(relation=Relation.UNPROVEN, from_offset=only_here[0][0], only_here=only_here)
+        raise _unproven(log, head, log.local_log_start_offset)
+    compared = _compare_at(held, bucket, head, at)
+    if compared is False:
+        verdict = TierVerdict(relation=Relation.DIVERGED, from_offset=at, only_here=((at, log.next_offset),))
         raise refusal(log, head, verdict)
-    if (
-        at < max(start, log.cleaner_reach, log.local_log_start_offset)
-        or held.rules.cleanup_compact
-        or log.cleaner_offset
-    ):
-        return
+    unconfirmed_from = log.unconfirmed_from
+    if compared is None and unconfirmed_from is not None and unconfirmed_from < head.taken_upto:
+        # Another log gave these offsets: this one had no writer role since, so it copied none of them.
+        raise _unproven(log, head, max(unconfirmed_from, log.local_log_start_offset))
+
+
+def _unproven(log: Log, head: Head, from_offset: int) -> Conflict:
+    verdict = TierVerdict(
+        relation=Relation.UNPROVEN, from_offset=from_offset, only_here=((from_offset, log.next_offset),)
+    )
+    return refusal(log, head, verdict)
+
+
+def _compare_at(held: Partition, bucket: PartitionSource, head: Head, at: int) -> bool | None:
+    """Whether disk and bucket hold the same batch at an offset; None where the two cannot be compared."""
+    from local.batch_header import read_header
+    from tiered.reader import TieredReader
+
+    log = held.log
+    first = max(head.log_start_offset, log.cleaner_reach, log.local_log_start_offset)
+    if at < first or held.rules.cleanup_compact or log.cleaner_offset:
+        return None
     try:
         ours = read_header(log.read(at, 1))
         row, _ = bucket.row_at(at)
         if ours is None or ours.base_offset > at or row is None or row.cleaned_through is not None:
-            return
+            return None
         theirs = read_header(next(TieredReader(lambda _: bucket).batches(held.name, at, at + 1), memoryview(b"")))
     except Unavailable:
         raise
     except LogError as error:
         _log.warning("disk and bucket cannot be compared where both end: partition=%s error=%s", held.name, error)
-        return
-    if theirs is not None and (theirs.base_offset, theirs.crc) != (ours.base_offset, ours.crc):
-        verdict = TierVerdict(relation=Relation.DIVERGED, from_offset=at, only_here=((at, log.next_offset),))
-        raise refusal(log, head, verdict)
+        return None
+    return None if theirs is None else (theirs.base_offset, theirs.crc) == (ours.base_offset, ours.crc)

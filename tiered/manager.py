@@ -329,12 +329,12 @@ class LogManager(
         with self._partition(partition).log.cleaning.paused(), self._rounds.lock:
             held = self._partition(partition)
             with held.lock:
-                is_unconfirmed = held.log.has_unconfirmed_appends
+                unconfirmed_from = held.log.unconfirmed_from
                 self._directory.move(
                     partition, directory, now_ms=now_ms, delay_ms=held.rules.file_delete_delay_ms, progress=progress
                 )
-                if is_unconfirmed:
-                    held.log.mark_unconfirmed()
+                if unconfirmed_from is not None:
+                    held.log.mark_unconfirmed(unconfirmed_from)
             self._directory.remove_deleted(now_ms)
 
     # -- background work -----------------------------------------------------------------------------------------

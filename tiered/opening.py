@@ -339,8 +339,8 @@ class Opener:
             if not _is_gone(held):
                 # The newest head is ours by now: what it says of the writer before was judged above.
                 reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
+                held.log.confirm_appends()  # before a copy is allowed: see there
                 held.is_owned, held.has_agreed, held.stopped = True, True, None
-                held.log.confirm_appends()
                 held.is_noted = False
                 return
         # Whoever deletes the topic may have found no head yet, and be through: nobody else would ever mark this one.

@@ -16,6 +16,7 @@ from tiered.manager import LogManager
 from tiered.store_check import StoreCheck
 
 COPIED, ONLY_HERE = 20, 80
+COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
 
 
 @pytest.fixture
@@ -240,6 +241,59 @@ def test_an_old_copy_that_took_records_beyond_an_expired_end_is_kept(world: Worl
         assert [record.value for record in manager.partition(NAME).log.records(20)][:1] == [b"value 1000"]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("taken", [1, 50, 400])
+def test_an_old_copy_of_a_compacted_log_that_took_records_offline_is_kept(
+    world: World, taken: int, restarts: bool
+) -> None:
+    """Cleaned batches cannot be compared with the bucket's, and both took their records in one leader epoch."""
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, **COMPACTED}, now_ms=NOW)
+        send(manager, 20)
+        old = deepcopy(world.disk)
+        send(manager, 300, start=20)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+        assert manager.partition(NAME).head().taken_upto == 320  # type: ignore[union-attr]
+    old.locks.clear()
+    heads = _heads(world)
+    away = SwitchableStore(world.store)
+    manager = world.open(disk=old, store=away)  # type: ignore[arg-type]
+    send(manager, taken, start=1000, keys=1000)
+    if restarts:
+        manager.close()
+        manager = world.open(disk=old)
+    away.is_down = False
+    with manager:
+        manager.tick(NOW)
+        found = [record.value for record in manager.partition(NAME).log.records(20)]
+        assert found == [b"value %d" % (1000 + at) for at in range(taken)]
+        assert isinstance(manager.problems[NAME], Diverged)
+    assert _heads(world) == heads
+
+
+def test_a_compacted_log_that_took_records_offline_goes_on_where_it_is_the_writer(world: World) -> None:
+    with world.open() as manager:
+        manager.create_topic("t", 1, {**TIERED, **COMPACTED, "local.retention.ms": "-1"}, now_ms=NOW)
+        send(manager, 300)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    for restarts in (False, True, False):
+        away = SwitchableStore(world.store)
+        manager = world.open(store=away)  # type: ignore[arg-type]
+        send(manager, 50, start=manager.partition(NAME).log.next_offset)
+        if restarts:
+            manager.close()
+            manager = world.open()
+        away.is_down = False
+        with manager:
+            settle(manager)
+            manager.roll("t", now_ms=NOW)
+            settle(manager)
+            assert manager.partition(NAME).is_owned
+            assert not manager.partition(NAME).log.has_unconfirmed_appends
+
+
 def test_records_taken_while_the_bucket_is_away_are_noted_until_they_are_compared(world: World) -> None:
     marker = "./data/t-0/unconfirmed-appends"
     with world.open() as manager:
@@ -252,7 +306,11 @@ def test_records_taken_while_the_bucket_is_away_are_noted_until_they_are_compare
     with world.open(store=away) as manager:  # type: ignore[arg-type]
         assert marker not in world.disk.names, "nothing was taken yet"
         send(manager, 10, start=110)
-        assert marker in world.disk.names
+        send(manager, 10, start=120)
+        assert world.disk.read(marker) == b"110\n", "the first of them"
+    with world.open(store=away) as manager:  # type: ignore[arg-type]
+        send(manager, 10, start=130)
+        assert world.disk.read(marker) == b"110\n", "still the first of them"
     with world.open() as manager:
         assert manager.problems == {}
         assert marker not in world.disk.names
