@@ -145,8 +145,12 @@ class LogDirectories:
         return sorted(name for name, roots in list(self._where.items()) if root in roots)
 
     def facts(self) -> list[LogDirFacts]:
-        """What there is to choose from, in the order of configuration."""
-        return [self._facts(root) for root in self.roots]
+        """What there is to choose from, in the order of configuration.
+
+        Directories of one file system have one figure of free bytes: writes between two looks at it would choose.
+        """
+        spaces: dict[int, Space] = {}
+        return [self._facts(root, spaces) for root in self.roots]
 
     def topic_id(self, partition: TopicPartition) -> str | None:
         """The topic id of the partition's directory; None when there is none anywhere. Raises what `of` raises."""
@@ -457,10 +461,13 @@ class LogDirectories:
             return []
         return self._directories[root].partitions()
 
-    def _facts(self, root: str) -> LogDirFacts:
+    def _facts(self, root: str, spaces: dict[int, Space]) -> LogDirFacts:
+        """`spaces` are those of the file systems that were looked at, by device; this one is added."""
         space: Space | None = None
         if root not in self._offline and self._try(root, self._is_there):
             space = self._try(root, lambda root: self._storages[root].space(root))
+            if space is not None and space.device is not None:
+                space = spaces.setdefault(space.device, space)
         return LogDirFacts(
             path=root,
             partition_count=len(self.partitions_of(root)),

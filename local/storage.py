@@ -40,10 +40,11 @@ class FileFacts(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Bytes of a file system; `free_bytes` is what is left for us."""
+    """Bytes of a file system; `free_bytes` is what is left for us. Paths with the same `device` share them."""
 
     free_bytes: int
     total_bytes: int
+    device: int | None = None
 
 
 class StorageFile(Protocol):
@@ -263,7 +264,8 @@ class DiskStorage:
     def space(self, path: str) -> Space | None:
         with _translated("asking for the free space", path):
             found = os.statvfs(path)
-            return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+            device = os.stat(path).st_dev
+            return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, device)
 
     def list(self, path: str) -> list[str]:
         with _translated("listing a directory", path):

@@ -284,3 +284,22 @@ def test_cordoned_and_full_directories_take_nothing_new() -> None:
     for name in PARTITIONS:
         dirs.create(name, ID, choose)
         assert dirs.root_of(name) == B
+
+
+def test_place_file_system_fills_meanwhile_first_directory_is_chosen() -> None:
+    """Both directories are on one file system, which is written to between the looks at them."""
+
+    class Filling(ModelDisk):
+        looks = 0
+
+        def space(self, path: str) -> Space:
+            self.looks += 1
+            return Space(1000 + (-1) ** self.looks * self.looks, 2000, device=7)
+
+    with_other = Filling()
+    for _ in range(2):
+        dirs = LogDirectories(with_other, (A, B))
+        assert len({facts.free_bytes for facts in dirs.facts()}) == 1
+        assert choose_log_dir(dirs.facts()).path == A
+        with_other.looks += 1
+        dirs.abandon()
