@@ -26,7 +26,7 @@ SETTINGS = {
     "remote.log.delete.grace.ms": "1h",
 }
 EVENTS = {"cleanup.policy": "delete", "retention.ms": str(10 * DAY), "retention.bytes": "-1"}
-PRICES = {"cleanup.policy": "compact", "min.compaction.lag.ms": "0"}
+PRICES = {"cleanup.policy": "compact", "min.compaction.lag.ms": "0", "min.cleanable.dirty.ratio": "0.01"}
 
 
 class FleetWorld:
