@@ -108,9 +108,10 @@ def check_not_rolled_back(known: Head, found: Head | None, prefix: str) -> None:
 
 def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str) -> None:
     """Raises Corrupt, with `step` to do, unless `found` is the sealed head `seen` (sequence, commit id) or newer."""
-    is_newer = found is not None and found.seal_key_id is not None and found.sequence > seen[0]
-    if is_newer or (found is not None and (found.sequence, found.commit_id) == seen):
-        return
+    if found is not None and found.seal_key_id is not None:
+        is_newer = found.sequence > seen[0]
+        if is_newer or (found.sequence, found.commit_id) == seen:
+            return
     facts = {"seen_sequence": seen[0], "found_sequence": found.sequence if found is not None else None}
     raise Corrupt(f"reading a head, the bucket has an older state than was seen: {step}", prefix=prefix, **facts)
 

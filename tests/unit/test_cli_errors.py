@@ -256,3 +256,16 @@ def test_every_command_has_its_help(capfd, name: str) -> None:
 def test_no_command_at_all_shows_the_help(capfd) -> None:
     assert invoke([]) == 2
     assert "Usage: tiered" in capfd.readouterr().err
+
+
+def test_one_line_for_a_forged_manifest_does_not_advise_to_name_a_key_ring() -> None:
+    line = one_line(Corrupt("reading a sealed manifest, forged, moved or edited", key_id="k1"))
+    assert "key_ring" not in line
+    assert "docs/runbooks/corruption.md" in line
+
+
+def test_one_line_for_a_missing_key_names_both_places_of_the_key_ring() -> None:
+    line = one_line(AccessDenied("opening a sealed manifest, its key is not in the key ring", key_id="k9"))
+    assert "key_ring in [remote] of tiered.toml" in line
+    assert "TIERED_KEY_RING" in line
+    assert "under that id" in line

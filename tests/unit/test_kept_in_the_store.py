@@ -328,6 +328,20 @@ def test_the_command_tells_which_keys_are_used_and_changes_them(world, tmp_path,
     assert (ran()["keys"], ran()["rewrapped"], ran()["sealed"]) == (f"two:{expected}", 0, 0)
 
 
+def test_rotate_keys_exits_4_where_a_manifest_of_a_partition_is_damaged(world, tmp_path, capsys):
+    config, _ = world
+    written(config).close()
+    for path in (tmp_path / "bucket").rglob("meta/head/*"):
+        body = path.read_bytes()
+        path.chmod(0o600)
+        path.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+    for more in (["--dry-run"], []):
+        assert invoke(["-C", str(tmp_path), "-X", "remote.encryption.key.id=two", "rotate-keys", *more]) == 4
+        told = capsys.readouterr().err
+        assert "! " in told
+        assert "checksum differs" in told
+
+
 def test_copies_tell_how_far_they_are(world):
     config, _ = world
     told = []

@@ -442,6 +442,17 @@ def test_a_bucket_that_was_put_back_on_purpose_opens_when_the_memory_is_removed(
         assert not isinstance(manager.problems.get(P0), Corrupt) or "older state" not in str(manager.problems[P0])
 
 
+def test_the_sealed_manifest_that_a_node_remembers_is_refused_without_its_seal(world: World) -> None:
+    prefix = prefixes(world.store)[0]
+    known = newest(world.store, prefix)
+    key = prefix + head_key(known.sequence)
+    world.store.delete([key])
+    world.store.put(key, encode_head(replace(known, seal_key_id=None)))
+    with world.open() as manager:
+        assert isinstance(manager.problems[P0], Corrupt)
+        assert P1 not in manager.problems
+
+
 def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(world: World) -> None:
     prefix = prefixes(world.store)[0]
     _, entries = own_segments(prefix, world.store)

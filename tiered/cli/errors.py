@@ -110,6 +110,11 @@ _HINTS |= {
     "RequestTimeTooSkewed": "set this machine's clock",
 }
 
+_KEY_RING = (
+    "the key ring needs that key under that id; the ring's file is key_ring in [remote] of tiered.toml, or "
+    "TIERED_KEY_RING"
+)
+_FORGED = "`tiered scrub --deep` lists every such object: docs/runbooks/corruption.md"
 _LOST = (
     "mend url in [remote] of tiered.toml, or bring the bucket back; nothing was changed: docs/runbooks/bucket-lost.md"
 )
@@ -180,7 +185,7 @@ def _hint(error: BaseException) -> str | None:
     if isinstance(error, Diverged):
         return _FENCED if facts.get("relation") == "fenced" else _DIVERGED
     if "key_id" in facts or "remote.encryption.key.id" in facts:
-        return "name the file of keys as key_ring in [remote] of tiered.toml"
+        return _FORGED if isinstance(error, Corrupt) else _KEY_RING
     if code is ErrorCode.STORE_DIRECTORY_MISSING:
         return "make it, mount its disk, or mend the url: see [remote] of tiered.toml"
     if code is ErrorCode.CREDENTIALS_MISSING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tiered.cli.errors import Exit, worst
 from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -15,7 +16,7 @@ from tiered.cli.session import Session, now_ms
 @output_option()
 @progress_option
 @click.pass_obj
-def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:
+def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> Exit:
     """Wrap the data keys of each topic's segments by its remote.encryption.key.id, and seal manifests and pages by it.
 
     SEALED counts manifests and pages. Upgrade every reader first: versions before sealed manifests cannot read them.
@@ -26,7 +27,7 @@ def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output
     progress = session.progress
     with session.manager(read_only=dry_run) as manager:
         found = rotate(manager, topics or None, now_ms=now_ms(), dry_run=dry_run, progress=progress.count("partitions"))
-        problems = dict(manager.problems)
+        problems = {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
     rows: list[Row] = [
         {
             "where": str(each.partition),
@@ -41,6 +42,7 @@ def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output
     session.tell_problems(problems)
     if dry_run:
         session.say("nothing changed; next: tiered rotate-keys")
+    return worst(problems.values())
 
 
 _COLUMNS = (
