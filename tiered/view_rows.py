@@ -55,9 +55,13 @@ def leads_astray(row: RemoteSegment, data: memoryview, offset: int, position: in
         header = read_header(data)
     if header is not None and header.base_offset <= offset:
         return False
+    report_wrong_index(row, offset, position)
+    return True
+
+
+def report_wrong_index(row: RemoteSegment, offset: int, position: int) -> None:
     facts = (row.indexes_key, offset, position)
     _log.warning("a remote segment's offset index is wrong: object=%s offset=%d position=%d", *facts)
-    return True
 
 
 def decoded(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:

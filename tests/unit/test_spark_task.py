@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from functools import partial
 
+import bucket_samples
 import numpy as np
 import pytest
 from bucket_samples import NOW_MS, SampleBucket, batch_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from local import kernels
+from local import kernels, offset_index
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
 from remote.memory_store import MemoryStore
 from remote.pins import list_pins
+from remote.transfer import copy_segment
 from tiered.spark import pinning, planning, task
 from tiered.spark.options import parse_options
 from tiered.spark.planning import plan_read
@@ -328,3 +331,66 @@ def test_of_several_partitions_in_trouble_the_first_is_named(bucket):
     for _ in range(5):
         with pytest.raises(Unavailable, match=r"partition=5$"):
             plan(bucket)
+
+
+def with_wrong_index(bucket, entries, batches=12, records=10):
+    """One segment of `batches`, whose index bundle has `entries`, (last offset, position), instead of its own."""
+    parts = [batch_at(number * records, records) for number in range(batches)]
+    wrong = b"".join(offset_index.pack(0, *each) for each in entries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            bucket_samples,
+            "copy_segment",
+            lambda store, prefix, segment, **facts: copy_segment(
+                store, prefix, replace(segment, offset_index=wrong), **facts
+            ),
+        )
+        bucket.add("orders", 0, parts, chunk_bytes=256)
+    return [sum(map(len, parts[:number])) for number in range(batches + 1)]
+
+
+@pytest.mark.parametrize("window", [100, task.WINDOW_BYTES])
+@pytest.mark.parametrize("wrong_by", ["batch before", "batch behind", "half a batch", "outside", "offset"])
+@pytest.mark.parametrize("bounds", [(0, 120), (33, 88), (60, 61)])
+def test_a_wrong_index_bundle_neither_skips_nor_doubles_a_record(bucket, monkeypatch, bounds, wrong_by, window):
+    """All tasks of a read, where each entry at which a piece begins or ends leads elsewhere."""
+    monkeypatch.setattr(task, "WINDOW_BYTES", window)
+    size = len(batch_at(0, 10))
+    shift = {"batch before": -size, "batch behind": size, "half a batch": size // 2, "outside": 1 << 20, "offset": 0}
+    lasts = {number: number * 10 + (34 if wrong_by == "offset" else 9) for number in range(1, 12)}
+    starts = [len(b"".join(batch_at(each * 10, 10) for each in range(number))) for number in range(12)]
+    entries = [(lasts[number], starts[number] + shift[wrong_by]) for number in range(1, 12)]
+    with_wrong_index(bucket, entries)
+    asked = {
+        "startingOffsets": f'{{"orders":{{"0":{bounds[0]}}}}}',
+        "endingOffsets": f'{{"orders":{{"0":{bounds[1]}}}}}',
+    }
+    splits = plan(bucket, splitBytes=str(3 * size), pin="none", **asked)
+    assert read(bucket, splits) == list(range(*bounds))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-5, 130), st.integers(-50, 4000)), max_size=12),
+    st.tuples(st.integers(0, 120), st.integers(0, 120)),
+    st.integers(200, 3000),
+    st.integers(61, 3000),
+    st.booleans(),
+)
+def test_any_index_gives_exactly_the_range_whatever_its_entries_say(entries, bounds, split_bytes, window, is_sorted):
+    (start, end), bucket = sorted(bounds), SampleBucket(MemoryStore("memory://any"))
+    with_wrong_index(bucket, sorted(entries) if is_sorted else entries)
+    asked = {"startingOffsets": f'{{"orders":{{"0":{start}}}}}', "endingOffsets": f'{{"orders":{{"0":{end}}}}}'}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "WINDOW_BYTES", window)
+        assert read(bucket, plan(bucket, splitBytes=str(split_bytes), **asked)) == list(range(start, end))
+
+
+def test_an_entry_of_an_older_broker_that_names_a_later_batch_is_no_wrong_index(bucket, caplog):
+    """Kafka names the last offset of all that was appended at once, at the position of its first batch."""
+    starts = [len(b"".join(batch_at(each * 10, 10) for each in range(number))) for number in range(12)]
+    with_wrong_index(bucket, [(number * 10 + 29, starts[number]) for number in range(0, 12, 3)])
+    splits = plan(bucket, splitBytes=str(starts[4]), pin="none")
+    assert len(splits) > 1
+    assert read(bucket, splits) == list(range(120))
+    assert "index is wrong" not in caplog.text

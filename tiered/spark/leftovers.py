@@ -12,8 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-import numpy as np
-
 from local.columns import Columns
 from local.errors import Corrupt
 from local.names import TopicPartition
@@ -21,6 +19,7 @@ from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
+from tiered.spark.boundaries import of_piece
 from tiered.spark.splits import Piece, Split
 from tiered.view_rows import decoded, row_runs
 
@@ -46,9 +45,7 @@ def leftovers(
         offset = max(start, row.base_offset)
         for data in row_runs(remote, row, offset, remote.position_of_offset(row, offset)):
             for columns in decoded(data, name):
-                last_offsets = columns.table.last_offsets[columns.batch_ordinals]
-                ours = np.logical_and(last_offsets >= piece.from_last, last_offsets < piece.upto_last)
-                yield columns.select(ours & (columns.offsets >= start) & (columns.offsets < end))
+                yield of_piece(columns.select((columns.offsets >= start) & (columns.offsets < end)), piece)
 
 
 def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[RemoteSegment]:

@@ -37,9 +37,10 @@ def one_by_one(work: Callable[[T], R], of: Sequence[T], /) -> list[R]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Whole batches of one segment: bytes ``[position, end_position)``.
+    """Whole batches of one segment: those with last offsets in ``[from_last, upto_last)``.
 
-    Where the segment was cut, these are its batches with last offsets in ``[from_last, upto_last)``.
+    The bytes ``[position, end_position)`` hold them, says the segment's offset index. A task compares both positions
+    with the batches there (`tiered.spark.task`), so the offsets decide what a piece has, and no wrong entry does.
     """
 
     segment: RemoteSegment
@@ -158,13 +159,18 @@ def trimmed(entries: Entries, segment: RemoteSegment, start_offset: int, next_of
     """The segment without leading and trailing batches that the index proves to lie outside the offsets.
 
     An entry names the last offset of the batch at its position, so everything from the **following** entry on lies
-    above that offset, and everything before an entry's position below it.
+    above that offset, and everything before an entry's position below it. An entry whose position lies outside the
+    segment, or before the other one, cuts nothing.
     """
     first = bisect_right(entries, start_offset, key=_offset) - 1
     past = bisect_left(entries, next_offset - 1, key=_offset) + 1
     position = entries[first][1] if first >= 0 else 0
     end_position = entries[past][1] if past < len(entries) else segment.size_bytes
-    return Piece(segment=segment, position=position, end_position=max(position, end_position))
+    if not 0 <= position < segment.size_bytes:
+        position = 0
+    if not position < end_position <= segment.size_bytes:
+        end_position = segment.size_bytes
+    return Piece(segment=segment, position=position, end_position=end_position)
 
 
 def is_partial(segment: RemoteSegment, start_offset: int, next_offset: int) -> bool:
@@ -201,7 +207,10 @@ def _cut_at_index(
 
 
 def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
-    """Equal shares no larger than `split_bytes`, as nearly as batch starts in the index allow."""
+    """Equal shares no larger than `split_bytes`, as nearly as batch starts in the index allow.
+
+    Both columns of an index rise, so an entry that does not lie above the cut before it is wrong, and cuts nothing.
+    """
     shares = -(-piece.size_bytes // split_bytes)
     inside = [entry for entry in entries if piece.position < entry[1] < piece.end_position]
     starts = [position for _, position in inside]
@@ -211,7 +220,7 @@ def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
         at = bisect_left(starts, ideal)
         if at == len(starts):
             break
-        if starts[at] > position:
+        if starts[at] > position and inside[at][0] > from_last:
             last = inside[at][0]
             yield replace(piece, position=position, end_position=starts[at], from_last=from_last, upto_last=last)
             position, from_last = starts[at], last

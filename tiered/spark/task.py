@@ -1,7 +1,8 @@
 """What one task does: fetch the pieces of its split, decode them, hand out Arrow batches.
 
 Data comes in windows of WINDOW_BYTES; while one is decoded the next is fetched by a thread. All bytes pass the chunk
-checksums of `remote.range_reader` and the batch CRCs. The store is opened here, in the worker process that uses it: a
+checksums of `remote.range_reader` and the batch CRCs. Where a piece begins and ends is compared with the batches there
+(`tiered.spark.boundaries`). The store is opened here, in the worker process that uses it: a
 client made before a fork hangs or fails after it.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from local import kernels, offset_index
+from local.batch import HEADER_BYTES
 from local.columns import Columns
 from local.errors import Corrupt, NotFound
 from local.isolation import without_aborted
@@ -27,6 +29,7 @@ from remote.range_reader import RemotePartition
 from remote.store import ObjectStore
 from tiered.foreign_partition import ForeignPartition
 from tiered.key_rings import keyed_store, load_key_ring
+from tiered.spark.boundaries import end_of_piece, of_piece, starts_astray
 from tiered.spark.leftovers import leftovers
 from tiered.spark.options import ReadOptions
 from tiered.spark.pinning import PinKeeper
@@ -87,9 +90,9 @@ def split_columns(
             reached = 0
             try:
                 likely_next = _tightened_if_there(remote, split, following)
-                for columns in _piece_columns(fetch, _tightened(remote, split, piece), likely_next):
+                for columns in _piece_columns(fetch, split, _tightened(remote, split, piece), likely_next):
                     reached = columns.next_offset
-                    yield _wanted(columns, split)
+                    yield _wanted(of_piece(columns, piece), split)
                     del columns  # before the next step is inflated
             except NotFound as error:
                 if fail_on_data_loss:
@@ -140,14 +143,16 @@ class _Fetch:
 
 
 def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
-    """The piece without the batches that its segment's index proves to lie outside the split's offsets."""
+    """The piece without the batches that lie outside the split's offsets, says its segment's index."""
     segment = piece.segment
     if not is_partial(segment, split.start_offset, split.next_offset):
         return piece
     entries = offset_index.entries(remote.indexes(segment).offset, segment.base_offset)
     tight = trimmed(entries, segment, split.start_offset, split.next_offset)
     position = max(piece.position, tight.position)
-    end_position = max(position, min(piece.end_position, tight.end_position))
+    end_position = min(piece.end_position, tight.end_position)
+    if position >= end_position:
+        return piece  # the piece was cut by another index than this one: a wrong one
     return replace(piece, position=position, end_position=end_position)
 
 
@@ -158,10 +163,14 @@ def _tightened_if_there(remote: RemotePartition, split: Split, piece: Piece | No
     return None
 
 
-def _piece_columns(fetch: _Fetch, piece: Piece, following: Piece | None) -> Iterator[Columns]:
-    position, want = piece.position, WINDOW_BYTES
-    while position < piece.end_position:
-        data = fetch.window(piece, position, min(want, piece.end_position - position))
+def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece | None) -> Iterator[Columns]:
+    position, end, want = piece.position, piece.end_position, WINDOW_BYTES
+    begun, size_bytes = position, piece.segment.size_bytes
+    while position < end:
+        data = fetch.window(piece, position, min(want, end - position))
+        if position == begun > 0 and starts_astray(piece, split, data):
+            position = begun = 0
+            continue
         reached = position + len(data)
         if reached < piece.end_position:
             fetch.ahead(piece, reached)
@@ -172,12 +181,12 @@ def _piece_columns(fetch: _Fetch, piece: Piece, following: Piece | None) -> Iter
             whole = columns.table.valid_bytes  # of the whole window, the same in every step
             yield columns
             del columns
-        if whole == 0:
-            if reached >= piece.end_position:
-                raise Corrupt("reading a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
-            want *= 2  # a batch larger than the window
-            continue
-        position, want = position + whole, WINDOW_BYTES
+        if whole == 0 and reached >= size_bytes:
+            raise Corrupt("reading a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
+        # Doubled for a batch larger than the window.
+        position, want = position + whole, WINDOW_BYTES if whole else want * 2
+        if reached >= end and end < size_bytes:
+            end = end_of_piece(piece, split, fetch.window(piece, position, HEADER_BYTES), position, end)
 
 
 def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
