@@ -27,7 +27,7 @@ from typing import Protocol
 
 from local import offset_index, time_index
 from local.crc32c import crc32c, crc32c_each
-from local.errors import Corrupt
+from local.errors import Corrupt, LogError, NotFound
 from remote.at_rest import CODECS, open_chunk, open_ring
 from remote.chunk_cache import ChunkCache, Key, Slice
 from remote.chunks import PLAIN, ChunkTable
@@ -53,6 +53,14 @@ class Opener(Protocol):
     def __call__(self, number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
         """Raises Corrupt."""
         ...
+
+
+def why_missing(log: MetadataLog, rows: Sequence[RemoteSegment], error: NotFound) -> LogError:
+    """After the 404 `error`: Corrupt, a lost object, where the newest manifest names all of `rows`; else `error`."""
+    head = log.refresh(exact=True)
+    if not log.ask(head, lambda index: all(index.holds(row) for row in rows)):
+        return error
+    return Corrupt("reading a remote segment, its object is missing and the newest manifest names it", **error.facts)
 
 
 class RemotePartition:

@@ -31,7 +31,7 @@ from remote.catalog import RemotePartitionName
 from remote.chunk_cache import ChunkCache
 from remote.encryption import NO_KEYS, KeyRing
 from remote.metadata_log import MetadataLog
-from remote.range_reader import RemotePartition
+from remote.range_reader import RemotePartition, why_missing
 from remote.store import ObjectStore
 from tiered.properties import DEFAULTS
 from tiered.restore_files import STAGING, Progress, ShouldStop, lay_down, trusted_upto
@@ -145,15 +145,18 @@ class _TopicWork:
             log = MetadataLog(self._store, each.name.prefix)
             cache = ChunkCache(CACHE_BYTES)
             remote = RemotePartition(self._store, each.name.prefix, cache, metadata=log, keys=self._keys)
-            is_done = lay_down(
-                self._storage,
-                self._staging(partition),
-                remote,
-                each,
-                topic_id=self._topic_id(partition),
-                should_stop=should_stop,
-                progress=progress,
-            )
+            try:
+                is_done = lay_down(
+                    self._storage,
+                    self._staging(partition),
+                    remote,
+                    each,
+                    topic_id=self._topic_id(partition),
+                    should_stop=should_stop,
+                    progress=progress,
+                )
+            except NotFound as error:
+                raise why_missing(log, each.rows, error) from error
             if not is_done:
                 return False
         return True

@@ -46,7 +46,7 @@ from remote.head_changes import unlink_uploads
 from remote.job_changes import Fate, Replacement, fate_of, replace_tiled
 from remote.keys import new_ulid
 from remote.metadata_log import MetadataLog
-from remote.range_reader import RANGE_BYTES, RemotePartition
+from remote.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import copy_segment
@@ -308,15 +308,16 @@ def rewrite_group(
 
     `target` is the same bucket opened in another way (a storage class is an option of the store). Rows that expired
     since the plan are passed over. Raises NotFound where others have left the bucket since then, Corrupt where one is
-    damaged, AccessDenied where a key is missing.
+    damaged or its object is lost, AccessDenied where a key is missing.
     """
     try:
         return _rewritten(plan, group, store, keys, target or store, chunk_bytes)
-    except NotFound:
-        start = MetadataLog(store, plan.name.prefix).refresh().log_start_offset
+    except NotFound as error:
+        log = MetadataLog(store, plan.name.prefix)
+        start = log.refresh().log_start_offset
         left = replace(group, rows=tuple(row for row in group.rows if row.next_offset > start))
         if left.rows == group.rows:
-            raise
+            raise why_missing(log, group.rows, error) from error
     if not left.rows:
         return RewrittenGroup(number=group.number, replacement=None, stored_before=0, stored_after=0, is_expired=True)
     return _rewritten(plan, left, store, keys, target or store, chunk_bytes)

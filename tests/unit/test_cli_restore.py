@@ -104,3 +104,12 @@ def test_a_directory_that_has_the_topic_is_refused_before_anybody_is_asked(
         assert "the directory has it" in said
         assert "say --yes" not in said
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}.keys() == before.keys()
+
+
+@pytest.mark.parametrize("suffix", ["log", "indexes"])
+def test_restore_exits_4_where_the_object_of_an_entry_is_lost(
+    at: list[str], tmp_path: Path, capfd, suffix: str
+) -> None:
+    min((tmp_path / "bucket").rglob(f"data/*.{suffix}")).unlink()
+    assert invoke([*at, "restore", "t", "--to", "there", "--yes"]) == 4
+    assert "its object is missing" in capfd.readouterr().err

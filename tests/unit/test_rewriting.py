@@ -247,7 +247,7 @@ def test_a_group_with_an_object_that_is_lost_is_an_error() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     world.store.delete([named("t").prefix + plan.groups[0].rows[0].data_key])
-    with pytest.raises(NotFound):
+    with pytest.raises(Corrupt, match="its object is missing"):
         _run(world, plan)
 
 
