@@ -69,6 +69,11 @@ def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:
     ]
 
 
+def uncleanable_problem(name: TopicPartition, reason: str) -> Problem:
+    """The problem of a log that cannot be cleaned."""
+    return Problem(where=str(name), kind="uncleanable", message=f"uncleanable: {' '.join(reason.split())}")
+
+
 def group_problems(problems: Iterable[Problem]) -> list[ProblemGroup]:
     """In the order of the first problem of each group."""
     found: dict[tuple[str, str], list[Problem]] = {}

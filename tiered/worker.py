@@ -17,7 +17,7 @@ from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
 from tiered.disk_pressure import DiskRelief
 from tiered.manager import LogManager
 from tiered.observations import Observations
-from tiered.problem_groups import Problem, group_problems, problems_of
+from tiered.problem_groups import group_problems, problems_of, uncleanable_problem
 from tiered.problem_watch import ProblemWatch
 from tiered.store_clock import WAIT_S, StoreClock
 from tiered.tier_journal import TierJournal
@@ -74,8 +74,7 @@ class Worker:
         known = {each.where for each in problems}
         for name, left in self.manager.cleaning.uncleanable_of(self.manager.partitions()).items():
             if str(name) not in known:
-                message = f"uncleanable: {' '.join(left.reason.split())}"
-                problems.append(Problem(where=str(name), kind="uncleanable", message=message))
+                problems.append(uncleanable_problem(name, left.reason))
         groups = group_problems(sorted(problems, key=lambda each: each.where))
         return [f"node: {each}" for each in self._of_node()] + [each.line for each in groups]
 

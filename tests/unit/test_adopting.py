@@ -11,7 +11,7 @@ from disk_model import ModelDisk
 
 from local import checkpoints, kernels
 from local.cleaner import clean
-from local.errors import Conflict, Fenced, InvalidRequest, NotFound
+from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
 from local.isolation import Isolation
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition, new_topic_id
@@ -26,6 +26,7 @@ from remote.memory_store import MemoryStore
 from tiered import adopting
 from tiered.adopting import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
 from tiered.bucket_check import check_bucket, damage
+from tiered.cli import adopt
 from tiered.cli.main import invoke
 from tiered.committed import producers_in_bucket
 from tiered.remote_view import RemoteLog
@@ -598,3 +599,16 @@ def test_a_directory_that_is_no_log_directory_is_refused(tmp_path: Path, monkeyp
     assert "segments copied" not in said
     assert invoke(["adopt", "nowhere", *words]) == 1
     assert invoke(["adopt", "new", *words]) == 0, "a broker without a topic yet"
+
+
+def test_partitions_stopped_by_one_cause_are_one_line_with_their_count(capfd) -> None:
+    done = [AdoptedPartition(partition=TopicPartition("orders", number)) for number in range(9)]
+    for number in range(5):
+        problem = Unavailable("writing an object", object=f"orders-{number}/x.log", cause="timeout")
+        done[number] = replace(done[number], problem=problem)
+    done[7] = replace(done[7], problem=Corrupt("decoding a batch, crc differs", at=5))
+    adopt._tell_problems(done)
+    assert capfd.readouterr().err.splitlines() == [
+        "! 5 partitions (orders/0, orders/1, orders/2, ...): writing an object: cause=timeout",
+        "! orders/7: decoding a batch, crc differs: at=5",
+    ]

@@ -82,6 +82,24 @@ def test_an_uncleanable_partition_is_told_with_its_reason_and_exit_10(at: list[s
     assert "! t/0: uncleanable: " in capfd.readouterr().err
 
 
+def test_uncleanable_logs_of_one_cause_are_one_line_with_their_count(at: list[str], tmp_path: Path, capfd) -> None:
+    for topic in ("u", "v"):
+        compacted = ["-X", "cleanup.policy=compact", "-X", "append.batch.bytes=512"]
+        assert invoke([*at, "topic", "create", topic, *compacted]) == 0
+        assert invoke([*at, "append", topic, "lines", "-K", ":"]) == 0
+    for topic in ("t", "u", "v"):
+        first = min((tmp_path / "data" / f"{topic}-0").glob("*.log"))
+        body = bytearray(first.read_bytes())
+        body[100] ^= 0xFF
+        first.write_bytes(body)
+        assert invoke([*at, "compact", topic]) == 4
+    capfd.readouterr()
+    assert invoke([*at, "compaction", "status"]) == 10
+    told = [line for line in capfd.readouterr().err.splitlines() if "uncleanable" in line]
+    assert len(told) == 1
+    assert told[0].startswith("! 3 partitions (t/0, u/0, v/0): uncleanable: ")
+
+
 def test_advice_names_a_setting_and_exits_3_and_nothing_to_advise_exits_0(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "compaction", "advise"]) == 0
     assert "nothing to advise" in capfd.readouterr().err

@@ -130,9 +130,11 @@ def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
 
 
 def _tell_problems(done: Sequence[AdoptedPartition]) -> None:
-    for each in done:
-        if each.problem is not None:
-            click.echo(f"! {each.partition}: {' '.join(str(each.problem).split())}", err=True)
+    """One line for each cause."""
+    from tiered.problem_groups import group_problems, problems_of
+
+    for group in group_problems(problems_of({each.partition: each.problem for each in done if each.problem})):
+        click.echo(f"! {group.line}", err=True)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
 
     from local.cleaning_history import summary
     from tiered.compaction_status import cleaner_metrics, compaction_status, log_row, unread_logs
+    from tiered.problem_groups import group_problems, uncleanable_problem
     from tiered.unread import unread_rows
 
     now = now_ms()
@@ -52,12 +53,13 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
         logs: list[Row] = [log_row(each, now) for _, each in sorted(found.items())]
         logs += [{"topic": name.topic, "partition": name.partition} for name in unread]  # the figures are null
         emit("partitions", logs, _PARTITIONS, output, unread=unread_rows(unread))
-    for name, each in sorted(found.items()):
-        if each.uncleanable is not None:
-            click.echo(f"! {name}: uncleanable: {' '.join(each.uncleanable.reason.split())}", err=True)
+    uncleanable = {
+        name: each.uncleanable.reason for name, each in sorted(found.items()) if each.uncleanable is not None
+    }
+    for each in group_problems(uncleanable_problem(name, reason) for name, reason in uncleanable.items()):
+        click.echo(f"! {each.line}", err=True)
     session.tell_problems(problems)
-    is_stuck = any(each.uncleanable is not None for each in found.values())
-    return unread_code(unread.values()) or (Exit.UNHEALTHY if is_stuck else Exit.DONE)
+    return unread_code(unread.values()) or (Exit.UNHEALTHY if uncleanable else Exit.DONE)
 
 
 @compaction.command("advise")
