@@ -29,6 +29,9 @@ from local.txn_index import AbortedTransaction
 from local.txn_scan import SegmentTransactions, TransactionScan
 
 BEGINS_BELOW = "the segment begins below its file name; the next start renames it"
+BEGINS_BELOW_INSIDE = (
+    "the segment begins below its file name; its records are served under this name, and a recovery renames it"
+)
 TOO_WIDE = "the segment spans more than 2^31-1 offsets; the next start splits it"
 OnBytes = Callable[[int], None]
 
@@ -110,7 +113,8 @@ def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None
     table = run.table
     first, last = int(table.base_offsets[0]), int(table.last_offsets.max())
     if first < place.base_offset:
-        _warn_once(report, _of_batch(place.path(LOG), run, 0, BEGINS_BELOW, Severity.WARNING))
+        what = BEGINS_BELOW if place.next_base is None else BEGINS_BELOW_INSIDE
+        _warn_once(report, _of_batch(place.path(LOG), run, 0, what, Severity.WARNING))
     if last - place.base_offset > RELATIVE_OFFSET_MAX:
         row = int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax())
         _warn_once(report, _of_batch(place.path(LOG), run, row, TOO_WIDE, Severity.WARNING))

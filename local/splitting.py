@@ -12,6 +12,9 @@ An index counts offsets from the segment's base in 31 bits. Older brokers' clean
 | its first batch lies more than 2^31-1 above its name | the file is renamed to that batch |
 | its last batch reaches into the next segment | Corrupt: both stay as they are |
 
+A clean start reads no batch of a trusted segment between the first and the last one. Where such a segment begins below
+its name, its records are served at their offsets under this name, `verify` warns of it, and a recovery renames it.
+
 Order of effects of a split, and what `recovery.finish_swaps` makes of a crash after each of them:
 
 1. Each part and its ``.txnindex`` written as ``.cleaned``, synced: the parts are removed, the segment stays.

@@ -153,3 +153,18 @@ def test_verify_warns_of_a_segment_that_the_next_start_splits_or_renames() -> No
         findings = verifying.verify(_disk(files), "./t-0")
         assert any("the next start" in each.what and each.path.endswith(".log") for each in findings)
         assert worst(findings) is Severity.WARNING
+
+
+def test_a_trusted_segment_in_the_middle_is_served_under_its_name_and_told_by_verify() -> None:
+    disk = _disk({0: [_batch(0, 4)], 6: [_batch(4, 4), _batch(8, 4)], 12: [_batch(12, 4)]})
+    log = open_log(disk, was_clean=True)
+    assert [info.base_offset for info in log.segments()] == [0, 6, 12]
+    for at in range(16):
+        assert [record.offset for record in log.records(at)] == list(range(at, 16)), at
+    log.close()
+    (told,) = (each for each in verifying.verify(disk, "./t-0") if "file name" in each.what)
+    assert (told.severity, told.path) == (Severity.WARNING, f"./t-0/{names.segment_file(6, names.LOG)}")
+    assert told.what.startswith("the segment begins below its file name; its records are served under this name")
+    again = open_log(disk, recovery_point=0)
+    assert [info.base_offset for info in again.segments()] == [0, 4, 12]
+    assert _offsets(again) == list(range(16))
