@@ -13,6 +13,7 @@ from tiered.scrub import plan_scrub, run_scrub
 
 CASES = int(os.environ.get("TIERED_ROT_CASES", "480"))
 TOPICS = (*MODES, "paged", "viewed")
+UNSEALED = ("encrypted", "both", "paged")  # topics with a key whose manifests are those of a version before sealing
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,10 @@ def store() -> MemoryStore:
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_sound_bucket_raises_no_alarm(store: MemoryStore, topic: str, deep: bool) -> None:
     report = rot.scrubbed(store, topic, deep=deep)
-    assert [each.what for each in report.findings] == []
+    told = [each.what for each in report.findings]
+    if topic in UNSEALED:
+        assert "are not sealed" in told.pop()
+    assert told == []
     (partition,) = report.partitions
     assert partition.segments == (11 if topic == "paged" else 4)
     assert (report.read_bytes > 0) == deep

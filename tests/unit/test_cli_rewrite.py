@@ -68,7 +68,10 @@ def test_another_codec_and_a_key(at: list[str], tmp_path: Path, capfd) -> None:
     done = _run(at, capfd, "recode", "t", "--codec", "zstd", "--key-id", "2026-a", "--yes")
     assert done["rows_before"] == done["rows_after"]
     assert int(str(done["stored_after"])) < int(str(done["stored_before"]))
-    assert invoke([*at, "scrub", "--deep"]) == 0
+    assert invoke([*at, "scrub", "--deep"]) == 3
+    told = capfd.readouterr()
+    assert told.out.count("warning") == 1 == told.out.count("are not sealed"), "rotate-keys seals the manifests"
+    assert "corrupt=0 warning=1" in told.err
     assert invoke([*at, "rewrite", "recode", "t", "--codec", "zstd", "--key-id", "2026-a", "--yes"]) == 0
     assert "nothing to rewrite" in capfd.readouterr().err
 
