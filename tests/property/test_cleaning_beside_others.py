@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from local import truncation
 from local.cleaning import clean_log
 from local.compression import Codec
 from local.errors import CleaningAborted, OffsetOutOfRange
@@ -47,6 +48,7 @@ class Shop:
     sent: dict[int, list[tuple[bytes, int]]] = field(default_factory=dict)  # by offset: each (key, serial) it had
     failures: list[str] = field(default_factory=list)
     forgiven: set[bytes] = field(default_factory=set)  # keys whose newest record was cut
+    skipped: set[int] = field(default_factory=set)  # between the last batch that a cut left and the end it asked for
     serial: int = 0
     decided: int = 0  # no pass looks, or looked, at or above
     cuts: int = 0
@@ -65,7 +67,8 @@ class Shop:
 
     def newest(self) -> dict[bytes, int]:
         """Under the lock: the newest offset of each key that the log has, at or above its start."""
-        found = {self.sent[at][-1][0]: at for at in range(self.log.log_start_offset, self.log.next_offset)}
+        there = (at for at in range(self.log.log_start_offset, self.log.next_offset) if at not in self.skipped)
+        found = {self.sent[at][-1][0]: at for at in there}
         return {key: at for key, at in found.items() if key not in self.forgiven}
 
     # -- what goes on, each in its own thread
@@ -88,6 +91,7 @@ class Shop:
                     self.serial += 1
                     key = b"k%d" % self.rng.randrange(KEYS)
                     self.forgiven.discard(key)
+                    self.skipped.discard(offset)
                     self.sent.setdefault(offset, []).append((key, self.serial))
                     records.append(Record(key, b"%d" % self.serial, 1000 + self.serial))
                 assert self.log.append(records, now_ms=1000).base_offset == at
@@ -121,10 +125,22 @@ class Shop:
             with self.lock:
                 newest, end = self.newest(), self.log.next_offset
                 low = max(self.log.log_start_offset, end - rng.choice((9, 60)))
-                end = self.log.truncate_to(rng.randint(low, end), now_ms=1000)
-                self.forgiven |= {key for key, offset in newest.items() if offset >= end}
-                self.decided = min(self.decided, end)  # a pass was sent away, and there is none now
+                upto = rng.randint(low, end)
+                with self.log.cleaning.paused(), self.log._lock:  # no pass puts other batches in place meanwhile
+                    kept = self.kept_below(upto)
+                    assert self.log.truncate_to(upto, now_ms=1000) == upto
+                self.skipped |= set(range(kept, upto))
+                self.forgiven |= {key for key, offset in newest.items() if offset >= kept}
+                self.decided = min(self.decided, kept)  # a pass was sent away, and there is none now
                 self.cuts += 1
+
+    def kept_below(self, offset: int) -> int:
+        """Where the last batch ends that a truncation to `offset` leaves: the one that holds it is truncated whole."""
+        if offset >= self.log.next_offset:
+            return offset
+        cut = truncation.find(self.storage, self.log._view.segments, offset)
+        start = self.log.log_start_offset
+        return start if cut is None else max(cut.next_offset, start)
 
     def drop(self) -> None:
         while not self.done.wait(0.1):
@@ -191,7 +207,7 @@ class Shop:
                 yield f"the newest {key!r}, at {offset}, was not read; last {seen.get(key)}"
         offsets = {offset for offset, _, _ in found}
         end = max(offsets, default=0)
-        holes = [at for at in range(max(decided, start), end) if at not in offsets]
+        holes = [at for at in range(max(decided, start), end) if at not in offsets and at not in self.skipped]
         if holes:
             yield f"holes where nothing was cleaned yet: {holes}"
 
