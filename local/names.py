@@ -25,6 +25,7 @@ DELETED, CLEANED, SWAP, TEMPORARY = ".deleted", ".cleaned", ".swap", ".tmp"
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+QUORUM_STATE = "quorum-state"  # a KRaft controller's, in the directory of `__cluster_metadata`
 UNCONFIRMED_APPENDS = "unconfirmed-appends"  # ours: the first offset, as text
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"

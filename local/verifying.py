@@ -38,7 +38,7 @@ from local.storage import Storage, join, parent
 
 _LOOKS = 3  # at a segment that seems damaged while somebody may be changing it
 _ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
-_OF_A_PARTITION = {names.LEADER_EPOCHS, names.PARTITION_METADATA, names.UNCONFIRMED_APPENDS}
+_OF_A_PARTITION = {names.LEADER_EPOCHS, names.PARTITION_METADATA, names.UNCONFIRMED_APPENDS, names.QUORUM_STATE}
 _OF_A_LOG_DIR = {
     names.RECOVERY_POINTS,
     names.LOG_START_OFFSETS,

@@ -168,3 +168,10 @@ def test_a_trusted_segment_in_the_middle_is_served_under_its_name_and_told_by_ve
     again = open_log(disk, recovery_point=0)
     assert [info.base_offset for info in again.segments()] == [0, 4, 12]
     assert _offsets(again) == list(range(16))
+
+
+def test_verify_takes_the_quorum_state_of_a_controller_for_no_stray_file() -> None:
+    disk = _disk({0: [_batch(0, 4)]})
+    open_log(disk, was_clean=True).close()
+    disk.create("./t-0/quorum-state").close()
+    assert worst(verifying.verify(disk, "./t-0")) in (None, Severity.INFO)
