@@ -31,7 +31,8 @@ with LogManager.open(Config.load(str(home / "tiered.toml")), now_ms=now) as mana
     for topic, more in (("orders", {}), ("prices", {"cleanup.policy": "compact"})):
         manager.create_topic(topic, 4 if topic == "orders" else 1, {**small, **more}, now_ms=now)
         for at in range(20):
-            records = [Record(b"k%d" % (n % 13), b"a value of some length, %d" % n, now + at) for n in range(25)]
+            when = now - (19 - at) * 2 * 3_600_000
+            records = [Record(b"k%d" % (n % 13), b"a value of some length, %d" % n, when) for n in range(25)]
             manager.append(topic, records, now_ms=now)
     while manager.tick(now):
         pass
@@ -53,12 +54,19 @@ from local.record import Record
 from local.settings import LogSettings
 from local.storage import DiskStorage
 import os
+from base64 import urlsafe_b64decode
+from local.log import Log
 root, disk, now = "/var/kafka/data", DiskStorage(), time.time_ns() // 1_000_000
 os.makedirs(root)
 directory, ends = LogDirectory(disk, root), {}
+metadata = TopicPartition("__cluster_metadata", 0)
+disk.make_directory(root + "/__cluster_metadata-0")
+controller = Log.open(disk, root + "/__cluster_metadata-0", metadata, LogSettings(), now_ms=now)
 for topic in ("orders", "payments", "users"):
-    name = TopicPartition(topic, 0)
-    directory.create(name, new_topic_id())
+    name, topic_id = TopicPartition(topic, 0), new_topic_id()
+    directory.create(name, topic_id)
+    told = bytes([1, 2, 0, len(topic) + 1]) + topic.encode() + urlsafe_b64decode(topic_id + "==") + bytes(1)
+    controller.append([Record(None, told, now)], now_ms=now)
     log = directory.open_log(name, LogSettings(segment_bytes=2000, batch_bytes=300), now_ms=now)
     for at in range(50):
         log.append([Record(b"k%d" % (at % 7), b"value %d" % at, now)] * 5, now_ms=now)
@@ -113,7 +121,10 @@ manager = LogManager.open(Config.load("tiered.toml"), now_ms=time.time_ns() // 1
     "cut-the-bill": Page(
         setup=_ON_S3,
         buckets=("logs",),
-        codes={"tiered cost advise": 3, "tiered cost advise orders --out advice.json": 3},
+        codes={
+            "tiered cost advise": (0, 3),  # 3 where a day of records costs enough to save a cent
+            "tiered cost advise orders --rate orders=20GiB/d --out advice.json": 3,
+        },
     ),
     "encrypt-the-bucket": Page(
         setup="mkdir -p /etc/tiered\n" + _ON_S3,
@@ -191,6 +202,7 @@ clock, ring = (lambda: now), None
 _LOOK = Page(setup=NODE, codes=_DOCTOR)
 RUNBOOKS = {
     "at-risk-bytes": _LOOK,
+    "bucket-lost": _LOOK,
     "cleaner-stuck": _LOOK,
     "clock-jumped": replace(_LOOK, not_run={"timedatectl": _SYSTEM}),
     "copiers-busy": _LOOK,
