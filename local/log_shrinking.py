@@ -145,7 +145,10 @@ class ShrinkableLog(ReadableLog):
                 self._producers = self._snapshots.state_at(offset, bases)
                 if not active.is_active:
                     active.activate()
-            self._publish([*sealed, active], next_offset=offset)
+            # Nothing local is left below `offset`: a start finds this log start too, from the name of the segment.
+            start = self.log_start_offset
+            is_empty = not sealed and active.base_offset == offset and start >= cut.segment.base_offset
+            self._publish([*sealed, active], next_offset=offset, log_start_offset=offset if is_empty else start)
             self._all_durable()
             return offset
 

@@ -72,8 +72,10 @@ def test_a_log_that_was_cleaned_into_one_batch_ends_where_it_was_truncated(reope
         log.release()
         log = open_log(disk, COMPACTED, recovery_point=log.recovery_point)
     assert (log.next_offset, log.epochs.latest) == (195, 0)
-    assert read_all(log) == []
+    assert log.log_start_offset == log.local_log_start_offset == 195, "nothing below is left to read"
+    assert list(log.records(log.log_start_offset)) == []
     assert log.append([Record(b"k", b"new", 9000)], now_ms=1000).base_offset == 195
+    assert [record.offset for record in log.records(log.log_start_offset)] == [195]
     log.close()
     assert [record.offset for record in read_all(open_log(disk, COMPACTED, was_clean=True), 195)] == [195]
 
