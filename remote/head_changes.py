@@ -238,7 +238,9 @@ def expired_after(base: Head, changed: Head) -> tuple[EpochRange, ...]:
     gone = ranges_outside(base.epoch_ranges, changed.epoch_ranges)
     if not gone:
         return base.expired_epochs
-    merged = joined_ranges(sorted((*base.expired_epochs, *gone), key=lambda each: each.base_offset))
+    # A tier that was disabled and enabled again copies the same offsets once more: the range that left last counts.
+    before = ranges_outside(base.expired_epochs, gone)
+    merged = joined_ranges(sorted((*before, *gone), key=lambda each: each.base_offset))
     return tuple(merged[-EXPIRED_EPOCHS_MAX:])
 
 

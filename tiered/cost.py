@@ -8,7 +8,7 @@ is that of the newest one times how many are kept. Requests are those that manag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from local.errors import LogError
@@ -39,7 +39,7 @@ class CostReport:
     first one); both None where nothing was kept.
 
     `unread` are the partitions of which a tier could not be read, and why: what hangs on it is None in the rows, and
-    so is the total.
+    so is the total. `unread_deleted` are those of deleted topics.
     """
 
     bills: tuple[TopicBill, ...]
@@ -49,20 +49,27 @@ class CostReport:
     upto_ms: int
     unread: Mapping[TopicPartition, LogError]
     unopened: frozenset[str] = frozenset()
+    unread_deleted: Mapping[TopicPartition, LogError] = field(default_factory=dict)
+
+    @property
+    def all_unread(self) -> dict[TopicPartition, LogError]:
+        """`unread_deleted` and `unread`; of two topics of one name the one that is not deleted."""
+        return {**self.unread_deleted, **self.unread}
 
     @property
     def problems(self) -> dict[TopicPartition, str]:
         """Why partitions are without figures."""
-        return {name: str(error) for name, error in self.unread.items()}
+        deleted = {name: f"deleted: {error}" for name, error in self.unread_deleted.items()}
+        return {**deleted, **{name: str(error) for name, error in self.unread.items()}}
 
     @property
     def total(self) -> float | None:
         """Dollars a month, all topics; None where a tier of one of them could not be read."""
-        return None if self.unread else sum(each.total for each in self.bills)
+        return None if self.all_unread else sum(each.total for each in self.bills)
 
     def rows(self) -> list[dict[str, object]]:
         """Flat fields for each topic, dollars unrounded."""
-        topics = {name.topic for name in self.unread}
+        topics = {name.topic for name in self.unread} | {deleted_label(name.topic) for name in self.unread_deleted}
         return [
             bill_row(each, is_remote_read=each.topic not in topics, is_local_read=each.topic not in self.unopened)
             for each in self.bills
@@ -95,7 +102,8 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
         since_ms=history.since_ms if history is not None else None,
         rate_since_ms=history.rate_since_ms(now_ms) if history is not None else None,
         upto_ms=now_ms,
-        unread={**({} if topics is not None else unread), **missing},
+        unread=missing,
+        unread_deleted=unread if topics is None else {},
         unopened=frozenset(name.topic for name in missing if name not in opened),
     )
 
@@ -127,14 +135,19 @@ def topic_facts(
     )
 
 
+def deleted_label(topic: str) -> str:
+    """How a bill names what is left of a deleted topic."""
+    return f"{topic} (deleted)"
+
+
 def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
     """What is left in the bucket of deleted topics, by name, and why that cannot be told of others."""
     lying: dict[str, list[Lying]] = {}
     unread: dict[TopicPartition, LogError] = {}
     for each in manager.deleted_partitions():
-        topic = f"{each.name.topic} (deleted)"
+        topic = deleted_label(each.name.topic)
         if each.error is not None:
-            unread[TopicPartition(topic, each.name.partition)] = each.error
+            unread[each.name] = each.error
             lying.setdefault(topic, [])
         elif each.head is not None:
             lying.setdefault(topic, []).append(lying_of_deleted(each.head, prices))

@@ -43,7 +43,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
     if output == "table" and len(rows) > 1:
         rows = [*rows, _sum(rows)]
     emit("topics", rows, _COLUMNS, output, **report_facts(report))
-    session.tell_problems({**problems, **report.unread})
+    session.tell_problems({**problems, **report.all_unread})
     for each in report.bills:
         if each.shared_bytes:
             size = format_bytes(each.shared_bytes)
@@ -51,7 +51,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
                 f"{each.topic}: {size} of it were its source's when it was forked; what both have is on both bills"
             )
     session.say(_words(report))
-    return unread_code(report.unread.values())
+    return unread_code(report.all_unread.values())
 
 
 @cost.command("prices")
@@ -134,7 +134,7 @@ def report_facts(report: CostReport) -> dict[str, object]:
         "dollars_per_month": report.total,
         "metered_since_ms": report.since_ms,
         "rate_since_ms": report.rate_since_ms,
-        "unread": unread_rows(report.unread),
+        "unread": unread_rows(report.all_unread),
     }
 
 
