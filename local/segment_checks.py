@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from local.batch import Marker, read_marker
 from local.batch_header import CONTROL, MAGIC
 from local.batch_runs import BatchRuns, Run
 from local.columns import BatchTable
+from local.epochs import EpochRange
 from local.errors import AccessDenied, Corrupt, DiskFailed, NotFound
 from local.findings import Finding, Severity, unreadable
 from local.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of
@@ -55,15 +57,15 @@ class SegmentPlace:
 
 @dataclass(slots=True, kw_only=True)
 class SegmentReport:
-    """What was found. `epochs` are (leader epoch, first offset) where the epoch changes; `produced` the batches that
-    have a producer, each table with the markers of its rows. Unless `is_read` something is missing
-    that others are held against. `is_sparse`: offsets or records are missing between its batches, as a cleaning leaves
-    them. `said` is what the batches say of transactions."""
+    """What was found. `epochs` are ranges of one leader epoch each, from its first batch to the end of its last one;
+    `produced` the batches that have a producer, each table with the markers of its rows. Unless `is_read` something is
+    missing that others are held against. `is_sparse`: offsets or records are missing between its batches, as a
+    cleaning leaves them. `said` is what the batches say of transactions."""
 
     findings: list[Finding] = field(default_factory=list)
     first_offset: int | None = None
     next_offset: int = 0
-    epochs: list[tuple[int, int]] = field(default_factory=list)
+    epochs: list[EpochRange] = field(default_factory=list)
     produced: list[tuple[BatchTable, dict[int, Marker | None]]] = field(default_factory=list)
     aborted: list[AbortedTransaction] = field(default_factory=list)
     is_read: bool = True
@@ -138,12 +140,9 @@ def _warn_once(report: SegmentReport, finding: Finding) -> None:
 
 
 def _collect(run: Run, path: str, report: SegmentReport) -> None:
-    """Where the leader epoch changes, and the batches of producers."""
+    """The ranges of leader epochs, and the batches of producers."""
     table = run.table
-    epochs = table.leader_epochs
-    before = report.epochs[-1][0] if report.epochs else None
-    changes = np.flatnonzero(np.diff(epochs, prepend=epochs[0] - 1 if before is None else before))
-    report.epochs += [(int(epochs[row]), int(table.base_offsets[row])) for row in changes.tolist()]
+    _collect_epochs(table, report)
     chosen = table.producer_ids >= 0
     rows = np.flatnonzero(chosen)
     if not len(rows):
@@ -157,6 +156,21 @@ def _collect(run: Run, path: str, report: SegmentReport) -> None:
                 markers[at] = None
                 report.findings.append(_of_batch(path, run, row, error.attempt))
     report.produced.append((table.select(chosen), markers))
+
+
+def _collect_epochs(table: BatchTable, report: SegmentReport) -> None:
+    changes = np.flatnonzero(np.diff(table.leader_epochs)) + 1
+    for start, stop in pairwise([0, *changes.tolist(), len(table)]):
+        epoch = int(table.leader_epochs[start])
+        found = EpochRange(
+            epoch=epoch if epoch >= 0 else None,
+            base_offset=int(table.base_offsets[start]),
+            next_offset=int(table.last_offsets[stop - 1]) + 1,
+        )
+        if report.epochs and report.epochs[-1].epoch == found.epoch:
+            report.epochs[-1] = report.epochs[-1]._replace(next_offset=found.next_offset)
+        else:
+            report.epochs.append(found)
 
 
 def _check_records(run: Run, path: str, report: SegmentReport) -> None:

@@ -28,6 +28,7 @@ from functools import partial
 from itertools import pairwise
 
 from local import checkpoints, names
+from local.epochs import EpochRange, LeaderEpochs
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.findings import Finding, Severity, damaged, told, unreadable, worst
 from local.index_checks import INTERVAL_BYTES
@@ -229,7 +230,7 @@ def _verify_partition(
     for _, report in reports:
         findings += report.findings
     findings += _overlaps(reports)
-    findings += _as_far_as_read(directory, _check_epochs(storage, directory, reports))
+    findings += _as_far_as_read(directory, _check_epochs(storage, directory, vouched, reports))
     findings += _as_far_as_read(directory, _check_metadata(storage, directory))
     if all(report.is_read for _, report in reports):
         end = reports[-1][1].next_offset if reports else None
@@ -311,7 +312,7 @@ def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterato
 
 
 def _check_epochs(
-    storage: Storage, directory: str, reports: Sequence[tuple[SegmentPlace, SegmentReport]]
+    storage: Storage, directory: str, vouched: Vouched, reports: Sequence[tuple[SegmentPlace, SegmentReport]]
 ) -> Iterator[Finding]:
     """Read after the log: an epoch is written down before its first batch."""
     path = join(directory, names.LEADER_EPOCHS)
@@ -323,15 +324,33 @@ def _check_epochs(
     if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
         yield told(Severity.CORRUPT, path, "epochs or their offsets do not ascend")
         return
+    epochs = LeaderEpochs(tuple(entries))
     for place, report in reports:
-        for epoch, offset in report.epochs:
-            known = max((each for each, start in entries if start <= offset), default=None)
-            if epoch >= 0 and known != epoch:
-                what = (
-                    f"a batch of leader epoch {epoch}, where the checkpoint says {known}: path={place.path(names.LOG)}"
-                )
+        for found in report.epochs:
+            offset = _offset_to_compare(found, epochs, vouched.log_start_offset)
+            if found.epoch is None or offset is None:
+                continue
+            known = epochs.epoch_at(offset)
+            if known != found.epoch:
+                log = place.path(names.LOG)
+                what = f"a batch of leader epoch {found.epoch}, where the checkpoint says {known}: path={log}"
                 yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(offset, offset + 1))
                 break
+
+
+def _offset_to_compare(found: EpochRange, epochs: LeaderEpochs, log_start_offset: int | None) -> int | None:
+    """The first offset of the range that the checkpoint has to cover; None where it has to cover none.
+
+    The checkpoint may begin at the log start, as Kafka's does after a log start was raised into a segment. The records
+    below the log start are then in no epoch of the checkpoint.
+    """
+    if (
+        log_start_offset is None
+        or found.base_offset >= log_start_offset
+        or epochs.epoch_at(found.base_offset) is not None
+    ):
+        return found.base_offset
+    return log_start_offset if log_start_offset < found.next_offset else None
 
 
 def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:

@@ -5,12 +5,14 @@ import shutil
 import pytest
 from written_by_kafka import T0, TOPICS
 
-from local import names, producer_snapshot
+from local import names, producer_snapshot, verifying
+from local.findings import Severity
 from local.isolation import Isolation
 from local.log_dirs import LogDirectory
 from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import DiskStorage
+from local.verifying import VerifyOptions
 
 pytestmark = pytest.mark.kafka
 
@@ -61,3 +63,14 @@ def producers_in(path):
     """By producer id; none where there is no file: a log without producers needs none."""
     found = producer_snapshot.decode(path.read_bytes()) if path.exists() else []
     return sorted(found, key=lambda entry: entry.producer_id)
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["plain", "deep"])
+def test_verify_of_a_stopped_brokers_directories_raises_no_warning(written_by_kafka, deep):
+    """Cleaned topics, transactions, a raised log start and the internal topics, one by one and as a log directory."""
+    root = written_by_kafka.clean.root
+    directories = sorted({path.parent for path in root.glob("*/*.log")})
+    assert {f"{topic}-0" for topic in TOPICS} < {each.name for each in directories}
+    options = VerifyOptions(deep=deep)
+    found = [each for path in (root, *directories) for each in verifying.verify(DiskStorage(), str(path), options)]
+    assert [each for each in found if each.severity > Severity.INFO] == []
