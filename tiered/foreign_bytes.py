@@ -68,14 +68,16 @@ def tell(store: ObjectStore, layout: ForeignFormat, segment: ForeignSegment) -> 
         if segment.may_be_torn:
             return None
         raise Corrupt("reading a segment, it does not begin with a batch", object=segment.data_key)
-    next_offset, size_bytes, latest_ms = end
+    found_offset, size_bytes, latest_ms = end
+    next_offset = segment.next_offset or found_offset
+    beside = None if segment.epochs else _epochs_beside(store, segment, next_offset)
     return Told(
         segment=segment,
-        next_offset=segment.next_offset or next_offset,
+        next_offset=next_offset,
         size_bytes=size_bytes if segment.may_be_torn else segment.size_bytes,
         max_timestamp_ms=latest_ms if segment.max_timestamp_ms is None else segment.max_timestamp_ms,
-        epochs=segment.epochs or _epochs(store, segment, read, next_offset),
-        has_all_epochs=segment.epochs is not None,
+        epochs=segment.epochs or (_first_epoch(segment, read) if beside is None else beside),
+        has_all_epochs=segment.epochs is not None or beside is not None,
     )
 
 
@@ -203,14 +205,18 @@ def _scanned(read: Read, start: int) -> tuple[int, int, int | None] | None:
     return None if reached is None else (reached, size, latest if latest >= 0 else None)
 
 
-def _epochs(store: ObjectStore, segment: ForeignSegment, read: Read, end: int) -> tuple[tuple[int, int], ...]:
-    """From the checkpoint beside the segment, or from its first batch; none where neither says."""
-    base = segment.base_offset
+def _epochs_beside(store: ObjectStore, segment: ForeignSegment, end: int) -> tuple[tuple[int, int], ...] | None:
+    """From the checkpoint beside the segment; None where there is none, or it makes no sense."""
     if (key := segment.index_keys.get("epochs")) is not None:
         with suppress(Corrupt):  # then the first batch says it; the checkpoint is a finding
-            return epochs_between(store.get(key), key, base, end)
+            return epochs_between(store.get(key), key, segment.base_offset, end)
+    return None
+
+
+def _first_epoch(segment: ForeignSegment, read: Read) -> tuple[tuple[int, int], ...]:
+    """From the first batch; none where it does not say."""
     header = read_header(read(0, HEADER_BYTES))
-    return ((header.leader_epoch, base),) if header is not None and header.leader_epoch >= 0 else ()
+    return ((header.leader_epoch, segment.base_offset),) if header is not None and header.leader_epoch >= 0 else ()
 
 
 def checkpoint_of(store: ObjectStore, layout: ForeignFormat, told: Told) -> tuple[tuple[int, int], ...]:
