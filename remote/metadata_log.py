@@ -228,10 +228,16 @@ class MetadataLog:
             return self._head
 
     def refresh(self, *, exact: bool = False) -> Head:
-        """As `load`. Raises what `missing` returns where there is no head."""
+        """As `load`. Raises what `missing` returns where there is no head.
+
+        A manifest that is there and was not listed may be newer than the listing: it is listed once more.
+        """
         head = self.load(exact=exact)
         if head is None:
-            raise self.missing()
+            error = self.missing()
+            head = self.load(exact=True) if isinstance(error, Unavailable) else None
+            if head is None:
+                raise error
         return head
 
     def missing(self) -> LogError:

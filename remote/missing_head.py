@@ -7,6 +7,9 @@
 | nothing, or only names that are not ours | NotFound | no writer has opened the partition yet |
 
 A reader that took such a partition for an empty one would hide all of its records.
+
+The other objects are listed before manifest 1 is asked for. A writer creates the manifest first, so objects of a
+partition that it opens meanwhile are never taken for objects without a manifest.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ FIRST = 1  # the number of the first manifest and of the first boundary
 
 
 def missing_head(store: ObjectStore, prefix: str) -> LogError:
-    """The error of the table. Two GETs and a listing; raises what the store raises."""
+    """The error of the table. A listing and two GETs; raises what the store raises."""
     facts = {"store": store.url, "prefix": prefix}
+    names = (info.key.removeprefix(prefix) for info in store.list(prefix))
+    others = list(islice(filter(_is_ours, names), 1))
     keys = [prefix + head_key(FIRST), prefix + boundary_key(FIRST)]
     bodies = store.get_each([(key, 0, None) for key in keys])
     there = [key for key, body in zip(keys, bodies, strict=True) if body is not None]
     if there:
         attempt = "reading a partition's head, the listing hides objects that are there"
         return Unavailable(attempt, **facts, key=there[0])
-    names = (info.key.removeprefix(prefix) for info in store.list(prefix))
-    others = list(islice(filter(_is_ours, names), 1))
     if others:
         attempt = "reading a partition's head, there is none beside its objects: run 'tiered scrub' to list them"
         return Corrupt(attempt, **facts, object=prefix + others[0])

@@ -283,7 +283,7 @@ class RemoteLog(Readable):
         if head is None and partition not in self.partitions(partition.topic):
             raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
         if head is None:
-            raise metadata.missing()
+            head = metadata.refresh()
         if head.deleted_ms is not None:
             raise NotFound(
                 "finding a partition in the bucket, its topic was deleted",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,52 @@ def test_a_listing_that_hides_manifests_is_told_as_such_to_every_reader(bucket, 
         collect_heads(store, name.prefix, log, head.sequence - 1, now_ms=NOW)
     with pytest.raises(Unavailable, match="the listing hides objects that are there"):
         READERS[reader](Hiding(store), name)
+
+
+class Opening(MemoryStore):
+    """A store in which a writer creates the first manifest, and an upload, after the reader's first `calls` calls."""
+
+    def __init__(self, prefix, calls):
+        super().__init__("memory://b")
+        self.prefix, self.left, self.is_creating, self.is_open = prefix, calls, False, False
+
+    def list(self, prefix, *, start_after=""):
+        found = list(super().list(prefix, start_after=start_after))
+        self._create()
+        return iter(found)
+
+    def get_each(self, ranges):
+        found = super().get_each(ranges)
+        self._create()
+        return found
+
+    def _create(self):
+        if self.is_creating:
+            return
+        self.left -= 1
+        if self.left == 0:
+            self.is_creating = True
+            MetadataLog(self, self.prefix).become_writer("w", NOW, topic="t", topic_id="A" * 22, partition=0)
+            self.put(f"{self.prefix}data/{0:020d}-{7:020d}-{1:010d}-{'0' * 26}.log", b"data")
+            self.is_creating, self.is_open = False, True
+
+
+@pytest.mark.parametrize("calls", range(1, 5))
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda store: MetadataLog(store, store.prefix).refresh(),
+        lambda store: RemoteLog(store).head(NAME),
+    ],
+    ids=["refresh", "head"],
+)
+def test_a_partition_that_is_created_meanwhile_is_read_or_not_found(reader, calls):
+    store = Opening(f"t-{'A' * 22}/0/", calls)
+    with suppress(NotFound):  # it was not there yet when the reader ended
+        assert reader(store).epoch == 1
+    while not store.is_open:
+        list(store.list(""))
+    assert reader(store).epoch == 1
 
 
 def test_a_prefix_without_any_object_is_not_found():

@@ -162,7 +162,7 @@ def test_what_is_asked_of_one_topic_costs_the_same_listings_beside_any_number_of
 
 
 def test_a_partition_that_is_not_there_is_not_found_and_one_without_a_head_is_corrupt(store: MemoryStore) -> None:
-    store.put(f"u-{OLD}/3/data/something", b"x")
+    store.put(f"u-{OLD}/3/data/{0:020d}-{7:020d}-{1:010d}-{'0' * 26}.log", b"x")
     view = RemoteLog(store)
     with pytest.raises(NotFound, match="finding a partition in the bucket: partition=u/2"):
         view.head(TopicPartition("u", 2))
