@@ -96,7 +96,7 @@ class BucketReport:
     rows: list[RemoteSegment] = field(default_factory=list)
     suspects: list[RemoteSegment] = field(default_factory=list)
     size_bytes: int = 0
-    is_unread: bool = False  # its heads are sealed, and the ring lacks their key
+    is_unread: bool = False  # its heads are sealed, and the ring lacks their key; or it has none
 
     def counts(self) -> dict[ObjectKind, int]:
         return dict(Counter(self.objects.values()))

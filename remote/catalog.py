@@ -44,6 +44,21 @@ def partitions_of(store: ObjectStore, topic: str, topic_id: str) -> list[RemoteP
     return sorted(RemotePartitionName(topic, topic_id, number) for number in numbers)
 
 
+def missing_between(names: Iterable[RemotePartitionName]) -> list[RemotePartitionName]:
+    """The partitions below the highest one of each topic that `names` lacks, in order.
+
+    A topic's partitions are numbered without a hole. Such a partition was never copied, or its objects were lost.
+    """
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        numbers.setdefault((name.topic, name.topic_id), set()).add(name.partition)
+    return sorted(
+        RemotePartitionName(topic, topic_id, number)
+        for (topic, topic_id), found in numbers.items()
+        for number in set(range(max(found))) - found
+    )
+
+
 def list_partitions(store: ObjectStore, topics: Collection[str] | None = None) -> list[RemotePartitionName]:
     """All partitions, or those of these topics, ordered by topic, topic id and number.
 

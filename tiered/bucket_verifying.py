@@ -61,6 +61,7 @@ def verify_bucket(
     store: ObjectStore,
     names: Sequence[RemotePartitionName],
     *,
+    missing: Sequence[RemotePartitionName] = (),
     now_ms: int,
     deep: bool = False,
     sample: Sample | None = None,
@@ -72,9 +73,9 @@ def verify_bucket(
 ) -> BucketVerdict | None:
     """Look at everything, and with `deep` or a `sample` into the segments; None when told to stop before the end.
 
-    Changes nothing. Raises Unavailable.
+    `missing` as in `tiered.scrub.plan_scrub`. Changes nothing. Raises Unavailable.
     """
-    plan = plan_scrub(store, names, deep=deep or sample is not None)
+    plan = plan_scrub(store, names, deep=deep or sample is not None, missing=missing)
     if sample is not None:
         plan = replace(plan, jobs=sample.of(plan.jobs))
     with telling(plan.size_bytes) as progress:

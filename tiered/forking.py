@@ -17,7 +17,7 @@ from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from local.names import check_topic, new_topic_id
 from policies.cost import request_cost
 from policies.prices import BUILT_IN, PriceTable
-from remote.catalog import RemotePartitionName
+from remote.catalog import RemotePartitionName, missing_between
 from remote.forks import homes_of
 from remote.head import Head
 from remote.head_changes import add_segments, delete_partition, expire_segments
@@ -61,13 +61,17 @@ class PartitionFork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """A topic's fork. `unfinished` is what is left of forks that were not made in time, to be removed to the end."""
+    """A topic's fork. `unfinished` is what is left of forks that were not made in time, to be removed to the end.
+
+    `missing` are partitions of the source without a manifest, between others: the fork lacks them.
+    """
 
     topic: str
     topic_id: str
     partitions: tuple[PartitionFork, ...]
     upto_offset: int | None = None
     unfinished: tuple[RemotePartitionName, ...] = ()
+    missing: tuple[RemotePartitionName, ...] = ()
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
         return sum(each.dollars(prices) for each in self.partitions)
@@ -106,7 +110,12 @@ def plan_fork(
     dropped = {name.topic_id for name, head in forkers.items() if head.deleted_ms is not None}
     unfinished = tuple(name for name in forkers if name.topic_id in dropped)
     return ForkPlan(
-        topic=topic, topic_id=topic_id, partitions=tuple(parts), upto_offset=upto_offset, unfinished=unfinished
+        topic=topic,
+        topic_id=topic_id,
+        partitions=tuple(parts),
+        upto_offset=upto_offset,
+        unfinished=unfinished,
+        missing=tuple(missing_between(names)),
     )
 
 

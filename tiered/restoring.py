@@ -150,31 +150,34 @@ def plan_restore(
     now_ms: int,
     keys: KeyRing = NO_KEYS,
     left_out: list[LeftOut] | None = None,
+    missing: Sequence[RemotePartitionName] = (),
 ) -> list[TopicRestore]:
     """What restoring these partitions takes; writes nothing. By topic.
 
     A deleted topic does not stand in the way of a living one of its name. Raises InvalidRequest for a wish that cannot
     be, and to take over a part of a topic; NotFound for a deleted topic or one without a head.
 
-    With `left_out` a topic with a corrupt partition is left out, and noted there, where another topic can be restored:
-    a topic without one of its partitions would look like a whole one.
+    With `left_out` a topic with a corrupt partition, or with one of the partitions `missing`, is left out, and noted
+    there, where another topic can be restored: a topic without one of its partitions would look like a whole one.
     """
     wish.check()
     topics: dict[tuple[str, str], list[PartitionRestore]] = {}
-    corrupt: list[LeftOut] = []
-    for name in without_deleted(store, names):
+    broken: list[LeftOut] = []
+    living = without_deleted(store, names)
+    for name in living:
         try:
             planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
         except Corrupt as error:
-            corrupt.append(LeftOut(name=name, error=error))
+            broken.append(LeftOut(name=name, error=error))
             continue
         topics.setdefault((name.topic, name.topic_id), []).append(planned)
-    for each in corrupt:
+    broken += _missing(store, missing, living)
+    for each in broken:
         topics.pop((each.name.topic, each.name.topic_id), None)
-    if corrupt and (left_out is None or not topics):
-        raise corrupt[0].error
+    if broken and (left_out is None or not topics):
+        raise broken[0].error
     if left_out is not None:
-        left_out += corrupt
+        left_out += broken
     if wish.takes_over:
         for (topic, topic_id), found in topics.items():
             _check_whole(store, topic, topic_id, {each.name for each in found})
@@ -190,6 +193,18 @@ def plan_restore(
             partitions=tuple(found),
         )
         for (topic, topic_id), found in topics.items()
+    ]
+
+
+def _missing(
+    store: ObjectStore, missing: Sequence[RemotePartitionName], living: Sequence[RemotePartitionName]
+) -> list[LeftOut]:
+    ids = {name.topic_id for name in living}
+    attempt = "restoring a topic, the bucket has no manifest of this partition: its records may be lost"
+    return [
+        LeftOut(name=name, error=NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url))
+        for name in missing
+        if name.topic_id in ids
     ]
 
 

@@ -90,10 +90,12 @@ def plan_scrub(
     *,
     deep: bool,
     settings: SettingsOf = own_settings,
+    missing: Sequence[RemotePartitionName] = (),
 ) -> ScrubPlan:
     """The shallow scrub, and what a deep one has to look into. `settings` gives the settings of a topic from its own.
 
-    A partition that cannot be surveyed is a finding, and the others are surveyed. Raises what the store raises where it
+    A partition that cannot be surveyed is a finding, and the others are surveyed. Each of the partitions `missing`, which
+    have no object, is a finding where its topic was not deleted. Raises what the store raises where it
     is out of reach, or refuses every partition.
     """
     surveys: dict[RemotePartitionName, BucketReport] = {}
@@ -108,6 +110,8 @@ def plan_scrub(
             surveys[name] = BucketReport(prefix=name.prefix, findings=[unreadable(error, name.prefix)])
     if refused and len(refused) == len(surveys):
         raise refused[0]
+    deleted = {name.topic_id for name, each in surveys.items() if each.head and each.head.deleted_ms is not None}
+    surveys |= {name: _without_manifest(name) for name in missing if name.topic_id not in deleted}
     for name, survey in surveys.items():
         survey.findings += _plaintext(name, survey, settings)
     jobs = tuple(
@@ -223,6 +227,12 @@ def _told(name: RemotePartitionName, found: Finding, row: RemoteSegment | None, 
         ulid=row.ulid if row is not None else _ulid(found.path.removeprefix(name.prefix)),
         good_copy="local" if has_copy else None,
     )
+
+
+def _without_manifest(name: RemotePartitionName) -> BucketReport:
+    what = "no manifest and no other object of this partition, between others of its topic: its records may be lost"
+    found = Finding(severity=Severity.WARNING, path=name.prefix, what=what, is_unread=True)
+    return BucketReport(prefix=name.prefix, findings=[found], is_unread=True)
 
 
 def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:

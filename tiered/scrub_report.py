@@ -37,7 +37,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
     """What a partition was like: its newest head, and how many objects of which kind lie below its prefix.
 
-    None where its heads are sealed and the key ring lacks their key.
+    None where its heads are sealed and the key ring lacks their key, and where it has none.
     """
 
     topic: str

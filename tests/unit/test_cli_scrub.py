@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,3 +177,61 @@ def test_a_resumed_scrub_keeps_what_could_not_be_read(encrypted, tmp_path: Path)
         state.note(SegmentResult(name="n", read_bytes=7, findings=(finding,)))
     with ScrubState(DiskStorage(), path, "s", now_ms=2, resume=True) as state:
         assert state.results(["n"])["n"].is_unread
+
+
+def _without_a_middle_partition(at: list[str], tmp_path: Path, capfd) -> str:
+    """A topic with three partitions whose partition 1 has no object in the bucket; the address of the bucket."""
+    settings = ["-X", "remote.storage.enable=true", "-X", "append.batch.bytes=512"]
+    assert invoke([*at, "topic", "create", "three", "-p", "3", *settings]) == 0
+    assert invoke([*at, "append", "three", "lines", "-K", ":"]) == 0
+    assert invoke([*at, "run", "--once"]) == 0
+    (lost,) = (tmp_path / "bucket").glob("three-*/1")
+    shutil.rmtree(lost)
+    capfd.readouterr()
+    return f"file://{tmp_path}/bucket"
+
+
+@pytest.mark.parametrize("command", ["scrub three", "scrub --deep", "scrub three/0 three"])
+def test_a_partition_missing_between_others_is_a_finding(at: list[str], tmp_path: Path, capfd, command: str) -> None:
+    url = _without_a_middle_partition(at, tmp_path, capfd)
+    assert invoke([*command.split(), "--remote", url, "-o", "json"]) == 3
+    found = json.loads(capfd.readouterr().out)
+    (told,) = (each for each in found["findings"] if each["severity"] == "warning")
+    assert (told["topic"], told["partition"]) == ("three", 1)
+    assert "no manifest" in told["what"]
+    assert found["unread_partitions"] == 1
+
+
+def test_a_missing_partition_that_was_not_asked_for_is_no_finding(at: list[str], tmp_path: Path, capfd) -> None:
+    url = _without_a_middle_partition(at, tmp_path, capfd)
+    assert invoke(["scrub", "three/0", "three/2", "--remote", url]) == 0
+    assert invoke(["scrub", "t", "--remote", url]) == 0
+
+
+def test_verify_of_the_bucket_names_a_partition_missing_between_others(at: list[str], tmp_path: Path, capfd) -> None:
+    _without_a_middle_partition(at, tmp_path, capfd)
+    assert invoke([*at, "verify", "--remote", "three"]) == 3
+    assert "no manifest" in capfd.readouterr().out
+
+
+def test_a_restore_leaves_out_a_topic_that_lacks_a_partition_until_the_others_are_named(
+    at: list[str], tmp_path: Path, capfd
+) -> None:
+    url = _without_a_middle_partition(at, tmp_path, capfd)
+    words = ["--remote", url, "--yes"]
+    assert invoke(["restore", "three", "--to", "alone", *words]) == 1
+    assert "no manifest of this partition" in capfd.readouterr().err
+    assert not (tmp_path / "alone").exists()
+    assert invoke(["restore", "t", "three", "--to", "both", *words]) == 1
+    assert "! three/1: " in capfd.readouterr().err
+    assert {path.name for path in (tmp_path / "both").glob("*-*")} >= {"t-0"}
+    assert not list((tmp_path / "both").glob("three-*"))
+    assert invoke(["restore", "three/0", "three/2", "--to", "parts", *words]) == 0
+    assert {path.name for path in (tmp_path / "parts").glob("three-*")} == {"three-0", "three-2"}
+
+
+def test_a_fork_names_a_partition_that_its_source_lacks(at: list[str], tmp_path: Path, capfd) -> None:
+    url = _without_a_middle_partition(at, tmp_path, capfd)
+    assert invoke(["fork", "three", "copy", "--remote", url, "--yes"]) == 1
+    assert "! three/1: the bucket has no manifest" in capfd.readouterr().err
+    assert invoke(["fork", "t", "again", "--remote", url, "--yes"]) == 0

@@ -60,6 +60,14 @@ class Bucket:
                 raise NotFound("looking for a partition in the bucket, there is none", name=text, store=self.store.url)
         return found
 
+    def missing(self, targets: Sequence[str], names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
+        """The partitions without any object between `names`, of the topics that the targets mean as a whole."""
+        from remote.catalog import missing_between
+
+        asked = [parse_partition(each) for each in targets]
+        whole = {topic for topic, number in asked if number is None}
+        return [each for each in missing_between(names) if not asked or each.topic in whole]
+
 
 def bucket_options(command: Callable[..., object]) -> Callable[..., object]:
     """``--remote``, ``--option`` and ``--topic-id`` of a command."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.units import counted, format_bytes, format_count, format_dollars
+
+if TYPE_CHECKING:
+    from tiered.forking import ForkPlan
 
 
 @click.command("fork")
@@ -86,7 +90,15 @@ def fork(
     session.say(
         "nothing changed" if dry_run else f"next: tiered restore {fork_topic} --local none --take-over --to DIR"
     )
-    return Exit.DONE
+    return _tell_missing(plan)
+
+
+def _tell_missing(plan: ForkPlan) -> int:
+    """A line for each partition that the fork lacks; the exit code."""
+    for name in plan.missing:
+        what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"
+        click.echo(f"! {name.topic}/{name.partition}: {what}", err=True)
+    return Exit.FAILED if plan.missing else Exit.DONE
 
 
 _COLUMNS = (

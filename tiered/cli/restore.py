@@ -87,7 +87,10 @@ def restore(
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
         names = bucket.partitions(targets, topic_id)
         left_out: list[LeftOut] = []
-        plan = plan_restore(bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys, left_out=left_out)
+        missing = bucket.missing(targets, names)
+        plan = plan_restore(
+            bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys, left_out=left_out, missing=missing
+        )
         check_restore(plan, DiskStorage(), root)
         parts = [each for topic in plan for each in topic.partitions]
         prices = session.prices()

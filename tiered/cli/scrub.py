@@ -72,10 +72,13 @@ def scrub(
     started_ms = now_ms()
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate, copies=True) as bucket:
         names = bucket.partitions(targets, topic_id)
+        missing = bucket.missing(targets, names)
         if on_spark.is_wanted:
-            found = _in_tasks(session, bucket, names, stop, on_spark, resume=resume, is_configured=url is None)
+            found = _in_tasks(
+                session, bucket, names, stop, on_spark, missing=missing, resume=resume, is_configured=url is None
+            )
         else:
-            plan = plan_scrub(bucket.store, names, deep=deep, settings=bucket.settings.of)
+            plan = plan_scrub(bucket.store, names, deep=deep, settings=bucket.settings.of, missing=missing)
             found = _scrubbed(session, bucket, plan, stop, threads=threads, resume=resume, started_ms=started_ms)
     if found is None:
         session.say("interrupted; go on with: tiered scrub --deep --resume")
@@ -139,6 +142,7 @@ def _in_tasks(
     stop: Stop,
     on_spark: OnSpark,
     *,
+    missing: Sequence[RemotePartitionName],
     resume: bool,
     is_configured: bool,
 ) -> ScrubReport | None:
@@ -154,6 +158,7 @@ def _in_tasks(
             spark,
             task_bucket(session, bucket, is_configured=is_configured),
             names,
+            missing=missing,
             state=state,
             should_stop=lambda: stop.is_set,
             telling=lambda size_bytes: byte_progress(session, "scrubbed", size_bytes),

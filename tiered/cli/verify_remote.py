@@ -40,9 +40,11 @@ def verify_remote(
         if target.startswith(("/", ".")):
             raise click.UsageError(f"--remote takes TOPIC[/PARTITION], not a path: {target}")
     with stop_signals() as stop, open_bucket(session, None, {}, copies=True) as bucket:
+        names = bucket.partitions(targets, None)
         verdict = verify_bucket(
             bucket.store,
-            bucket.partitions(targets, None),
+            names,
+            missing=bucket.missing(targets, names),
             now_ms=now_ms(),
             deep=deep,
             sample=sample,

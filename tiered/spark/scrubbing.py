@@ -45,7 +45,7 @@ def scrub(
 
     Raises NotFound for a topic that the bucket lacks.
     """
-    from remote.catalog import chosen_partitions
+    from remote.catalog import chosen_partitions, missing_between
 
     bucket = Bucket(url=url, options=store_options or {}, key_ring=key_ring)
     with bucket.opened() as store:
@@ -56,6 +56,7 @@ def scrub(
         spark,
         bucket,
         names,
+        missing=missing_between(names),
         state=state,
         task_bytes=task_bytes,
         wave_tasks=wave_tasks,
@@ -70,6 +71,7 @@ def scrub_partitions(
     bucket: Bucket,
     names: Sequence[RemotePartitionName],
     *,
+    missing: Sequence[RemotePartitionName] = (),
     state: ScrubState | None = None,
     task_bytes: int = TASK_BYTES,
     wave_tasks: int | None = None,
@@ -81,7 +83,7 @@ def scrub_partitions(
     """`scrub` for partitions that were chosen; `telling` makes its `progress` once it is known how much there is."""
     started_ms = state.started_ms if state is not None else wall_ms()
     with bucket.opened() as store:
-        plan = plan_scrub(store, names, deep=True, settings=settings)
+        plan = plan_scrub(store, names, deep=True, settings=settings, missing=missing)
         done = state.results(job.identity for job in plan.jobs) if state is not None else {}
         with telling(plan.size_bytes) as progress:
             for result in done.values():
