@@ -94,9 +94,9 @@ def plan_scrub(
 ) -> ScrubPlan:
     """The shallow scrub, and what a deep one has to look into. `settings` gives the settings of a topic from its own.
 
-    A partition that cannot be surveyed is a finding, and the others are surveyed. Each of the partitions `missing`, which
-    have no object, is a finding where its topic was not deleted. Raises what the store raises where it
-    is out of reach, or refuses every partition.
+    A partition that cannot be surveyed is a finding, and the others are surveyed. The partitions `missing` have no
+    object: each is a finding where its topic was not deleted. Raises what the store raises where it is out of reach, or
+    refuses every partition.
     """
     surveys: dict[RemotePartitionName, BucketReport] = {}
     refused: list[LogError] = []
