@@ -21,7 +21,8 @@ PUFFIN = ".puffin"
 def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat | None:
     """The layout that was asked for, or that is found; None for our own.
 
-    Raises InvalidRequest where names speak of none, or of several, and NotFound when the store's root does not exist.
+    Raises InvalidRequest when the object names match no layout, or several. Raises NotFound when the store has no object,
+    or when its root does not exist.
     """
     layout = Layout(options.layout) if options.layout != AUTO else find_layout(store, options.prefixes)
     match layout:
@@ -44,13 +45,16 @@ def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout
     found = set(_topic_directories(store)) or set(_log_directories(store))
     if len(found) == 1:
         return found.pop()
-    if any(info.key.endswith(PUFFIN) for info in islice(store.list(""), KEYS)):
+    keys = [info.key for info in islice(store.list(""), KEYS)]
+    if not keys:
+        raise NotFound("finding the layout of a bucket, no object lies below the url: check the url", store=store.url)
+    if any(key.endswith(PUFFIN) for key in keys):
         wrong = (
             "finding the layout of a bucket, it is Aiven's Iceberg mode, whose segments are no Kafka segments any more"
         )
         raise InvalidRequest(wrong, store=store.url)
     names = ",".join(sorted(each.value for each in found)) or "none"
-    wrong = "finding the layout of a bucket, its names do not say: name it, and the url below which it lies"
+    wrong = "finding the layout of a bucket, its object names do not match exactly one: name the layout and the url of its root"
     raise InvalidRequest(wrong, store=store.url, found=names, there_are=",".join(each.value for each in Layout))
 
 

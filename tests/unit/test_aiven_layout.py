@@ -332,6 +332,9 @@ def test_a_bucket_without_segments_has_no_partition_that_can_be_read() -> None:
         assert bucket.topics() == []
         with pytest.raises(NotFound):
             bucket.reader().offsets(NAME)
+    with RemoteLog(store, layout=LayoutOptions(layout="auto")) as bucket, pytest.raises(NotFound, match="no object"):
+        bucket.topics()
+    store.put("holiday.jpg", b"not a log")
     with RemoteLog(store, layout=LayoutOptions(layout="auto")) as bucket, pytest.raises(InvalidRequest, match="layout"):
         bucket.topics()
 

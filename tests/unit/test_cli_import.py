@@ -81,6 +81,27 @@ def test_batches_of_anybodys_bucket_are_dumped(sample, logs, ours, tmp_path, cap
     assert "--remote" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["remote", "ls", "EMPTY"],
+        ["remote", "ls", "EMPTY", "t"],
+        ["consume", "t", "--remote", "EMPTY", "--layout", "auto"],
+        ["dump", "t/0", "--remote", "EMPTY", "--layout", "auto"],
+        ["import", "EMPTY", "--remote", "THEIRS", "--dry-run"],
+    ],
+    ids=" ".join,
+)
+def test_the_layout_of_an_empty_bucket_is_not_found(ours, logs, capfd, words) -> None:
+    urls = {"EMPTY": ours, "THEIRS": logs}
+    assert invoke([urls.get(word, word) for word in words]) == 1
+    told = capfd.readouterr()
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    assert "no object lies below the url" in line
+    assert f"store={ours}" in line
+
+
 def test_gaps_are_told_on_stderr(sample, tmp_path, capfd) -> None:
     store = open_store(tmp_path.as_uri())
     for files in (sample.segments[0], sample.segments[2]):
