@@ -370,6 +370,17 @@ def lacks_seal(head: Head) -> bool:
     return bool(head.properties.get(KEY_ID)) or any(row.key_id for row in (*head.segments, *head.view_rows))
 
 
+def check_says_something(head: Head) -> None:
+    """Raises Corrupt for a head that lacks its seal and names no segment: a reader could not tell that it was forged.
+
+    Such a head with segments is served with a warning: their bytes are authenticated.
+    """
+    if lacks_seal(head) and not head.has_rows:
+        facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
+        wrong = "the manifest of an encrypted topic is not sealed and names no segment"
+        raise Corrupt(f"reading a head, {wrong}: forged, or `tiered rotate-keys` is due", **facts)
+
+
 def _check(head: Head, prefix: str | None) -> None:
     """Raises Corrupt for the first contradiction of `remote.head_validation`."""
     found = next(contradictions(head, prefix), None)

@@ -113,7 +113,10 @@ def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str
         if is_newer or (found.sequence, found.commit_id) == seen:
             return
     facts = {"seen_sequence": seen[0], "found_sequence": found.sequence if found is not None else None}
-    raise Corrupt(f"reading a head, the bucket has an older state than was seen: {step}", prefix=prefix, **facts)
+    wrong = "the bucket has an older state than was seen"
+    if found is not None and found.seal_key_id is None:
+        wrong = "the manifest of an encrypted topic is not sealed, and a sealed one was seen: forged, or put back"
+    raise Corrupt(f"reading a head, {wrong}; {step}", prefix=prefix, **facts)
 
 
 def is_same_head(store: ObjectStore, prefix: str, head: Head, body: bytes | None = None) -> bool:

@@ -25,7 +25,7 @@ from remote.foreign_layout import OURS, ForeignFormat, ForeignName, LayoutOption
 from remote.foreign_log import ForeignLog
 from remote.fsspec_store import open_store
 from remote.guessing import Guesses
-from remote.head import Head
+from remote.head import Head, check_says_something
 from remote.index_copies import IndexCopies, index_copies, shares
 from remote.keys import partition_prefix
 from remote.metadata_log import MetadataLog
@@ -290,6 +290,7 @@ class RemoteLog(Readable):
                 partition=partition,
                 deleted_ms=head.deleted_ms,
             )
+        check_says_something(head)
         remote = RemotePartition(
             self.store, prefix, self._cache, metadata=metadata, keys=self._keys, disk=self._disk, guesses=Guesses()
         )

@@ -453,6 +453,41 @@ def test_the_sealed_manifest_that_a_node_remembers_is_refused_without_its_seal(w
         assert P1 not in manager.problems
 
 
+@pytest.mark.parametrize("is_seen_by", ["node", "looks", "disk"])
+def test_a_missing_seal_is_named_as_such_and_not_as_an_older_state(world: World, is_seen_by: str) -> None:
+    prefix, store, clock = prefixes(world.store)[0], keyed(world.store, RING), [0]
+    known, copies = KnownHeads(lambda: clock[0]), IndexCopies(ModelDisk(), "./index")
+    MetadataLog(store, prefix, known=known).load()
+    MetadataLog(store, prefix, copies=copies).load()
+    forge_chain(world.store)
+    clock[0] += 120_000
+    match is_seen_by:
+        case "node":
+            with world.open() as manager:
+                wrong = manager.problems[P0]
+        case "looks":
+            with pytest.raises(Corrupt) as caught:
+                MetadataLog(store, prefix, known=known).load(exact=True)
+            wrong = caught.value
+        case _:
+            with pytest.raises(Corrupt) as caught:
+                MetadataLog(store, prefix, copies=copies).load()
+            wrong = caught.value
+    assert "the manifest of an encrypted topic is not sealed" in str(wrong)
+    assert "older state" not in str(wrong)
+
+
+def test_a_reader_refuses_a_manifest_of_an_encrypted_topic_without_seal_and_without_entries(world: World) -> None:
+    prefix = prefixes(world.store)[0]
+    forged = forged_head(world.store, prefix, newest(world.store, prefix).sequence, parent_id=None)
+    for info in list(world.store.list(prefix + HEADS)):
+        if parse_head_key(info.key.removeprefix(prefix)) != forged.sequence:
+            world.store.delete([info.key])
+    with pytest.raises(Corrupt, match="the manifest of an encrypted topic is not sealed and names no segment"):
+        values(world.store)
+    assert values(world.store, partition=TopicPartition("t", 1)), "other partitions are served"
+
+
 def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(world: World) -> None:
     prefix = prefixes(world.store)[0]
     _, entries = own_segments(prefix, world.store)
@@ -594,7 +629,7 @@ def test_after_the_upgrade_the_old_manifests_put_back_are_refused_by_what_was_se
     old.store.delete([info.key for info in old.store.list(prefix + HEADS)])
     for key, body in saved.items():
         old.store.put(key, body)
-    with pytest.raises(Corrupt, match="older state than was seen"):
+    with pytest.raises(Corrupt, match="is not sealed, and a sealed one was seen: forged, or put back"):
         MetadataLog(store, prefix, copies=copies).load()
     with pytest.raises(Corrupt, match="not sealed"):
         values(old.store, KeyRing({"first": bytes(range(32))}, required=("encrypted",)), TopicPartition("encrypted", 0))
