@@ -21,8 +21,8 @@ PUFFIN = ".puffin"
 def foreign_format(store: ObjectStore, options: LayoutOptions) -> ForeignFormat | None:
     """The layout that was asked for, or that is found; None for our own.
 
-    Raises InvalidRequest when the object names match no layout, or several. Raises NotFound when the store has no object,
-    or when its root does not exist.
+    Raises InvalidRequest when the object names match no layout, or several. Raises NotFound when the store has no
+    object, or when its root does not exist.
     """
     layout = Layout(options.layout) if options.layout != AUTO else find_layout(store, options.prefixes)
     match layout:
@@ -54,7 +54,9 @@ def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout
         )
         raise InvalidRequest(wrong, store=store.url)
     names = ",".join(sorted(each.value for each in found)) or "none"
-    wrong = "finding the layout of a bucket, its object names do not match exactly one: name the layout and the url of its root"
+    wrong = (
+        "finding the layout of a bucket, its object names match no single one: name the layout and the url of its root"
+    )
     raise InvalidRequest(wrong, store=store.url, found=names, there_are=",".join(each.value for each in Layout))
 
 
