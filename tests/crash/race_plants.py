@@ -12,6 +12,7 @@ from race_stage import HOUR, GatedStore
 
 from local import swap
 from local.epochs import EpochRange, LeaderEpochs
+from local.errors import NotFound
 from local.storage import Storage
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
@@ -30,6 +31,7 @@ from remote.head import Head
 from remote.head_changes import Change
 from remote.keys import full_key, head_key
 from remote.metadata_log import LogState, MetadataLog
+from remote.pinned_head import PinnedLog
 from remote.spill_page import encode_page
 from tiered import agreement, apply, bucket_deletion, forking, opening, partition, pausing, view_building
 
@@ -138,6 +140,19 @@ def _a_pin_that_was_seen_counts_for_what_left_before_it_alone(patch: Patch) -> N
 
 def _pinned_heads_are_collected(patch: Patch) -> None:
     patch.setattr(head_collection, "list_pins", lambda store, prefix: [])
+
+
+def _a_lapsed_pin_shows_another_manifest(patch: Patch) -> None:
+    """A reader goes by the sequence of its pin alone. A slow writer may have created that void name again."""
+
+    def load(self: PinnedLog, *, exact: bool = False) -> Head:
+        if self._head is None:
+            self._head = self._chain.read(self._pin.sequence)
+        if self._head is None:
+            raise NotFound("reading a pinned head", sequence=self._pin.sequence)
+        return self._head
+
+    patch.setattr(PinnedLog, "load", load)
 
 
 # --- collected heads -------------------------------------------------------------------------------------------------
@@ -375,6 +390,7 @@ PLANTED = [
     Plant(_a_look_at_the_pins_is_good_for_what_leaves_later, _slow_time, since=720),
     Plant(_a_pin_that_was_seen_counts_for_what_left_before_it_alone, since=95),
     Plant(_pinned_heads_are_collected, _COLLECTS_HEADS),
+    Plant(_a_lapsed_pin_shows_another_manifest, _slow_time, since=4130),
     Plant(_who_created_a_head_does_not_look_at_the_boundary, _COLLECTS_HEADS),
     Plant(_heads_are_deleted_before_they_are_void, _COLLECTS_HEADS),
     Plant(_a_page_is_named_and_not_written, _HAS_PAGES),

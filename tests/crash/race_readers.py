@@ -10,9 +10,9 @@ from race_truth import Truth, plain, records_in, view_name
 from local.errors import Conflict, NotFound, OffsetOutOfRange, Unavailable
 from remote.chunk_cache import ChunkCache
 from remote.head import Head
-from remote.head_chain import HeadChain
 from remote.metadata_index import MetadataIndex, Pages
 from remote.metadata_log import MetadataLog
+from remote.pinned_head import PinnedLog
 from remote.pins import Pin, pin_newest, release
 from remote.range_reader import RemotePartition
 from remote.view import find_view
@@ -85,13 +85,15 @@ def hold(actor: Actor, truth: Truth) -> None:
 
 
 def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, head: Head, truth: Truth) -> bool:
-    """One object of all that the pinned head names, and the head itself; False once the pin has expired."""
+    """Read the pinned manifest and one object that it names; False once the pin has lapsed.
+
+    After the pin lapsed, GC may delete the manifest, and a slow writer may create another one under the void name. The
+    reader must then raise NotFound. It must never return the other manifest.
+    """
     race = actor.race
     try:
-        again = HeadChain(store, truth.prefix).read(head.sequence)  # type: ignore[arg-type]
-        assert again is None or again == head, "another head under a pinned one's name"
-        if again is None:
-            raise NotFound("a pinned head", sequence=head.sequence)
+        again = PinnedLog(store, truth.prefix, pin).load()  # type: ignore[arg-type]
+        assert again == head, f"another manifest under the pinned name: {again.commit_id}, not {head.commit_id}"
         index = MetadataIndex(head, Pages(store, truth.prefix).rows)  # type: ignore[arg-type]
         rows = [*index.rows_with_dead(0, 1 << 62), *head.view_rows]
         if rows:
