@@ -143,6 +143,8 @@ class Truth:
             assert head.epoch in (last.epoch, last.epoch + 1)
             assert head.log_start_offset >= last.log_start_offset, "the log start went back"
             assert last.deleted_ms in (None, head.deleted_ms), "a deleted partition lives again"
+            is_removal = last.deleted_ms is None or _appender(head) == _appender(last)
+            assert is_removal, f"a deleted partition took a writer: {_appender(head)}"
         self.heads.append(head)
         known, rows = {row.ulid for row in self._rows}, self.rows_of(head)
         self.pages_seen += len(head.spills)
@@ -331,6 +333,11 @@ class Truth:
     def check_strangers(self) -> None:
         for name in STRANGERS if self.is_told else ():
             assert self._inner.get(self.prefix + name) == b"not yours", f"an unknown object was touched: {name}"
+
+
+def _appender(head: Head) -> str:
+    """The last writer that keeps a log. The removal of a partition never changes it."""
+    return head.writer_id if head.appender_id is None else head.appender_id
 
 
 def records_in(body: bytes) -> dict[int, Record]:
