@@ -212,7 +212,7 @@ def _do_one(machine: Machine, actor: Actor, manager: LogManager, deed: str) -> N
         case "pause" | "resume":
             _pause(machine, race, manager, deed)
         case "delete topic":
-            machine.acked, machine.sent = {}, {}
+            machine.acked = {}  # `sent` stays: a process that dies before its registry is written leaves the topic
             manager.delete_topic(machine.partition.topic, now_ms=race.now_ms)
 
 

@@ -126,7 +126,7 @@ def _finish(machine: Machine, is_last: bool, actor: Actor) -> None:
         manager.roll(name.topic, now_ms=race.now_ms)
     _finish_rounds(machine, race, manager)
     if not is_last and actor.rng.random() < 0.5:
-        machine.acked, machine.sent = {}, {}
+        machine.acked = {}
         manager.delete_topic(name.topic, now_ms=race.now_ms)
         _finish_rounds(machine, race, manager)
     if is_last:
