@@ -342,6 +342,15 @@ def _slow_time(scene: SceneOfRace) -> SceneOfRace | None:
     return replace(long, topic=topic, jumps=0.015, sleeps=0.0)
 
 
+def _one_long_writer(scene: SceneOfRace) -> SceneOfRace | None:
+    """One process stays the writer for many grace times: the others rest once they are fenced."""
+    slow = _slow_time(scene)
+    if slow is None:
+        return None
+    alone = replace(slow, has_guest=False, has_freer=False, has_fork=False, pauses=False)
+    return replace(alone, steps=1500, deeds_max=2000, rest_max=6000, jumps=0.03)
+
+
 def _long_compacted(scene: SceneOfRace) -> SceneOfRace | None:
     """Long enough for tombstones to be old."""
     if not scene.kind.startswith("compact") or "delete" in scene.kind:
@@ -387,7 +396,7 @@ PLANTED = [
     Plant(_a_deleted_topic_waits_for_nobody, _DELETES_TOPIC),
     Plant(_a_deleted_partition_takes_writers, _DELETES_TOPIC),
     Plant(_who_deletes_looks_for_no_pins),
-    Plant(_a_look_at_the_pins_is_good_for_what_leaves_later, _slow_time, since=720),
+    Plant(_a_look_at_the_pins_is_good_for_what_leaves_later, _one_long_writer, since=40),
     Plant(_a_pin_that_was_seen_counts_for_what_left_before_it_alone, since=95),
     Plant(_pinned_heads_are_collected, _COLLECTS_HEADS),
     Plant(_a_lapsed_pin_shows_another_manifest, _slow_time, since=4130),
