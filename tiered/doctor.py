@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -55,12 +55,16 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """What is looked at. `store` None: none is configured. `may_write`: the checks that write for a moment may."""
+    """What is looked at. `store` None: none is configured. `may_write`: the checks that write for a moment may.
+
+    `is_away` tells whether the store was asked and has answered nothing.
+    """
 
     config: Config
     around: Surroundings
     store: ObjectStore | None = None
     may_write: bool = True
+    is_away: Callable[[], bool] = lambda: False
 
 
 Check = Callable[[Patient], Iterable[Finding]]
@@ -68,9 +72,9 @@ Check = Callable[[Patient], Iterable[Finding]]
 
 def examine(config: Config, *, may_write: bool = True, around: Surroundings | None = None) -> Iterator[Finding]:
     """Every finding as it is made, the machine first, then the store, then what lies in both. Closes what it opens."""
-    from tiered.configured_store import configured_store
     from tiered.doctor_node import NODE_CHECKS
     from tiered.doctor_store import PARTITION_CHECKS, STORE_CHECKS
+    from tiered.hasty_store import BriefStore
 
     patient = Patient(config=config, around=around or surroundings(), may_write=may_write)
     yield from run_checks(patient, NODE_CHECKS)
@@ -79,12 +83,12 @@ def examine(config: Config, *, may_write: bool = True, around: Surroundings | No
         yield from run_checks(patient, PARTITION_CHECKS)
         return
     try:
-        store = configured_store(config)
+        store = BriefStore.of(config)
     except (LogError, ImportError) as error:
         yield failed("store", error)
         return
     assert store is not None, "there is a url"
-    patient = Patient(config=config, around=patient.around, store=store, may_write=may_write)
+    patient = replace(patient, store=store.as_store, is_away=lambda: store.is_away)
     try:
         yield from run_checks(patient, STORE_CHECKS)
         yield from run_checks(patient, PARTITION_CHECKS)

@@ -116,6 +116,9 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
     url, now_ms = patient.config.remote_url or "", patient.around.clock_ms()
     if not url.startswith("s3://"):
         return
+    if patient.is_away():  # these are listed by a client of its own, with waits of its own
+        yield Finding(check="uploads", state=State.SKIPPED, what="the store answered nothing")
+        return
     options = store_options(patient.config)
     options.pop("client", None)
     found = UnfinishedUploads(url, options).list()
@@ -132,7 +135,9 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
 def partitions(patient: Patient) -> Iterator[Finding]:
     """Every partition opened to look at: its log, its newest head, what waits there, who holds on to it."""
     now_ms = patient.around.clock_ms()
-    with LogManager.open(patient.config, now_ms=now_ms, read_only=True, storage=patient.around.storage) as manager:
+    with LogManager.open(
+        patient.config, now_ms=now_ms, read_only=True, storage=patient.around.storage, store=patient.store
+    ) as manager:
         for group in group_problems(problems_of(manager.problems)):
             errors = {str(name): error for name, error in manager.problems.items()}
             yield _bad("partitions", group.line, failed("partitions", errors[group.places[0]]).next_step)

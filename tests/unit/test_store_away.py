@@ -15,7 +15,7 @@ from remote.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 from remote.store import ObjectStore
 from tiered import configured_store, hasty_store
 from tiered.cli.main import invoke
-from tiered.hasty_store import HastyStore
+from tiered.hasty_store import BriefStore, HastyStore
 
 
 class Away:
@@ -225,3 +225,103 @@ def test_the_reader_of_a_manager_serves_what_the_disk_has() -> None:
 
 def test_the_limit_of_haste_is_below_what_a_person_waits() -> None:
     assert hasty_store.HASTE_S <= 2.0
+
+
+# --- commands that show figures ---------------------------------------------------------------------------------------
+
+LOOKS = [
+    ("status", 6),
+    ("status --section sync", 6),
+    ("get-offsets orders", 6),
+    ("plan", 6),
+    ("topic describe orders", 6),
+    ("cost show", 6),
+    ("cost advise", 6),
+    ("compaction status", 0),
+    ("transactions list", 0),
+    ("doctor", 10),
+]
+
+
+@pytest.mark.parametrize(("words", "code"), LOOKS, ids=lambda each: str(each))
+def test_a_command_that_looks_waits_for_a_dead_store_once_and_not_for_each_partition(
+    home: Away, capfd, waits: list[float], words: str, code: int
+) -> None:
+    for topic in ("second", "third"):
+        own = ["-X", "remote.storage.enable=true"]
+        assert invoke(["-q", "topic", "create", topic, "-p", "20", *own]) == 0
+    capfd.readouterr()
+    home.error = ERRORS["no way to it"]
+    assert invoke(words.split()) == code
+    assert len(waits) <= 4, "tries beyond the first, of all calls together"
+    assert home.error.attempt in "".join(capfd.readouterr())
+
+
+def test_a_dead_store_costs_a_look_its_seconds_in_total_and_every_further_call_fails_at_once() -> None:
+    away, clock = Away(MemoryStore()), [0.0]
+
+    class Slow(Away):
+        def __getattr__(self, verb: str) -> Callable[..., object]:
+            clock[0] += 2.0
+            return away.__getattr__(verb)
+
+    away.error = ERRORS["no way to it"]
+    store = BriefStore(Slow(away.inner), elapsed_s=lambda: clock[0])  # type: ignore[arg-type]
+    for _ in range(50):
+        with pytest.raises(Unavailable, match="the store cannot be reached"):
+            store.as_store.get("a")
+        with pytest.raises(Unavailable):
+            list(store.as_store.list(""))
+    assert (len(away.asked), store.is_away) == (3, True)
+
+
+def test_a_store_that_has_answered_gets_the_time_of_a_whole_call() -> None:
+    away, clock = Away(MemoryStore()), [0.0]
+    store = BriefStore(away, elapsed_s=lambda: clock[0])  # type: ignore[arg-type]
+    away.error = ERRORS["a wrong secret"]
+    with pytest.raises(AccessDenied):
+        store.as_store.get("a")
+    assert not store.is_away, "a refusal is an answer"
+    with store._lock:
+        store._vain_s = hasty_store.ANSWERED_S - 1
+    away.error = None
+    assert list(store.as_store.list("")) == []
+
+
+def test_a_hanging_store_is_asked_once_by_a_look() -> None:
+    from threading import Event
+
+    class Hanging:
+        url, asked = "memory://b", 0
+
+        def list(self, prefix: str, *, start_after: str = "") -> object:
+            Hanging.asked += 1
+            done.wait()
+            return iter(())
+
+        close = list
+
+    done = Event()
+    store = BriefStore(Hanging(), limit_s=0.01)  # type: ignore[arg-type]
+    try:
+        for _ in range(20):
+            with pytest.raises(Unavailable, match="no answer by the deadline"):
+                list(store.as_store.list(""))
+        assert Hanging.asked == 1
+    finally:
+        done.set()
+
+
+def test_the_doctor_asks_one_store_and_skips_what_another_client_would_ask(home: Away, capfd, monkeypatch) -> None:
+    from remote import unfinished_uploads
+
+    def refuse(self: object) -> None:
+        raise AssertionError("a client of its own")
+
+    monkeypatch.setattr(unfinished_uploads.UnfinishedUploads, "list", refuse)
+    home.error = ERRORS["no way to it"]
+    text = Path("tiered.toml").read_text()
+    (line,) = (each for each in text.splitlines() if each.startswith("url"))
+    Path("tiered.toml").write_text(text.replace(line, 'url = "s3://bucket"'))
+    assert invoke(["doctor"]) == 10
+    assert "the store answered nothing" in capfd.readouterr().out

@@ -33,7 +33,7 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
     from tiered.unread import unread_rows
 
     now = now_ms()
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         for topic in topics:
             manager.topic(topic)
         found = compaction_status(manager, now, topics or None)
@@ -69,7 +69,7 @@ def advise(session: Session, output: str) -> int:
     """Settings with which cleaning cannot keep up, from the logs and the history of passes. Exit 3 with advice."""
     from tiered.compaction_status import compaction_advice
 
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         found = compaction_advice(manager, now_ms())
         problems = dict(manager.problems)
     rows: list[Row] = [

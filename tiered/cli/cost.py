@@ -36,7 +36,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
     """
     from tiered.cost import cost_report
 
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         report = cost_report(manager, now_ms(), topics or None)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     rows = report.rows()
@@ -88,7 +88,7 @@ def advise(
     rates = read_rates(rate)
     if out is not None:
         check_target(out, WRITING)
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         at_ms = now_ms()
         found = cost_advice(manager, at_ms, topics or None, least_dollars=least, rates=rates)
         if out is not None:

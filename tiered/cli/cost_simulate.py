@@ -72,7 +72,7 @@ def simulate(
     axes, rates = read_axes(asked), read_rates(rate)
     if page is not None:
         check_target(page, _WRITING)
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         simulation = simulate_costs(manager, now_ms(), axes or None, topics or None, rates=rates)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
         unread = unread_partitions(manager, topics or None)

@@ -56,7 +56,7 @@ def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed
     from local.isolation import Isolation
     from tiered.unread import unread_rows
 
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         partitions = _partitions(manager, names)
         isolation = Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED
         found, unread = _found(manager, partitions, asked, isolation)

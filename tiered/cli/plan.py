@@ -49,7 +49,7 @@ def plan(
         raise InvalidRequest("planning, the moment is past: say a later one, such as +7d", at=at)
     if out is not None:
         check_target(out, WRITING)
-    with session.manager(read_only=True, overrides=settings) as manager:
+    with session.manager(read_only=True, overrides=settings, is_brief=True) as manager:
         priced = priced_plan(manager, at_ms, topics or None)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
     if out is not None:

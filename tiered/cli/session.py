@@ -98,23 +98,27 @@ class Session:
         takes_over: bool = False,
         is_alone: bool = False,
         is_hasty: bool = False,
+        is_brief: bool = False,
     ) -> LogManager:
         """An open manager; the caller closes it. Writing, it is the directory's only one (else Conflict).
 
         With `is_alone` the store is asked for nothing. With `is_hasty` a store that is away does not hold the open up
         (`tiered.hasty_store`), and a bucket that refuses is a problem of the partitions; the caller tells problems.
+        With `is_brief` nor does it hold up what is asked later; for figures alone.
         `known` and `takes_over` as `LogManager.open` takes them. With `observations` its disk and its store are
         observed, and its calls to the store traced.
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only or is_hasty)
         from tiered.cli.recovery_progress import recovery_progress
-        from tiered.hasty_store import HastyStore
+        from tiered.hasty_store import BriefStore, HastyStore
         from tiered.manager import LogManager
         from tiered.web.silent_store import silent_store
 
         store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
         hasty = HastyStore.of(config) if is_hasty else None
+        brief = BriefStore.of(config) if is_brief else None
+        store = hasty.as_store if hasty is not None else brief.as_store if brief is not None else store
         way, meter = self.progress.way, self.progress.meter
         is_quiet = self.is_quiet or way == "none"
         with recovery_progress(self.say, is_quiet=is_quiet, is_plain=way == "plain", meter=meter) as tell:
@@ -132,7 +136,7 @@ class Session:
                         config,
                         now_ms=now_ms(),
                         read_only=read_only,
-                        store=hasty.as_store if hasty is not None else store,
+                        store=store,
                         progress=tell,
                         known=known,
                         may_be_refused=is_hasty,

@@ -118,7 +118,7 @@ def _look(
 ) -> tuple[StatusReport, list[TierSync] | None]:
     from tiered.status_report import status_report
 
-    with session.manager(read_only=True, known=known) as manager:
+    with session.manager(read_only=True, known=known, is_brief=True) as manager:
         report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
         if not asks_sync:
             return report, None

@@ -74,7 +74,7 @@ def _show_new(session: Session, names: tuple[str, ...], partitions: int, setting
 
     if len(names) > 1 and output == "json":
         raise click.UsageError("--dry-run -o json shows one topic: name one, or use -o jsonl")
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         planned = [manager.plan_new_topic(name, partitions, settings) for name in names]
     for each in planned:
         show_new(session, each, output)
@@ -122,7 +122,7 @@ def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_
     if dry_run:
         from tiered.cli.topic_dry_runs import show_altered
 
-        with session.manager(read_only=True) as manager:
+        with session.manager(read_only=True, is_brief=True) as manager:
             planned = manager.plan_altered_topic(name, settings, now_ms=now_ms())
         show_altered(session, planned, output)
         return
@@ -162,7 +162,7 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -
     if dry_run:
         from tiered.cli.topic_dry_runs import show_deleted
 
-        with session.manager(read_only=True) as manager:
+        with session.manager(read_only=True, is_brief=True) as manager:
             planned = manager.plan_deleted_topic(name, now_ms=now_ms())
         show_deleted(session, planned, output)
         return
@@ -213,7 +213,7 @@ def describe(session: Session, name: str, show_settings: bool, output: str) -> i
         return Exit.DONE
     from tiered.unread import unread_partitions, unread_rows
 
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         found = manager.topic(name)
         looked_at = {each.partition: partition_status(each) for each in manager.snapshots(now_ms(), [name])}
         unread = unread_partitions(manager, [name])

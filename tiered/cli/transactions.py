@@ -36,7 +36,7 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
     from tiered.transactions import open_transactions
     from tiered.unread import unread_rows
 
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         held = _held(manager, asked)
         problems = manager.problems if not asked else {}
         opened = {each.name for each in held}
@@ -78,7 +78,7 @@ def end(session: Session, target: str, producer_id: int, aborts: bool, commits: 
     if dry_run:
         from tiered.transactions import find_open
 
-        with session.manager(read_only=True) as manager:
+        with session.manager(read_only=True, is_brief=True) as manager:
             (held,) = _held(manager, [(topic, number)])
             open_one = find_open(held, producer_id)
         since = f"producer_id={producer_id} first_offset={open_one.first_offset}"

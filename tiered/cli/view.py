@@ -72,7 +72,7 @@ def status(session: Session, topics: tuple[str, ...], name: str | None, output: 
     from tiered.unread import unread_partitions, unread_rows
     from tiered.views import view_status
 
-    with session.manager(read_only=True) as manager:
+    with session.manager(read_only=True, is_brief=True) as manager:
         for topic in topics:
             manager.topic(topic)
         found = view_status(manager, now_ms(), topics or None, name=name)
@@ -101,7 +101,7 @@ def drop(session: Session, topic: str, name: str, yes: bool, dry_run: bool, outp
     from tiered.views import drop_views, views_to_drop
 
     if dry_run:
-        with session.manager(read_only=True) as manager:
+        with session.manager(read_only=True, is_brief=True) as manager:
             found = views_to_drop(manager, topic, name=name, now_ms=now_ms())
         emit("views", [_row(each, now_ms()) for each in found], _STATUS, output, dry_run=True)
         session.say("nothing changed")
