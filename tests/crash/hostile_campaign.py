@@ -1,4 +1,5 @@
-"""Attacks on a deployment through its commands: damaged files and objects, forged manifests, lost buckets, kills.
+"""Attacks on a deployment through its commands: damaged files and objects, forged manifests, dead, lying and lost
+stores, two owners, kills.
 
     python tests/crash/hostile_campaign.py [--store file|moto|versitygw|localstack|hdfs] [--seeds 200] [--first-seed 0]
 
@@ -8,7 +9,8 @@ seed is broken when a command
 1. prints a traceback or an internal error, ends with an undocumented exit code, or fails without a line on stderr;
 2. reads with exit code 0 something else than the truth, while no command that checks has reported a problem;
 3. loses a record that can be read before it runs;
-4. deletes a data object that the manifest before the attack names.
+4. deletes a data object that the manifest before the attack names;
+5. reads with exit code 0 without a record that was acknowledged during the attack.
 
 Exit code 1 and the seeds when one is broken; a seed repeats exactly, kills by time excepted.
 """
@@ -31,6 +33,7 @@ TOP = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(TOP / "tests" / "unit"), str(TOP / "localstack"), str(TOP)]
 
 from command_server import Commands  # noqa: E402
+from hostile_stores import unread  # noqa: E402
 from hostile_world import ATTACKS, PARTITIONS, Answer, Attack, HostileWorld  # noqa: E402
 from local_servers import KINDS, RunningServer  # noqa: E402
 
@@ -50,13 +53,20 @@ def attacked(world: HostileWorld, seed: int) -> tuple[Attack, list[str], Counter
     (attack,) = rng.choices(attacks, weights)
     done = attack(world, rng)
     counted = Counter[str]({attack.__name__: 1})
-    complaints, reported, before = [], False, {}
+    complaints, reported, before = list(done.complaints), False, {}
+    for answer in done.answers:
+        counted["commands"] += 1
+        counted[f"exit {answer.code} during the attack"] += 1
+        complaints += _misbehaviour(answer)
+        if answer.words[0] == "consume" and answer.code == 0:
+            is_remote = "--remote" in answer.words
+            complaints += _untruth(world.truth[answer.words[1]], answer, done, is_remote=is_remote)
     for answer in _looked(world):
         counted["commands"] += 1
         complaints += _misbehaviour(answer)
         reported |= answer.code != 0 or "WARNING" in answer.err or "ERROR" in answer.err
     for partition in PARTITIONS:
-        for words in ((), ("--remote", world.url)):
+        for words in ((), ("--remote", *world.told_remote())):
             answer = _consume(world, partition, *words)
             counted["commands"] += 1
             complaints += _misbehaviour(answer)
@@ -74,7 +84,7 @@ def attacked(world: HostileWorld, seed: int) -> tuple[Attack, list[str], Counter
     ):
         counted["commands"] += 1
         complaints += _misbehaviour(answer)
-    complaints += _lost(world, before)
+    complaints += _lost(world, before, done.acknowledged)
     complaints += _deleted(world, done)
     return done, complaints, counted
 
@@ -82,13 +92,11 @@ def attacked(world: HostileWorld, seed: int) -> tuple[Attack, list[str], Counter
 def _looked(world: HostileWorld) -> Iterator[Answer]:
     for words in CHECKS:
         yield world.run(*words)
-    yield world.run("remote", "ls", world.url)
+    yield world.run("remote", "ls", *world.told_remote())
 
 
 def _consume(world: HostileWorld, partition: str, *words: str) -> Answer:
-    options = [f"{key}={value}" for key, value in world.options_told]
-    told = [each for option in options for each in ("--option", option)] if words else []
-    return world.run("consume", partition, "-o", "jsonl", *words, *told)
+    return world.run("consume", partition, "-o", "jsonl", *words)
 
 
 def _misbehaviour(answer: Answer) -> list[str]:
@@ -112,8 +120,11 @@ def _untruth(truth: list[str], answer: Answer, attack: Attack, *, is_remote: boo
     return [f"{' '.join(answer.words)}: {len(found)} of {len(truth)} records, exit 0, and no check reported it"]
 
 
-def _lost(world: HostileWorld, before: dict[tuple[str, tuple[str, ...]], list[str]]) -> list[str]:
-    complaints = []
+def _lost(
+    world: HostileWorld, before: dict[tuple[str, tuple[str, ...]], list[str]], acknowledged: tuple[str, ...]
+) -> list[str]:
+    answer = _consume(world, "kept/0")
+    complaints = unread(answer, list(acknowledged)) if answer.code == 0 else []
     for (partition, words), records in before.items():
         if words:
             continue
@@ -166,6 +177,7 @@ def main() -> int:
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
             attack, complaints, told = attacked(world, seed)
             counted.update(told)
+            print(f"seed {seed}: {len(complaints)} complaints, {time.monotonic() - began:.0f} s", file=sys.stderr)
             broken += bool(complaints)
             for each in complaints:
                 print(f"seed {seed}: {attack.what}\n    {each}", flush=True)

@@ -13,12 +13,16 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import hostile_stores
 from command_server import Commands
-from local_servers import RunningServer
+from hostile_stores import LyingGate
+from local_servers import RunningServer, request
+from outage_gate import HOST, Way
 
 from remote.fsspec_store import open_store
 from remote.head import decode_line, encode_line
@@ -55,13 +59,17 @@ class Attack:
     """What was changed. `may_cut`: a prefix of a log is a right answer (a torn tail of a process that was killed).
 
     `may_grow`: records may follow the truth, and compaction may have run. `is_forged`: the bucket says something else
-    with a valid checksum, so what is read may differ from the truth.
+    with a valid checksum, so what is read may differ from the truth. `answers` are of commands that ran during the
+    attack, `acknowledged` the values that they appended to kept/0, and `complaints` what the attack itself saw.
     """
 
     what: str
     may_cut: bool = False
     may_grow: bool = False
     is_forged: bool = False
+    answers: tuple[Answer, ...] = ()
+    acknowledged: tuple[str, ...] = ()
+    complaints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +88,9 @@ class HostileWorld:
     def __init__(self, home: Path, commands: Commands, server: RunningServer | None, name: str) -> None:
         self.home, self.data = home, home / "data"
         self._environ = {**os.environ, "PATH": f"{commands.directory}:{os.environ['PATH']}", "COLUMNS": "200"}
+        self.gate = LyingGate(server.ports[0]) if server is not None else None
+        self.is_s3 = server is not None and server.kind.is_s3
+        self._server, self._bucket = server, name
         self.url, options = self._place(server, name)
         self.store = open_store(self.url, options)
         self.options_told = [(key, value) for key, value in options.items() if isinstance(value, str)]
@@ -90,11 +101,11 @@ class HostileWorld:
         shutil.copytree(self.data, home / "saved")
         self.objects = {each.key: self.store.get(each.key) for each in self.store.list("")}
 
-    def run(self, *words: str, stdin: str = "") -> Answer:
-        """Run a command to its end."""
+    def run(self, *words: str, stdin: str = "", home: Path | None = None) -> Answer:
+        """Run a command to its end, in this deployment or in another `home`."""
         done = subprocess.run(
             ["tiered", *words],
-            cwd=self.home,
+            cwd=home or self.home,
             env=self._environ,
             executable=str(Path(self._environ["PATH"].partition(":")[0]) / "tiered"),
             input=stdin,
@@ -130,6 +141,7 @@ class HostileWorld:
 
     def restore(self, *, is_clean: bool) -> None:
         """Both tiers as they were; without the clean marker the last process counts as killed."""
+        self._make_bucket()
         shutil.rmtree(self.data)
         shutil.copytree(self.home / "saved", self.data)
         if not is_clean:
@@ -152,17 +164,58 @@ class HostileWorld:
                 newest[key.rpartition("/")[0]] = max(newest.get(key.rpartition("/")[0], ""), key)
         return sorted(newest.values())
 
+    def told_remote(self) -> list[str]:
+        """The words that lead a command to the bucket: the url for ``--remote``, and its options."""
+        return [self.url, *(word for key, value in self.options_told for word in ("--option", f"{key}={value}"))]
+
+    @contextmanager
+    def dead(self, way: Way) -> Iterator[None]:
+        """The store does not answer; a bucket that is a folder has another name."""
+        if self.gate is None:
+            (self.home / "bucket").rename(self.home / "away")
+        else:
+            self.gate.turn(way)
+        try:
+            yield
+        finally:
+            if self.gate is None:
+                (self.home / "away").rename(self.home / "bucket")
+            else:
+                self.gate.turn(Way.OPEN)
+
+    def remove_bucket(self) -> None:
+        """Delete every object and the bucket itself."""
+        if self._server is None:
+            shutil.rmtree(self.home / "bucket")
+            return
+        self.store.delete([each.key for each in self.store.list("")])
+        if not self.is_s3:
+            from hdfs_native import Client
+
+            Client(self._server.url).delete(f"/{self._bucket}", recursive=True)
+        elif self._server.kind.name == "versitygw":  # a directory is a bucket there
+            shutil.rmtree(self._server.folder / "files" / self._bucket)
+        else:
+            status, body = request(self._server.ports[0], "DELETE", f"/{self._bucket}") or (None, b"")
+            assert status == 204, (status, body)
+
+    def _make_bucket(self) -> None:
+        if self._server is None:
+            (self.home / "bucket").mkdir(exist_ok=True)
+        elif self.is_s3:
+            self._server.create_bucket(self._bucket)
+        else:
+            from hdfs_native import Client
+
+            Client(self._server.url).mkdirs(f"/{self._bucket}/logs", create_parent=True)
+
     def _place(self, server: RunningServer | None, name: str) -> tuple[str, dict[str, object]]:
-        if server is None:
-            (self.home / "bucket").mkdir()
+        self._make_bucket()
+        if server is None or self.gate is None:
             return (self.home / "bucket").as_uri(), {}
         if server.kind.is_s3:
-            server.create_bucket(name)
-            return f"s3://{name}/logs", server.options()
-        from hdfs_native import Client
-
-        Client(server.url).mkdirs(f"/{name}/logs", create_parent=True)
-        return f"{server.url}/{name}/logs", {}
+            return f"s3://{name}/logs", {**server.options(), "endpoint_url": self.gate.url}
+        return f"hdfs://{HOST}:{self.gate.port}/{name}/logs", {}
 
     def _configure(self, options: dict[str, object]) -> None:
         told = "".join(
@@ -269,6 +322,7 @@ ATTACKS: tuple[tuple[int, Callable[[HostileWorld, random.Random], Attack]], ...]
     (1, hide_manifests),
     (1, empty_bucket),
     (2, kill_commands),
+    *hostile_stores.ATTACKS,
 )
 
 
