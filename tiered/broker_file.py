@@ -1,9 +1,10 @@
 """A Kafka broker's ``server.properties``, or a file of topic settings, as settings of ours; and what is wrong in it.
 
 Read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a comment, a
-backslash at the end joins lines. A broker's values are bare numbers, and some of its names count hours or minutes; of
-several names for one setting the finest counts (Kafka's ServerTopicConfigSynonyms). What concerns the broker alone
-(listeners, quotas, replicas) has no effect here: `without_effect` names each and says why (`tiered.broker_only`).
+backslash at the end joins lines, ``\\uXXXX`` is a character, bytes are ISO-8859-1. A broker's values are bare numbers,
+and some of its names count hours or minutes; of several names for one setting the finest counts (Kafka's
+ServerTopicConfigSynonyms). What concerns the broker alone (listeners, quotas, replicas) has no effect here:
+`without_effect` names each and says why (`tiered.broker_only`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ _SAME = frozenset(("compression.type", "compression.gzip.level", "compression.lz
 _OF_BROKERS = frozenset(
     ("broker.id", "node.id", "process.roles", "listeners", "log.dir", "log.dirs", "zookeeper.connect")
 )
-_LINE = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:\s]?\s*(.*)", re.DOTALL)
+_BLANKS = " \t\f"  # Java's; a line ends at CR, LF or both, and at nothing else
+_LINE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9]+")
+_READING = "reading a broker's properties"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +50,60 @@ class Entry:
 
 def read_entries(path: str) -> list[Entry]:
     """The entries of the file at `path`, in order. Raises as `tiered.given_files.read_given`, InvalidRequest for bytes
-    that are no text."""
+    that are no text and as `parse_entries`."""
     from tiered.given_files import read_given
 
-    attempt = "reading a broker's properties"
-    body = read_given(path, attempt, "name the server.properties of a broker")
+    body = read_given(path, _READING, "name the server.properties of a broker")
+    if b"\0" in body:
+        raise InvalidRequest(f"{_READING}, it is no text", file=path)
     try:
-        return list(parse_entries(body.decode()))
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{attempt}, it is no text", file=path) from None
+        return list(parse_entries(body.decode("iso-8859-1")))
+    except InvalidRequest as error:
+        raise error.restated(error.attempt, file=path, **error.facts) from None
 
 
 def parse_entries(text: str) -> Iterator[Entry]:
-    """As `java.util.Properties.load` reads them, but for ``\\uXXXX`` beyond one letter each."""
+    """As `java.util.Properties.load` reads them. Raises InvalidRequest for an escape that it refuses."""
+    for first, line in _joined(text):
+        found = _LINE.fullmatch(line)
+        if found is not None:
+            yield Entry(first, _unescaped(found[1], first), _unescaped(found[2], first).rstrip())
+
+
+def _joined(text: str) -> Iterator[tuple[int, str]]:
+    """The lines with entries and the number of the first line of each; a backslash at the end joins it to the next."""
     pending: str | None = None
     first = 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.lstrip(" \t\f")
+    for number, raw in enumerate(_LINE_END.split(text), 1):
+        line = raw.lstrip(_BLANKS)
         if pending is None and (not line or line[0] in "#!"):
             continue
         first = number if pending is None else first
-        line = (pending or "") + line
-        if (len(line) - len(line.rstrip("\\"))) % 2:
-            pending = line[:-1]
+        is_joined = (len(line) - len(line.rstrip("\\"))) % 2 == 1
+        whole = (pending or "") + (line[:-1] if is_joined else line)
+        if is_joined:
+            pending = whole
             continue
         pending = None
-        found = _LINE.fullmatch(line)
-        if found is not None:
-            yield Entry(first, _unescaped(found[1]), _unescaped(found[2]).rstrip())
+        yield first, whole
+    if pending is not None:
+        yield first, pending
 
 
 def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
     """What the entries set, under our names, for ``[defaults]``: the finest name of each setting, hours as ms.
 
-    Raises InvalidRequest for a value that Kafka would not take.
+    Raises InvalidRequest for a value that Kafka would not take and for settings that contradict each other, under the
+    names that the entries have.
     """
-    settings = {}
-    for name, entry in _meant(entries).items():
-        settings[name] = _value(entry, name)
+    from tiered.topic_settings import check_combination
+
+    meant = _meant(entries)
+    settings = {name: _value(entry, name) for name, entry in meant.items()}
+    try:
+        check_combination(settings, may_tier=True)
+    except InvalidRequest as error:
+        raise error.restated(error.attempt, **_as_written(error.facts, meant)) from None
     return settings
 
 
@@ -129,7 +150,9 @@ def lint_broker_file(path: str) -> list[LintFinding]:
     except InvalidRequest as error:
         key = next((key for key in error.facts if key in meant), "")
         where = effective[key].origin if key else path
-        return [*found, _finding(Severity.ERROR, where, key, " ".join(str(error).split()), "change one of the two")]
+        told = error.restated(error.attempt, **_as_written(error.facts, meant))
+        name = meant[key].name if key else ""
+        return [*found, _finding(Severity.ERROR, where, name, " ".join(str(told).split()), "change one of the two")]
     for hint in hints(subject):
         where = next((effective[key].origin for key in hint.keys if key in meant), path)
         step = hint.step.removeprefix("-X ")
@@ -145,6 +168,14 @@ def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
         if name is not None and (name not in meant or _rank(each.name) <= _rank(meant[name].name)):
             meant[name] = each
     return meant
+
+
+def _as_written(facts: Mapping[str, object], meant: Mapping[str, Entry]) -> dict[str, object]:
+    """The facts of an error that names settings of ours, under the names and with the values of the file."""
+    return {
+        meant[name].name if name in meant else name: meant[name].value if name in meant else value
+        for name, value in facts.items()
+    }
 
 
 def _our_name(name: str) -> str | None:
@@ -166,7 +197,10 @@ def _value(entry: Entry, name: str) -> str:
             "reading properties, not as kafka writes it", key=entry.name, value=text, expected=expected
         )
     value = str(int(text) * unit) if unit and int(text) > 0 else text
-    parse(name, value)
+    try:
+        parse(name, value)
+    except InvalidRequest as error:
+        raise error.restated(error.attempt, **{**error.facts, "key": entry.name, "value": repr(text)}) from None
     return value
 
 
@@ -237,5 +271,15 @@ def _finding(severity: Severity, where: str, key: str, what: str, step: str) -> 
     return LintFinding(severity=severity, where=where, key=key, what=what, next_step=step)
 
 
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", lambda found: {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(found[1], found[1]), text)
+def _unescaped(text: str, line: int) -> str:
+    """Raises InvalidRequest for ``\\u`` without four hex digits."""
+
+    def character(found: re.Match[str]) -> str:
+        if found[1] == "u":
+            raise InvalidRequest(f"{_READING}, four hex digits follow \\u", line=line, text=repr(text))
+        if len(found[1]) > 1:
+            return chr(int(found[1][1:], 16))
+        return {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(found[1], found[1])
+
+    units = _ESCAPE.sub(character, text)
+    return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")  # pairs become one character

@@ -236,7 +236,7 @@ BROKER = "node.id=1\nlog.dirs=/kafka\nnum.network.threads=3\n"  # three lines
             "remote.log.storage.system.enable=true\nremote.log.storage.manager.class.name=x\n"
             "log.retention.hours=1\nlog.local.retention.ms=7200000",
             7,
-            "local.retention.ms",
+            "log.local.retention.ms",
             "the disk would keep more than the log",
         ),
         ("log.retention.bytes=4096", 4, "segment.bytes", "less than one segment"),
@@ -277,6 +277,73 @@ def test_properties_are_read_as_java_reads_them() -> None:
     assert [(each.line, each.name, each.value) for each in parse_entries(text)] == [
         (2, "a", "1"), (3, "b", "2"), (4, "c", "3"), (5, "d", "xy"), (8, "e f", "\tq\\"), (9, "g", ""), (10, "h", "=i"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("log.retention.hour\\u0073=1\\u00368\n", [(1, "log.retention.hours", "168")]),
+        ("a=\\ud83d\\ude00 \\u00e4\n", [(1, "a", "\U0001f600 ä")]),
+        ("a=1,\\\n    2,\\\r\n\t3\nb=4", [(1, "a", "1,2,3"), (4, "b", "4")]),
+        ("a=1\\", [(1, "a", "1")]),
+        ("a=x\\\\\\\n\\\\\nb=2\n", [(1, "a", "x\\\\"), (3, "b", "2")]),
+        ("a=1\\\n# no comment\nb=2\n", [(1, "a", "1# no comment"), (3, "b", "2")]),
+        ("a=x\x0by\u2028z\n", [(1, "a", "x\x0by\u2028z")]),
+        ("a\xa0b=1\n", [(1, "a\xa0b", "1")]),
+        ("a : = 1\n", [(1, "a", "= 1")]),
+    ],
+)
+def test_escapes_and_joined_lines_are_javas(text: str, found: list[tuple[int, str, str]]) -> None:
+    assert [(each.line, each.name, each.value) for each in parse_entries(text)] == found
+
+
+def test_a_malformed_escape_names_the_file_and_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text("a=1\nb=\\u12\n")
+    with pytest.raises(InvalidRequest, match="four hex digits") as caught:
+        read_entries(str(path))
+    assert (caught.value.facts["file"], caught.value.facts["line"]) == (str(path), 2)
+
+
+def test_latin_letters_in_a_comment_are_read_and_binary_files_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_bytes("# für alle\nlog.retention.hours=1\n".encode("iso-8859-1"))
+    assert [each.name for each in read_entries(str(path))] == ["log.retention.hours"]
+    path.write_bytes(b"\x7fELF\0\0")
+    with pytest.raises(InvalidRequest, match="it is no text"):
+        read_entries(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("log.retention.hours=-5\n", "key=log.retention.hours value='-5'"),
+        ("log.cleanup.policy=shred\n", "key=log.cleanup.policy value='shred'"),
+        ("log.retention.ms=7d\n", "key=log.retention.ms"),
+        (
+            "log.retention.hours=1\nlog.local.retention.ms=9999999999\n",
+            "log.local.retention.ms=9999999999 log.retention.hours=1",
+        ),
+    ],
+)
+def test_an_error_in_a_brokers_file_names_the_brokers_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], text: str, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("server.properties").write_text(text)
+    assert invoke(["-q", "init", "--properties", "server.properties"]) == 2
+    assert named in capfd.readouterr().err
+    found = [each.key for each in lint_broker_file("server.properties") if each.severity is Severity.ERROR]
+    assert all(key.startswith("log.") for key in found)
+
+
+def test_an_init_into_a_missing_directory_of_the_store_names_no_file_that_is_not_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["-C", str(tmp_path), "init", "--remote", f"file://{tmp_path}/missing"]) == 1
+    said = capfd.readouterr().err
+    assert "mend the url of --remote" in said
+    assert "tiered.toml" not in said
 
 
 def test_a_place_can_begin_with_a_brokers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def _hint(error: BaseException) -> str | None:
     if "key_id" in facts or "remote.encryption.key.id" in facts:
         return _FORGED if isinstance(error, Corrupt) else _KEY_RING
     if code is ErrorCode.STORE_DIRECTORY_MISSING:
-        return "make it, mount its disk, or mend the url: see [remote] of tiered.toml"
+        return "make it, mount its disk, or mend the url of --remote or in [remote] of tiered.toml"
     if code is ErrorCode.CREDENTIALS_MISSING:
         return _CREDENTIALS
     if isinstance(error, Unavailable) and "endpoint" in facts:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import InvalidRequest
+from local.errors import ErrorCode, InvalidRequest, NotFound
 from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
@@ -76,12 +76,9 @@ def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
     if broker_file is None:
         return {}, []
     from tiered.broker_file import broker_settings, read_entries, without_effect
-    from tiered.topic_settings import check_combination
 
     entries = read_entries(broker_file)
-    found = broker_settings(entries)
-    check_combination(found, may_tier=True)
-    return found, without_effect(entries)
+    return broker_settings(entries), without_effect(entries)
 
 
 def _tell_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
@@ -128,6 +125,10 @@ def _probe(session: Session, url: str, options: dict[str, object]) -> None:
     store = addressed_store(url, options, Config.load(None, session.overrides, os.environ))
     try:
         guarantees = probe_store(store, now_ms=now_ms(), is_racing=True)
+    except NotFound as error:
+        if error.code is ErrorCode.STORE_DIRECTORY_MISSING:
+            error.add_note("make it, mount its disk, or mend the url of --remote")
+        raise
     finally:
         store.close()
     if guarantees.allows_writers:
