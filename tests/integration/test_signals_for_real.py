@@ -154,8 +154,7 @@ def test_it_ends_at_once_and_in_order_wherever_it_is(stage: Stage, reach, words,
 
 def test_a_hang_up_ends_no_start_and_is_taken_once_all_is_loaded(stage: Stage) -> None:
     with stage.while_modules_are_imported(FOR_EVER) as daemon:
-        daemon.process.send_signal(HUP)
-        time.sleep(0.1)  # it has nothing to say of it
+        daemon.process.send_signal(HUP)  # pending before the file is there: the import sees it first
         stage.go.touch()
         daemon.wait_for(lambda: True if "configuration read again" in daemon.words else None, "it was heard")
         assert daemon.end() == 0

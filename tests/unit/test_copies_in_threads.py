@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
@@ -24,6 +25,7 @@ from remote.store import UploadSource
 from tiered.apply import apply_on_disk
 from tiered.bucket_check import check_bucket
 from tiered.manager import LogManager
+from tiered.rounds import Rounds
 from tiered.tier_tasks import Due
 from tiered.worker import Worker
 
@@ -182,8 +184,17 @@ def test_a_disk_that_fills_is_relieved_beside_an_upload_that_hangs(world: World,
         assert _offsets(manager) == list(range(80))
 
 
-def test_rounds_go_on_beside_a_plan_that_waits_for_an_upload_that_hangs(world: World, store: HangingStore) -> None:
+def test_rounds_go_on_beside_a_plan_that_waits_for_an_upload_that_hangs(
+    world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A view, a saved plan, a job: `LogManager.apply` beside a daemon's rounds. It does its whole plan in the end."""
+    waits, real = threading.Event(), Rounds._wait_for_task
+
+    def wait_for_task(*given: Any) -> bool:
+        waits.set()
+        return real(*given)
+
+    monkeypatch.setattr(Rounds, "_wait_for_task", wait_for_task)
     with _started(world, store, "o") as manager:
         _drain(manager, {NAME})
         send(manager, 5, start=60)
@@ -193,7 +204,7 @@ def test_rounds_go_on_beside_a_plan_that_waits_for_an_upload_that_hangs(world: W
         done: list[object] = []
         caller = threading.Thread(target=lambda: done.append(manager.apply(plan)), daemon=True)
         caller.start()
-        caller.join(0.2)
+        assert waits.wait(LIMIT_S)
         turn = threading.Thread(target=lambda: manager.tick(NOW, waits=False), daemon=True)
         turn.start()
         turn.join(LIMIT_S / 3)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,20 +68,27 @@ def test_every_verb_of_a_store_that_hangs_for_ever_ends_by_its_deadline(hanging,
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_that_hangs_once_is_tried_again(verb):
     class HangsOnce(MemoryStore):
-        hung = False
-
         def __getattribute__(self, name):
-            if name in VERBS and not HangsOnce.hung:
-                HangsOnce.hung = True
-                return lambda *args, **kwargs: gate.wait(30)
-            return super().__getattribute__(name)
+            return hang if name in VERBS and not hung.is_set() else super().__getattribute__(name)
 
-    gate, store = threading.Event(), HangsOnce()
+    class EndsWhatHangs(Watchdog):
+        """The deadline of a call passes once the store hangs, however slow the machine is."""
+
+        def run(self, call, limit, attempt, **facts):
+            return super().run(call, Pulse(0.05, clock=lambda: float(hung.is_set())), attempt, **facts)
+
+    def hang(*args, **kwargs):
+        hung.set()
+        gate.wait(30)
+
+    hung, gate, store = threading.Event(), threading.Event(), HangsOnce()
     MemoryStore.put(store, "a", b"x")
-    patient = RetryingStore(WatchedStore(store, deadlines=SHORT), RetryPolicy(sleep=lambda _: None))
+    watchdog = EndsWhatHangs()
+    patient = RetryingStore(WatchedStore(store, watchdog), RetryPolicy(sleep=lambda _: None))
     try:
         VERBS[verb](patient)
-        assert HangsOnce.hung
+        assert hung.is_set()
+        assert watchdog.abandoned == 1, "one try hung, and the next one did not"
     finally:
         gate.set()
 
@@ -142,31 +148,45 @@ def test_the_making_of_parts_is_no_hanging_of_the_store():
         assert pulse.left_s() == 10.0
 
 
-def test_waiting_for_other_uploads_is_no_hanging_of_the_store():
+def test_waiting_for_other_uploads_is_no_hanging_of_the_store(monkeypatch):
     """A third large upload beside two slow ones was given up after the time in which a store has to move."""
-    going_on, began = threading.Event(), threading.Semaphore(0)
-    most = []
+    going_on, began, asked = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+    most, pulses = [], []
 
     class Counting(MemoryStore):
         def upload(self, key, source):
             most.append(key)
             super().upload(key, source)
 
+    class Places:
+        """Tells of each upload that asks for one of the store's places."""
+
+        def __enter__(self):
+            asked.release()
+            places.acquire()
+
+        def __exit__(self, *error):
+            places.release()
+
+    def begin_to_count(limit_s):
+        pulses.append(limit_s)
+        return Pulse(limit_s)
+
     def parts():
         began.release()
         assert going_on.wait(30)
         yield b"x"
 
+    monkeypatch.setattr("remote.watched_store.Pulse", begin_to_count)
     inner = Counting()
-    stall_s = 3.0  # those that may go on do so within that, also on a busy machine
-    store = WatchedStore(inner, deadlines=replace(SHORT, upload_stall_s=stall_s), uploads_max=2)
+    store = WatchedStore(inner, uploads_max=2)
+    places, store._places = store._places, Places()
     with ThreadPoolExecutor(3) as threads:
         uploads = [threads.submit(store.upload, key, UploadSource(parts=parts)) for key in ("a", "b", "c")]
-        assert began.acquire(timeout=60)
-        assert began.acquire(timeout=60)
-        done, _ = wait(uploads, timeout=stall_s * 1.5)
-        assert not done
+        for gate in (began, began, asked, asked, asked):
+            assert gate.acquire(timeout=60)
         assert len(most) == 2
+        assert len(pulses) == 2, "no time counts for the upload that waits"
         going_on.set()
         for each in uploads:
             each.result(30)
