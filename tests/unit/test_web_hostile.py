@@ -80,7 +80,8 @@ def test_bytes_that_trickle_in_prolong_nothing(impatient: None, begun: bytes) ->
 def test_who_asks_no_more_is_hung_up_on(monkeypatch) -> None:
     monkeypatch.setattr(BoundConnection, "idle_s", SOON_S)
     with served() as server, Raw(server) as client:
-        client.get().get("/again")
+        both = (f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n" for target in ("/", "/again"))
+        client.send("".join(both).encode())  # at once: between two sends the connection could be idle for too long
         assert client.answer() == (200, f"{SECRET} /")
         assert client.answer() == (200, f"{SECRET} /again"), "a connection serves more than one request"
         assert client.rest() == b""

@@ -219,7 +219,7 @@ def test_figures_that_are_not_there_in_time_are_no_old_ones(monkeypatch) -> None
     server = MetricsServer(LOOPBACK, 0, {"/metrics": figures})
     server.start()
     try:
-        assert ask(server, "/metrics") == (200, "tiered_halted 0\n")
+        assert figures_at_last(server) == "tiered_halted 0\n"
         hangs.set()
         assert [ask(server, "/metrics")[0] for _ in range(3)] == [503] * 3
         looking = [each for each in threading.enumerate() if each.name.startswith("tiered-page /metrics")]
@@ -227,10 +227,19 @@ def test_figures_that_are_not_there_in_time_are_no_old_ones(monkeypatch) -> None
         hangs.clear()
         goes_on.set()
         looking[0].join(LIMIT_S)
-        assert ask(server, "/metrics")[0] == 200
+        assert figures_at_last(server) == "tiered_halted 0\n"
     finally:
         goes_on.set()
         server.close()
+
+
+def figures_at_last(server: MetricsServer) -> str:
+    """The figures. On a busy machine a look may miss its short deadline; the next one may not."""
+    for _ in range(100):
+        status, figures = ask(server, "/metrics")
+        if status == 200:
+            return figures
+    raise AssertionError("no figures at all")
 
 
 # -- TLS
