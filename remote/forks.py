@@ -44,7 +44,7 @@ from remote.head_chain import HeadChain
 from remote.keys import foreign_key, home_of, is_foreign
 from remote.metadata_log import MetadataLog
 from remote.pins import Pin, list_pins
-from remote.spilling import named_by
+from remote.spilling import named_by, rows_unless_deleted
 from remote.store import ObjectStore
 
 
@@ -90,7 +90,8 @@ def homes_of(keys: Collection[str], prefix: str) -> set[str]:
 def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
     """Everything that a fork's newest head names, and every pinned one; nothing while it has no head.
 
-    Pins that have ended count as well: at worst an object stays until they are removed.
+    Pins that have ended count as well: at worst an object stays until they are removed. A page of such a pin's manifest
+    may be deleted already. Raises Corrupt for a damaged page and NotFound for a lost one.
     """
     metadata = MetadataLog(store, fork)
     head = metadata.load(exact=True)
@@ -101,7 +102,7 @@ def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
     for sequence in {pin.sequence for pin in list_pins(store, fork)}:
         pinned = chain.read(sequence)
         if pinned is not None:
-            named |= named_by(pinned, metadata.page_rows)
+            named |= named_by(pinned, rows_unless_deleted(head, metadata.page_rows))
     return named
 
 

@@ -136,6 +136,28 @@ def named_by(head: Head, rows_of: RowsOf) -> set[str]:
     return named_keys(head, rows_of) | set(waiting_keys(head, rows_of))
 
 
+def rows_unless_deleted(newest: Head, rows_of: RowsOf) -> RowsOf:
+    """Read pages of older manifests. A deleted page has no rows; a lost one raises what `rows_of` raises.
+
+    1. A page leaves the lists of pending deletes only after it was deleted. So a page that is not there was deleted if
+       `newest` neither names nor lists it, and was lost otherwise.
+    2. A page is deleted only when no pin holds it. So a pin of the older manifest has lapsed, or came too late.
+    3. No reader relies on such a pin, and `newest` names or lists every object of the page's rows that is needed.
+    """
+    expected = {spill.key for spill in newest.spills} | {each.key for each in newest.unlinked}
+    expected |= {page.spill.key for page in newest.unlinked_pages}
+
+    def rows(spill: SpillRow) -> Rows:
+        try:
+            return rows_of(spill)
+        except NotFound:
+            if spill.key in expected:
+                raise
+            return ()
+
+    return rows
+
+
 def _own_rows(head: Head) -> Iterator[RemoteSegment]:
     """Everything with objects that the head names itself: the newest rows and the views'."""
     yield from head.segments

@@ -11,16 +11,18 @@ import pytest
 from disk_model import ModelDisk
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
-from local.errors import Conflict, InvalidRequest, LogError
+from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition
 from local.record import StoredRecord
-from remote import forks
+from remote import forks, metadata_log
 from remote.catalog import RemotePartitionName, list_partitions
 from remote.forks import forks_of, is_over, kept_by_forks
+from remote.head_chain import HeadChain
+from remote.keys import parse_data_key
 from remote.memory_store import MemoryStore
 from remote.metadata_log import MetadataLog
 from remote.orphans import find_orphans
-from remote.pins import Pin, list_pins, release
+from remote.pins import Pin, list_pins, pin_newest, release
 from remote.spilling import SpillRule
 from remote.store import ObjectStore
 from tiered.bucket_check import check_bucket, damage
@@ -509,6 +511,46 @@ def test_a_look_at_forks_sees_one_that_comes_while_it_looks() -> None:
         patch.setattr(forks, "named_by_fork", named)
         kept = kept_by_forks(world.store, home)
     assert {home + key for key in kept} == _data(world.store)
+
+
+def test_a_lapsed_pin_of_a_fork_whose_page_was_deleted_blocks_no_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader ended without releasing its pin. GC removes a pin when it removes old manifests: here it has none."""
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", SMALL_PAGES)
+    world = _world()
+    _fork(world.store)
+    home, fork = _names(world.store, "t")[0].prefix, _names(world.store, "f")[0].prefix
+    log = MetadataLog(world.store, fork)
+    _, pinned = pin_newest(world.store, fork, log, now_ms=LATER, expires_ms=LATER + HOUR, holder="reader")
+    assert pinned.spills
+    with _manager_of_the_fork(world) as manager:
+        manager.delete_records({FORK: -1}, now_ms=LATER)
+        for at in range(3):
+            settle(manager, LATER + at * 2 * DAY)
+    assert HeadChain(world.store, fork).read(pinned.sequence) == pinned
+    assert not any(fork + spill.key in world.store._objects for spill in pinned.spills)
+    paged_upto = max(spill.next_offset for spill in pinned.spills)
+    kept = [parse_data_key(key) for key in kept_by_forks(world.store, home)]
+    assert all(each is not None and each.base_offset >= paged_upto for each in kept)
+    _empty_the_topic(world, LATER + 7 * DAY)
+    left = [parse_data_key(key.removeprefix(home)) for key in _data(world.store)]
+    assert {each.base_offset for each in left if each is not None} == {each.base_offset for each in kept if each}
+
+
+def test_a_lost_page_of_a_pinned_manifest_of_a_fork_lets_no_home_delete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program deleted the page while the fork lists it as a pending delete: its rows are not known."""
+    monkeypatch.setattr(metadata_log, "SPILL_RULE", SMALL_PAGES)
+    world = _world()
+    _fork(world.store)
+    home, fork = _names(world.store, "t")[0].prefix, _names(world.store, "f")[0].prefix
+    log = MetadataLog(world.store, fork)
+    _, pinned = pin_newest(world.store, fork, log, now_ms=LATER, expires_ms=LATER + 9 * DAY, holder="reader")
+    with _manager_of_the_fork(world) as manager:
+        manager.delete_records({FORK: -1}, now_ms=LATER)
+        settle(manager, LATER)
+    kept_by_forks(world.store, home)
+    world.store.delete([fork + pinned.spills[0].key])
+    with pytest.raises(NotFound):
+        kept_by_forks(world.store, home)
 
 
 def test_appends_to_a_fork_go_on_above_the_leader_epochs_of_its_source() -> None:
