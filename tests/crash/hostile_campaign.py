@@ -33,7 +33,7 @@ TOP = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(TOP / "tests" / "unit"), str(TOP / "localstack"), str(TOP)]
 
 from command_server import Commands  # noqa: E402
-from hostile_stores import unread  # noqa: E402
+from hostile_stores import GC, owned, unread  # noqa: E402
 from hostile_world import ATTACKS, PARTITIONS, Answer, Attack, HostileWorld  # noqa: E402
 from local_servers import KINDS, RunningServer  # noqa: E402
 
@@ -79,7 +79,7 @@ def attacked(world: HostileWorld, seed: int) -> tuple[Attack, list[str], Counter
         world.run("append", "kept", "-", "-K", ":", stdin=NEW),
         world.run("run", "--once"),
         world.run("compact", "newest", "--roll"),
-        world.run("gc", "--delete", "--yes"),
+        *(world.run(*words) for words in GC),
         world.run("run", "--once"),
     ):
         counted["commands"] += 1
@@ -123,8 +123,9 @@ def _untruth(truth: list[str], answer: Answer, attack: Attack, *, is_remote: boo
 def _lost(
     world: HostileWorld, before: dict[tuple[str, tuple[str, ...]], list[str]], acknowledged: tuple[str, ...]
 ) -> list[str]:
-    answer = _consume(world, "kept/0")
-    complaints = unread(answer, list(acknowledged)) if answer.code == 0 else []
+    complaints = []
+    if acknowledged and (answer := owned(world)).code == 0:
+        complaints += unread(answer, list(acknowledged))
     for (partition, words), records in before.items():
         if words:
             continue

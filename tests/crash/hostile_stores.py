@@ -32,15 +32,17 @@ from outage_gate import Gate, Way
 if TYPE_CHECKING:
     from hostile_world import Answer, Attack, HostileWorld
 
+CONFLICT = 5  # the exit code
 LIE_SHARE = 0.15  # of the pieces of replies
 HEADER_END = b"\r\n\r\n"
-KEPT, RECORDS = "kept", 20
+KEPT, RECORDS = "kept", 200  # records of an append: enough to close a segment
+GC = (("gc", "--older-than", "0ms"), ("gc", "--delete", "--yes", "--older-than", "0ms"))  # list, then delete
 READS = (
     ("consume", "kept/0", "-o", "jsonl"),
     ("consume", "plain/0", "-o", "jsonl"),
     ("consume", "plain/1", "-o", "jsonl", "--remote"),
 )
-WORK = (("run", "--once"), ("compact", "newest", "--roll"), ("gc", "--delete", "--yes"))
+WORK = (("run", "--once"), ("compact", "newest", "--roll"), ("gc",))
 LOOKS = (
     ("status", "--check"),
     ("plan",),
@@ -148,7 +150,7 @@ def two_owners(world: HostileWorld, rng: random.Random) -> Attack:
     for each in threads:
         each.join()
     assert len(found) == 2, "a thread ended early"
-    last = world.run(*READS[0], home=second)
+    last = owned(world, home=second)
     complaints = unread(last, found["b"][1]) if last.code == 0 else []
     answers = [*found["a"][0], *found["b"][0], last]
     return _after("two owners", answers, found["a"][1], complaints=complaints)
@@ -160,6 +162,12 @@ ATTACKS: tuple[tuple[int, Callable[[HostileWorld, random.Random], Attack]], ...]
     (1, lost_bucket),
     (3, two_owners),
 )
+
+
+def owned(world: HostileWorld, home: Path | None = None) -> Answer:
+    """The records of kept/0 that this directory gives: of a diverged log those of the local tier, which are kept."""
+    answer = world.run(*READS[0], home=home)
+    return world.run(*READS[0], "--local", home=home) if answer.code == CONFLICT else answer
 
 
 def unread(answer: Answer, told: list[str]) -> list[str]:
@@ -182,6 +190,8 @@ def _at_work(
             lines = "".join(f"k{n}:{value}\n" for n, value in enumerate(values))
             answers.append(world.run("append", KEPT, "-", "-K", ":", stdin=lines, home=home))
             told += values if answers[-1].code == 0 else []
+        elif words == ("gc",):
+            answers += [world.run(*each, home=home) for each in GC]
         else:
             where = world.told_remote() if words[-1] == "--remote" and words[0] == "consume" else ()
             answers.append(world.run(*words, *where, home=home))

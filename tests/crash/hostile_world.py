@@ -142,6 +142,7 @@ class HostileWorld:
     def restore(self, *, is_clean: bool) -> None:
         """Both tiers as they were; without the clean marker the last process counts as killed."""
         self._make_bucket()
+        (self.home / "gc-list.json").unlink(missing_ok=True)
         shutil.rmtree(self.data)
         shutil.copytree(self.home / "saved", self.data)
         if not is_clean:
