@@ -14,13 +14,13 @@ that are gone already, which is no error. Nobody is fenced: no head is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
-from local.errors import Corrupt, InvalidRequest, NotFound
+from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
 from policies.cost import monthly_storage
 from policies.prices import S3_STANDARD, Prices
 from remote.catalog import RemotePartitionName
@@ -59,14 +59,18 @@ class Garbage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
-    """What was nobody's at `listed_ms`. `left_out` are partitions that could not be judged, and why. `more` orphans
-    were found than one list holds: list again once these are deleted."""
+    """What was nobody's at `listed_ms`. Orphans that one list cannot hold are counted in `more`.
+
+    By prefix, partitions that could not be judged, and why: `left_out` are damaged, `refused` are denied by the store
+    or lack a key in the key ring.
+    """
 
     schema_version: int = SCHEMA_VERSION
     store: str
     listed_ms: int
     entries: list[Garbage]
     left_out: dict[str, str] = {}
+    refused: dict[str, str] = {}
     more: int = 0
 
     @property
@@ -84,11 +88,15 @@ _LIST = msgspec.json.Decoder(GarbageList)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What went, and what of the list stayed: `young` ones, and those that are `somebodys` or gone by now."""
+    """What went, and what of the list stayed: `young` ones, and those that are `somebodys` or gone by now.
+
+    The entries of `unjudged` partitions, by prefix, stayed as well: why their manifests could not be read.
+    """
 
     entries: tuple[Garbage, ...]
     young: int = 0
     somebodys: int = 0
+    unjudged: Mapping[str, LogError] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -110,32 +118,40 @@ def list_garbage(
     Raises Unavailable.
     """
     entries: list[Garbage] = []
-    left_out = {}
+    left_out, refused = {}, {}
     more = 0
     for name in names:
         try:
             found = _of_partition(store, name, now_ms, uploads)
         except (Corrupt, NotFound) as error:
             left_out[name.prefix] = str(error)
+        except AccessDenied as error:
+            refused[name.prefix] = str(error)
         else:
             room = entries_max - len(entries)
             entries += found[:room]
             more += len(found[room:])
         progress(name)
-    return GarbageList(store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out, more=more)
+    return GarbageList(
+        store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out, refused=refused, more=more
+    )
 
 
 def joined_lists(lists: Iterable[GarbageList], store_url: str, *, now_ms: int, entries_max: int) -> GarbageList:
     """One list of several, those of other partitions each."""
     entries: list[Garbage] = []
     left_out: dict[str, str] = {}
+    refused: dict[str, str] = {}
     more = 0
     for each in lists:
         room = entries_max - len(entries)
         entries += each.entries[:room]
         more += each.more + len(each.entries[room:])
         left_out |= each.left_out
-    return GarbageList(store=store_url, listed_ms=now_ms, entries=entries, left_out=left_out, more=more)
+        refused |= each.refused
+    return GarbageList(
+        store=store_url, listed_ms=now_ms, entries=entries, left_out=left_out, refused=refused, more=more
+    )
 
 
 def delete_garbage(
@@ -157,10 +173,12 @@ def delete_garbage(
         raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
     names = sorted({each.name for each in listed.entries})
-    found = [each for name in names for each in _still_nobodys(store, name, now_ms, uploads)]
+    unjudged: dict[str, LogError] = {}
+    found = [each for name in names for each in _still_nobodys(store, name, now_ms, uploads, unjudged)]
     asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
     due = [each for each in asked if each.is_due(now_ms, grace_ms)]
-    told = Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=len(wanted) - len(asked))
+    somebodys = sum(each[0] not in unjudged for each in wanted) - len(asked)
+    told = Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=somebodys, unjudged=unjudged)
     progress(len(listed.entries) - (0 if dry_run else len(due)))
     if dry_run:
         return told
@@ -192,12 +210,17 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
 
 
 def _still_nobodys(
-    store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
+    store: ObjectStore,
+    name: RemotePartitionName,
+    now_ms: int,
+    uploads: UnfinishedUploads | None,
+    unjudged: dict[str, LogError],
 ) -> list[Garbage]:
-    """Nothing of a partition that cannot be judged any more."""
+    """Nothing of a partition that cannot be judged any more; why is noted in `unjudged`."""
     try:
         return _of_partition(store, name, now_ms, uploads)
-    except (Corrupt, NotFound):
+    except (AccessDenied, Corrupt, NotFound) as error:
+        unjudged[name.prefix] = error
         return []
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from local.errors import LogError
+from local.errors import AccessDenied, InvalidRequest, LogError
 
-_RUNBOOKS = "docs/runbooks"
+_RUNBOOKS, _HOW_TO = "docs/runbooks", "docs/how-to"
+_KEY_RING = "the file of key_ring in [remote] of tiered.toml, or of TIERED_KEY_RING"
 # By the class of the error, where its facts add nothing.
 _BY_KIND = {
     "Corrupt": f"{_RUNBOOKS}/corruption.md; tiered verify --deep looks at the disk, tiered scrub --deep at the bucket",
@@ -32,6 +33,8 @@ def next_step(error: LogError) -> str:
 def step_of(kind: str, facts: Mapping[str, object]) -> str:
     """One line for an error of that class with these facts; fewer facts, fewer names."""
     match kind:
+        case "AccessDenied" | "InvalidRequest" if key := _key(facts):
+            return f"put the key {key} into the key ring, {_KEY_RING}: {_HOW_TO}/encrypt-the-bucket.md"
         case "Unavailable":
             where = facts.get("endpoint") or facts.get("store") or "the endpoint of url in [remote]"
             return f"check that {where} answers from here, it is tried again every round: {_RUNBOOKS}/store-fails.md"
@@ -48,6 +51,16 @@ def step_of(kind: str, facts: Mapping[str, object]) -> str:
         case "NotFound":
             return f"bring back what it names, or mend url in [remote]: {_RUNBOOKS}/unopened.md"
     return _BY_KIND.get(kind, f"{_RUNBOOKS}/unopened.md")
+
+
+def lacks_key(error: LogError) -> bool:
+    """Whether the error names a key that the key ring lacks."""
+    return isinstance(error, AccessDenied | InvalidRequest) and _key(error.facts) is not None
+
+
+def _key(facts: Mapping[str, object]) -> object:
+    """The id of the key that an error names."""
+    return facts.get("key_id") or facts.get("remote.encryption.key.id")
 
 
 def _path(facts: Mapping[str, object]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -89,3 +90,59 @@ def test_words_that_do_not_go_together(at: list[str], capfd) -> None:
     assert invoke([*at, "gc", "t", "--delete", "--yes"]) == 2
     assert invoke([*at, "gc", "--older-than", "soon"]) == 2
     assert "reading --older-than" in capfd.readouterr().err
+
+
+@pytest.fixture
+def beside_secret(at: list[str], tmp_path: Path, capfd) -> list[str]:
+    """The same bucket with an encrypted topic, by the words of a place whose key ring lacks the key."""
+    (tmp_path / "ring").write_text("k1 " + base64.b64encode(bytes(range(32))).decode())
+    (tmp_path / "ring").chmod(0o600)
+    config = tmp_path / "tiered.toml"
+    plain = config.read_text()
+    config.write_text(plain.replace("[remote]\n", '[remote]\nkey_ring = "ring"\n'))
+    settings = ["-X", "remote.storage.enable=true", "-X", "remote.encryption.key.id=k1"]
+    assert invoke([*at, "topic", "create", "secret", *settings]) == 0
+    assert invoke([*at, "append", "secret", "lines"]) == 0
+    assert invoke([*at, "run", "--once"]) == 0
+    config.write_text(plain)
+    capfd.readouterr()
+    return at
+
+
+def test_a_partition_that_is_refused_is_named_and_the_others_are_listed(beside_secret: list[str], capfd) -> None:
+    assert invoke([*beside_secret, "gc", "-o", "json"]) == 1
+    out, said = capfd.readouterr()
+    assert {each["topic"] for each in json.loads(out)["orphans"]} == {"t"}
+    (line,) = (line for line in said.splitlines() if line.startswith("! "))
+    assert line.startswith("! secret-")
+    assert "cannot be judged" in line
+    assert "k1" in line
+
+
+def test_a_deletion_leaves_what_a_refused_partition_has_and_deletes_of_the_others(
+    beside_secret: list[str], tmp_path: Path, capfd
+) -> None:
+    assert invoke([*beside_secret, "gc", "-o", "json"]) == 1
+    found = json.loads((tmp_path / "gc-list.json").read_text())
+    assert list(found["refused"]) == [f"{next((tmp_path / 'bucket').glob('secret-*')).name}/0/"]
+    (secret,) = (tmp_path / "bucket").glob("secret-*")
+    ours = found["entries"][0] | {"topic": "secret", "topic_id": secret.name.removeprefix("secret-")}
+    (tmp_path / "gc-list.json").write_text(json.dumps(found | {"entries": [*found["entries"], ours]}))
+    capfd.readouterr()
+    assert invoke([*beside_secret, "gc", "--delete", "--yes", "-o", "json"]) == 1
+    out, said = capfd.readouterr()
+    assert {each["topic"] for each in json.loads(out)["deleted"]} == {"t"}
+    assert "! secret-" in said
+    assert "its objects stay" in said
+
+
+@pytest.mark.parametrize("command", ["status", "topic describe secret", "plan", "cost show"])
+def test_problem_lines_say_what_to_do_about_a_key_that_the_ring_lacks(
+    beside_secret: list[str], capfd, command: str
+) -> None:
+    assert invoke([*beside_secret, *command.split()]) != 0
+    said = capfd.readouterr().err
+    (line,) = (line for line in said.splitlines() if line.startswith("! secret/0"))
+    assert "next: put the key k1 into the key ring" in line
+    assert "TIERED_KEY_RING" in line
+    assert "credential" not in line

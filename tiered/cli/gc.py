@@ -13,7 +13,7 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.bucket import Bucket, bucket_options, open_bucket
-from tiered.cli.errors import Exit
+from tiered.cli.errors import Exit, worst
 from tiered.cli.progress import progress_option
 from tiered.cli.render import Column, Row, emit, output_option
 from tiered.cli.session import Session, now_ms
@@ -153,7 +153,7 @@ def _list(
     emit(
         "orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, more=listed.more, **facts
     )
-    for prefix, why in listed.left_out.items():
+    for prefix, why in {**listed.left_out, **listed.refused}.items():
         click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
     due = sum(each.is_due(now, grace_ms) for each in listed.entries)
     price = format_dollars(dollars)
@@ -163,7 +163,9 @@ def _list(
         session.say(f"and {listed.more} more than one list holds: list again once these are deleted")
     if due:
         session.say("nothing changed" if dry_run else "nothing changed; next: tiered gc --delete")
-    return Exit.CORRUPTION if listed.left_out else Exit.FINDINGS if listed.entries else Exit.DONE
+    if listed.left_out or listed.refused:
+        return Exit.CORRUPTION if listed.left_out else Exit.FAILED
+    return Exit.FINDINGS if listed.entries else Exit.DONE
 
 
 def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool, dry_run: bool) -> int:
@@ -181,10 +183,12 @@ def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str
         f"{'would delete' if dry_run else 'deleted'} {len(done.entries)}, {format_bytes(done.size_bytes)}; "
         f"kept {done.young} younger than {format_ms(grace_ms)}, {done.somebodys} that are somebody's or gone by now"
     )
+    for prefix, error in done.unjudged.items():
+        click.echo(f"! {prefix}: cannot be judged, its objects stay: {' '.join(str(error).split())}", err=True)
     if work.stop.is_set:
         session.say("interrupted; what is left stays listed, running it again goes on")
         return _interrupted(work.stop)
-    return Exit.DONE
+    return worst(done.unjudged.values())
 
 
 def _interrupted(stop: Stop) -> int:

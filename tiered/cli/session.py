@@ -168,11 +168,18 @@ class Session:
         logging.getLogger("tiered.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
 
     def tell_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
-        """A line on stderr for each cause of problems, quiet or not, with the count of its partitions."""
+        """A line on stderr for each cause of problems, quiet or not, with the count of its partitions.
+
+        Where the key ring lacks a key the line says what to do.
+        """
+        from tiered.next_steps import lacks_key, next_step
         from tiered.problem_groups import group_problems, problems_of
 
+        by_name = {str(name): error for name, error in problems.items()}
         for each in group_problems(problems_of(problems)):
-            click.echo(f"! {each.line}", err=True)
+            error = by_name[each.places[0]]
+            step = f"; next: {next_step(error)}" if lacks_key(error) else ""
+            click.echo(f"! {each.line}{step}", err=True)
 
     def tell_served_alone(
         self, problems: Mapping[TopicPartition, LogError], partitions: Collection[TopicPartition]

@@ -108,6 +108,7 @@ def delete_garbage(
         entries=tuple(entry for each in done for entry in each.entries),
         young=sum(each.young for each in done),
         somebodys=sum(each.somebodys for each in done),
+        unjudged={prefix: error for each in done for prefix, error in each.unjudged.items()},
     )
 
 
