@@ -131,22 +131,13 @@ def clean(
     """
     first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
     upto = min(at for at in (_first_unstable_base(log), upto_offset) if at is not None)
-    infos = [info for info in log.segments() if not info.is_active]  # an empty one ends where `upto` may lie
-    sealed = [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
+    sealed = _sealed(log, clean_from, upto)
     dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
     if not dirty:
         log.cleaner_offset = max(log.cleaner_offset or 0, upto)
         return None
-    facts = Circumstances(
-        now_ms=now_ms,
-        delete_retention_ms=delete_retention_ms,
-        tombstones_below=tombstones_below,
-        legacy_horizon_ms=_legacy_horizon(log, first_dirty, delete_retention_ms),
-        first_offset=sealed[0].base_offset,
-        upto_offset=upto,
-        producers={each.producer_id: each for each in log.producers()},
-        dirty_from=first_dirty,
-    )
+    between = (sealed[0].base_offset, upto)
+    facts = _circumstances(log, between, first_dirty, now_ms, delete_retention_ms, tombstones_below)
     pace = Pace(log.partition, should_stop, throttle, clock)
     began = clock()
     found = _judge(log, storage, sealed, dirty, facts, buffer, pace)
@@ -159,6 +150,33 @@ def clean(
     _rewrite(work, found.segments, progress, apart_at)
     log.cleaner_offset = found.upto_offset
     return _result(first_dirty, found, work, index_seconds=found.indexed - began, clean_seconds=clock() - found.indexed)
+
+
+def _sealed(log: Log, clean_from: int, upto: int) -> list[SegmentInfo]:
+    """The closed segments that lie in ``[clean_from, upto)``; an empty one may end at `upto`."""
+    infos = (info for info in log.segments() if not info.is_active)
+    return [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
+
+
+def _circumstances(
+    log: Log,
+    between: tuple[int, int],
+    first_dirty: int,
+    now_ms: int,
+    delete_retention_ms: int,
+    tombstones_below: int | None,
+) -> Circumstances:
+    """What the records of the offsets `between` are judged by."""
+    return Circumstances(
+        now_ms=now_ms,
+        delete_retention_ms=delete_retention_ms,
+        tombstones_below=tombstones_below,
+        legacy_horizon_ms=_legacy_horizon(log, first_dirty, delete_retention_ms),
+        first_offset=between[0],
+        upto_offset=between[1],
+        producers={each.producer_id: each for each in log.producers()},
+        dirty_from=first_dirty,
+    )
 
 
 def _judge(
