@@ -230,7 +230,7 @@ def _verify_partition(
     for _, report in reports:
         findings += report.findings
     findings += _overlaps(reports)
-    findings += _as_far_as_read(directory, _check_epochs(storage, directory, vouched, reports))
+    findings += _as_far_as_read(directory, _check_epochs(storage, directory, vouched, reports, was_clean=was_clean))
     findings += _as_far_as_read(directory, _check_metadata(storage, directory))
     if all(report.is_read for _, report in reports):
         end = reports[-1][1].next_offset if reports else None
@@ -312,9 +312,19 @@ def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterato
 
 
 def _check_epochs(
-    storage: Storage, directory: str, vouched: Vouched, reports: Sequence[tuple[SegmentPlace, SegmentReport]]
+    storage: Storage,
+    directory: str,
+    vouched: Vouched,
+    reports: Sequence[tuple[SegmentPlace, SegmentReport]],
+    *,
+    was_clean: bool,
 ) -> Iterator[Finding]:
-    """Read after the log: an epoch is written down before its first batch."""
+    """Read after the log: an epoch is written down before its first batch.
+
+    A log start that rises takes the epochs below it out of this checkpoint at once. The checkpoint of log starts
+    follows within a minute, or when the broker stops. So of a log that is at work, or was killed, the first epoch here
+    is taken for the log start where it lies higher.
+    """
     path = join(directory, names.LEADER_EPOCHS)
     try:
         entries = checkpoints.read_epochs(storage, path)
@@ -324,10 +334,14 @@ def _check_epochs(
     if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
         yield told(Severity.CORRUPT, path, "epochs or their offsets do not ascend")
         return
-    epochs = LeaderEpochs(tuple(entries))
+    epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
+    if not was_clean and entries and entries[0][1] > (log_start or 0):
+        what = f"it begins above the checkpoint of log starts, which may be older: epochs_from={entries[0][1]}"
+        yield told(Severity.INFO, path, f"{what} log_start_offset={log_start}")
+        log_start = entries[0][1]
     for place, report in reports:
         for found in report.epochs:
-            offset = _offset_to_compare(found, epochs, vouched.log_start_offset)
+            offset = _offset_to_compare(found, epochs, log_start)
             if found.epoch is None or offset is None:
                 continue
             known = epochs.epoch_at(offset)

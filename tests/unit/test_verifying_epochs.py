@@ -92,3 +92,46 @@ def test_verify_warns_of_batches_from_the_log_start_on_in_another_epoch(
 ) -> None:
     disk = _disk(LeaderEpochs(entries), log_start_offset=start)
     assert _offsets_of_epoch_warnings(disk) == expected
+
+
+# --- a broker at work, or killed --------------------------------------------------------------------------------------
+
+
+def _at_work(disk: ModelDisk) -> ModelDisk:
+    """The directory of a broker that is at work or was killed: it has the broker's id and no mark of a clean end."""
+    checkpoints.ensure_meta_properties(disk, ".")
+    if disk.exists(f"./{names.CLEAN_SHUTDOWN}"):
+        disk.unlink(f"./{names.CLEAN_SHUTDOWN}")
+    return disk
+
+
+@pytest.mark.parametrize("before", [None, 0, 5, 12])
+@pytest.mark.parametrize("start", range(13, END + 1))
+def test_verify_accepts_a_log_start_that_rose_after_its_checkpoint(start: int, before: int | None) -> None:
+    disk = _at_work(_disk(EPOCHS.truncate_from_start(start), log_start_offset=before))
+    assert _warnings(disk) == []
+    (told,) = (each for each in verifying.verify(disk, "./t-0") if each.path == EPOCHS_PATH)
+    assert f"epochs_from={start}" in told.what
+
+
+def test_verify_warns_of_the_same_where_the_broker_ended_cleanly() -> None:
+    disk = _at_work(_disk(EPOCHS.truncate_from_start(14), log_start_offset=5))
+    file = disk.create(f"./{names.CLEAN_SHUTDOWN}")
+    file.sync()
+    file.close()
+    assert _offsets_of_epoch_warnings(disk) == [(5, 6), (12, 13)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param(((4, 6), (5, 16), (8, 28)), [(6, 7), (12, 13)], id="another epoch"),
+        pytest.param(((3, 6), (8, 28)), [(16, 17), (24, 25)], id="an epoch is missing"),
+        pytest.param((), [(0, 1), (12, 13), (24, 25)], id="no epochs"),
+    ],
+)
+def test_verify_warns_of_another_epoch_above_the_first_one_of_a_broker_at_work(
+    entries: tuple[tuple[int, int], ...], expected: list[tuple[int, int]]
+) -> None:
+    disk = _at_work(_disk(LeaderEpochs(entries), log_start_offset=0))
+    assert _offsets_of_epoch_warnings(disk) == expected
