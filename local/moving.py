@@ -2,7 +2,8 @@
 
 `S` is the directory it is in, `T` the one it goes to, `h` 32 hex digits drawn for this move. Order of effects:
 
-1. ``T/<topic>-<p>.<h>-future`` is made and filled, segment by segment and synced, until little is missing.
+1. ``T/<topic>-<p>.<h>-future`` is made and filled, segment by segment and synced, until little is missing; then the
+   parts of compacted views (`local.view_directory`).
 2. Writers wait from here on. The active segment is sealed, the rest is copied, all of it durable, names too.
 3. The log's checkpoints are written in `T` (recovery point, log start, cleaner offset).
 4. ``S/<topic>-<p>`` becomes ``S/<topic>-<p>.<h>-delete``, durably.
@@ -39,12 +40,13 @@ from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_IND
 from local.producer_files import ProducerFiles
 from local.segment import Segment
 from local.storage import Storage, StorageFile, join
+from local.view_directory import copy_view_files, remove_view_files
 
 CHUNK_BYTES = 4 << 20
 # With less than this missing writers can wait for the rest; and after so many rounds they have to.
 LITTLE_BYTES = 1 << 20
 ROUNDS_MAX = 20
-_NOT_COPIED = (names.DELETED, names.CLEANED, names.SWAP, names.TEMPORARY)
+_NOT_COPIED = (names.DELETED, names.CLEANED, names.SWAP, names.TEMPORARY, names.VIEW_PARTS)
 
 # Bytes copied so far, and the bytes of the log; a plain callable that may take its time (but not move or close).
 Progress = Callable[[int, int], None]
@@ -80,6 +82,7 @@ def move_log(
         for _ in range(ROUNDS_MAX):
             if copy.catch_up(log.sources(), progress) < LITTLE_BYTES:
                 break
+        copy_view_files(source.storage, source.path(partition), target.storage, future)
         target.logs[partition] = log
         _relocate(log, target.storage, target.path(partition), bring_the_rest, switch)
     except BaseException:
@@ -107,6 +110,7 @@ def rename_deleted(directory: LogDirectory, partition: TopicPartition) -> str:
 def remove_tree(storage: Storage, root: str, path: str) -> None:
     """Remove a partition's directory, durably; no error when it is gone already."""
     if storage.is_directory(path):
+        remove_view_files(storage, path)
         for name in storage.list(path):
             storage.unlink(join(path, name))
         storage.remove_directory(path)
@@ -182,7 +186,9 @@ class _Copy:
         return done - before
 
     def side_files(self, source: Storage) -> None:
-        """What is no segment: lineage, topic id, producer snapshots. Then the names are durable, too."""
+        """What is no segment: lineage, topic id, producer snapshots, the catalog of views and parts of views that came
+        meanwhile. Then the names are durable, too."""
+        copy_view_files(source, self._log.directory, self._storage, self._directory)
         for name in source.list(self._log.directory):
             parsed = names.parse_segment_file(name)
             is_copied = parsed is not None and parsed[1] in SEGMENT_SUFFIXES

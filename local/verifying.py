@@ -39,7 +39,14 @@ from local.storage import Storage, join, parent
 
 _LOOKS = 3  # at a segment that seems damaged while somebody may be changing it
 _ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
-_OF_A_PARTITION = {names.LEADER_EPOCHS, names.PARTITION_METADATA, names.UNCONFIRMED_APPENDS, names.QUORUM_STATE}
+_OF_A_PARTITION = {
+    names.LEADER_EPOCHS,
+    names.PARTITION_METADATA,
+    names.UNCONFIRMED_APPENDS,
+    names.QUORUM_STATE,
+    names.VIEW_CATALOG,  # looked at by `tiered.view_verifying`
+    names.VIEW_PARTS,
+}
 _OF_A_LOG_DIR = {
     names.RECOVERY_POINTS,
     names.LOG_START_OFFSETS,

@@ -11,6 +11,7 @@ from local.log_dir_info import LogDirFacts
 from local.log_dir_set import LogDirectories
 from local.names import FUTURE_DIRECTORY, TopicPartition, parse_marked_directory, parse_partition_directory
 from local.storage import DiskStorage, Storage, join
+from local.view_directory import view_files
 from tiered.config import Config
 
 
@@ -117,7 +118,13 @@ def _replicas(storage: Storage, root: str) -> Iterator[ReplicaStatus]:
         with suppress(NotFound):  # it moved or went while we looked
             yield ReplicaStatus(
                 partition=partition,
-                size_bytes=sum(facts.size_bytes for facts in storage.list_files(join(root, name)).values()),
+                size_bytes=_size_bytes(storage, join(root, name)),
                 is_future=bool(marked) and name.endswith(FUTURE_DIRECTORY),
                 is_deleted=bool(marked) and not name.endswith(FUTURE_DIRECTORY),
             )
+
+
+def _size_bytes(storage: Storage, directory: str) -> int:
+    """Of all files of a partition, the parts of its compacted views included."""
+    files = (*storage.list_files(directory).values(), *view_files(storage, directory).values())
+    return sum(facts.size_bytes for facts in files)

@@ -26,6 +26,7 @@ NAME = TopicPartition("t", 0)
 OTHER = TopicPartition("t", 1)
 ID = "A" * 22
 START = 100
+VIEWS = {"view-catalog": b"catalog", "view/compacted/0.log": b"part" * 3, "view/compacted/0.indexes": b"i"}
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,12 @@ def begun(disk: ModelDisk | BrokenDisk) -> LogDirectories:
     log_of(dirs).flush()
     fill(log_of(dirs, OTHER), 10)
     log_of(dirs, OTHER).flush()
+    disk.make_directory(f"{A}/t-0/view/compacted")
+    for path, body in VIEWS.items():
+        file = disk.create(f"{A}/t-0/{path}")
+        file.append(body)
+        file.sync()
+        disk.sync_directory(f"{A}/t-0/{path}".rpartition("/")[0])
     dirs.write_checkpoints()
     return dirs
 
@@ -104,6 +111,7 @@ def check(disk: ModelDisk | BrokenDisk, acked: int) -> LogDirectories:
     left = [name for root in (A, B) for name in disk.list(root) if parse_marked_directory(name)]
     assert left == []
     assert [disk.is_directory(f"{root}/t-0") for root in (A, B)].count(True) == 1
+    assert {path: disk.read(f"{dirs.root_of(NAME)}/t-0/{path}") for path in VIEWS} == VIEWS, "the views move along"
     log.append([Record(b"k", b"v", 1)], now_ms=0, durability=Durability.FLUSHED)
     return dirs
 
@@ -471,6 +479,10 @@ def _delete_before_the_future_is_whole(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moving._Copy, "side_files", lambda self, source: None)
 
 
+def _views_stay_behind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moving, "copy_view_files", lambda *_: None)
+
+
 def _segments_not_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("disk_model.ModelFile.sync", _unless_future(_real_sync))
 
@@ -514,6 +526,7 @@ def _unless_future(real: Callable[..., None]) -> Callable[..., None]:
     [
         _delete_before_the_future_is_whole,
         _segments_not_synced,
+        _views_stay_behind,
         _no_checkpoint_in_the_target,
         _unfinished_switch_is_undone,
         _futures_stay,
