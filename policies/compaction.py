@@ -171,7 +171,7 @@ def tombstones_below(snapshot: PartitionSnapshot, *, is_bucket_known: bool) -> i
     """
     if snapshot.is_tiered and not is_bucket_known:
         return 0
-    return tombstone_bound(snapshot.committed_parts, snapshot.views, snapshot.log_start_offset)
+    return tombstone_bound(snapshot.committed_parts, snapshot.all_views, snapshot.log_start_offset)
 
 
 def in_turn(logs: Iterable[LogToClean], waited_rounds: Mapping[TopicPartition, int]) -> list[LogToClean]:

@@ -124,9 +124,9 @@ def _ranges(rows: Iterable[RemoteSegment]) -> Iterable[tuple[int, int]]:
 
 def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
     """None where no view holds the log start: none is wanted, or there is a gap already."""
-    if snapshot.rules.view_threshold_bytes is None or not snapshot.is_copying_on:
+    if snapshot.rules.view_threshold_bytes is None or not snapshot.builds_views:
         return None
-    horizons = [view.horizon_offset for view in snapshot.views if view.name == DEFAULT_VIEW and view.is_built]
+    horizons = [view.horizon_offset for view in snapshot.all_views if view.name == DEFAULT_VIEW and view.is_built]
     horizon = horizons[0] if horizons else snapshot.log_start_offset
     return horizon if horizon >= snapshot.log_start_offset else None
 
@@ -268,11 +268,13 @@ def _check_drop(world: _World, decision: DropLocal) -> list[str]:
 
 def _check_view(world: _World, decision: BuildView) -> list[str]:
     broken = []
-    if not world.snapshot.is_tiered:
+    is_local = world.snapshot.keeps_views_on_disk
+    if not world.snapshot.is_tiered and not is_local:
         broken.append("the topic has no remote tier")
     if decision.upto_offset > world.snapshot.stable_offset:
         broken.append(f"reaches above the stable offset {world.snapshot.stable_offset}")
-    if decision.upto_offset > max(world.snapshot.remote_next_offset or 0, world.snapshot.log_start_offset):
+    copied_upto = max(world.snapshot.remote_next_offset or 0, world.snapshot.log_start_offset)
+    if not is_local and decision.upto_offset > copied_upto:
         broken.append("reaches above what the bucket holds")
     if world.view_reaches is not None and decision.view == DEFAULT_VIEW:
         world.view_reaches = max(world.view_reaches, decision.upto_offset)

@@ -1,12 +1,12 @@
 """The plan: every policy's decisions about one partition, in an order every prefix of which is safe.
 
-Roll, clean and copy only add. A plan that cleans copies nothing: the cleaning merges and replaces the segments that the
-copies would name, and a copy left undone before one that is done is a hole in the bucket for good. Local drops follow,
-judged by what was committed **before** this plan. Rows are replaced before that, while the disk has what replaces them:
-the new object goes up first, and one commit puts its row in the place of the old ones. A compacted view takes up what
-the bucket holds before any of it expires. Then the log start moves, and only below it do segments and rows go that have
-no other copy. Last come bytes that left the index a grace time ago, and old heads of the index. A crash after any of
-them leaves a log that the next plan continues.
+Roll, clean and copy only add. A plan that cleans copies nothing: the cleaning merges and replaces the segments that
+the copies would name, and a copy left undone before one that is done is a hole in the bucket for good. Local drops
+follow, judged by what was committed **before** this plan. Rows are replaced before that, while the disk has what
+replaces them: the new object goes up first, and one commit puts its row in the place of the old ones. A compacted view
+takes up what the bucket, or the disk of a topic without one, holds before any of it expires. Then the log start moves,
+and only below it do segments and rows go that have no other copy. Last come bytes that left the index a grace time
+ago, and old heads of the index. A crash after any of them leaves a log that the next plan continues.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     if given_up := give_ups(snapshot):
         return [*given_up]
     dropped, wanted = local_drops(snapshot), expirations(snapshot)
-    built = view_builds(snapshot, wanted)
+    built = view_builds(snapshot, [*wanted, *local_expirations(snapshot, dropped, wanted)])
     expired = held_back(snapshot, wanted, built)
-    ended = local_expirations(snapshot, dropped, expired)
+    ended = held_back(snapshot, local_expirations(snapshot, dropped, expired), built)
     cleaned = cleanings(snapshot)
     replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
     if snapshot.paused is not None:

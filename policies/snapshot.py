@@ -6,7 +6,7 @@ else, so whoever applies it looks again before each deed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -40,6 +40,9 @@ class PartitionSnapshot:
 
     `paused`: somebody paused the uploads, so nothing is sent to the bucket but heads; all else goes on as if copies
     were only late.
+
+    `views` are the compacted views in the manifest, `local_views` those beside the local log. The next run of a view
+    writes to the disk where `keeps_views_on_disk`, to the bucket otherwise. `all_views` are those that readers find.
     """
 
     partition: TopicPartition
@@ -56,6 +59,8 @@ class PartitionSnapshot:
     unlinked: tuple[UnlinkedObject, ...] = ()
     unlinked_pages: tuple[UnlinkedPage, ...] = ()
     views: tuple[CompactedView, ...] = ()
+    local_views: tuple[CompactedView, ...] = ()
+    keeps_views_on_disk: bool = False
     given_up: tuple[SpillRow | RemoteSegment, ...] = ()
     cleaner_offset: int | None = None
     cleaner_reach: int = 0
@@ -70,6 +75,16 @@ class PartitionSnapshot:
     def is_copying_on(self) -> bool:
         """Tiered, copying not switched off (KIP-950's read-only tier), nothing left of a tier given up before."""
         return self.is_tiered and not self.rules.copy_disabled and not self.given_up
+
+    @property
+    def builds_views(self) -> bool:
+        """Whether a view may be brought up to the log by itself: on the disk, or in a bucket that takes copies."""
+        return self.keeps_views_on_disk or self.is_copying_on
+
+    @property
+    def all_views(self) -> tuple[CompactedView, ...]:
+        """One view of a name: the manifest's where that was built, else the one beside the log."""
+        return merged_views(self.views, self.local_views)
 
     @property
     def active(self) -> SegmentInfo | None:
@@ -168,3 +183,10 @@ class PartitionSnapshot:
         """Whether the disk may lose `segment`: its retained records are all committed, or it has none."""
         retained_from = max(segment.base_offset, self.log_start_offset)
         return segment.is_empty or self.is_committed(retained_from, segment.next_offset)
+
+
+def merged_views(remote: Sequence[CompactedView], local: Sequence[CompactedView]) -> tuple[CompactedView, ...]:
+    """One view of a name, by name: the manifest's where that was built or no other is there, else the local one."""
+    found = {view.name: view for view in remote}
+    found |= {view.name: view for view in local if view.name not in found or not found[view.name].is_built}
+    return tuple(found[name] for name in sorted(found))
