@@ -47,6 +47,9 @@ class ShrinkableLog(ReadableLog):
         self._open_before, self._mend_transactions = self._open_transactions, self._mend_index
         self.recovery_point = 0
         self.write_checkpoints: Callable[[], None] = lambda: None  # whoever keeps this log's checkpoints sets it
+        # Called before the log ends at an offset again that is lower, with the time: what lies beside the log and says
+        # something of records from there on must not outlive them (`tiered.local_views`).
+        self.before_cut: Callable[[int, int], None] = lambda offset, now_ms: None
         self.cleaning = CleaningGate(partition)
         self._storage = storage
         self._snapshots = ProducerFiles(storage, directory)
@@ -58,6 +61,11 @@ class ShrinkableLog(ReadableLog):
         self._unflushed_since_ms: int | None = None
         self._failed = False
         self._is_closed = False
+
+    @property
+    def place(self) -> tuple[Storage, str]:
+        """The storage and the directory that the log lies in now; a move changes both."""
+        return self._storage, self.directory
 
     def raise_log_start(self, offset: int) -> None:
         """Records below `offset` are gone for readers. Raises OffsetOutOfRange above the log end."""
@@ -128,6 +136,7 @@ class ShrinkableLog(ReadableLog):
             self._check_may_change()
             if offset >= self.next_offset:
                 return self.next_offset
+            self.before_cut(offset, now_ms)
             cut = truncation.find(self._storage, self._view.segments, offset)
             if cut is None or cut.next_offset < self.log_start_offset:
                 self.restart_at(offset, self.epochs.truncate_from_end(offset), now_ms=now_ms)
@@ -180,6 +189,7 @@ class ShrinkableLog(ReadableLog):
                 facts = {"partition": self.partition, "expected": ends_at, "found": self.next_offset}
                 raise Conflict("starting a log over, it got records meanwhile", **facts)
             start = self.log_start_offset
+            self.before_cut(offset, now_ms)
             self._vouch_no_further_than(offset)
             with self._failing():
                 loading.discard(self._storage, self.directory, self._view.segments)

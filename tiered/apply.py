@@ -368,7 +368,7 @@ def _drop(state: _Round, decision: DropLocal) -> bool:
 
 
 def _build_view(state: _Round, decision: BuildView) -> bool:
-    if state.store is None:
+    if state.store is None and not state.partition.keeps_views_on_disk:
         return False
     work = ViewWork(
         name=decision.view,

@@ -48,6 +48,7 @@ from tiered.disk_properties import APPEND_FREE_MIN
 from tiered.disk_room import check_room
 from tiered.kept_meter import KeptMeter
 from tiered.key_rings import load_key_ring
+from tiered.local_views import LocalViews
 from tiered.object_encoding import encoding_of
 from tiered.partition import Partition
 from tiered.partition_source import PartitionSource
@@ -223,6 +224,10 @@ class Opener:
         held = Partition(
             name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, at_rest=kept, pauses=self.pauses
         )
+        held.local_views = LocalViews(log, self.cache)
+        held.local_views.open(now_ms)
+        if not log.is_read_only:
+            log.before_cut = held.local_views.cut
         held.opened_upto = log.next_offset if log.size_bytes else None
         if not self._directory.read_only:
             held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))

@@ -26,6 +26,7 @@ from remote.pin_watch import PinWatch
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 from remote.spill_page import Rows
+from tiered.local_views import LocalViews
 from tiered.partition_source import PartitionSource
 from tiered.pausing import Pauses
 from tiered.topics import Topic
@@ -72,7 +73,8 @@ class Partition:
     `copying` are the segments that it is copying, which stay as they are.
     `is_deleted`: its topic is; what went up and is in no head is of no use to anybody. `opened_upto` is where its log
     ended when it was opened, None where it held nothing. `forgot_tried`: some of `uploaded` went that may be in rows.
-    `is_noted`: the disk remembers that records came before the manifest was this log's.
+    `is_noted`: the disk remembers that records came before the manifest was this log's. `local_views` are the compacted
+    views beside the log (`tiered.local_views`).
     """
 
     name: TopicPartition
@@ -100,6 +102,18 @@ class Partition:
     opened_upto: int | None = None
     forgot_tried: bool = False
     is_noted: bool = False
+    local_views: LocalViews | None = None
+
+    @property
+    def keeps_views_on_disk(self) -> bool:
+        """Whether its compacted views lie beside the log: there is no remote tier, or one that was given up and whose
+        manifest counts nothing any more."""
+        if not self.is_tiered:
+            return True
+        head = self.head()
+        if not self.rules.gives_up_remote or head is None or head.views:
+            return False
+        return head.given_up or not head.has_rows
 
     @property
     def prefix(self) -> str:
@@ -170,7 +184,8 @@ class Partition:
             raise self.stopped
         head = self.head()
         is_behind = self.log.is_read_only and head is not None and self.log.next_offset < head.next_offset
-        return PartitionSource(self.name, None if is_behind else self.log, self.remote, self.metadata)
+        log = None if is_behind else self.log
+        return PartitionSource(self.name, log, self.remote, self.metadata, local_views=self.local_views)
 
     def copy_progress(self, info: SegmentInfo) -> Callable[[int], None]:
         """For one copy: told the bytes read since the last time, it tells `on_copied` those read so far."""
@@ -252,6 +267,8 @@ class Partition:
             unlinked=unlinked,
             unlinked_pages=unlinked_pages,
             views=head.views if head else (),
+            local_views=self.local_views.known() if self.local_views is not None else (),
+            keeps_views_on_disk=self.keeps_views_on_disk,
             cleaner_offset=self.log.cleaner_offset,
             cleaner_reach=self.log.cleaner_reach,
             shrunk=frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired),

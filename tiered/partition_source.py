@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.log import Log
@@ -15,19 +15,23 @@ from remote.metadata_log import MetadataLog
 from remote.range_reader import RemotePartition
 from remote.segment import RemoteSegment
 
+if TYPE_CHECKING:
+    from tiered.local_views import LocalViews
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
     """The tiers of one partition; either may be missing. `is_disk_alone`: the local log is to be read by itself, from
-    its first segment on, although the log begins in the bucket."""
+    its first segment on, although the log begins in the bucket. `local_views`: the compacted views beside the log."""
 
     partition: TopicPartition
     log: Log | None
     remote: RemotePartition | None = None
     metadata: MetadataLog | None = None
     is_disk_alone: bool = False
+    local_views: LocalViews | None = None
 
     def known_head(self) -> Head | None:
         """The newest head seen so far; no request is sent."""

@@ -484,9 +484,9 @@ TABLE = (
         default="0",
         minimum=0,
         source=Source.TIERED,
-        doc="Builds the compacted view of a tiered topic by itself: whenever more than this has been copied beyond the "
-        "view's horizon (Pulsar's compaction threshold), and before retention takes what the view has not yet seen. 0 "
-        "builds views by hand only.",
+        doc="Builds the compacted view of a topic by itself: whenever more than this lies beyond the view's horizon in "
+        "the bucket, or on the disk of a topic without a remote tier (Pulsar's compaction threshold), and before "
+        "retention takes what the view has not yet seen. 0 builds views by hand only.",
     ),
     Property(
         name="compaction.view.retain.null.key",

@@ -33,6 +33,7 @@ from tiered.apply import Applied, apply_on_disk, apply_partition
 from tiered.cleaning import reset_misplaced
 from tiered.partition import Partition
 from tiered.tier_tasks import Due, Hands, TierTasks, due_tasks, on_disk
+from tiered.view_places import look_after_views
 
 CHECKPOINT_INTERVAL_MS = 60_000
 LOOK_S = 0.5  # how often a round that waits looks whether it should stop
@@ -186,6 +187,7 @@ class Rounds:
                 held.log.flush_if_due(now_ms)
                 held.log.expire_producers(now_ms)
                 held.log.remove_deleted(now_ms)
+                look_after_views(held, now_ms)
                 reset_misplaced(held, self._hands.directories.of(held.name))
             except LogError as error:
                 self._hands.note(held.name, error)

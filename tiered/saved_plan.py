@@ -84,7 +84,7 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     facts += [row.ulid for row in snapshot.remote if not pages or row.base_offset >= pages[-1][1]]
     facts += sorted(each.key for each in snapshot.unlinked)
     facts += sorted(each.spill.key for each in snapshot.unlinked_pages)
-    facts += [(view.name, view.horizon_offset) for view in snapshot.views]
+    facts += [(view.name, view.horizon_offset) for view in snapshot.all_views]
     state.update(repr(facts).encode())
     return state.hexdigest()
 

@@ -1,9 +1,10 @@
-"""Building a compacted view of one partition: old view and log in, new view out, switched in by one commit.
+"""Building a compacted view of one partition: old view and log in, new view out, switched in at once.
 
-The log is not touched. A run takes up what the bucket holds of it beyond the old view's horizon; what was taken up once
-is not read again, but the old view is. It reads the bucket even where the disk has the same offsets: of a compacted log
-the disk may have less, for newer records of a key, which only the disk has, let older ones go. Order of effects, and
-what a crash after each step leaves:
+The log is not touched. A run takes up what the log holds beyond the old view's horizon; what was taken up once is not
+read again, but the old view is. Where views lie and which part of the log a run reads: `tiered.view_places`. For a
+topic with a remote tier it reads the bucket even where the disk has the same offsets: of a compacted log the disk may
+have less, for newer records of a key, which only the disk has, let older ones go. Order of effects, and what a crash
+after each step leaves (beside a log: `tiered.local_views` has it file by file):
 
 | step | effect | after a crash here |
 |---|---|---|
@@ -15,9 +16,10 @@ what a crash after each step leaves:
 An error before step 4 is committed as the view's failure, and goes on to the caller. One in step 4 leaves its outcome
 open, as every commit's; nothing is deleted then.
 
-The new horizon is the bucket's, not the log's: where the earliest transaction begins that the bucket does not know the
-end of, else where its last row ends. What is only on this disk may be lost with it, records and markers: the offsets
-would be given to other records then, and of that transaction the view would know what nobody committed.
+The new horizon never lies above what is known for certain. Of a bucket that is where the earliest transaction begins
+that the bucket does not know the end of, else where its last row ends: what is only on this disk may be lost with it,
+records and markers. The offsets would be given to other records then, and of that transaction the view would know what
+nobody committed. Of a disk it is the last stable offset, as far as the log is durable.
 """
 
 from __future__ import annotations
@@ -33,17 +35,15 @@ from local import kernels
 from local.errors import CleaningAborted, Conflict, InvalidRequest, LogError
 from local.newest_records import Buffer
 from local.storage import Storage
-from remote.head import Head
 from remote.segment import RemoteSegment
 from remote.store import ObjectStore
 from remote.transfer import SegmentToCopy, copy_segment
-from remote.view import CompactedView, ViewRun, find_view
-from remote.view_changes import begin_view, fail_view, switch_view
-from tiered.committed import aborted_transactions, stable_end
+from remote.view import CompactedView, ViewRun
+from tiered.committed import aborted_transactions
 from tiered.partition import Partition
-from tiered.partition_source import PartitionSource
 from tiered.reader import TieredReader
 from tiered.view_parts import ViewParts, filtered, part_bytes
+from tiered.view_places import Basis, BucketPlace, DiskPlace, ViewPlace
 from tiered.view_rows import row_runs
 from tiered.view_survivors import NewRecords, Stream, Survivors, find_survivors
 
@@ -52,10 +52,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewWork:
-    """What a run needs beside the partition. `accepts_loss`: go on where the log has lost what follows the view."""
+    """What a run needs beside the partition. `accepts_loss`: go on where the log has lost what follows the view.
+
+    `store` is the bucket's, None without one.
+    """
 
     name: str
-    store: ObjectStore
+    store: ObjectStore | None
     storage: Storage
     now_ms: int
     accepts_loss: bool = False
@@ -63,46 +66,46 @@ class ViewWork:
     clock: Callable[[], float] = time.monotonic
 
 
-def next_horizon(bucket: PartitionSource) -> int:
-    """How far a run would reach now; see the module text. Raises what the store raises."""
-    return stable_end(bucket)
-
-
 def build_view(held: Partition, work: ViewWork) -> CompactedView | None:
-    """One run; None when there is nothing to take up. The caller holds the partition's lock.
+    """One run; None when there is nothing to take up. Views beside the log are built under the partition's lock.
 
-    Raises InvalidRequest for a gap between view and log, a partition without a remote tier, and a buffer or a head that
-    is too small; CleaningAborted when asked to stop; and what the log, the disk and the store raise.
+    Raises InvalidRequest for a gap between view and log, a tiered partition that is not ours in the bucket, and a
+    buffer or a manifest that is too small; CleaningAborted when asked to stop; and what the log, the disk and the store
+    raise.
     """
-    metadata, head = held.metadata, held.head()
-    if metadata is None or head is None or held.remote is None or not held.is_owned:
-        raise InvalidRequest("building a view, the partition has no remote tier of its own", partition=held.name)
-    known = find_view(head.views, work.name)
-    bucket = PartitionSource(held.name, None, held.remote, metadata)
-    if known is not None and _is_up_to_date(known, head, next_horizon(bucket)):
+    if not held.keeps_views_on_disk:
+        return _build_in(BucketPlace(held, work.store), held, work)
+    with held.lock:
+        return None if held.is_deleted else _build_in(DiskPlace(held), held, work)
+
+
+def _build_in(place: ViewPlace, held: Partition, work: ViewWork) -> CompactedView | None:
+    known = place.known(work.name)
+    if known is not None and _has_nothing_to_do(known, place.log_start_offset(), place.horizon()):
         return None
-    head = metadata.commit(begin_view(work.name, now_ms=work.now_ms), work.now_ms)
+    basis = place.begin(work.name, work.now_ms)
     try:
-        run = _Run(held, bucket, head, find_view(head.views, work.name) or CompactedView(name=work.name), work)
-        built, replaces = run.build(), run.old
+        built = _Run(held, place, basis, work).build()
     except LogError as error:
-        _note_failure(held, work, error)
+        _note_failure(place, held, work, error)
         raise
-    metadata.commit(switch_view(built, replaces=replaces, now_ms=work.now_ms), work.now_ms)
+    place.switch(built, work.now_ms)
     _log.info("view built: partition=%s view=%s run=%s", held.name, work.name, built.last_run)
     return built
 
 
-def _is_up_to_date(view: CompactedView, head: Head, horizon: int) -> bool:
-    is_behind = view.horizon_offset < horizon or view.gap(head.log_start_offset) is not None
+def _has_nothing_to_do(view: CompactedView, log_start_offset: int, horizon: int) -> bool:
+    if view.is_built and horizon < view.horizon_offset:
+        return True  # a view beside the log is ahead of a new bucket
+    is_behind = view.horizon_offset < horizon or view.gap(log_start_offset) is not None
     return view.is_built and view.failure is None and view.under_way is None and not is_behind
 
 
-def _note_failure(held: Partition, work: ViewWork, error: LogError) -> None:
+def _note_failure(place: ViewPlace, held: Partition, work: ViewWork, error: LogError) -> None:
     _log.error("view not built: partition=%s view=%s error=%s", held.name, work.name, error)
     try:
-        if held.metadata is not None and not isinstance(error, Conflict):
-            held.metadata.commit(fail_view(work.name, str(error), now_ms=work.now_ms), work.now_ms)
+        if not isinstance(error, Conflict):
+            place.fail(work.name, str(error), work.now_ms)
     except LogError as again:
         _log.warning("cannot keep a view's error: partition=%s error=%s", held.name, again)
 
@@ -110,15 +113,13 @@ def _note_failure(held: Partition, work: ViewWork, error: LogError) -> None:
 class _Run:
     """One run over one state of the partition: steps 2 and 3."""
 
-    def __init__(
-        self, held: Partition, bucket: PartitionSource, head: Head, old: CompactedView, work: ViewWork
-    ) -> None:
-        self.old = old
-        self._held, self._bucket, self._head, self._work = held, bucket, head, work
+    def __init__(self, held: Partition, place: ViewPlace, basis: Basis, work: ViewWork) -> None:
+        self.old = basis.old
+        self._held, self._place, self._basis, self._work = held, place, basis, work
         self._began = work.clock()
-        self._start = old.horizon_offset if old.is_built else head.log_start_offset
-        self._lost = old.lost
-        self._upto = next_horizon(bucket)
+        self._start = self.old.horizon_offset if self.old.is_built else basis.log_start_offset
+        self._lost = self.old.lost
+        self._upto = place.horizon()
 
     def build(self) -> CompactedView:
         """Raises as `build_view`; then nothing of it is left in the store but what could not be deleted."""
@@ -130,8 +131,8 @@ class _Run:
                 runs=self._new_runs,
                 start=self._start,
                 upto=self._upto,
-                aborted=aborted_transactions(self._bucket, self._start, self._upto),
-                count_max=sum(each.record_count for each in self._head.parts if each.next_offset > self._start),
+                aborted=aborted_transactions(self._place.source, self._start, self._upto),
+                count_max=self._basis.records_max,
             ),
             Buffer(size_bytes=self._held.rules.view_buffer_bytes),
             retain_null_key=self._held.rules.view_retain_null_key,
@@ -151,11 +152,11 @@ class _Run:
             self._write_new(parts, found.new)
             return self._built(parts.end(), parts, found)
         except LogError:
-            parts.discard(self._work.store, self._held.prefix)
+            parts.discard(self._place.store, self._place.prefix)
             raise
 
     def _check_gap(self) -> None:
-        gap = self.old.gap(self._head.log_start_offset) if self.old.is_built else None
+        gap = self.old.gap(self._basis.log_start_offset) if self.old.is_built else None
         if gap is None:
             return
         if not self._work.accepts_loss:
@@ -173,12 +174,11 @@ class _Run:
             yield from self._row_runs(row)
 
     def _row_runs(self, row: RemoteSegment) -> Iterator[memoryview]:
-        assert self._held.remote is not None
-        yield from row_runs(self._held.remote, row, row.base_offset)
+        yield from row_runs(self._basis.parts, row, row.base_offset)
 
     def _new_runs(self) -> Iterator[memoryview]:
         if self._start < self._upto:
-            for data in TieredReader(lambda _: self._bucket).batches(self._held.name, self._start, self._upto):
+            for data in TieredReader(lambda _: self._place.source).batches(self._held.name, self._start, self._upto):
                 yield _cut(data, self._upto)
 
     def _write_old(self, parts: ViewParts, stream: Stream, wanted_bytes: int) -> None:
@@ -187,7 +187,7 @@ class _Run:
         for row in self.old.rows:
             keep = stream.flags(first, row.record_count)
             first += row.record_count
-            if keep.all() and 2 * row.size_bytes >= wanted_bytes:
+            if self._basis.own_parts and keep.all() and 2 * row.size_bytes >= wanted_bytes:
                 parts.keep(row)
             elif keep.any():
                 self._write(parts, self._row_runs(row), stream, first - row.record_count)
@@ -210,13 +210,13 @@ class _Run:
     def _upload(self, part: SegmentToCopy) -> RemoteSegment:
         self._check_stop()
         row = copy_segment(
-            self._work.store,
-            self._held.prefix,
+            self._place.store,
+            self._place.prefix,
             part,
-            epoch=self._head.epoch,
+            epoch=self._basis.epoch,
             now_ms=self._work.now_ms,
             view=self._work.name,
-            at_rest=self._held.at_rest,
+            at_rest=self._place.at_rest,
         )
         return replace(row, committed_ms=self._work.now_ms)
 
@@ -243,7 +243,7 @@ class _Run:
             rows=rows,
             record_count=parts.record_count,
             key_count=parts.record_count - found.keyless_count,
-            source_sequence=self._head.sequence,
+            source_sequence=self._basis.source_sequence,
             lost=self._lost,
             last_run=run,
         )

@@ -9,7 +9,7 @@ from policy_samples import KEEP, NOW, local, row, snapshot
 from view_samples import view
 
 from policies.compaction import tombstones_below
-from policies.decisions import AdvanceLogStart, BuildView, CopySegment, ExpireRemote
+from policies.decisions import AdvanceLogStart, BuildView, CopySegment, DropLocal, ExpireRemote
 from policies.invariants import violations
 from policies.plan import plan_partition
 from policies.view import RETRY_MS, view_backlog
@@ -99,3 +99,53 @@ def test_a_tombstone_above_the_horizon_stays_for_the_view_to_see():
     never = built(0, last_run=None)
     # The first run may be reading a manifest from before the rows were cleaned.
     assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(never,)), is_bucket_known=True) == 0
+
+
+# -- beside the log of a topic without a remote tier
+
+SEGMENTS = (local(0, 10), local(10, 20), local(20, 30), ACTIVE)
+LIMITED = replace(EXPIRING, local_retention_ms=50)
+
+
+def on_disk(rules=BY_THRESHOLD, **facts):
+    bare = snapshot(*SEGMENTS, rules=rules, is_tiered=False)
+    return replace(bare, keeps_views_on_disk=True, **facts)
+
+
+def test_beside_a_log_the_threshold_counts_what_the_disk_holds_beyond_the_view():
+    (decided,) = [each for each in plan_partition(on_disk()) if isinstance(each, BuildView)]
+    assert (decided.from_offset, decided.upto_offset, decided.size_bytes) == (0, 35, 400)
+    assert view_backlog(on_disk(local_views=(built(20),))).size_bytes == 200
+    within = view_backlog(on_disk(local_views=(built(32),)))  # of the active segment all or nothing
+    assert (within.from_offset, within.upto_offset, within.size_bytes) == (32, 35, 0)
+    assert not within.is_empty
+
+
+def test_beside_a_log_a_view_is_built_before_retention_ends_what_it_has_not_seen():
+    given = on_disk(LIMITED, local_views=(built(20),))
+    decided = plan_partition(given)
+    kinds = [type(each) for each in decided if isinstance(each, (BuildView, AdvanceLogStart, DropLocal))]
+    assert kinds == [BuildView, AdvanceLogStart, *[DropLocal] * 3]
+    assert violations(given, decided) == []
+    without = [each for each in decided if not isinstance(each, BuildView)]
+    assert violations(given, without)[0] == "AdvanceLogStart to 30: passes what the compacted view has taken up, 20"
+
+
+def test_beside_a_log_retention_waits_for_a_view_whose_last_run_failed():
+    failed = built(20, failure=ViewFailure(failed_ms=NOW - 1, error="full"))
+    given = on_disk(LIMITED, local_views=(failed,))
+    decided = plan_partition(given)
+    assert [(type(each), each.next_offset) for each in decided if isinstance(each, (BuildView, DropLocal))] == [
+        (DropLocal, 10),
+        (DropLocal, 20),
+    ]
+    assert violations(given, decided) == []
+
+
+def test_a_view_of_the_bucket_counts_where_it_was_built_and_else_the_one_beside_the_log():
+    bare = snapshot(ACTIVE, remote=ROWS, views=(built(20),))
+    assert replace(bare, local_views=(built(30),)).all_views == (built(20),)
+    never = replace(built(20), last_run=None, rows=(), horizon_offset=0)
+    assert replace(bare, views=(never,), local_views=(built(30),)).all_views == (built(30),)
+    assert tombstones_below(replace(bare, views=(), local_views=(built(10),)), is_bucket_known=True) == 0
+    assert tombstones_below(on_disk(local_views=(built(10),)), is_bucket_known=True) == 10

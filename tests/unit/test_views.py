@@ -420,15 +420,6 @@ def test_views_of_several_names_stand_beside_each_other_and_drop_alone(world):
     assert {each.key.split("/")[3] for each in world.store.list(prefix + "view/")} == {"other"}
 
 
-def test_a_topic_without_a_remote_tier_has_no_view(world):
-    manager = world.open()
-    manager.create_topic("t", 1, {}, now_ms=NOW)
-    with pytest.raises(InvalidRequest, match="the topic has no remote tier"):
-        plan_views(manager, "t", now_ms=NOW)
-    with pytest.raises(NotFound, match="a topic without a remote tier has none"):
-        compacted(manager)
-
-
 def test_a_compacted_topic_has_views_too(world):
     manager = ready(world, **{"cleanup.policy": "compact"})
     log = list(manager.reader().records(NAME, 0))

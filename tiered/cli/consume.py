@@ -78,7 +78,7 @@ def consume(
     if url is None and (layout != LAYOUTS[0] or prefixes or private_keys):
         raise click.UsageError("--layout, --layout-prefix and --layout-key are for --remote")
     if is_local and (url is not None or read_compacted):
-        raise click.UsageError("--local reads this disk alone; --remote and --read-compacted need the bucket")
+        raise click.UsageError("--local reads the log on this disk alone; leave out --remote and --read-compacted")
     if view is not None and not read_compacted:
         raise click.UsageError("--view is for --read-compacted; without it the full log is read")
     topic, number = parse_partition(target)

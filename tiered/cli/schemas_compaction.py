@@ -179,7 +179,8 @@ class CompactionAdvice(Versioned):
 
 
 class View(Where):
-    """A view of a partition and its last run; `gap` was lost before it was taken up, `lost` are all such ranges."""
+    """A view of a partition and its last run; `gap` was lost before it was taken up, `lost` are all such ranges.
+    `is_local`: the view lies beside the log, not in the bucket."""
 
     view: str
     state: str
@@ -204,6 +205,7 @@ class View(Where):
     error: str | None
     gap: list[int] | None
     lost: list[list[int]]
+    is_local: bool
 
 
 class Views(Versioned):

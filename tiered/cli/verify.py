@@ -170,8 +170,9 @@ def _verified(
 ) -> list[Finding]:
     from local.index_repair import fix_indexes
     from local.verifying import verify
+    from tiered.view_verifying import verify_views
 
-    found = verify(storage, path, options, on_bytes)
+    found = [*verify(storage, path, options, on_bytes), *verify_views(storage, path)]
     if not fix_index:
         return found
     try:
@@ -180,7 +181,7 @@ def _verified(
         raise Conflict("building indexes anew, a manager has the directory open", path=path) from None
     for each in fixed:
         session.say(f"built anew: {each}")
-    return verify(storage, path, options) if fixed else found
+    return [*verify(storage, path, options), *verify_views(storage, path)] if fixed else found
 
 
 def _absent(path: str) -> Finding:

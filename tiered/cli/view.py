@@ -37,7 +37,10 @@ def view() -> None:
 @progress_option
 @click.pass_obj
 def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: bool, output: str) -> int:
-    """Bring a topic's view up to what the bucket holds now. The log is not changed."""
+    """Bring a topic's view up to what the bucket holds now. The log is not changed.
+
+    Without a remote tier the view lies beside the log, and takes up all of it that is durable and decided.
+    """
     from tiered.views import build_views, plan_views, view_status
 
     with stop_signals() as stop, session.manager(read_only=dry_run) as manager:
@@ -54,7 +57,7 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
         problems = {each: error for each, error in manager.problems.items() if each.topic == topic}
     if dry_run:
         emit("partitions", _planned(plan), _PLANNED, output, dry_run=True)
-        session.say("nothing changed" if not plan.is_empty else "nothing to take up: the view is where the bucket is")
+        session.say("nothing changed" if not plan.is_empty else "nothing to take up: the view is up to date")
     else:
         rows = [_row(each, now_ms()) for each in found if each.partition not in problems]
         emit("partitions", rows, _STATUS, output, dry_run=False)
@@ -68,7 +71,11 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
 @output_option()
 @click.pass_obj
 def status(session: Session, topics: tuple[str, ...], name: str | None, output: str) -> int:
-    """Each view of each tiered partition: its last run, how far the log is ahead. Exit 10 with an error or a gap."""
+    """Each view of each partition: its last run, how far the log is ahead. Exit 10 with an error or a gap.
+
+    Of topics without a remote tier those are shown that have a view, that are to have one by
+    compaction.view.threshold, or that are named.
+    """
     from tiered.unread import unread_partitions, unread_rows
     from tiered.views import view_status
 
@@ -94,8 +101,9 @@ def status(session: Session, topics: tuple[str, ...], name: str | None, output: 
 @output_option()
 @click.pass_obj
 def drop(session: Session, topic: str, name: str, yes: bool, dry_run: bool, output: str) -> None:
-    """Drop a topic's view. Readers that ask for it get an error from then on; its objects go after the grace time.
+    """Drop a topic's view. Readers that ask for it get an error from then on.
 
+    Its objects are deleted after remote.log.delete.grace.ms, its files beside the log after file.delete.delay.ms.
     What the log has let go of since is in no other place: a view built anew begins at the log start.
     """
     from tiered.views import drop_views, views_to_drop
@@ -172,6 +180,7 @@ def _row(each: ViewStatus, now: int) -> Row:
         "error": found.failure.error if found.failure is not None else None,
         "gap": list(each.gap) if each.gap is not None else None,
         "lost": [list(each) for each in found.lost],
+        "is_local": each.is_local,
     }
 
 
@@ -204,6 +213,7 @@ _STATUS = (
             "error",
             "gap",
             "lost",
+            "is_local",
         )
     ),
 )

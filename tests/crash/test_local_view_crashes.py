@@ -1,0 +1,256 @@
+"""Every disk call of the life of a view beside its log, cut or failed: the old view or the new one is there, whole.
+
+`tiered.local_views` has the steps and what a crash after each of them leaves.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from disk_model import ModelDisk, PowerCut
+from manager_world import NAME, NOW, World
+
+from local.errors import LogError, NotFound
+from local.findings import Severity
+from local.record import Record
+from local.view_directory import view_files
+from tiered import local_views
+from tiered.manager import LogManager
+from tiered.view_verifying import verify_views
+from tiered.views import build_views, drop_views, plan_views
+
+KEYS = 120
+STATES = 3  # crash states that are looked at for every cut
+Found = list[tuple[int, bytes | None]]
+OLD: Found = [(at, b"old value %d" % at) for at in range(KEYS)]
+NEW: Found = [
+    *OLD[10:],
+    *((KEYS + at, b"new value %d" % at) for at in range(10) if at != 3),
+    (KEYS + 10, b"key"),
+]
+
+
+def prepared() -> World:
+    """A view of the first half, and a second half that it has not taken up: keys anew, a deletion, a new key."""
+    world = World()
+    with world.open() as manager:
+        manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
+        write(manager, [Record(b"k%d" % at, b"old value %d" % at, NOW) for at in range(KEYS)])
+        build(manager)
+        write(manager, [Record(b"k%d" % at, None if at == 3 else b"new value %d" % at, NOW) for at in range(10)])
+        write(manager, [Record(b"another", b"key", NOW)])
+    return world
+
+
+def write(manager: LogManager, records: list[Record]) -> None:
+    manager.append("t", records, 0, now_ms=NOW)
+
+
+def build(manager: LogManager) -> None:
+    build_views(manager, plan_views(manager, "t", now_ms=NOW))
+
+
+def refresh(manager: LogManager) -> None:
+    """A run, and the round that deletes the parts of the old view."""
+    build(manager)
+    manager.tick(NOW)
+
+
+def read(manager: LogManager) -> Found:
+    reader = manager.reader(read_compacted=True)
+    horizon = reader.view(NAME).horizon_offset
+    return [(each.offset, each.value) for each in reader.records(NAME, 0, horizon)]
+
+
+def effects_of(act: Callable[[LogManager], None]) -> list[str]:
+    """The calls to the disk that change something, in order."""
+    world = prepared()
+    manager = world.open()
+    begun = len(world.disk.journal)
+    act(manager)
+    return world.disk.journal[begun:]
+
+
+def cut(world: World, act: Callable[[LogManager], None], at: int, *, before: bool, fails: bool = False) -> None:
+    """`act` in a fresh process whose effect `at` is the last, or fails; the process ends as a crash ends it."""
+    manager = world.open()
+    world.disk.cut_before = before
+    if fails:
+        world.disk.fail_at = world.disk.effects + at
+    else:
+        world.disk.cut_at = world.disk.effects + at
+    with suppress(PowerCut, LogError):
+        act(manager)
+    with suppress(PowerCut, LogError):
+        manager.abandon()
+    world.disk.cut_at = world.disk.fail_at = None
+    world.disk.locks.clear()
+
+
+def check(world: World, expected: tuple[Found, ...], where: str) -> Found:
+    """What a start finds; then the next run brings the view up to the log, and nothing is left over."""
+    with world.open() as manager:
+        assert len(list(manager.reader().records(NAME, 0))) == KEYS + 11, where
+        found = read(manager)
+        assert found in expected, where
+        check_files(world, where)
+        build(manager)
+        assert manager.problems == {}, where
+        assert read(manager) == NEW, where
+        manager.tick(NOW)
+        assert read(manager) == NEW, where
+    check_files(world, where)
+    assert not view_files(world.disk, "./data/t-0").keys() - manager.partitions()[0].local_views.catalog().named_keys
+    return found
+
+
+def check_files(world: World, where: str) -> None:
+    found = verify_views(world.disk, "./data")
+    assert not [each for each in found if each.severity is not Severity.INFO], (where, found)
+
+
+EFFECTS = effects_of(refresh)
+SWITCHED = max(at for at, what in enumerate(effects_of(build)) if "view-catalog" in what or what == "sync ./data/t-0/")
+
+
+def test_the_story_is_what_the_tests_below_take_it_for() -> None:
+    """A part is written aside and renamed, the catalog is switched, the old part is deleted, in that order."""
+    parts = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view/~aside")]
+    catalogs = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view-catalog.tmp")]
+    deleted = [at for at, what in enumerate(EFFECTS) if what.startswith("unlink ./data/t-0/view/compacted")]
+    assert len(catalogs) == 3
+    assert catalogs[0] < min(parts) <= max(parts) < catalogs[1] < min(deleted) <= max(deleted) < catalogs[2]
+    world = prepared()
+    with world.open() as manager:
+        assert read(manager) == OLD
+        refresh(manager)
+        assert read(manager) == NEW
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_after_a_power_cut_the_old_view_or_the_new_one_is_there_whole(before: bool) -> None:
+    seen = set()
+    for at in range(1, len(EFFECTS) + 1):
+        for state in range(STATES):
+            world = prepared()
+            cut(world, refresh, at, before=before)
+            world.disk = world.disk.crash(random.Random(1000 * at + state))
+            is_done = at > SWITCHED + 1
+            where = f"effect {at} of {len(EFFECTS)}: {EFFECTS[at - 1]}, state {state}"
+            seen.add(check(world, (NEW,) if is_done else (OLD, NEW), where) == NEW)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_disk_error_leaves_the_old_view_or_the_new_one(before: bool) -> None:
+    """Of a manager that goes on, and of the next start."""
+    for at in range(1, len(EFFECTS) + 1):
+        world = prepared()
+        cut(world, refresh, at, before=before, fails=True)
+        world.disk = world.disk.crash(random.Random(at))
+        check(world, (OLD, NEW), f"effect {at}: {EFFECTS[at - 1]}")
+
+
+def test_a_catalog_that_may_not_be_durable_lets_no_file_be_deleted() -> None:
+    """A process dies between the rename and the sync of the directory; the next one deletes; then the power fails."""
+    renamed = [at for at, what in enumerate(EFFECTS) if what.startswith("rename ./data/t-0/view-catalog.tmp")][1] + 1
+
+    def start_and_round(world: World) -> None:
+        manager = world.open()
+        manager.tick(NOW)
+        manager.abandon()
+
+    counted = prepared()
+    cut(counted, refresh, renamed, before=False)
+    begun = counted.disk.effects
+    start_and_round(counted)
+    for at in range(1, counted.disk.effects - begun + 1):
+        for state in range(STATES):
+            world = prepared()
+            cut(world, refresh, renamed, before=False)
+            world.disk.cut_before, world.disk.cut_at = False, world.disk.effects + at
+            with suppress(PowerCut):
+                start_and_round(world)
+            world.disk = world.disk.crash(random.Random(100 * at + state))
+            check(world, (OLD, NEW), f"effect {at} of the second process, state {state}")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_view_that_is_dropped_is_there_whole_or_not_at_all(before: bool) -> None:
+    def drop(manager: LogManager) -> None:
+        drop_views(manager, "t", now_ms=NOW)
+        manager.tick(NOW)
+
+    effects = effects_of(drop)
+    for at in range(1, len(effects) + 1):
+        world = prepared()
+        cut(world, drop, at, before=before)
+        world.disk = world.disk.crash(random.Random(at))
+        with world.open() as manager:
+            with suppress(NotFound):
+                assert read(manager) == OLD, f"effect {at}: {effects[at - 1]}"
+            check_files(world, effects[at - 1])
+            build(manager)
+            assert read(manager) == NEW
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_truncated_log_never_has_a_view_that_knows_other_records(before: bool) -> None:
+    def truncate(manager: LogManager) -> None:
+        manager.partitions()[0].log.truncate_to(60, now_ms=NOW)
+        write(manager, [Record(b"other", b"%d" % at, NOW) for at in range(100)])
+        manager.flush()
+
+    effects = effects_of(truncate)
+    for at in range(1, len(effects) + 1):
+        world = prepared()
+        cut(world, truncate, at, before=before)
+        world.disk = world.disk.crash(random.Random(at))
+        with world.open() as manager:
+            log = {each.offset: each.value for each in manager.reader().records(NAME, 0)}
+            with suppress(NotFound):
+                assert all(log[offset] == value for offset, value in read(manager)), f"effect {at}: {effects[at - 1]}"
+            build(manager)
+            assert manager.problems == {}
+            assert all(log[offset] == value for offset, value in read(manager))
+
+
+# -- the rules broken by hand: each of these has to be found
+
+
+def _no_sync_of_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = local_views.replace_file
+    monkeypatch.setattr(local_views, "replace_file", lambda *given: kept(*given, syncs_name=False))
+
+
+def _no_sync_before_a_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ModelDisk.sync_directory
+
+    def sync(disk: ModelDisk, path: str) -> None:
+        if path != "./data/t-0" or "rename ./data/t-0/view-catalog.tmp" in disk.journal[-1]:
+            kept(disk, path)
+
+    monkeypatch.setattr(ModelDisk, "sync_directory", sync)
+
+
+def _no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_views.LocalViews, "cut", lambda views, offset, now_ms: None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "test"),
+    [
+        (_no_sync_of_the_directory, lambda: test_after_a_power_cut_the_old_view_or_the_new_one_is_there_whole(False)),
+        (_no_sync_before_a_deletion, test_a_catalog_that_may_not_be_durable_lets_no_file_be_deleted),
+        (_no_cut, lambda: test_a_truncated_log_never_has_a_view_that_knows_other_records(False)),
+    ],
+)
+def test_a_broken_rule_is_caught(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None]
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, LogError, KeyError)):
+        test()
