@@ -329,8 +329,9 @@ def _in(trait: Callable[[SceneOfRace], object]) -> Callable[[SceneOfRace], Scene
     return lambda scene: scene if trait(scene) else None
 
 
-def _plain(scene: SceneOfRace) -> SceneOfRace:
-    return plain_scene()
+def _long_plain(scene: SceneOfRace) -> SceneOfRace:
+    """Machines that come back after a rest, with records of an older leader epoch."""
+    return replace(plain_scene(), steps=600, rest_max=60)
 
 
 def _slow_time(scene: SceneOfRace) -> SceneOfRace | None:
@@ -388,7 +389,7 @@ _DELETES_TOPIC = _in(lambda scene: scene.deletes_topic)
 PLANTED = [
     Plant(_epoch_is_ignored),
     Plant(_heads_are_overwritten),
-    Plant(_histories_are_compared_from_one_side, _plain, since=200),
+    Plant(_histories_are_compared_from_one_side, _long_plain),
     Plant(_histories_are_not_compared),
     Plant(_the_bucket_is_not_agreed_with),
     Plant(_records_have_no_epoch),
@@ -406,7 +407,7 @@ PLANTED = [
     Plant(_a_page_that_was_opened_goes_at_once, _HAS_PAGES),
     Plant(_a_view_passes_over_what_the_log_lost, _HAS_VIEWS),
     Plant(_the_objects_of_an_old_view_go_at_once, _HAS_VIEWS),
-    Plant(_tombstones_go_when_their_time_is_over, _long_compacted, since=50),
+    Plant(_tombstones_go_when_their_time_is_over, _long_compacted, since=480),
     Plant(_old_segments_go_before_the_new_one_is_announced, _in(lambda scene: scene.is_compacted and scene.kills > 0)),
     Plant(_what_has_another_name_is_nobodys),
     Plant(_what_the_present_writer_has_not_named_is_nobodys, _slow_time, since=380),
