@@ -25,6 +25,17 @@ from remote.view_catalog import ViewCatalog
 Holder = TypeVar("Holder", Head, ViewCatalog)
 
 
+def announce_views(names: Sequence[str]) -> Callable[[Holder], Holder]:
+    """Note views that are to be built here and lie elsewhere until then: tombstones wait for them from now on."""
+
+    def change(head: Holder) -> Holder:
+        for name in names:
+            head = _altered(head, name, _as_it_is)
+        return head
+
+    return change
+
+
 def begin_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
     """Note that a run of this view is under way, so that everybody sees it; what there is stays readable."""
     check_view(name)
@@ -95,11 +106,15 @@ def _voided(view: CompactedView, offset: int, now_ms: int) -> CompactedView:
 def _altered(head: Holder, name: str, alter: Callable[[CompactedView], CompactedView]) -> Holder:
     """The head with the view as `alter` makes it, a new one where there is none; the same head if nothing changes."""
     known = find_view(head.views, name)
-    altered = alter(CompactedView(name=name) if known is None else known)
+    altered = alter(CompactedView(name=check_view(name)) if known is None else known)
     if altered == known:
         return head
     views = [*(each for each in head.views if each.name != name), altered]
     return replace(head, views=tuple(sorted(views, key=_name)))
+
+
+def _as_it_is(view: CompactedView) -> CompactedView:
+    return view
 
 
 def _name(view: CompactedView) -> str:

@@ -40,6 +40,7 @@ from remote.range_reader import RemotePartition
 from remote.seal_memory import SealMemory
 from remote.sealing import keyed
 from remote.store import ObjectStore
+from remote.view_changes import announce_views
 from tiered.agreement import check_agreement, check_same_records, emptied, reconcile
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
@@ -56,6 +57,7 @@ from tiered.pausing import Pauses
 from tiered.store_check import StoreCheck
 from tiered.switching_off import ENABLE, is_given_up
 from tiered.topics import Topic
+from tiered.view_places import unannounced
 from tiered.writer_ids import new_writer_id, node_mark
 
 _log = logging.getLogger(__name__)
@@ -236,12 +238,13 @@ class Opener:
     # -- the bucket ----------------------------------------------------------------------------------------------
 
     def is_waiting(self, held: Partition) -> bool:
-        """Whether a tiered partition is not ours in the bucket yet, the bucket has other settings of its topic, or a
-        commit was never answered."""
+        """Whether a tiered partition is not ours in the bucket yet, the bucket has other settings of its topic or does
+        not know of views beside the log, or a commit was never answered."""
         head = held.head()
         if not held.is_tiered or held.metadata is None or not held.is_owned or head is None:
             return held.is_tiered
-        return held.metadata.is_unsettled or head.properties != held.topic.properties
+        is_told = head.properties == held.topic.properties and not unannounced(held)
+        return held.metadata.is_unsettled or not is_told
 
     def take_up(self, held: Partition, now_ms: int) -> LogError | None:
         """Own a tiered partition in the bucket unless we do already, and tell the bucket the topic's settings; what is
@@ -287,6 +290,7 @@ class Opener:
         if held.metadata is not None and self.is_waiting(held):
             try:
                 held.metadata.commit(set_properties(dict(held.topic.properties)), now_ms)
+                _announce_views(held, held.metadata, now_ms)
                 if held.metadata.is_unsettled:
                     held.metadata.commit(settle(), now_ms)
             except LogError as error:
@@ -338,6 +342,7 @@ class Opener:
         if known is not None and (was_behind or is_unconfirmed):
             check_same_records(held, bucket, known, is_unconfirmed=is_unconfirmed)
         head = self._become_writer(held, held.metadata, known, now_ms)
+        head = _announce_views(held, held.metadata, now_ms) or head
         is_behind = held.log.next_offset < head.taken_upto
         producers = producers_in_bucket(bucket) if is_behind else ProducerState()
         with held.lock:
@@ -395,6 +400,12 @@ class Opener:
             return head
         # A topic that becomes tiered brings its log start along; from here on the head's is the truth.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
+
+
+def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Head | None:
+    """Before the first copy: the manifest names the views that lie beside the log. None where there are none."""
+    names = unannounced(held)
+    return metadata.commit(announce_views(names), now_ms) if names else None
 
 
 def _warn_of_older_bucket(held: Partition, head: Head) -> None:

@@ -11,7 +11,9 @@
 A topic that gets a remote tier keeps its local views. Readers and retention count on a local view until the bucket has
 one of that name. The first run in the bucket begins with the local view: it reads the local parts, writes all of them
 to the bucket together with what the bucket holds beyond the local horizon, and takes the local view out of the catalog
-after the commit. Until the bucket holds what the local view has taken up, there is nothing to do.
+after the commit. A manifest names such views without parts before the first segment is copied (`unannounced`): a job
+that compacts the bucket sees them, and keeps the tombstones that they have not taken up (I5). Until the bucket holds
+what the local view has taken up, there is nothing to do.
 
 | a crash | leaves | then |
 |---|---|---|
@@ -188,6 +190,15 @@ class DiskPlace:
 
     def fail(self, name: str, error: str, now_ms: int) -> None:
         self._views.commit(fail_view(name, error, now_ms=now_ms))
+
+
+def unannounced(held: Partition) -> list[str]:
+    """The views beside the log that the manifest does not name and that a run will bring to the bucket."""
+    head, local = held.head(), held.local_views
+    if head is None or local is None or held.rules.gives_up_remote:
+        return []
+    named = {view.name for view in head.views}
+    return [view.name for view in local.known() if view.is_built and view.name not in named]
 
 
 def look_after_views(held: Partition, now_ms: int) -> None:

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 from disk_model import ModelDisk
-from manager_world import DAY, HOUR, NAME, NOW, World, send, settle
+from manager_world import DAY, HOUR, NAME, NOW, SwitchableStore, World, send, settle
 
 from local.errors import Corrupt, NotFound, OffsetOutOfRange
 from local.findings import Severity
 from local.producer_state import Producer
 from local.record import Record
+from remote.head import decode_head
+from remote.tombstones import tombstone_bound
 from remote.view import ViewState, find_view
 from remote.view_catalog import ViewCatalog, decode_catalog, encode_catalog
 from tiered.log_dirs import describe_log_dirs
@@ -416,6 +418,50 @@ def test_a_topic_that_gets_a_remote_tier_takes_its_view_along(world: World) -> N
     settle(manager)
     assert parts(world) == set()
     assert manager.partitions()[0].local_views.known() == ()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_manifest_names_a_view_beside_the_log_before_the_first_copy(world: World, is_late: bool) -> None:
+    """A job that compacts the bucket goes by the manifest alone: it has to keep tombstones for that view. Where the
+    store comes back late, one round takes the writer role and copies."""
+    manager = ready(world)
+    build(manager)
+    manager.roll("t", now_ms=NOW)
+    if is_late:
+        manager.close()
+        late = SwitchableStore(world.store)
+        manager = world.open(store=late, remote_storage_enable="true")
+        late.is_down = False
+    else:
+        enable(manager)
+    settle(manager)
+    store, prefix = world.store, manager.partitions()[0].prefix
+    heads = [decode_head(store.get(each.key)) for each in store.list(prefix + "meta/head/")]
+    assert any(head.segments for head in heads)
+    for head in heads:
+        if head.segments:
+            assert [(view.name, view.is_built) for view in head.views] == [("compacted", False)]
+            assert tombstone_bound(head.parts, head.views, 0) == 0
+
+
+def test_a_tier_that_is_enabled_again_is_told_of_the_view_before_the_first_copy(world: World) -> None:
+    manager = ready(world)
+    enable(manager)
+    manager.roll("t", now_ms=NOW)
+    settle(manager)
+    manager.alter_topic("t", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}, now_ms=NOW)
+    for at in range(4):
+        manager.tick(NOW + at * DAY)
+    build(manager)
+    expected = compacted(manager)
+    enable(manager)
+    later = NOW + 5 * DAY
+    for _ in range(6):
+        manager.tick(later)
+        head = manager.partitions()[0].head()
+        assert not head.segments or find_view(head.views, "compacted") is not None
+    assert head.segments
+    assert compacted(manager) == expected
 
 
 def test_a_local_view_beside_one_in_the_bucket_is_dropped_by_the_next_round(world: World) -> None:
