@@ -11,14 +11,17 @@ from contextlib import suppress
 
 import pytest
 from disk_model import ModelDisk, PowerCut
-from manager_world import NAME, NOW, World
+from fault_store import Fault, FaultStore, Killed
+from manager_world import NAME, NOW, World, settle
 
 from local.errors import LogError, NotFound
 from local.findings import Severity
 from local.record import Record
 from local.view_directory import view_files
 from tiered import local_views
+from tiered.bucket_check import check_bucket, damage
 from tiered.manager import LogManager
+from tiered.remote_view import RemoteLog
 from tiered.view_verifying import verify_views
 from tiered.views import build_views, drop_views, plan_views
 
@@ -216,6 +219,79 @@ def test_a_truncated_log_never_has_a_view_that_knows_other_records(before: bool)
             build(manager)
             assert manager.problems == {}
             assert all(log[offset] == value for offset, value in read(manager))
+
+
+# -- a topic that gets a remote tier: the view goes from the disk to the bucket
+
+
+def enabled() -> World:
+    """As `prepared`, with a remote tier since then that holds the whole log."""
+    world = prepared()
+    with world.open() as manager:
+        manager.alter_topic("t", {"remote.storage.enable": "true"}, now_ms=NOW)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    return world
+
+
+def check_carried(world: World, where: str) -> Found:
+    """A start finds one of the two; in the end the view is in the bucket alone, and the disk has none of its files."""
+    with world.open() as manager:
+        found = read(manager)
+        assert found in (OLD, NEW), where
+        build(manager)
+        assert manager.problems == {}, where
+        assert read(manager) == NEW, where
+        settle(manager)
+        assert view_files(world.disk, "./data/t-0") == {}, where
+        assert manager.partitions()[0].local_views.known() == (), where
+    with RemoteLog(world.store) as bucket:
+        reader = bucket.reader(read_compacted=True)
+        assert [(each.offset, each.value) for each in reader.records(NAME, 0, KEYS + 11)] == NEW, where
+    assert damage(check_bucket(world.store)) == []
+    return found
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_power_cut_while_a_view_goes_to_the_bucket_loses_none_of_it(before: bool) -> None:
+    world = enabled()
+    manager = world.open()
+    begun = len(world.disk.journal)
+    refresh(manager)
+    effects = world.disk.journal[begun:]
+    assert any("view-catalog" in what for what in effects)
+    for at in range(1, len(effects) + 1):
+        world = enabled()
+        cut(world, refresh, at, before=before)
+        world.disk = world.disk.crash(random.Random(at))
+        check_carried(world, f"effect {at}: {effects[at - 1]}")
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_a_store_that_fails_while_a_view_goes_to_the_bucket_loses_none_of_it(fault: Fault) -> None:
+    calls = carry_with(enabled(), 0, None).calls
+    assert calls.count("upload") > 1
+    seen = set()
+    for at in range(len(calls)):
+        world = enabled()
+        carry_with(world, at, fault)
+        seen.add(check_carried(world, f"call {at} {calls[at]}") == NEW)
+    assert seen == {True, False} or fault in (Fault.OUTAGE, Fault.BEFORE, Fault.KILL_BEFORE)
+
+
+def carry_with(world: World, at: int, fault: Fault | None) -> FaultStore:
+    """A run whose call `at` meets `fault`; the manager ends as a crash ends it."""
+    store = FaultStore(world.store)
+    manager = world.open(store=store)
+    store._at, store._fault = len(store.calls) + at if fault is not None else -1, fault
+    begun = len(store.calls)
+    with suppress(Killed):
+        build(manager)
+    store.deliver(len(store.calls) + 10)  # what was held up arrives after all
+    store.calls = store.calls[begun:]
+    with suppress(Killed):
+        manager.abandon()
+    return store
 
 
 # -- the rules broken by hand: each of these has to be found
