@@ -38,16 +38,26 @@ ROUNDS = st.tuples(SHARES, st.lists(WRITES, min_size=2, max_size=8), st.sampled_
 class Story:
     """A topic, everything committed to it so far by offset, and the steps one can take."""
 
-    def __init__(self, retain_null_key: bool, empty_deletes: bool) -> None:
+    def __init__(self, retain_null_key: bool, empty_deletes: bool, *, is_tiered: bool = True) -> None:
         self.world = World()
         self.manager = self.world.open(segment_bytes="1024", index_interval_bytes="120")
         retain = {"compaction.view.retain.null.key": str(retain_null_key).lower()}
         retain["compaction.view.empty.value.deletes"] = str(empty_deletes).lower()
-        self.manager.create_topic("t", 1, {**TIERED, **retain}, now_ms=NOW)
+        tier = TIERED if is_tiered else {"retention.ms": "-1"}
+        self.manager.create_topic("t", 1, {**tier, **retain}, now_ms=NOW)
         self.held = self.manager.partitions()[0]
         self.committed: dict[int, StoredRecord] = {}
         self.sequences: dict[int, int] = {}
         self.retain_null_key, self.empty_deletes = retain_null_key, empty_deletes
+
+    def enable(self) -> None:
+        """The topic gets a remote tier, and takes its view along."""
+        before = self.view()
+        self.manager.alter_topic("t", TIERED, now_ms=NOW)
+        self.copy()
+        assert self.view() == before
+        if before is not None:
+            self.check()
 
     def put(self, records: list[Record], codec: Codec, is_append_time: bool) -> None:
         times = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "append_time_ms": NOW}
@@ -97,8 +107,8 @@ class Story:
             self.check()
 
     def view(self) -> CompactedView | None:
-        head = self.held.head()
-        return find_view(head.views, "compacted") if head is not None else None
+        view = find_view(self.held.snapshot(NOW).all_views, "compacted")
+        return view if view is not None and view.is_built else None
 
     def check(self) -> None:
         self._remember()
@@ -118,6 +128,9 @@ class Story:
             assert [each.offset for each in reader.records(NAME, start, view.horizon_offset)] == [
                 offset for offset in known if offset >= start
             ]
+        head = self.held.head()
+        if head is None or view not in head.views:
+            return
         with RemoteLog(self.world.store) as bucket:
             found = bucket.reader(Isolation.READ_COMMITTED, read_compacted=True).records(
                 NAME, view.start_offset, view.horizon_offset
@@ -145,8 +158,20 @@ class Story:
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_a_view_is_the_newest_committed_value_of_every_key_below_its_horizon(rounds, retain_null_key, empty_deletes):
-    story = Story(retain_null_key, empty_deletes)
-    for share, writes, buffer_bytes in rounds:
+    play(Story(retain_null_key, empty_deletes), rounds)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([None, None, 1, 2]))
+def test_so_is_a_view_beside_its_log_and_one_that_goes_to_a_bucket(rounds, retain_null_key, empty_deletes, tiered_at):
+    play(Story(retain_null_key, empty_deletes, is_tiered=False), rounds, tiered_at)
+
+
+def play(story: Story, rounds, tiered_at: int | None = None) -> None:
+    """`tiered_at` is the round at which the topic gets a remote tier."""
+    for at, (share, writes, buffer_bytes) in enumerate(rounds):
+        if at == tiered_at:
+            story.enable()
         if story.view() is not None:
             story.expire(share)
         for name, *arguments in writes:
