@@ -82,8 +82,9 @@ class LocalViews:
         return ViewFiles(lambda: self._log.place)
 
     @property
-    def is_damaged(self) -> bool:
-        return self._damage is not None
+    def damage(self) -> LogError | None:
+        """What is wrong with the catalog, None for a sound one."""
+        return self._damage
 
     def known(self) -> tuple[CompactedView, ...]:
         """The views as last read or written; none where the catalog is damaged. Nothing is read."""

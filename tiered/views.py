@@ -8,7 +8,7 @@ stands in `LogManager.problems`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from local.errors import NotFound
 from local.names import TopicPartition
@@ -16,7 +16,7 @@ from policies.decisions import BuildView, Decision, Plan
 from policies.snapshot import PartitionSnapshot
 from policies.view import ViewBacklog, view_backlog
 from remote.keys import check_view
-from remote.view import DEFAULT_VIEW, CompactedView, ViewState, find_view
+from remote.view import DEFAULT_VIEW, CompactedView, ViewFailure, ViewState, find_view
 from remote.view_changes import drop_view as drop_from_head
 from tiered.manager import LogManager
 from tiered.partition import Partition
@@ -85,7 +85,7 @@ def view_status(
     """Every view of every partition, by partition and name; with `name` also where it was never built.
 
     Without `name` and `topics` a partition without a remote tier has a row only where it has a view, or is to have one
-    by its settings. Raises Corrupt for a catalog beside a log that is damaged.
+    by its settings. A catalog beside a log that is damaged is the error of its view.
     """
     found: list[ViewStatus] = []
     held = {each.name: each for each in manager.partitions(topics)}
@@ -94,9 +94,8 @@ def view_status(
         if partition.head() is None and not snapshot.keeps_views_on_disk:
             continue
         local = partition.local_views
-        if local is not None:
-            local.catalog()
         is_wanted = snapshot.is_tiered or topics is not None or snapshot.rules.view_threshold_bytes is not None
+        is_wanted = is_wanted or (local is not None and local.damage is not None)
         known = {view.name for view in snapshot.all_views} | ({DEFAULT_VIEW} if is_wanted else set())
         for each in [name] if name is not None else sorted(known):
             found.append(_status(partition, snapshot, each))
@@ -108,6 +107,8 @@ def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStat
     is_local = view in snapshot.local_views if view is not None else snapshot.keeps_views_on_disk
     epoch = local.epoch if is_local and local is not None else head.epoch if head is not None else 0
     view, backlog = view or CompactedView(name=name), view_backlog(snapshot, name)
+    if is_local and local is not None and local.damage is not None:
+        view = replace(view, failure=ViewFailure(failed_ms=snapshot.now_ms, error=str(local.damage)))
     return ViewStatus(
         partition=snapshot.partition,
         view=view,
@@ -156,7 +157,7 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
 
 def _has_view(held: Partition, name: str) -> bool:
     local = held.local_views
-    is_local = local is not None and (local.is_damaged or find_view(local.known(), name) is not None)
+    is_local = local is not None and (local.damage is not None or find_view(local.known(), name) is not None)
     return is_local or _has_in_bucket(held, name)
 
 
