@@ -123,8 +123,10 @@ def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd) ->
     assert (done["records"], done["next_offset"], done["is_complete"]) == (len(sample.records), sample.end, True)
     assert _read(capfd, ours) == _read(capfd, logs, "--layout", "auto")
     assert_sound(open_store(ours))
-    assert invoke(["scrub", "--deep", "--remote", ours]) == 0
     capfd.readouterr()
+    assert invoke(["scrub", "--deep", "--remote", ours, "-o", "json"]) == 3  # the source lacks the partitions below it
+    findings = json.loads(capfd.readouterr().out)["findings"]
+    assert {(each["severity"], each["partition"]) for each in findings} == {("warning", n) for n in range(NAME.partition)}
     assert _json(capfd, *words, "--yes")["partitions"] == []
     (row,) = _json(capfd, "remote", "ls", ours)["partitions"]
     assert (row["topic_id"], row["next_offset"]) == (done["topic_id"], sample.end)
