@@ -47,9 +47,12 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     if given_up := give_ups(snapshot):
         return [*given_up]
     dropped, wanted = local_drops(snapshot), expirations(snapshot)
-    built = view_builds(snapshot, [*wanted, *local_expirations(snapshot, dropped, wanted)])
+    ended = local_expirations(snapshot, dropped, wanted)
+    built = view_builds(snapshot, [*wanted, *ended])
     expired = held_back(snapshot, wanted, built)
-    ended = held_back(snapshot, local_expirations(snapshot, dropped, expired), built)
+    if len(expired) < len(wanted):
+        ended = local_expirations(snapshot, dropped, expired)
+    ended = held_back(snapshot, ended, built)
     cleaned = cleanings(snapshot)
     replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
     if snapshot.paused is not None:
