@@ -126,7 +126,8 @@ def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd) ->
     capfd.readouterr()
     assert invoke(["scrub", "--deep", "--remote", ours, "-o", "json"]) == 3  # the source lacks the partitions below it
     findings = json.loads(capfd.readouterr().out)["findings"]
-    assert {(each["severity"], each["partition"]) for each in findings} == {("warning", n) for n in range(NAME.partition)}
+    found = {(each["severity"], each["partition"]) for each in findings}
+    assert found == {("warning", number) for number in range(NAME.partition)}
     assert _json(capfd, *words, "--yes")["partitions"] == []
     (row,) = _json(capfd, "remote", "ls", ours)["partitions"]
     assert (row["topic_id"], row["next_offset"]) == (done["topic_id"], sample.end)
