@@ -111,7 +111,8 @@ def test_gaps_are_told_on_stderr(sample, tmp_path, capfd) -> None:
     assert f"no segment holds the offsets {lost.base} to {lost.next - 1}" in capfd.readouterr().err
 
 
-def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd) -> None:
+def test_an_import_is_shown_then_done_then_nothing(sample, logs, ours, capfd, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the report of the scrub
     words = ("import", logs, NAME.topic, "--remote", ours)
     planned = _json(capfd, *words, "--dry-run")
     assert planned["dry_run"] is True
