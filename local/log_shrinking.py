@@ -304,6 +304,29 @@ class ShrinkableLog(ReadableLog):
                 self._storage.unlink(self._path(names.UNCONFIRMED_APPENDS))
                 self._storage.sync_directory(self.directory)
 
+    @property
+    def fenced_by(self) -> str | None:
+        """The writer that fenced this log, "unknown" where the note does not say it; None where none is noted."""
+        try:
+            noted = self._storage.read(self._path(names.FENCED_BY))
+        except NotFound:
+            return None
+        return noted.decode("utf-8", "replace").strip() or "unknown"
+
+    def mark_fenced(self, by: str) -> None:
+        """Note, durably, that another writer took over. The first note stays until this log is the writer again."""
+        with self._lock:
+            self._check_may_change()
+            if not self._storage.exists(self._path(names.FENCED_BY)):
+                replace_file(self._storage, self._path(names.FENCED_BY), f"{by}\n".encode())
+
+    def clear_fenced(self) -> None:
+        """This log is the writer again. Durable on return. Idempotent."""
+        with self._lock:
+            if self._storage.exists(self._path(names.FENCED_BY)):
+                self._storage.unlink(self._path(names.FENCED_BY))
+                self._storage.sync_directory(self.directory)
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _settle(self, offset: int, bases: Sequence[int]) -> None:

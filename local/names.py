@@ -29,6 +29,7 @@ VIEW_CATALOG = "view-catalog"  # ours: what compacted views lie beside the log, 
 VIEW_PARTS = "view"  # ours: the directory of their parts
 QUORUM_STATE = "quorum-state"  # a KRaft controller's, in the directory of `__cluster_metadata`
 UNCONFIRMED_APPENDS = "unconfirmed-appends"  # ours: the first offset, as text
+FENCED_BY = "fenced-by"  # ours: the writer that fenced this log, as text
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 CLEANER_OFFSETS = "cleaner-offset-checkpoint"

@@ -43,6 +43,7 @@ _OF_A_PARTITION = {
     names.LEADER_EPOCHS,
     names.PARTITION_METADATA,
     names.UNCONFIRMED_APPENDS,
+    names.FENCED_BY,
     names.QUORUM_STATE,
     names.VIEW_CATALOG,  # looked at by `tiered.view_verifying`
     names.VIEW_PARTS,

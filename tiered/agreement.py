@@ -102,6 +102,20 @@ def refusal(log: Log, head: Head | None, verdict: TierVerdict) -> Conflict:
     return Diverged(_ATTEMPTS[verdict.relation], **facts)
 
 
+def fenced_before(log: Log, by: str) -> Diverged:
+    """The error of a log that another writer fenced before the restart, as long as the bucket was not asked since."""
+    return Diverged(
+        "opening a partition, another writer took over before the restart, and the bucket has not been asked since; "
+        "all records of this disk are kept",
+        partition=log.partition,
+        relation=Relation.FENCED.value,
+        writer=by,
+        local_start_offset=log.local_log_start_offset,
+        local_next_offset=log.next_offset,
+        rescue=f"`tiered consume {log.partition} --local --from {log.local_log_start_offset} -o jsonl`",
+    )
+
+
 def emptied(log: Log, head: Head) -> RemoteLost:
     """The error of a bucket that was emptied or replaced under a writer: it has only what was committed afterwards."""
     return RemoteLost(

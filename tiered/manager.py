@@ -551,9 +551,9 @@ class LogManager(
         return self._partition(name).source()
 
     def _note(self, name: TopicPartition, error: LogError) -> None:
-        if isinstance(error, Conflict) and name in self._partitions:
-            self._partitions[name].stopped = error
-            self._partitions[name].is_owned = False
+        if isinstance(error, Conflict) and (held := self._partitions.get(name)) is not None:
+            held.stopped, held.is_owned = error, False
+            self._opener.remember_fencing(held, error)
         with self._problems_lock:
             if name not in self._partitions and name not in self._unopened:
                 return  # its topic was deleted

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from local.errors import AccessDenied, Conflict, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, Conflict, Diverged, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from local.log_dir_set import LogDirectories
 from local.names import TopicPartition
 from local.producer_state import ProducerState
@@ -41,7 +41,7 @@ from remote.seal_memory import SealMemory
 from remote.sealing import keyed
 from remote.store import ObjectStore
 from remote.view_changes import announce_views
-from tiered.agreement import check_agreement, check_same_records, emptied, reconcile
+from tiered.agreement import check_agreement, check_same_records, emptied, fenced_before, reconcile
 from tiered.committed import producers_in_bucket
 from tiered.config import Config, log_settings, resolve_rules
 from tiered.configured_store import store_options
@@ -231,6 +231,8 @@ class Opener:
         if not log.is_read_only:
             log.before_cut = held.local_views.cut
         held.opened_upto = log.next_offset if log.size_bytes else None
+        if is_tiered and (fenced_by := log.fenced_by) is not None:
+            held.stopped = fenced_before(log, fenced_by)  # until the bucket was asked
         if not self._directory.read_only:
             held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))
         return held
@@ -282,6 +284,17 @@ class Opener:
                 held.stopped = error if self._store is not None else None
         return error
 
+    def remember_fencing(self, held: Partition, error: LogError) -> None:
+        """Note on the disk that another writer took over, for a restart while the bucket is out of reach. A disk that
+        refuses is a line in the log: the partition is stopped all the same while this process lives."""
+        if self._directory.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
+            return
+        head = held.head()
+        try:
+            held.log.mark_fenced("unknown" if head is None else head.writer_id)
+        except LogError as failed:
+            _log.warning("a fenced log is not noted: partition=%s cause=%s", held.name, failed)
+
     def _tell_settings(self, held: Partition, now_ms: int) -> LogError | None:
         """The topic was altered: who reads the bucket alone (a job, another machine) goes by what the head says.
 
@@ -324,6 +337,7 @@ class Opener:
             raise emptied(held.log, known)
         if self._directory.read_only:
             self._look(held, known)
+            held.stopped = None
             return
         with held.lock:
             if _is_gone(held):
@@ -350,6 +364,7 @@ class Opener:
                 # The newest head is ours by now: what it says of the writer before was judged above.
                 reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
                 held.log.confirm_appends()  # before a copy is allowed: see there
+                held.log.clear_fenced()  # before an append is allowed: a crash leaves the note, which refuses too much
                 held.is_owned, held.has_agreed, held.stopped = True, True, None
                 held.is_noted = False
                 return

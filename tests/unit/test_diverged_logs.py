@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
+from itertools import product
 
 import pytest
-from disk_model import ModelDisk
+from disk_model import ModelDisk, PowerCut
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
 
-from local.errors import Conflict, Diverged, Fenced
+from local.errors import Conflict, DiskFailed, Diverged, Fenced
+from local.log import Log
 from policies.decisions import DropLocal
 from remote.metadata_log import MetadataLog
 from tiered.apply import apply_on_disk, apply_partition
@@ -350,3 +356,145 @@ def settle_quietly(manager: LogManager) -> None:
     """Rounds of a manager that has a problem."""
     for _ in range(3):
         manager.tick(NOW)
+
+
+# --- fenced, restarted, and the bucket is away ------------------------------------------------------------------------
+
+NOTE = "./data/t-0/fenced-by"
+
+
+def _fenced_at_work(world: World) -> ModelDisk:
+    """A manager that was fenced while it worked, with a record that only its disk has. The other writer's disk."""
+    with world.open() as first:
+        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        send(first, 100)
+        settle(first)
+        other = world.other_disk()
+        with world.open(disk=other) as second:
+            send(second, 1, start=9000)
+            send(first, 1, start=100)
+            first.roll("t", now_ms=NOW)
+            first.tick(NOW)
+        assert isinstance(first.problems[NAME], Fenced | Diverged)
+    return other
+
+
+def _without_bucket(world: World, disk: ModelDisk | None = None) -> LogManager:
+    return world.open(disk=disk, store=SwitchableStore(world.store))  # type: ignore[arg-type]
+
+
+def test_a_fenced_log_acknowledges_no_append_after_a_restart_without_the_bucket(world: World) -> None:
+    _fenced_at_work(world)
+    assert world.disk.read(NOTE).endswith(b"\n")
+    files = _log_files(world.disk)
+    for takes_over in (False, True):
+        with world.open(store=SwitchableStore(world.store), takes_over=takes_over) as manager:  # type: ignore[arg-type]
+            for _ in range(2):
+                with pytest.raises(Diverged, match="took over before the restart"):
+                    send(manager, 1)
+                manager.tick(NOW)
+            rescued = [record.value for record in manager.local_reader().records(NAME, 100)]
+            assert rescued == [b"value 100"]
+    seen = world.open(store=SwitchableStore(world.store), read_only=True)  # type: ignore[arg-type]
+    with seen, pytest.raises(Diverged):
+        values(seen.reader())
+    assert _log_files(world.disk) == files
+    assert NOTE in world.disk.names
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_take_over_with_the_bucket_removes_the_note(world: World, comes_back: bool) -> None:
+    _fenced_at_work(world)
+    store = SwitchableStore(world.store, is_down=comes_back)
+    with world.open(store=store, takes_over=True) as manager:  # type: ignore[arg-type]
+        store.is_down = False
+        manager.tick(NOW)
+        assert manager.problems == {}
+        assert NOTE not in world.disk.names
+        send(manager, 1, start=200)
+    with world.open(store=SwitchableStore(world.store)) as manager:  # type: ignore[arg-type]
+        send(manager, 1, start=300)
+
+
+def test_a_refused_log_keeps_its_note_where_the_bucket_answers(world: World) -> None:
+    _fork_history(world)
+    with world.open() as manager:
+        assert manager.problems[NAME].facts["relation"] == "fenced"
+    assert NOTE in world.disk.names
+    with world.open() as manager:
+        assert manager.problems[NAME].facts["relation"] == "fenced"
+    with _without_bucket(world) as manager, pytest.raises(Diverged):
+        send(manager, 1)
+
+
+def test_a_read_only_open_writes_no_note(world: World) -> None:
+    _fork_history(world)
+    with world.open(read_only=True) as seen:
+        assert isinstance(seen.problems[NAME], Diverged)
+    assert NOTE not in world.disk.names
+
+
+def test_a_damaged_note_still_refuses_appends(world: World) -> None:
+    _fenced_at_work(world)
+    world.disk.unlink(NOTE)
+    world.disk.create(NOTE).append(b"\xff\0")
+    with _without_bucket(world) as manager, pytest.raises(Diverged):
+        send(manager, 1)
+
+
+def _survivors(world: World, *, takes_over: bool) -> Iterator[ModelDisk]:
+    """The disk as a power cut at each of its calls may leave it while a manager is opened; the bucket as it is then."""
+    kept, objects = world.disk, dict(world.store._objects)
+    for seed, cut in product(range(4), range(1, 400)):
+        disk, world.store._objects = deepcopy(kept), dict(objects)
+        disk.locks.clear()
+        disk.cut_at, disk.cut_before = disk.effects + cut, bool(seed % 2)
+        try:
+            world.open(disk=disk, takes_over=takes_over).close()
+        except PowerCut:
+            yield disk.crash(random.Random(seed * 1000 + cut))
+
+
+def test_a_power_cut_at_any_call_of_a_take_over_leaves_a_log_that_refuses_or_is_the_writer(world: World) -> None:
+    """Between the commit of the new epoch and the removal of the note the log refuses too much, never too little."""
+    _fenced_at_work(world)
+    (topic,) = {key.partition("/0/")[0] for key in _heads(world)}
+    seen = set()
+    for survived in _survivors(world, takes_over=True):
+        is_ours, is_noted = MetadataLog(world.store, f"{topic}/0/").refresh().epoch == 3, NOTE in survived.names
+        seen.add((is_ours, is_noted))
+        survived.locks.clear()
+        with _without_bucket(world, survived) as manager, pytest.raises(Diverged) if is_noted else nullcontext():
+            send(manager, 1, start=400)
+    assert seen == {(False, True), (True, True), (True, False)}, "the note goes after the writer role is this log's"
+
+
+def test_a_power_cut_while_the_note_is_written_leaves_it_whole_or_not_at_all(world: World) -> None:
+    _fork_history(world)
+    found = [each.read(NOTE) for each in _survivors(world, takes_over=False) if NOTE in each.names]
+    assert len(set(found)) == 1
+    assert found[0].count(b"\n") == 1
+
+
+def test_a_moved_log_keeps_the_note(world: World) -> None:
+    _fenced_at_work(world)
+    world.config = replace(world.config, more_data_dirs=("./second",))
+    world.disk.make_directory("./second")
+    with _without_bucket(world) as manager:
+        manager.move(NAME, "./second", now_ms=NOW)
+    assert "./second/t-0/fenced-by" in world.disk.names
+    with _without_bucket(world) as manager, pytest.raises(Diverged):
+        send(manager, 1)
+
+
+def test_a_disk_that_refuses_the_note_ends_no_work(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fork_history(world)
+
+    def full(self: Log, by: str) -> None:
+        raise DiskFailed("writing a file", cause="enospc")
+
+    monkeypatch.setattr(Log, "mark_fenced", full)
+    with world.open() as manager:
+        assert manager.problems[NAME].facts["relation"] == "fenced"
+        with pytest.raises(Diverged):
+            send(manager, 1)
