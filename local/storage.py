@@ -189,7 +189,10 @@ class DiskFile:
         rest = memoryview(data)
         with _translated("writing to a file", self._path):
             while rest:
-                rest = rest[os.write(self._fd, rest) :]
+                written = os.write(self._fd, rest)
+                if not written:  # a file system may say so instead of ENOSPC: asking again for ever would hold the log
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                rest = rest[written:]
 
     def read(self, start: int, length: int) -> bytes:
         with _translated("reading a file", self._path):

@@ -36,3 +36,15 @@ def test_a_part_of_a_file_that_cannot_be_read_is_an_error_of_the_map_and_not_the
         DiskStorage().map(str(path))
     assert error.value.facts["path"] == str(path)
     assert error.value.facts["cause"] == "efault"
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_write_that_takes_no_byte_is_an_error_and_not_an_endless_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    file, answers = DiskStorage().create(str(tmp_path / "file")), iter([taken, 0])
+    monkeypatch.setattr(os, "write", lambda fd, data: next(answers) if taken else 0)
+    with pytest.raises(DiskFailed) as error:
+        file.append(b"abcdef")
+    assert error.value.lacks_room
+    file.close()
