@@ -72,8 +72,7 @@ def _library(data: Buffer, seed: int) -> int:
 @cache
 def _fastest() -> Callable[[Buffer, int], int]:
     """The kernels' where they are compiled and the processor has the instruction they use."""
-    from local import kernels
-
+    kernels = importlib.import_module("local.kernels")  # by name: the kernels import the formats, which import this
     if kernels.implementation() == "pure":
         return _library
     compiled = importlib.import_module("local._kernels")

@@ -18,9 +18,9 @@ def main() -> None:
     # A script's own directory comes first on the path: this one's modules would hide others of the same names.
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
-    from tiered.cli.main import run
+    from tiered.__main__ import main as run_command
 
-    run()
+    run_command()
 
 
 if __name__ == "__main__":
